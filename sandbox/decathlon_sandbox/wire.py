@@ -1,0 +1,148 @@
+"""The words that the driver and the server's link share. Nothing else is shared between the two.
+
+The line is JSON-RPC 2.0, UTF-8, one message a line, `\\n` at its end: the server's end is the driver's
+stdin, the driver's end its stdout; the driver's stderr is its log. It begins with the boot: the driver's
+first process runs `BOOT_COMMAND`, reads one line with a decimal number of bytes, then that many bytes: a
+JSON object that maps the names of this package's modules to their sources. It imports them from memory
+and says `READY`. From then on, requests (server to driver, ids are positive integers never used twice)
+run side by side and are answered in any order.
+
+Requests, their params, their results:
+
+`arrange`   {"steps": [STEP...]} -> {}. Steps run in order; the first that fails ends it (code FILES).
+            STEP is one of
+              {"make": DIR}                  with its parents; an existing folder is fine
+              {"copy": SRC, "to": DIR}       what is in folder SRC goes into DIR (made if missing)
+              {"remove": PATH}               file, link or tree; what is not there is fine
+              {"write": PATH, "text": STR, "mode": INT?}
+              {"absent": [NAME...], "under": DIR, "except": [DIR...]}
+                                             fails if anything below DIR (links not followed) has one of
+                                             these names, or lies at one of these absolute paths
+`run`       {"argv": [STR...], "cwd": DIR, "env": {STR: STR}, "inherit": "all" | "minimal",
+             "timeout_seconds": NUM, "output_bytes": INT, "channel": BOOL}
+            -> {"exit_code": INT | null, "signal": INT | null, "timed_out": BOOL, "stdout": STR,
+                "stderr": STR, "truncated": BOOL, "channel": STR | null, "seconds": NUM}
+            Runs a process that ends, in a session of its own; when it ends or its time is over, its whole tree
+            is killed. stdin is empty. Of stdout and stderr the last `output_bytes` each are kept (UTF-8, bad
+            bytes replaced). With `channel` the process is given a pipe whose write end's number is in the
+            environment variable CHANNEL_VARIABLE; what it wrote there (at most 1 MiB) is `channel`.
+            A program that is not there is an error (code SPAWN).
+`start`     {"servers": [SERVER...], "deadline_seconds": NUM} -> {"servers": {NAME: FACTS}}
+            Starts the task's MCP servers side by side, shakes hands and lists their tools (all pages).
+            SERVER: {"name": STR, "type": "stdio", "command": STR, "args": [STR...], "env": {STR: STR},
+                     "inherit": "minimal" | "all", "cwd": DIR, "path": STR?, "request_seconds": NUM}
+                 or {"name": STR, "type": "sse" | "streamable_http", "url": STR, "headers": {STR: STR},
+                     "request_seconds": NUM}
+            FACTS: {"protocolVersion": STR, "serverInfo": {...}, "capabilities": {...}, "tools": [RAW...],
+                    "seconds": NUM}
+            "minimal" is what the MCP SDK's stdio client hands a server: HOME, LOGNAME, PATH, SHELL, TERM,
+            USER, then `env`. One that ends, answers with an error or is silent until the deadline fails the
+            request (code SERVER) with data {"server": NAME, "stderr": STR (last lines), "exit_code": INT?};
+            the servers that did come up are then stopped.
+`call`      {"server": NAME, "method": STR, "params": {...}, "timeout_seconds": NUM | null}
+            -> the task server's whole reply, as it came: {"jsonrpc": "2.0", "id": ..., "result" | "error": ...}
+            (the bytes of its line are embedded, not written anew). `method` is `tools/call` or `tools/list`.
+            While it runs, `progress` and `message` notifications may come. Codes TIMEOUT, SERVER (died).
+`freeze`    {} -> {"killed": INT}. Every server and every process of the sandbox but the driver itself is
+            killed, for good: `call`, `start` fail with FROZEN from now on.
+`ping`      {} -> {}
+
+Notifications, server to driver: `cancel` {"id": INT}: the request of that id is given up; where it is a `call`,
+the task's server is told with `notifications/cancelled`; it is then answered with code CANCELLED.
+Driver to server: `ready` {"version": INT, "python": STR, "pid": INT}; `progress` {"id": INT, "params": {...}}
+(id: the `call`'s; params as the task's server sent them); `message` {"id": INT | null, "server": NAME,
+"params": {...}} (a log message of the task's server; id where exactly one call runs on that server);
+`changed` {"server": NAME} (it said tools/list_changed); `exited` {"server": NAME, "exit_code": INT | null,
+"stderr": STR} (a server that was up has died).
+
+Anything the server sends renews the driver's lease; a driver that has heard nothing for LEASE_SECONDS, or
+reads the end of its stdin, kills all it has started and ends.
+"""
+
+VERSION = 1
+LEASE_SECONDS = 60.0
+LEASE_VARIABLE = "DECATHLON_LEASE_SECONDS"
+CHANNEL_VARIABLE = "DECATHLON_CHANNEL"
+MAX_LINE_BYTES = 64 * 1024 * 1024
+
+# methods
+ARRANGE = "arrange"
+RUN = "run"
+START = "start"
+CALL = "call"
+FREEZE = "freeze"
+PING = "ping"
+
+# notifications
+CANCEL = "cancel"
+READY = "ready"
+PROGRESS = "progress"
+MESSAGE = "message"
+CHANGED = "changed"
+EXITED = "exited"
+
+# The closed table of error codes: what comes out of a sandbox is looked up here and nowhere else.
+PARSE = -32700
+INVALID = -32600
+UNKNOWN_METHOD = -32601
+BAD_PARAMS = -32602
+INTERNAL = -32603
+FILES = 1
+SPAWN = 2
+SERVER = 3
+TIMEOUT = 4
+CANCELLED = 5
+FROZEN = 6
+TOO_LONG = 7
+REASONS = {
+    PARSE: "parse_error",
+    INVALID: "invalid_request",
+    UNKNOWN_METHOD: "unknown_method",
+    BAD_PARAMS: "bad_params",
+    INTERNAL: "driver_fault",
+    FILES: "files",
+    SPAWN: "spawn",
+    SERVER: "server",
+    TIMEOUT: "timeout",
+    CANCELLED: "cancelled",
+    FROZEN: "frozen",
+    TOO_LONG: "too_long",
+}
+
+# What the sandbox's first process runs. It needs nothing but `os` and `sys` until the sources are there, and
+# reads with `os.read` alone: `sys.stdin.buffer` reads ahead and would swallow the first message.
+LOADER = """\
+import os, sys
+def read(n):
+    data = b""
+    while len(data) < n:
+        part = os.read(0, n - len(data))
+        if not part: raise SystemExit(0)
+        data += part
+    return data
+line = b""
+while not line.endswith(b"\\n"): line += read(1)
+sources = read(int(line))
+try:
+    import json, importlib.util, subprocess, selectors
+except ImportError as error:
+    sys.stderr.write("decathlon: this Python lacks its standard library: %s\\n" % error)
+    raise SystemExit(97)
+if sys.version_info < (3, 10):
+    sys.stderr.write("decathlon: Python 3.10 or later is needed, this is %s\\n" % sys.version.split()[0])
+    raise SystemExit(98)
+sources = json.loads(sources)
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name in sources:
+            return importlib.util.spec_from_loader(name, self, origin=name, is_package=name + ".__init__" in sources or name == "decathlon_sandbox")
+    def create_module(self, spec): return None
+    def exec_module(self, module):
+        exec(compile(sources[module.__name__], module.__name__, "exec"), module.__dict__)
+sys.meta_path.insert(0, Finder())
+from decathlon_sandbox.driver import main
+raise SystemExit(main())
+"""
+BOOT_COMMAND = ("python3", "-I", "-S", "-u", "-c", LOADER)
+NO_STANDARD_LIBRARY_EXIT = 97
+OLD_PYTHON_EXIT = 98
