@@ -106,7 +106,7 @@ class SandboxLostError(DecathlonError):
 
 
 class DriverError(DecathlonError):
-    """The driver refused or could not do what was asked; `reason` is one of the wire's closed table of codes."""
+    """The driver could not do what was asked; `reason` is one of the wire's closed table."""
 
     code = "driver_error"
 

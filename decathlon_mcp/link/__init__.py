@@ -1,0 +1,7 @@
+"""The server's end of the line to one driver. The words on the line are `decathlon_sandbox.wire`'s."""
+
+from decathlon_mcp.link.boot import BOOT_COMMAND
+from decathlon_mcp.link.facts import RunResult, ServerFacts
+from decathlon_mcp.link.link import Link, connect
+
+__all__ = ["BOOT_COMMAND", "Link", "RunResult", "ServerFacts", "connect"]
