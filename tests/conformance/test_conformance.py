@@ -1,0 +1,51 @@
+"""The MCP conformance suites, run at every address of the server and against the fixture by itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.conformance import expected, servers, suites
+from tests.conformance.runs import RUNS, Run
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+EXPECTED = expected.load(Path(__file__).parent / "expected.yaml")
+
+
+@pytest.fixture(scope="session")
+def installed(pytestconfig: pytest.Config) -> Path:
+    """Where the suites are installed. Without a registry of npm packages: skipped, but never in CI."""
+    try:
+        return suites.install(pytestconfig.cache.mkdir("conformance"))
+    except suites.NotInstalledError as error:
+        if os.environ.get("DECATHLON_REQUIRE_DOCKER") == "1":
+            raise
+        pytest.skip(f"the conformance suites cannot be installed: {error}")
+
+
+@pytest.fixture(scope="module")
+async def fixture() -> AsyncIterator[str]:
+    async with servers.fixture_server() as address:
+        yield address
+
+
+def complaints(run: Run, report: suites.Report) -> list[str]:
+    """What speaks against this run, one sentence each."""
+    found = EXPECTED.complaints(run.name, report)
+    if len(report.scenarios) != run.scenarios:
+        found.append(f"{len(report.scenarios)} scenarios left a result, not {run.scenarios}")
+    if len(report.passed) < run.passes:
+        found.append(f"{len(report.passed)} checks passed, not {run.passes}")
+    return found
+
+
+@pytest.mark.parametrize("run", [run for run in RUNS if run.address == "fixture"], ids=lambda run: run.name)
+async def test_the_fixture_by_itself_conforms(
+    run: Run, fixture: str, installed: Path, tmp_path: Path
+) -> None:
+    report = await suites.run(installed, run.package, fixture, run.arguments, tmp_path / "results")
+    assert not complaints(run, report), report.output
