@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -37,6 +38,12 @@ async def running(command: list[str]) -> AsyncGenerator[Process]:
                 process.terminate()
             with anyio.CancelScope(shield=True), anyio.fail_after(STOP_SECONDS):
                 await process.wait()
+
+
+def closed_port() -> int:
+    """A port of the loopback on which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return listening.getsockname()[1]
 
 
 def environment() -> dict[str, str]:

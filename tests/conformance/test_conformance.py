@@ -49,3 +49,12 @@ async def test_the_fixture_by_itself_conforms(
 ) -> None:
     report = await suites.run(installed, run.package, fixture, run.arguments, tmp_path / "results")
     assert not complaints(run, report), report.output
+
+
+async def test_a_server_that_does_not_answer_does_not_pass(installed: Path, tmp_path: Path) -> None:
+    """The newer suite passes 45 checks against one: the list and the least number must notice."""
+    dead = f"http://127.0.0.1:{servers.closed_port()}/mcp"
+    for number, run in enumerate(run for run in RUNS if run.address == "episode"):
+        report = await suites.run(installed, run.package, dead, run.arguments, tmp_path / f"results-{number}")
+        assert len(report.passed) < run.passes
+        assert complaints(run, report)
