@@ -1,0 +1,72 @@
+"""The bundled suite: small real tasks in Toolathlon's layout that need no network, no account, no container.
+
+`suite/` is the checkout, to be read like any other. `oracles/` lies outside it, so that nothing that is
+handed to a sandbox holds a solution: a scripted player for each task, through its MCP tools only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from decathlon_mcp.errors import UnknownTaskError
+
+__all__ = ["CLAIM", "Step", "oracle", "oracle_ids", "suite_path"]
+
+CLAIM = "claim_done"
+_HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call of a scripted player.
+
+    `tool` is spelled `server__tool`, or `claim_done` for the last step. Strings in `arguments` may hold
+    `{workspace}`, to be filled with the workspace's absolute path. `expect` must occur in the reply's text.
+    """
+
+    tool: str
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    expect: str | None = None
+
+    def filled(self, workspace: str) -> dict[str, Any]:
+        """The arguments as they are to be sent."""
+        return {name: _fill(value, workspace) for name, value in self.arguments.items()}
+
+
+def suite_path() -> Path:
+    """The bundled checkout."""
+    return _HERE / "suite"
+
+
+def oracle_ids() -> list[str]:
+    """The tasks that have a scripted player, sorted."""
+    return sorted(path.stem for path in (_HERE / "oracles").glob("*.jsonl"))
+
+
+def oracle(task_id: str) -> list[Step]:
+    """The calls that solve a task, the claim last. Raises UnknownTaskError when there are none."""
+    known = oracle_ids()
+    if task_id not in known:
+        raise UnknownTaskError(f"The starter suite has no task {task_id!r}", near=known)
+    lines = (_HERE / "oracles" / f"{task_id}.jsonl").read_text("utf-8").splitlines()
+    return [_step(json.loads(line)) for line in lines if line.strip()]
+
+
+def _step(line: dict[str, Any]) -> Step:
+    if CLAIM in line:
+        return Step(CLAIM, line[CLAIM])
+    return Step(line["tool"], line["arguments"], line.get("expect"))
+
+
+def _fill(value: Any, workspace: str) -> Any:
+    if isinstance(value, str):
+        return value.replace("{workspace}", workspace)
+    if isinstance(value, list):
+        return [_fill(item, workspace) for item in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {name: _fill(item, workspace) for name, item in cast("dict[str, Any]", value).items()}
+    return value

@@ -1,0 +1,61 @@
+"""Make the repository, and note for the evaluator which of its commits is which."""
+
+import json
+import os
+import subprocess
+from datetime import datetime, timezone
+from pathlib import Path
+
+from utils.preparation import episode
+
+from .history import CULPRIT, Version, versions
+
+GROUNDTRUTH = Path(__file__).resolve().parents[1] / "groundtruth_workspace"
+
+
+def main() -> None:
+    repository = episode().workspace / "repository"
+    repository.mkdir()
+    history = list(versions())
+    git(repository, "init", "--quiet", "--template=", "--object-format=sha1", "--initial-branch=main")
+    git(repository, "config", "user.name", "Price desk")
+    git(repository, "config", "user.email", "prices@parcels.example")
+    git(repository, "fast-import", "--quiet", stream=b"".join(map(imported, history)))
+    git(repository, "reset", "--quiet", "--hard", "main")
+    ids = git(repository, "rev-list", "--reverse", "main").split()
+    found = {"culprit": ids[[version.message for version in history].index(CULPRIT)], "tip": ids[-1]}
+    (GROUNDTRUTH / "commits.json").write_text(json.dumps(found))
+
+
+def imported(version: Version) -> bytes:
+    """One commit in the language of `git fast-import`. Its hash follows from the version alone."""
+    mail = version.author.split()[0].lower() + "@parcels.example"
+    when = datetime.fromisoformat(version.date).replace(hour=9, tzinfo=timezone.utc)
+    lines = [
+        "commit refs/heads/main",
+        f"committer {version.author} <{mail}> {when.timestamp():.0f} +0000",
+        data(version.message),
+    ]
+    for name, text in version.files.items():
+        lines += [f"M 644 inline {name}", data(text)]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def data(text: str) -> str:
+    return f"data {len(text.encode())}\n{text}"
+
+
+def git(repository: Path, *words: str, stream: bytes = b"") -> str:
+    """Run git untouched by the settings of whoever runs it."""
+    done = subprocess.run(
+        ["git", "-C", repository, *words],
+        input=stream,
+        env={"PATH": os.environ["PATH"], "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return done.stdout.decode()
+
+
+if __name__ == "__main__":
+    main()

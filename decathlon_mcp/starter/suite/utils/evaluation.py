@@ -1,0 +1,70 @@
+"""The frame of every evaluator: the arguments it is given, and how it says pass or fail.
+
+An evaluator ends with 0 for a right attempt and with 1 for a wrong one, and prints why. One that breaks ends
+with 2: that is a fault of the task, not of the attempt.
+"""
+
+import argparse
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+PASS, FAIL, BROKEN = 0, 1, 2
+LAUNCH_TIME_FORMAT = "%Y-%m-%d %H:%M:%S %A"
+
+
+class Wrong(Exception):
+    """The attempt is wrong; the message says in what."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What an evaluator is given to judge. `log` and `groundtruth` are None where there is none."""
+
+    workspace: Path
+    groundtruth: Path | None
+    log: Path | None
+    launch_time: datetime
+
+
+def judge(check: Callable[[Attempt], None]) -> None:
+    """Run one check over the attempt named on the command line and end the process with its verdict."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
+    try:
+        check(_attempt())
+    except Wrong as wrong:
+        print(f"FAIL: {wrong}")
+        sys.exit(FAIL)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(BROKEN)
+    print("PASS")
+    sys.exit(PASS)
+
+
+def require(condition: bool, otherwise: str) -> None:
+    """Raise Wrong unless the condition holds."""
+    if not condition:
+        raise Wrong(otherwise)
+
+
+def launch_time(text: str) -> datetime:
+    """The episode's launch time, as the command line of preprocess and evaluation spells it."""
+    return datetime.strptime(text, LAUNCH_TIME_FORMAT)
+
+
+def _attempt() -> Attempt:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--agent_workspace", required=True, type=Path)
+    parser.add_argument("--groundtruth_workspace", type=_path_or_none)
+    parser.add_argument("--res_log_file", type=_path_or_none)
+    parser.add_argument("--launch_time", required=True, type=launch_time)
+    given = parser.parse_args()
+    return Attempt(given.agent_workspace, given.groundtruth_workspace, given.res_log_file, given.launch_time)
+
+
+def _path_or_none(text: str) -> Path | None:
+    return None if text in {"", "None"} else Path(text)

@@ -1,0 +1,146 @@
+"""Reading what an agent left in its workspace.
+
+It is data, and nobody vouches for it: a file may be missing, huge, of another kind, or made to break its reader.
+Every function here reads within limits and raises Wrong for what is not as a task asked; none runs anything.
+"""
+
+import csv
+import io
+import json
+import sqlite3
+import stat
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from openpyxl import load_workbook
+from openpyxl.workbook import Workbook
+
+from utils.evaluation import Wrong, require
+
+MAX_BYTES = 4 * 1024 * 1024
+MAX_UNPACKED_BYTES = 64 * 1024 * 1024
+MAX_FILES = 5000
+MAX_SECONDS = 20
+
+
+def regular_file(workspace: Path, name: str, limit_bytes: int = MAX_BYTES) -> Path:
+    """The path of a file of the workspace that is one: not a folder, not a link, nor below one."""
+    path = workspace
+    for part in Path(name).parts:
+        path = path / part
+        require(not path.is_symlink(), f"{name} is, or lies behind, a symbolic link")
+    try:
+        facts = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise Wrong(f"{name} is missing") from None
+    require(stat.S_ISREG(facts.st_mode), f"{name} is not a file")
+    require(facts.st_size <= limit_bytes, f"{name} is larger than {limit_bytes} bytes")
+    return path
+
+
+def read_text(workspace: Path, name: str) -> str:
+    """A UTF-8 text, with or without a byte order mark."""
+    try:
+        return regular_file(workspace, name).read_text("utf-8-sig")
+    except UnicodeDecodeError:
+        raise Wrong(f"{name} is not UTF-8 text") from None
+
+
+def read_json(workspace: Path, name: str) -> object:
+    """Any JSON value."""
+    try:
+        return json.loads(read_text(workspace, name))
+    except (ValueError, RecursionError) as error:
+        raise Wrong(f"{name} is not JSON: {error}") from None
+
+
+def read_object(workspace: Path, name: str, fields: set[str]) -> dict[str, object]:
+    """A JSON object with exactly these fields."""
+    value = read_json(workspace, name)
+    if not isinstance(value, dict):
+        raise Wrong(f"{name} is not a JSON object")
+    require(set(value) == fields, f"{name} must have the fields {sorted(fields)} and no others")
+    return value
+
+
+def read_csv(workspace: Path, name: str, header: list[str]) -> list[list[str]]:
+    """The rows below the header of a comma-separated file, blanks around the fields removed."""
+    try:
+        rows = [
+            [field.strip() for field in row] for row in csv.reader(io.StringIO(read_text(workspace, name)))
+        ]
+    except csv.Error as error:
+        raise Wrong(f"{name} is not CSV: {error}") from None
+    rows = [row for row in rows if any(row)]
+    require(bool(rows) and rows[0] == header, f"{name} must begin with the line {','.join(header)}")
+    for row in rows[1:]:
+        require(len(row) == len(header), f"{name}: a row has {len(row)} fields instead of {len(header)}")
+    return rows[1:]
+
+
+def number(value: object) -> float | None:
+    """A JSON value or a CSV field as a finite number; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        found = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return found if abs(found) < 1e15 else None
+
+
+def close(value: object, wanted: float, tolerance: float = 0.005) -> bool:
+    """Whether a JSON value or CSV field is that number, to within half a cent unless said otherwise."""
+    found = number(value)
+    return found is not None and abs(found - wanted) <= tolerance
+
+
+def tree(workspace: Path) -> list[str]:
+    """All files below a folder, relative and sorted. Empty folders do not count; a link is Wrong."""
+    found: list[str] = []
+    for path in workspace.rglob("*"):
+        name = path.relative_to(workspace).as_posix()
+        require(not path.is_symlink(), f"{name} is a symbolic link")
+        if not path.is_dir():
+            found.append(name)
+            require(len(found) <= MAX_FILES, f"there are more than {MAX_FILES} files")
+    return sorted(found)
+
+
+def open_workbook(workspace: Path, name: str, *, results: bool) -> Workbook:
+    """An Excel workbook: its formulas, or with `results` the results that were stored with them."""
+    path = regular_file(workspace, name)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(part.file_size for part in archive.infolist())
+            require(unpacked <= MAX_UNPACKED_BYTES, f"{name} unpacks to more than {MAX_UNPACKED_BYTES} bytes")
+            for part in archive.infolist():
+                require(b"<!DOCTYPE" not in archive.read(part), f"{name} defines entities")
+        return load_workbook(path, data_only=results, keep_links=False)
+    except Wrong:
+        raise
+    except Exception as error:  # whatever openpyxl stumbles over, the file is to blame
+        raise Wrong(f"{name} is not a workbook that can be read: {error}") from None
+
+
+@contextmanager
+def open_database(workspace: Path, name: str) -> Iterator[sqlite3.Connection]:
+    """A SQLite file, read only. A query that fails, or runs longer than MAX_SECONDS, is Wrong.
+
+    A table of the file may turn out to be a view that never ends or that makes giants: fetch with a limit.
+    """
+    path = regular_file(workspace, name, MAX_UNPACKED_BYTES)
+    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
+    over = time.monotonic() + MAX_SECONDS
+    connection.set_progress_handler(lambda: time.monotonic() > over, 10_000)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_BYTES)
+    try:
+        connection.execute("PRAGMA trusted_schema = OFF")
+        yield connection
+    except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:
+        raise Wrong(f"{name} cannot be read as asked: {error}") from None
+    finally:
+        connection.close()

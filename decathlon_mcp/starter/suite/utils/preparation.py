@@ -1,0 +1,25 @@
+"""The frame of every preprocess: the arguments it is given."""
+
+import argparse
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from utils.evaluation import launch_time
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What a preprocess is given. All it makes must follow from the launch time alone."""
+
+    workspace: Path
+    launch_time: datetime
+
+
+def episode() -> Episode:
+    """Read the command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--agent_workspace", required=True, type=Path)
+    parser.add_argument("--launch_time", required=True, type=launch_time)
+    given = parser.parse_args()
+    return Episode(given.agent_workspace, given.launch_time)
