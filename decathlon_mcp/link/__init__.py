@@ -2,6 +2,6 @@
 
 from decathlon_mcp.link.boot import BOOT_COMMAND
 from decathlon_mcp.link.facts import RunResult, ServerFacts
-from decathlon_mcp.link.link import Link, connect
+from decathlon_mcp.link.link import Link, Note, connect
 
-__all__ = ["BOOT_COMMAND", "Link", "RunResult", "ServerFacts", "connect"]
+__all__ = ["BOOT_COMMAND", "Link", "Note", "RunResult", "ServerFacts", "connect"]

@@ -14,6 +14,8 @@ import anyio
 from decathlon_sandbox import wire
 from pydantic import ValidationError
 
+from decathlon_mcp.beside import beside
+from decathlon_mcp.beside import beside
 from decathlon_mcp.errors import (
     CallTimeoutError,
     DriverError,
@@ -24,7 +26,7 @@ from decathlon_mcp.errors import (
 from decathlon_mcp.link.boot import boot_message
 from decathlon_mcp.link.facts import RunResult, ServerFacts
 from decathlon_mcp.link.line import Line
-from decathlon_mcp.model import as_object
+from decathlon_mcp.model import JsonObject, as_object
 from decathlon_mcp.providers.base import Sandbox
 
 BOOT_SECONDS = 60.0
@@ -60,7 +62,8 @@ class Link:
         self._ids = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
         self._why_lost: str | None = None
-        self._booted = anyio.Event()
+        self._booted = False
+        self._settled = anyio.Event()
         self.lost = anyio.Event()
         """Set when the line has ended."""
         self.servers_changed = anyio.Event()
@@ -186,16 +189,16 @@ class Link:
             if pending.reply is not None:
                 return pending.reply
             if self.lost.is_set():
-                raise await self._lost_error()
+                raise await self.loss()
 
     async def _send(self, message: dict[str, Any]) -> None:
         if self.lost.is_set():
-            raise await self._lost_error()
+            raise await self.loss()
         try:
             await self._line.send(message)
         except SandboxLostError as error:
             self._lose(error.message)
-            raise await self._lost_error() from None
+            raise await self.loss() from None
 
     async def _send_cancel(self, number: int) -> None:
         with anyio.CancelScope(shield=True):
@@ -204,7 +207,8 @@ class Link:
             except SandboxLostError as error:
                 self._lose(error.message)
 
-    async def _lost_error(self) -> SandboxLostError:
+    async def loss(self) -> SandboxLostError:
+        """Why the line ended, in the provider's words where it knows."""
         cause = await self._sandbox.cause_of_end()
         why = self._why_lost or "the sandbox's first process ended"
         return SandboxLostError(f"sandbox lost: {why}{f' ({cause})' if cause else ''}", cause=cause)
@@ -213,6 +217,7 @@ class Link:
         if not self.lost.is_set():
             self._why_lost = why
             self.lost.set()
+            self._settled.set()
             for pending in self._pending.values():
                 pending.tell()
 
@@ -234,23 +239,21 @@ class Link:
         params = as_object(message.get("params"))
         if params is None:
             return
-        match message.get("method"):
-            case wire.PROGRESS | wire.MESSAGE:
-                kind = str(message["method"])
-                note = params.get("params")
-                if (
-                    isinstance(note, dict)
-                    and (pending := self._pending.get(params.get("id") or 0)) is not None
-                ):
-                    pending.notes.append((kind, note))
-                    pending.tell()
-            case wire.CHANGED:
-                self.servers_changed.set()
-                self.servers_changed = anyio.Event()
-            case wire.READY:
-                self._booted.set()
-            case _:
-                pass
+        method = message.get("method")
+        if method in (wire.PROGRESS, wire.MESSAGE):
+            self._take_note(str(method), params)
+        elif method == wire.CHANGED:
+            self.servers_changed.set()
+            self.servers_changed = anyio.Event()
+        elif method == wire.READY:
+            self._booted = True
+            self._settled.set()
+
+    def _take_note(self, method: str, params: JsonObject) -> None:
+        note, number = as_object(params.get("params")), params.get("id")
+        if note is not None and isinstance(number, int) and (pending := self._pending.get(number)):
+            pending.notes.append((method, note))
+            pending.tell()
 
     async def _keep_alive(self) -> None:
         while not self.lost.is_set():
@@ -264,17 +267,9 @@ class Link:
 
     async def _boot(self) -> None:
         await self._line.send_bytes(boot_message())
-        async with anyio.create_task_group() as watch:
-
-            async def until_lost() -> None:
-                await self.lost.wait()
-                watch.cancel_scope.cancel()
-
-            watch.start_soon(until_lost)
-            with anyio.move_on_after(BOOT_SECONDS):
-                await self._booted.wait()
-            watch.cancel_scope.cancel()
-        if not self._booted.is_set():
+        with anyio.move_on_after(BOOT_SECONDS):
+            await self._settled.wait()
+        if not self._booted:
             raise await self._boot_error()
 
     async def _boot_error(self) -> ImageError | SandboxLostError:
@@ -286,7 +281,7 @@ class Link:
             )
         if not self.lost.is_set():
             return SandboxLostError(f"the driver did not come up within {BOOT_SECONDS:.0f} s")
-        error = await self._lost_error()
+        error = await self.loss()
         return SandboxLostError(f"{error.message}; its last words: {log[-500:] or '(none)'}", **error.data)
 
 
@@ -297,18 +292,14 @@ async def connect(sandbox: Sandbox) -> AsyncGenerator[Link]:
     Raises ImageError when its Python cannot run the driver, SandboxLostError when it does not come up.
     """
     link = Link(sandbox)
-    failure: Exception | None = None
-    async with anyio.create_task_group() as tasks:
+    async with beside() as tasks:
         tasks.start_soon(link._read)  # pyright: ignore[reportPrivateUsage]
         try:
             await link._boot()  # pyright: ignore[reportPrivateUsage]
             tasks.start_soon(link._keep_alive)  # pyright: ignore[reportPrivateUsage]
             yield link
-        except Exception as error:  # noqa: BLE001  (raised below: a task group would wrap it)
-            failure = error
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+        finally:
+            link._lose("the episode ended")  # pyright: ignore[reportPrivateUsage]
 
 
 def _result_of(reply: dict[str, Any]) -> Any:

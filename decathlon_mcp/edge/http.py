@@ -1,0 +1,262 @@
+"""The addresses: what is checked before a request reaches MCP, and to which server it goes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from mcp.server.transport_security import TransportSecuritySettings
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from decathlon_mcp.edge.episode_server import EpisodeServer
+from decathlon_mcp.edge.errors import INVALID_PARAMS, error_code, error_data
+from decathlon_mcp.edge.lobby import Lobby
+from decathlon_mcp.edge.tokens import Tokens
+from decathlon_mcp.edge.transport import SessionManager, answer_as_json, wants_stream
+from decathlon_mcp.edge.visit import SCOPE_KEY, Visit, visiting
+from decathlon_mcp.edge.ways import AddressWay, TaskWay
+from decathlon_mcp.episodes import Caller, Episodes, draw
+from decathlon_mcp.errors import BadRequestError, DecathlonError
+
+log = logging.getLogger("decathlon.edge")
+
+MAX_BODY_BYTES = 64 << 20
+SESSION_HEADER = "mcp-session-id"
+STATUS = {
+    "unknown_task": 404,
+    "unknown_episode": 404,
+    "bad_request": 400,
+    "not_runnable": 409,
+    "at_capacity": 503,
+    "access_denied": 403,
+}
+FRONT = """decathlon-mcp: Toolathlon as an environment for MCP clients.
+
+/mcp                       the lobby: list tasks, start episodes
+/tasks/TASK/mcp            one task; the MCP session is the episode
+/tasks/random/mcp          a task drawn at random (?split=NAME&seed=N)
+/episodes/EPISODE/mcp      an episode's own address
+/healthz                   is the server up
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """Names this server answers to, for the check of Host and Origin against DNS rebinding."""
+
+    names: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")
+
+    def security(self) -> TransportSecuritySettings:
+        hosts = [pattern for name in self.names for pattern in (name, f"{name}:*")]
+        origins = [f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts]
+        return TransportSecuritySettings(
+            enable_dns_rebinding_protection=True, allowed_hosts=hosts, allowed_origins=origins
+        )
+
+
+class Addresses:
+    """The ASGI endpoints over the three servers: task, episode, lobby."""
+
+    def __init__(
+        self, episodes: Episodes, tokens: Tokens, hosts: Hosts, public_url: str | None = None
+    ) -> None:
+        self._episodes = episodes
+        self._tokens = tokens
+        self._public_url = public_url.rstrip("/") if public_url else None
+        policy, idle = episodes.settings.reward, episodes.settings.idle_seconds
+
+        def managed(server: EpisodeServer | Lobby, *, owns: bool) -> SessionManager:
+            return SessionManager(
+                server.server,
+                security=hosts.security(),
+                idle_seconds=idle,
+                max_body_bytes=MAX_BODY_BYTES,
+                ended=_let_go if owns else lambda visit: None,
+            )
+
+        self.tasks = managed(EpisodeServer(TaskWay(episodes), policy), owns=True)
+        self.attached = managed(EpisodeServer(AddressWay(), policy), owns=False)
+        self.lobby = managed(Lobby(episodes), owns=False)
+
+    async def serve_task(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        visit = self._visit(request)
+        opener = self.tasks.opening_visit(request.headers.get(SESSION_HEADER))
+        if opener is not None:
+            visit.episode = opener.episode
+        elif SESSION_HEADER not in request.headers and request.method == "POST":
+            visit.task_id = self._task_id(request)
+            if self._is_opening(request):
+                self._episodes.admission.refuse_if_full()
+        await self._serve(self.tasks, visit, request, send)
+
+    async def serve_episode(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        visit = self._visit(request)
+        visit.episode = self._episodes.find(request.path_params["episode_id"], visit.caller)
+        await self._serve(self.attached, visit, request, send)
+
+    async def serve_lobby(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        await self._serve(self.lobby, self._visit(request), request, send)
+
+    def _visit(self, request: Request) -> Visit:
+        caller = self._tokens.caller(request.headers.get("authorization"))
+        if caller is None:
+            raise _Unauthorized
+        base_url = self._public_url or str(request.base_url).rstrip("/")
+        session = request.headers.get(SESSION_HEADER)
+        return Visit(
+            caller=Caller(token=caller.token, role=caller.role, session=session),
+            path=request.url.path,
+            base_url=base_url,
+        )
+
+    def _task_id(self, request: Request) -> str:
+        """The task that the address names. Raises UnknownTaskError, BadRequestError."""
+        catalogue, task_id = self._episodes.catalogue, request.path_params["task_id"]
+        if task_id != "random":
+            catalogue.find(task_id)
+            return task_id
+        seed = request.query_params.get("seed")
+        if seed is not None and not seed.lstrip("-").isdecimal():
+            raise BadRequestError(f"seed must be a whole number, not {seed!r}")
+        return draw(
+            catalogue,
+            split=request.query_params.get("split"),
+            seed=None if seed is None else int(seed),
+        )
+
+    @staticmethod
+    def _is_opening(request: Request) -> bool:
+        """Only the handshake opens sessions; a revision without one always names itself in this header."""
+        return "mcp-protocol-version" not in request.headers
+
+    async def _serve(self, manager: SessionManager, visit: Visit, request: Request, send: Send) -> None:
+        session = request.headers.get(SESSION_HEADER)
+        opener = manager.opening_visit(session)
+        if opener is not None and (opener.path, opener.caller.token) != (visit.path, visit.caller.token):
+            await _refusal(404, INVALID_PARAMS, "Session not found")(request.scope, request.receive, send)
+            return
+        receive = request.receive
+        if request.method == "POST":
+            body, receive = await _read(receive)
+            visit.streams = wants_stream(body, request.headers.get("accept", ""))
+            answer_as_json(not visit.streams)
+        request.scope[SCOPE_KEY] = visit
+        visiting.set(visit)
+        with ExitStack() as held:
+            if visit.episode is not None:
+                held.enter_context(visit.episode.hold())
+            await manager.handle_request(request.scope, receive, send)
+
+
+class _Unauthorized(Exception):  # noqa: N818
+    """No token, or none we know."""
+
+
+def _let_go(visit: Visit) -> None:
+    if visit.episode is not None:
+        visit.episode.close()
+
+
+async def _read(receive: Receive) -> tuple[bytes, Receive]:
+    """The body, and a `receive` that gives it again; what is too large is left for the SDK to refuse."""
+    messages: list[Message] = []
+    size = 0
+    while True:
+        message = await receive()
+        messages.append(message)
+        size += len(message.get("body", b""))
+        if message["type"] != "http.request" or not message.get("more_body") or size > MAX_BODY_BYTES:
+            break
+    body = b"".join(message.get("body", b"") for message in messages)
+    replay = iter(messages)
+
+    async def again() -> Message:
+        return next(replay, None) or await receive()
+
+    return body, again
+
+
+def _refusal(status: int, code: int, message: str, data: object = None, **headers: str) -> Response:
+    """A JSON-RPC error as an HTTP response; clients show its message, and never a header."""
+    error = {"code": code, "message": message, **({"data": data} if data is not None else {})}
+    return JSONResponse(
+        {"jsonrpc": "2.0", "id": None, "error": error},
+        status_code=status,
+        headers={name.replace("_", "-"): value for name, value in headers.items()},
+    )
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, DecathlonError)
+    headers = {"Retry_After": f"{error.data['retryAfterSeconds']:.0f}"} if error.code == "at_capacity" else {}
+    return _refusal(
+        STATUS.get(error.code, 500), error_code(error), error.message, error_data(error), **headers
+    )
+
+
+async def _unauthorized(request: Request, error: Exception) -> Response:
+    message = "a token is needed: send it as `Authorization: Bearer TOKEN`"
+    return _refusal(401, -32001, message, WWW_Authenticate="Bearer")
+
+
+def http_app(
+    episodes: Episodes,
+    *,
+    tokens: Tokens | None = None,
+    hosts: Hosts | None = None,
+    public_url: str | None = None,
+) -> Starlette:
+    """The server as an ASGI application; it borrows `episodes`, whose end is its caller's business."""
+    addresses = Addresses(episodes, tokens or Tokens(), hosts or Hosts(), public_url)
+
+    async def front(request: Request) -> Response:
+        return PlainTextResponse(FRONT)
+
+    async def health(request: Request) -> Response:
+        admission = episodes.admission
+        return JSONResponse(
+            {
+                "status": "ok",
+                "episodes": len(episodes.live),
+                "sandboxes": admission.active,
+                "waiting": admission.queued,
+            }
+        )
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncGenerator[None]:
+        async with AsyncExitStack() as managers:
+            for manager in (addresses.tasks, addresses.attached, addresses.lobby):
+                await managers.enter_async_context(manager.run())
+            yield
+
+    return Starlette(
+        routes=[
+            Route("/", front),
+            Route("/healthz", health),
+            Route("/mcp", _Endpoint(addresses.serve_lobby)),
+            Route("/tasks/{task_id}/mcp", _Endpoint(addresses.serve_task)),
+            Route("/episodes/{episode_id}/mcp", _Endpoint(addresses.serve_episode)),
+        ],
+        exception_handlers={DecathlonError: _refused, _Unauthorized: _unauthorized},
+        lifespan=lifespan,
+    )
+
+
+class _Endpoint:
+    """An ASGI callable that Starlette routes to as it is, whatever the method."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)

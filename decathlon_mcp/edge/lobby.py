@@ -1,0 +1,220 @@
+"""The lobby: episodes by explicit handles, for clients of every revision, and for people.
+
+With a handshake, the tools of the episode that a session started last appear in its own list as well.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import mcp_types as types
+from mcp.server.context import CallNext, HandlerResult
+from mcp.server.lowlevel import Server
+from mcp.shared.exceptions import MCPError
+
+from decathlon_mcp import __version__
+from decathlon_mcp.edge import relay
+from decathlon_mcp.edge.envelope import enveloped, is_modern
+from decathlon_mcp.edge.episode_server import call_params, require_initialized, set_level
+from decathlon_mcp.edge.errors import INVALID_PARAMS, TOOL_FAILURES, as_result, translated
+from decathlon_mcp.edge.lobby_tools import (
+    LOBBY_TOOLS,
+    CallTool,
+    ClaimDone,
+    CloseEpisode,
+    EpisodeStatus,
+    Evaluate,
+    ListEpisodes,
+    ListTasks,
+    ListTools,
+    StartEpisode,
+)
+from decathlon_mcp.edge.visit import Context, connection_of, notify, visit_of
+from decathlon_mcp.edge.ways import episode_address
+from decathlon_mcp.episodes import Caller, Episode, Episodes, draw, list_tasks
+from decathlon_mcp.errors import BadRequestError, DecathlonError, UnknownEpisodeError
+from decathlon_mcp.model import JsonObject, Phase, as_object
+from decathlon_mcp.settings import RewardPolicy
+
+INSTRUCTIONS = (
+    "This server gives you Toolathlon's tasks, each in a fresh sandbox with its own tools. `list_tasks` says what "
+    "there is; `start_episode` opens one and gives its handle, its prompt and its tools; use them with `call_tool` "
+    "(or by name, where your client shows them); end with `claim_done`, then `evaluate` gives the reward."
+)
+CURRENT = "decathlon/current"
+
+
+class Lobby:
+    """`server` is the SDK's."""
+
+    def __init__(self, episodes: Episodes) -> None:
+        self._episodes = episodes
+        self._policy: RewardPolicy = episodes.settings.reward
+        self._tools: list[JsonObject] = [kind.described() for kind in LOBBY_TOOLS.values()]
+        self.server: Server[Any] = Server(
+            "decathlon-mcp",
+            version=__version__,
+            title="Toolathlon",
+            instructions=INSTRUCTIONS,
+            on_list_tools=_never,
+            on_call_tool=_never,
+            get_tool_input_schema=lambda name: None,
+        )
+        self.server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, set_level)
+        self.server.middleware.append(self._serve)
+
+    async def _serve(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+        match ctx.method:
+            case "initialize":
+                result = as_object(await call_next(ctx)) or {}
+                capabilities = as_object(result.get("capabilities")) or {}
+                return {**result, "capabilities": {**capabilities, "tools": {"listChanged": True}}}
+            case "tools/list":
+                require_initialized(ctx)
+                tools = {"tools": [*self._tools, *self._current_tools(ctx)]}
+                return enveloped(tools, ctx.protocol_version, keeps=True)
+            case "tools/call":
+                require_initialized(ctx)
+                name, arguments = call_params(ctx)
+                return enveloped(await self._call(ctx, name, arguments), ctx.protocol_version)
+            case _:
+                return await call_next(ctx)
+
+    def _current(self, ctx: Context) -> Episode | None:
+        return connection_of(ctx).state.get(CURRENT)
+
+    def _current_tools(self, ctx: Context) -> list[JsonObject]:
+        """The tools of the episode started last, but for those the lobby has itself."""
+        episode = self._current(ctx)
+        if episode is None or episode.playground is None:
+            return []
+        toolbox = episode.playground.toolbox
+        ours = {toolbox.claim_name, toolbox.evaluate_name, *LOBBY_TOOLS}
+        return [tool for tool in toolbox.tools if tool["name"] not in ours]
+
+    async def _call(self, ctx: Context, name: str, arguments: JsonObject | None) -> JsonObject:
+        with translated():
+            kind = LOBBY_TOOLS.get(name)
+            if kind is None:
+                current = self._current(ctx)
+                if current is None:
+                    known = ", ".join(LOBBY_TOOLS)
+                    raise MCPError(
+                        INVALID_PARAMS, f"there is no tool {name!r} in the lobby; there are {known}"
+                    )
+                with current.hold():
+                    return await relay.call_tool(current, ctx, name, arguments, self._policy)
+            try:
+                return await self._answer(ctx, kind.parsed(arguments))
+            except DecathlonError as error:
+                if error.code in TOOL_FAILURES:
+                    return as_result(error)
+                raise
+
+    async def _answer(self, ctx: Context, asked: object) -> JsonObject:
+        match asked:
+            case ListTasks():
+                return self._list_tasks(asked)
+            case StartEpisode():
+                return await self._start(ctx, asked)
+            case ListEpisodes():
+                mine = self._episodes.owned_by(self._caller(ctx))
+                return _structured({"episodes": [_status(episode) for episode in mine]})
+            case EpisodeStatus():
+                return _structured(_status(self._find(ctx, asked.episode)))
+            case ListTools():
+                with (episode := self._find(ctx, asked.episode)).hold():
+                    return _structured(await relay.list_tools(episode, ctx))
+            case CallTool():
+                with (episode := self._find(ctx, asked.episode)).hold():
+                    return await relay.call_tool(episode, ctx, asked.name, asked.arguments, self._policy)
+            case ClaimDone():
+                with (episode := self._find(ctx, asked.episode)).hold():
+                    answer = {} if asked.answer is None else {"answer": asked.answer}
+                    return await relay.claim_done(episode, answer)
+            case Evaluate():
+                with (episode := self._find(ctx, asked.episode)).hold():
+                    return await relay.evaluate(episode, ctx, {}, self._policy)
+            case CloseEpisode():
+                (episode := self._find(ctx, asked.episode)).close()
+                return _structured({"episode": episode.id, "closed": True})
+            case _:
+                raise AssertionError(asked)
+
+    def _list_tasks(self, asked: ListTasks) -> JsonObject:
+        episodes = self._episodes
+        tasks = list_tasks(episodes.catalogue, split=asked.split, search=asked.search, prompts=asked.prompts)
+        lines = [
+            f"{task['id']}: {', '.join(task['servers'])}{'' if task['runnable'] else ' (cannot run here)'}"
+            for task in tasks
+        ]
+        return _structured({"tasks": tasks}, text="\n".join(lines) or "There is no such task.")
+
+    async def _start(self, ctx: Context, asked: StartEpisode) -> JsonObject:
+        caller = self._caller(ctx)
+        task = asked.task or draw(self._episodes.catalogue, split=asked.split, seed=asked.seed)
+        episode = self._episodes.start(task, caller, launch_time=asked.launch_time, max_calls=asked.max_calls)
+        told: JsonObject = {
+            "episode": episode.id,
+            "task": episode.task_name,
+            "address": episode_address(visit_of(ctx).base_url, episode),
+            "phase": str(episode.state.phase),
+            "prompt": episode.prompt.instructions,
+            "lease_seconds": self._episodes.settings.idle_seconds,
+        }
+        if asked.wait:
+            with episode.hold():
+                told |= await self._ready(ctx, episode)
+        if not is_modern(ctx.protocol_version):
+            connection_of(ctx).state[CURRENT] = episode
+            await notify(ctx, "notifications/tools/list_changed", {}, with_reply=False)
+        names = "".join(f"\n- {tool['name']}" for tool in told.get("tools", []))
+        text = f"Episode {episode.id} of {task} is {told['phase']}.\n\n{told['prompt']}"
+        return _structured(told, text=f"{text}\n\nIts tools:{names}" if names else text)
+
+    async def _ready(self, ctx: Context, episode: Episode) -> JsonObject:
+        """Phase and tools. Who gives up waiting has no handle, so the episode goes too."""
+        try:
+            tools = await relay.list_tools(episode, ctx)
+        except BaseException:
+            episode.close()
+            raise
+        return {**tools, "phase": str(episode.state.phase)}
+
+    def _caller(self, ctx: Context) -> Caller:
+        caller, connection = visit_of(ctx).caller, connection_of(ctx)
+        session = connection.session_id or (None if is_modern(ctx.protocol_version) else str(id(connection)))
+        return Caller(token=caller.token, role=caller.role, session=session or caller.session)
+
+    def _find(self, ctx: Context, handle: str | None) -> Episode:
+        if handle is not None:
+            return self._episodes.find(handle, self._caller(ctx))
+        if (current := self._current(ctx)) is not None:
+            return current
+        if is_modern(ctx.protocol_version):
+            raise BadRequestError("`episode` is needed: this revision of MCP has no session to remember one")
+        raise UnknownEpisodeError("this session has started no episode; start one, or give `episode`")
+
+
+def _status(episode: Episode) -> JsonObject:
+    state = episode.state
+    return {
+        "episode": episode.id,
+        "task": episode.task_name,
+        "phase": str(state.phase),
+        "calls": episode.calls,
+        "started_at": episode.started_at,
+        "claimed": episode.claim is not None,
+        **({"ending": str(state.ending)} if state.phase is Phase.ENDED else {}),
+        **({"cause": state.cause.message} if state.cause else {}),
+    }
+
+
+def _structured(value: JsonObject, *, text: str | None = None) -> JsonObject:
+    said = json.dumps(value, ensure_ascii=False, default=str) if text is None else text
+    return {"content": [{"type": "text", "text": said}], "structuredContent": value, "isError": False}
+
+
+async def _never(ctx: Context, params: object) -> Any:
+    raise RuntimeError("tools are answered before the SDK's handlers are reached")

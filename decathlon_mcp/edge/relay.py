@@ -1,0 +1,178 @@
+"""An episode's tools over MCP, whatever the way in: listing, calling, claiming, evaluating."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+from mcp.shared.exceptions import MCPError
+from mcp_types import LOG_LEVEL_META_KEY
+
+from decathlon_mcp.beside import beside
+from decathlon_mcp.edge.envelope import is_modern
+from decathlon_mcp.edge.errors import INVALID_PARAMS, TOOL_FAILURES, as_result, translated
+from decathlon_mcp.edge.visit import Context, connection_of, notify, visit_of
+from decathlon_mcp.episodes import Episode
+from decathlon_mcp.errors import BadRequestError, DecathlonError
+from decathlon_mcp.model import JsonObject, as_object
+from decathlon_mcp.settings import RewardPolicy
+
+VERDICT_KEY = "decathlon/verdict"
+PROGRESS_SECONDS = 5.0
+ENVELOPE_PREFIX = "io.modelcontextprotocol/"
+LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+
+
+async def list_tools(episode: Episode, ctx: Context) -> JsonObject:
+    """The episode's tools, waited for."""
+    with translated():
+        async with heartbeat(ctx, "the sandbox is being set up"):
+            return {"tools": (await episode.ready()).tools}
+
+
+async def call_tool(
+    episode: Episode, ctx: Context, name: str, arguments: JsonObject | None, policy: RewardPolicy
+) -> JsonObject:
+    """Call one of the episode's tools, ours or the task's.
+
+    The task's reply is relayed as it came: its error as an error, its result as a result.
+    """
+    with translated():
+        try:
+            async with heartbeat(ctx, "the sandbox is being set up"):
+                toolbox = await episode.ready()
+            if name == toolbox.claim_name:
+                return await claim_done(episode, arguments)
+            if name == toolbox.evaluate_name:
+                return await evaluate(episode, ctx, arguments, policy)
+            return await _relay(episode, ctx, name, arguments)
+        except DecathlonError as error:
+            if error.code in TOOL_FAILURES:
+                return as_result(error)
+            if name == "evaluate" and episode.verdict is not None:
+                return _verdict_result(episode, policy)
+            raise
+
+
+async def claim_done(episode: Episode, arguments: JsonObject | None) -> JsonObject:
+    """Close the attempt. Raises BadRequestError when the arguments do not fit."""
+    answer = _only(arguments, "claim_done", "answer")
+    if answer is not None and not isinstance(answer, str):
+        raise BadRequestError(f"claim_done: `answer` must be a string, not {type(answer).__name__}")
+    first = await episode.claim_done(answer)
+    said = "The attempt is closed" if first else "The attempt was closed before"
+    return {
+        "content": [
+            {"type": "text", "text": f"{said}. It is graded as it is; `evaluate` gives the verdict."}
+        ],
+        "structuredContent": {"claimed": True, "first": first},
+        "isError": False,
+    }
+
+
+async def evaluate(
+    episode: Episode, ctx: Context, arguments: JsonObject | None, policy: RewardPolicy
+) -> JsonObject:
+    """The verdict, waited for. One without a score is an error that says why, never a reward of zero."""
+    _only(arguments, "evaluate")
+    async with heartbeat(ctx, "the attempt is being graded"):
+        await episode.evaluate()
+    return _verdict_result(episode, policy)
+
+
+def _verdict_result(episode: Episode, policy: RewardPolicy) -> JsonObject:
+    verdict = episode.verdict
+    assert verdict is not None
+    told, scored = verdict.to_json(), verdict.status == "scored"
+    if policy == "meta":
+        text = "The evaluation is done." if scored else "The evaluation gave no verdict."
+        return {
+            "content": [{"type": "text", "text": text}],
+            "isError": not scored,
+            "_meta": {VERDICT_KEY: told},
+        }
+    return {
+        "content": [{"type": "text", "text": verdict.text()}],
+        "structuredContent": told,
+        "isError": not scored,
+    }
+
+
+async def _relay(episode: Episode, ctx: Context, name: str, arguments: JsonObject | None) -> JsonObject:
+    meta: dict[str, Any] = dict(as_object((ctx.params or {}).get("_meta")) or {})
+    token = meta.get("progressToken")
+    streams = visit_of(ctx).streams
+
+    async def on_progress(params: JsonObject) -> None:
+        if token is not None and streams:
+            await notify(ctx, "notifications/progress", {**params, "progressToken": token}, with_reply=True)
+
+    async def on_message(params: JsonObject) -> None:
+        if _wants_message(ctx, meta, params):
+            modern = is_modern(ctx.protocol_version)
+            await notify(ctx, "notifications/message", params, with_reply=streams or modern)
+
+    reply = await episode.call(
+        name,
+        arguments,
+        meta={key: value for key, value in meta.items() if not key.startswith(ENVELOPE_PREFIX)},
+        on_progress=on_progress,
+        on_message=on_message,
+    )
+    if (result := as_object(reply.get("result"))) is not None:
+        return result
+    error = as_object(reply.get("error")) or {}
+    code, message = error.get("code"), error.get("message")
+    raise MCPError(
+        code if isinstance(code, int) else -32603,
+        message if isinstance(message, str) else "the task's server failed without a word",
+        error.get("data"),
+    )
+
+
+def _wants_message(ctx: Context, meta: JsonObject, params: JsonObject) -> bool:
+    """2026-07-28 asks for log messages request by request, earlier revisions by `logging/setLevel`."""
+    level = params.get("level")
+    if level not in LEVELS:
+        return False
+    if is_modern(ctx.protocol_version):
+        least = meta.get(LOG_LEVEL_META_KEY)
+        return least in LEVELS and LEVELS.index(level) >= LEVELS.index(least)
+    least = connection_of(ctx).state.get("log_level", "debug")
+    return LEVELS.index(level) >= LEVELS.index(least)
+
+
+def _only(arguments: JsonObject | None, tool: str, *allowed: str) -> Any:
+    """The value of the one allowed argument. Raises BadRequestError for any other."""
+    unknown = sorted(set(arguments or {}) - set(allowed))
+    if unknown:
+        takes = f"takes only `{'`, `'.join(allowed)}`" if allowed else "takes no arguments"
+        raise BadRequestError(f"{tool}: unknown argument `{'`, `'.join(unknown)}`; it {takes}")
+    return (arguments or {}).get(allowed[0]) if allowed else None
+
+
+@asynccontextmanager
+async def heartbeat(ctx: Context, message: str) -> AsyncGenerator[None]:
+    """Report progress every few seconds, to a client that asked for it, while something takes long."""
+
+    async def beat() -> None:
+        started = anyio.current_time()
+        while True:
+            await anyio.sleep(PROGRESS_SECONDS)
+            await ctx.session.report_progress(round(anyio.current_time() - started), None, message)
+
+    async with beside() as tasks:
+        if (as_object((ctx.params or {}).get("_meta")) or {}).get("progressToken") is not None:
+            tasks.start_soon(beat)
+        yield
+
+
+def require_object(value: object, what: str) -> JsonObject | None:
+    """Arguments as JSON-RPC gave them. Raises MCPError where they are something else than an object."""
+    if value is None:
+        return None
+    if (arguments := as_object(value)) is None:
+        raise MCPError(INVALID_PARAMS, f"{what} must be an object, not {type(value).__name__}")
+    return arguments

@@ -1,0 +1,53 @@
+"""One request's way in: who asks, which episode the address leads to, how its reply may travel."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from mcp.server.connection import Connection
+from mcp.server.context import ServerRequestContext
+
+from decathlon_mcp.episodes import Caller, Episode
+
+Context = ServerRequestContext[Any, Any]
+
+SCOPE_KEY = "decathlon.visit"
+
+
+@dataclass(slots=True)
+class Visit:
+    """`streams`: may notifications go before this request's result? `base_url`: ours, as it was called."""
+
+    caller: Caller = field(default_factory=Caller)
+    path: str = ""
+    base_url: str | None = None
+    task_id: str | None = None
+    episode: Episode | None = None
+    streams: bool = True
+
+
+visiting: ContextVar[Visit | None] = ContextVar("visiting", default=None)
+"""The visit whose HTTP request is being served: for what the SDK asks without a context."""
+
+_WITHOUT_REQUEST = Visit()
+
+
+def visit_of(ctx: Context) -> Visit:
+    """The visit behind a request; over a pipe there is none, and a plain one stands in."""
+    if ctx.request is None:
+        return visiting.get() or _WITHOUT_REQUEST
+    return ctx.request.scope[SCOPE_KEY]
+
+
+def connection_of(ctx: Context) -> Connection:
+    """The connection: its `state`, and its standalone stream. The SDK has no public way to it."""
+    return ctx.session._connection  # pyright: ignore[reportPrivateUsage]
+
+
+async def notify(ctx: Context, method: str, params: dict[str, Any], *, with_reply: bool) -> None:
+    """Send a notification as it is: before this request's reply, or on the connection's own stream."""
+    session = ctx.session
+    channel = session._request_outbound if with_reply else session._connection.outbound  # pyright: ignore[reportPrivateUsage]
+    await channel.notify(method, params)

@@ -1,0 +1,235 @@
+"""One attempt at one task by one client: what requests borrow. `life.py` owns it and what it stands on.
+
+Nothing that a request needs lives in a local variable of the owner, and nothing of an episode in one of a
+request: it can be reached from any connection, or from none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+import anyio
+
+from decathlon_mcp.episodes.caller import Caller
+from decathlon_mcp.episodes.lease import Lease
+from decathlon_mcp.episodes.stage import Stage
+from decathlon_mcp.episodes.state import State
+from decathlon_mcp.episodes.toolbox import Route, Toolbox
+from decathlon_mcp.errors import DecathlonError, EpisodeClaimedError, EpisodeEndedError
+from decathlon_mcp.link import Link, Note
+from decathlon_mcp.model import Ending, JsonObject, Phase, as_object
+from decathlon_mcp.observe import Journal
+from decathlon_mcp.rewards import Verdict
+from decathlon_mcp.suites import Prompt, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """How an attempt was closed to tools: by its agent, or by the server (limit reached, evaluated unclaimed)."""
+
+    by_agent: bool
+    answer: str | None = None
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Playground:
+    """What there is once an episode is ready."""
+
+    link: Link
+    toolbox: Toolbox
+
+
+class Episode:
+    """`id` is a capability (192 bits); `label`, its first quarter, is fit for logs and names of containers."""
+
+    def __init__(
+        self,
+        *,
+        episode_id: str,
+        task: Task,
+        task_name: str,
+        owner: Caller,
+        stage: Stage,
+        journal: Journal,
+        lease: Lease,
+        launch_time: datetime,
+        max_calls: int | None,
+    ) -> None:
+        self.id = episode_id
+        self.label = episode_id[:12]
+        self.task = task
+        self.task_name = task_name
+        self.owner = owner
+        self.stage = stage
+        self.journal = journal
+        self.lease = lease
+        self.launch_time = launch_time
+        self.started_at = time.time()
+        self.state = State()
+        self.playground: Playground | None = None
+        self.claim: Claim | None = None
+        self.claimed = anyio.Event()
+        self.verdict: Verdict | None = None
+        self.left: Ending | None = None
+        self.calls = 0
+        self._max_calls = max_calls
+
+    @property
+    def prompt(self) -> Prompt:
+        """What the agent is told. It needs no sandbox."""
+        return self.stage.suite.prompt(
+            self.task,
+            root=self.stage.root(f"{self.label}-agent"),
+            launch_time=self.launch_time,
+            names=self.stage.names,
+        )
+
+    @contextmanager
+    def hold(self) -> Generator[None]:
+        """Keep the episode from expiring while a request is answered or a stream is open."""
+        with self.lease.hold():
+            yield
+
+    async def ready(self) -> Toolbox:
+        """Wait until there are tools; they stay listed after the claim.
+
+        Raises the cause of a set-up that failed, or EpisodeEndedError.
+        """
+        await self.state.reach(Phase.READY, Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
+        if self.playground is None:
+            raise self._over()
+        return self.playground.toolbox
+
+    async def call(
+        self,
+        name: str,
+        arguments: JsonObject | None,
+        *,
+        meta: JsonObject | None = None,
+        on_progress: Note | None = None,
+        on_message: Note | None = None,
+    ) -> JsonObject:
+        """Relay a call to the task's server; its whole reply, `result` or `error`, as it came.
+
+        Raises UnknownToolError, EpisodeClaimedError, EpisodeEndedError, CallTimeoutError, SandboxLostError.
+        """
+        toolbox = await self.ready()
+        route = toolbox.route(name)
+        link = self._link_for_calls()
+        self.calls += 1
+        params: JsonObject = {"name": route.tool}
+        if arguments is not None:
+            params["arguments"] = arguments
+        if meta:
+            params["_meta"] = meta
+        with self._recorded(route, name, arguments) as outcome:
+            try:
+                reply = await link.call(
+                    route.server,
+                    "tools/call",
+                    params,
+                    timeout_seconds=None,
+                    on_progress=on_progress,
+                    on_message=on_message,
+                )
+            except DecathlonError as error:
+                outcome["result"] = {"error": error.message}
+                raise await self._explained(error) from None
+            result = as_object(reply.get("result"))
+            outcome["failed"] = result is None or bool(result.get("isError"))
+            outcome["result"] = {"error": reply.get("error")} if result is None else result
+        return reply
+
+    async def claim_done(self, answer: str | None) -> bool:
+        """Close the attempt; grading starts behind it. False where it was closed already.
+
+        Raises the cause of a set-up that failed, or EpisodeEndedError.
+        """
+        await self.ready()
+        if self.state.phase is Phase.ENDED and self.claim is None:
+            raise self._over()
+        return self.close_attempt(Claim(by_agent=True, answer=answer))
+
+    async def evaluate(self) -> Verdict:
+        """Grade the attempt, once; later calls return the same verdict. Claims first where nobody has.
+
+        Being cancelled never stops the grading.
+        """
+        await self.state.reach(Phase.READY, Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
+        self.close_attempt(Claim(by_agent=False))
+        await self.state.reach(Phase.SCORED, Phase.ENDED)
+        if self.verdict is None:
+            raise self._over()
+        return self.verdict
+
+    def close_attempt(self, claim: Claim) -> bool:
+        """No tool works any more. False where the attempt is not open."""
+        if self.state.phase is not Phase.READY or self.lease.ended:
+            return False
+        self.claim = claim
+        self.lease.suspend()
+        self.state.move(Phase.CLAIMED)
+        self.journal.add("claim", by_agent=claim.by_agent, answer=claim.answer, truncated=claim.truncated)
+        self.claimed.set()
+        return True
+
+    def close(self, ending: Ending = Ending.CLOSED) -> None:
+        """Let go of the episode: it ends now or, where it was claimed, once it is graded."""
+        self.left = self.left or ending
+        if self.state.phase is not Phase.CLAIMED:
+            self.lease.end()
+
+    def _link_for_calls(self) -> Link:
+        if self.state.phase is Phase.ENDED:
+            raise self._over()
+        if self.playground is None or self.state.phase is not Phase.READY:
+            raise EpisodeClaimedError(
+                "this attempt is closed: it was claimed, and no tool works any more; `evaluate` gives the verdict"
+            )
+        if self._max_calls is not None and self.calls >= self._max_calls:
+            self.close_attempt(Claim(by_agent=False, truncated=True))
+            raise EpisodeClaimedError(
+                f"the limit of {self._max_calls} tool calls is reached: this attempt is closed and will be "
+                "graded as it is; `evaluate` gives the verdict",
+                truncated=True,
+            )
+        return self.playground.link
+
+    @contextmanager
+    def _recorded(self, route: Route, name: str, arguments: JsonObject | None) -> Generator[JsonObject]:
+        """Write the call to the journal with what comes of it, whatever that is."""
+        seq, started = self.calls, time.time()
+        outcome: JsonObject = {"failed": True, "result": {"error": "cancelled"}}
+        try:
+            yield outcome
+        finally:
+            self.journal.add(
+                "call",
+                seq=seq,
+                server=route.server,
+                tool=route.tool,
+                name=name,
+                arguments=arguments or {},
+                started_at=started,
+                seconds=round(time.time() - started, 6),
+                **outcome,
+            )
+
+    async def _explained(self, error: DecathlonError) -> DecathlonError:
+        """A call that failed because the attempt was closed under it, or the sandbox lost, says that."""
+        if error.code == "sandbox_lost":
+            with anyio.move_on_after(5):
+                await self.state.reach(Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
+        if self.state.phase in (Phase.CLAIMED, Phase.SCORED):
+            return EpisodeClaimedError("this attempt was closed while the call ran; `evaluate` gives the verdict")
+        return self._over() if self.state.phase is Phase.ENDED else error
+
+    def _over(self) -> DecathlonError:
+        if self.state.cause is not None:
+            return self.state.cause
+        return EpisodeEndedError(f"this episode is over: {self.state.ending}", reason=str(self.state.ending))

@@ -1,0 +1,76 @@
+"""From settings to a running server's inside: suites read, providers opened, episodes ready to be started."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import anyio.to_thread
+
+from decathlon_mcp.episodes.owners import forget, owner_name
+from decathlon_mcp.episodes.registry import Episodes, running
+from decathlon_mcp.episodes.stage import Stage
+from decathlon_mcp.observe import fields
+from decathlon_mcp.providers import DockerProvider, LocalProvider, Provider
+from decathlon_mcp.providers.base import Limits
+from decathlon_mcp.settings import ProviderName, Settings
+from decathlon_mcp.suites import Catalogue, Suite, load_suite
+
+log = logging.getLogger("decathlon.episodes")
+
+
+def provider_for(suite: Suite, settings: Settings) -> ProviderName:
+    """`local` for the starter suite; for a checkout `docker`, where `local` must be asked for by name."""
+    return settings.provider or ("local" if suite.dialect.name == "starter" else "docker")
+
+
+@asynccontextmanager
+async def open_episodes(settings: Settings) -> AsyncGenerator[Episodes]:
+    """Everything below the edge; on exit nothing of it is left.
+
+    Raises SuiteError, ProviderUnavailableError.
+    """
+    suites = [await anyio.to_thread.run_sync(load_suite, where) for where in settings.suite]
+    async with AsyncExitStack() as house:
+        owner, dead = house.enter_context(owner_name(settings.state))
+        scratch = Path(house.enter_context(tempfile.TemporaryDirectory(prefix="decathlon-")))
+        providers: dict[ProviderName, Provider] = {}
+        stages: dict[str, Stage] = {}
+        for suite in suites:
+            name = provider_for(suite, settings)
+            if name not in providers:
+                providers[name] = await _open_provider(house, name, owner, scratch / name)
+            common = scratch / f"{suite.name}.tar"
+            await anyio.to_thread.run_sync(suite.common_archive, common)
+            stages[suite.name] = _stage(suite, providers[name], common, settings)
+        await _sweep(providers, dead, settings)
+        yield await house.enter_async_context(running(Catalogue(suites), stages, settings))
+
+
+def _stage(suite: Suite, provider: Provider, common: Path, settings: Settings) -> Stage:
+    return Stage(
+        suite=suite,
+        provider=provider,
+        image=(settings.image or suite.dialect.image) if provider.name == "docker" else None,
+        names=settings.names or suite.dialect.names,
+        network=settings.network,
+        limits=Limits(memory_mib=settings.memory_mib, cpus=settings.cpus, pids=settings.pids),
+        common=common,
+    )
+
+
+async def _open_provider(house: AsyncExitStack, name: ProviderName, owner: str, folder: Path) -> Provider:
+    if name == "local":
+        return await house.enter_async_context(LocalProvider(folder, owner=owner))
+    return await house.enter_async_context(DockerProvider(owner=owner))
+
+
+async def _sweep(providers: dict[ProviderName, Provider], dead: list[str], settings: Settings) -> None:
+    for name in dead:
+        left = sum([await provider.sweep(name) for provider in providers.values()])
+        if left:
+            log.warning("swept what a server that died had left", extra=fields(sandboxes=left))
+        forget(settings.state, name)

@@ -1,0 +1,138 @@
+"""Every episode of this server: starting them, finding them, ending them all."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from datetime import datetime
+
+import anyio
+from anyio.abc import TaskGroup
+
+from decathlon_mcp.beside import beside
+from decathlon_mcp.episodes.admission import Admission
+from decathlon_mcp.episodes.caller import Caller
+from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.lease import Lease
+from decathlon_mcp.episodes.life import Life
+from decathlon_mcp.episodes.stage import Stage
+from decathlon_mcp.errors import AtCapacityError, NotRunnableError, UnknownEpisodeError
+from decathlon_mcp.model import Ending, Phase
+from decathlon_mcp.observe import Journal, fields
+from decathlon_mcp.settings import Settings
+from decathlon_mcp.suites import Catalogue
+
+log = logging.getLogger("decathlon.episodes")
+
+REMEMBERED = 2_000
+"""Ended episodes that can still be asked for how they ended and for their verdict; the oldest are forgotten."""
+
+
+class Episodes:
+    """Made by `open_episodes`."""
+
+    def __init__(
+        self, catalogue: Catalogue, stages: Mapping[str, Stage], settings: Settings, tasks: TaskGroup
+    ) -> None:
+        self.catalogue = catalogue
+        self.settings = settings
+        self.admission = Admission(
+            max_sandboxes=settings.max_sandboxes,
+            max_opening=settings.max_opening,
+            max_queue=settings.max_queue,
+        )
+        self._stages = stages
+        self._tasks = tasks
+        self._episodes: dict[str, Episode] = {}
+        self._closing = False
+
+    def stage(self, suite: str) -> Stage:
+        """What that suite's episodes are played on."""
+        return self._stages[suite]
+
+    def start(
+        self,
+        task_id: str,
+        caller: Caller,
+        *,
+        launch_time: datetime | None = None,
+        max_calls: int | None = None,
+    ) -> Episode:
+        """A new episode, at once; its sandbox opens behind it.
+
+        Raises UnknownTaskError, NotRunnableError (naming what is missing), AtCapacityError.
+        """
+        if self._closing:
+            raise AtCapacityError("the server is shutting down: no new episodes", retryAfterSeconds=30.0)
+        suite, task = self.catalogue.find(task_id)
+        if missing := suite.missing(task):
+            raise NotRunnableError(f"task {task_id} cannot run here: {'; '.join(missing)}", missing=missing)
+        ticket = self.admission.reserve(task_id, suite.conflicts(task.id))
+        episode_id = secrets.token_hex(24)
+        episode = Episode(
+            episode_id=episode_id,
+            task=task,
+            task_name=task_id,
+            owner=caller,
+            stage=self._stages[suite.name],
+            journal=Journal(self.settings.state / "episodes" / episode_id),
+            lease=Lease(
+                idle_seconds=self.settings.idle_seconds, absolute_seconds=self.settings.episode_seconds
+            ),
+            launch_time=launch_time or datetime.now().astimezone(),
+            max_calls=max_calls or self.settings.max_calls,
+        )
+        self._forget_the_oldest()
+        self._episodes[episode_id] = episode
+        self._tasks.start_soon(Life(episode, admission=self.admission, settings=self.settings).run, ticket)
+        return episode
+
+    def find(self, episode_id: str, caller: Caller) -> Episode:
+        """Raises UnknownEpisodeError, whether there is no such episode or the caller may not use it."""
+        episode = self._episodes.get(episode_id)
+        if episode is None or not caller.may_use(episode.owner):
+            raise UnknownEpisodeError(
+                "there is no such episode here: it was never started, belongs to somebody else, or ended so "
+                "long ago that it is forgotten; start a new one"
+            )
+        return episode
+
+    def owned_by(self, caller: Caller) -> list[Episode]:
+        """The caller's own episodes, the newest first."""
+        return [episode for episode in reversed(self._episodes.values()) if caller.owns(episode.owner)]
+
+    @property
+    def live(self) -> list[Episode]:
+        """Those that have not ended."""
+        return [episode for episode in self._episodes.values() if episode.state.phase is not Phase.ENDED]
+
+    async def drain(self) -> None:
+        """End every episode; those being graded are waited for, at most `drain_seconds`."""
+        self._closing = True
+        log.info("draining", extra=fields(episodes=len(self.live)))
+        for episode in self.live:
+            episode.close(Ending.SERVER_STOPPED)
+        with anyio.move_on_after(self.settings.drain_seconds):
+            for episode in self.live:
+                await episode.state.reach(Phase.ENDED)
+
+    def _forget_the_oldest(self) -> None:
+        ended = [key for key, episode in self._episodes.items() if episode.state.phase is Phase.ENDED]
+        for key in ended[: max(0, len(ended) - REMEMBERED)]:
+            del self._episodes[key]
+
+
+@asynccontextmanager
+async def running(
+    catalogue: Catalogue, stages: Mapping[str, Stage], settings: Settings
+) -> AsyncGenerator[Episodes]:
+    """A registry whose episodes live no longer than this context."""
+    async with beside() as tasks:
+        episodes = Episodes(catalogue, stages, settings, tasks)
+        try:
+            yield episodes
+        finally:
+            with anyio.CancelScope(shield=True):
+                await episodes.drain()

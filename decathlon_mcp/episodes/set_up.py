@@ -1,0 +1,142 @@
+"""From an open sandbox to a task that can be played, as Toolathlon does it (`utils/roles/task_agent.py`).
+
+Copy the initial workspace, run preprocess, make the folders some servers want, take away what only grading
+needs, start the task's servers, list their tools. The order matters: preprocess may write into the task's
+groundtruth and token file, and nothing that an agent can reach runs before the answers are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import anyio.to_thread
+
+from decathlon_mcp.errors import DriverError, SetUpError
+from decathlon_mcp.link import Link, ServerFacts
+from decathlon_mcp.providers.base import Sandbox
+from decathlon_mcp.suites import Suite, Task
+
+OUTPUT_TAIL = 4000
+ARCHIVE_LIMIT_BYTES = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """In seconds."""
+
+    servers: float
+    preprocess: float
+    whole: float
+
+
+@dataclass(frozen=True, slots=True)
+class SetUp:
+    """One task about to be made playable. `scratch` is a folder of the server's for archives."""
+
+    suite: Suite
+    task: Task
+    launch_time: datetime
+    common: Path
+    scratch: Path
+    deadlines: Deadlines
+
+    async def run(self, sandbox: Sandbox, link: Link) -> tuple[dict[str, ServerFacts], Path | None]:
+        """The servers' facts, and the sealed task folder where preprocess may have changed it.
+
+        Raises SetUpError with the cause, in the words of whatever failed.
+        """
+        with anyio.move_on_after(self.deadlines.whole) as scope:
+            await self._unpack(sandbox, link)
+            sealed = None
+            if self.task.has_preprocess:
+                await self._preprocess(sandbox, link)
+                sealed = self.scratch / "sealed.tar"
+                await sandbox.get(sandbox.root / self.task.folder, sealed, ARCHIVE_LIMIT_BYTES)
+            await self._seal(sandbox, link)
+            values = await self._values(sandbox, link)
+            return await self._servers(sandbox, link, values), sealed
+        assert scope.cancelled_caught
+        raise SetUpError(f"the set-up of {self.task.id} took longer than {self.deadlines.whole:g} s")
+
+    async def _unpack(self, sandbox: Sandbox, link: Link) -> None:
+        archive = self.scratch / "task.tar"
+        sealed = self.task.has_preprocess
+        await anyio.to_thread.run_sync(lambda: self.suite.task_archive(self.task, archive, sealed=sealed))
+        await sandbox.put(sandbox.root, self.common)
+        await sandbox.put(sandbox.root, archive)
+        archive.unlink()
+        workspace = str(sandbox.root / self.suite.dialect.workspace)
+        steps: list[dict[str, object]] = [{"make": workspace}]
+        if self.task.has_initial_workspace:
+            initial = sandbox.root / self.task.folder / "initial_workspace"
+            steps.append({"copy": str(initial), "to": workspace})
+        steps += [{"make": f"{workspace}/{folder}"} for folder in self.suite.server_folders(self.task)]
+        await link.arrange(*steps)
+
+    async def _preprocess(self, sandbox: Sandbox, link: Link) -> None:
+        dialect = self.suite.dialect
+        module = ".".join((*self.task.folder.parts, "preprocess", "main"))
+        result = await link.run(
+            [
+                *dialect.run_module,
+                module,
+                "--agent_workspace",
+                str(sandbox.root / dialect.workspace),
+                "--launch_time",
+                self.suite.launch_time(self.launch_time),
+            ],
+            cwd=str(sandbox.root),
+            env=dict(dialect.environment),
+            timeout_seconds=self.deadlines.preprocess,
+        )
+        if result.timed_out:
+            raise SetUpError(f"preprocess took longer than {self.deadlines.preprocess:g} s")
+        if result.exit_code != 0 and dialect.preprocess_must_succeed:
+            said = (result.stderr.strip() or result.stdout.strip())[-OUTPUT_TAIL:]
+            how = f"exit code {result.exit_code}" if result.signal is None else f"signal {result.signal}"
+            raise SetUpError(f"preprocess failed ({how}): {said}")
+
+    async def _seal(self, sandbox: Sandbox, link: Link) -> None:
+        """Take away what only grading needs, then search for it: what cannot be shown to be gone fails."""
+        folder = sandbox.root / self.task.folder
+        names = list(self.suite.sealed_names)
+        try:
+            await link.arrange(
+                *({"remove": str(folder / name)} for name in names),
+                {"absent": names, "under": str(sandbox.root / "tasks"), "except": []},
+            )
+        except DriverError as error:
+            raise SetUpError(f"the answers could not be sealed: {error.message}") from None
+
+    async def _values(self, sandbox: Sandbox, link: Link) -> Mapping[str, str]:
+        """What `${config.*}` and `${token.*}` stand for, computed by the suite's own Python, once."""
+        wanted = self.suite.wanted_values(self.task)
+        if not wanted:
+            return {}
+        result = await link.run(
+            self.suite.values_command(self.task),
+            cwd=str(sandbox.root),
+            env=dict(self.suite.dialect.environment),
+            timeout_seconds=self.deadlines.servers,
+            channel=True,
+        )
+        if result.exit_code != 0:
+            raise SetUpError(f"the suite's tokens could not be read: {result.stderr.strip()[-OUTPUT_TAIL:]}")
+        return self.suite.parse_values(result.channel or "")
+
+    async def _servers(
+        self, sandbox: Sandbox, link: Link, values: Mapping[str, str]
+    ) -> dict[str, ServerFacts]:
+        specs = self.suite.server_specs(self.task, root=sandbox.root, values=values)
+        try:
+            return await link.start(specs, deadline_seconds=self.deadlines.servers)
+        except DriverError as error:
+            about = error.data.get("about", {})
+            stderr = str(about.get("stderr", "")).strip()[-OUTPUT_TAIL:]
+            raise SetUpError(
+                f"{error.message}{f'; its last words: {stderr}' if stderr else ''}",
+                server=about.get("server"),
+            ) from None

@@ -1,0 +1,53 @@
+"""What the episodes of one suite are played on: its provider, its image, its network, its limits."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from decathlon_mcp.link import BOOT_COMMAND, Link, connect
+from decathlon_mcp.model import Names, Network
+from decathlon_mcp.providers.base import Limits, Provider, Sandbox, SandboxSpec
+from decathlon_mcp.suites import Suite, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """`common` is the archive of what every sandbox of the suite needs; made once per suite revision."""
+
+    suite: Suite
+    provider: Provider
+    image: str | None
+    names: Names
+    network: Literal["auto", "none", "outbound"]
+    limits: Limits
+    common: Path
+
+    def network_for(self, task: Task) -> Network:
+        """`auto` is none for a task that needs none."""
+        if self.network != "auto":
+            return self.network
+        return "outbound" if task.needs.network else "none"
+
+    def root(self, name: str) -> PurePosixPath:
+        """Where the suite will live in a sandbox of that name."""
+        return self.provider.root(self._spec(name, "none"))
+
+    @asynccontextmanager
+    async def open(self, name: str, network: Network) -> AsyncGenerator[tuple[Sandbox, Link]]:
+        """A fresh sandbox with its driver booted; gone on exit."""
+        async with self.provider.open(self._spec(name, network)) as sandbox, connect(sandbox) as link:
+            yield sandbox, link
+
+    def _spec(self, name: str, network: Network) -> SandboxSpec:
+        return SandboxSpec(
+            name=name,
+            command=BOOT_COMMAND,
+            root=self.suite.dialect.root,
+            image=self.image,
+            network=network,
+            limits=self.limits,
+        )

@@ -1,0 +1,114 @@
+"""An episode's tools as its clients see them: the task's own, spelled for this server, plus two of ours."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from decathlon_mcp.errors import SetUpError, UnknownToolError
+from decathlon_mcp.link import ServerFacts
+from decathlon_mcp.model import JsonObject, Names
+from decathlon_mcp.suites import spell
+
+ORIGINAL_KEY = "decathlon/original"
+"""`_meta` of a tool whose name was shortened: the server and the name that it has there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a tool is: the task's server and the name it has there."""
+
+    server: str
+    tool: str
+
+
+def claim_tool(names: Names) -> JsonObject:
+    """The tool that ends an attempt."""
+    return {
+        "name": "local-claim_done" if names == "toolathlon" else "claim_done",
+        "title": "Claim done",
+        "description": (
+            "Claim that the task is done. This ends the attempt: no other tool works any more, the work is "
+            "graded as it is. Call it once, when everything is finished. If the task asks for an answer in "
+            "words, give it in `answer`."
+        ),
+        "inputSchema": {
+            "type": "object",
+            "properties": {
+                "answer": {
+                    "type": "string",
+                    "description": "Your last words on the task: the answer, a summary.",
+                }
+            },
+            "additionalProperties": False,
+        },
+        "annotations": {"destructiveHint": True, "idempotentHint": True, "openWorldHint": False},
+    }
+
+
+def evaluate_tool() -> JsonObject:
+    """The tool that gives the verdict."""
+    return {
+        "name": "evaluate",
+        "title": "Evaluate",
+        "description": (
+            "Grade the attempt and give the verdict with its reward. If the task was not claimed done, this "
+            "ends the attempt first. Grading runs once; later calls give the same verdict. It can take minutes."
+        ),
+        "inputSchema": {"type": "object", "properties": {}, "additionalProperties": False},
+        "annotations": {"destructiveHint": True, "idempotentHint": True, "openWorldHint": False},
+    }
+
+
+class Toolbox:
+    """The tools of a task's servers under stable names, in stable order.
+
+    Raises SetUpError where two tools would have one name (only `raw` names can clash).
+    """
+
+    def __init__(self, servers: Mapping[str, ServerFacts], names: Names) -> None:
+        claim, evaluate = claim_tool(names), evaluate_tool()
+        self.claim_name: str = claim["name"]
+        self.evaluate_name: str = evaluate["name"]
+        self._routes: dict[str, Route] = {}
+        described: dict[str, JsonObject] = {}
+        for server in sorted(servers):
+            for tool in servers[server].tools:
+                original = tool.get("name")
+                if not isinstance(original, str) or not original:
+                    continue
+                name = spell(names, server, original)
+                if name in self._routes or name in (self.claim_name, self.evaluate_name):
+                    raise SetUpError(
+                        f"two tools are called {name!r} (one of them is {server}'s): "
+                        "choose another spelling, e.g. `--names decathlon`"
+                    )
+                self._routes[name] = Route(server, original)
+                described[name] = _described(tool, name, Route(server, original))
+        self.tools: list[JsonObject] = [*(described[name] for name in sorted(described)), claim, evaluate]
+
+    def route(self, name: str) -> Route:
+        """Where a tool is. Raises UnknownToolError naming those that look like it."""
+        if (route := self._routes.get(name)) is None:
+            near = difflib.get_close_matches(name, [tool["name"] for tool in self.tools], n=3, cutoff=0.5)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise UnknownToolError(f"there is no tool {name!r} in this episode{hint}", near=near)
+        return route
+
+
+def _described(tool: JsonObject, name: str, route: Route) -> JsonObject:
+    """The tool in its server's words, but for the name; a schema without a type gets one.
+
+    The Python client refuses a whole list for one `inputSchema: {}`.
+    """
+    schema = tool.get("inputSchema")
+    schema = schema if isinstance(schema, dict) else {}
+    told = {**tool, "name": name, "inputSchema": schema if "type" in schema else {"type": "object", **schema}}
+    if not name.endswith(route.tool):
+        meta = tool.get("_meta")
+        told["_meta"] = {
+            **(meta if isinstance(meta, dict) else {}),
+            ORIGINAL_KEY: {"server": route.server, "tool": route.tool},
+        }
+    return told

@@ -1,0 +1,49 @@
+"""What stays of an episode on disk: `trajectory.jsonl`, a line an event, and `verdict.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from decathlon_mcp.model import JsonObject
+
+
+class Journal:
+    """One episode's folder. Readable by its owner alone; made at once, so that a full disk is known early."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, mode=0o700)
+        self._trajectory = (folder / "trajectory.jsonl").open(
+            "a", encoding="utf-8", errors="backslashreplace"
+        )
+
+    def add(self, event: str, **values: Any) -> None:
+        """Write one line: `event`, the time (Unix seconds), the values."""
+        if self._trajectory.closed:
+            return
+        line = json.dumps({"event": event, "time": round(time.time(), 6), **values}, ensure_ascii=False)
+        self._trajectory.write(line + "\n")
+        self._trajectory.flush()
+
+    def events(self, event: str) -> Iterator[JsonObject]:
+        """The lines of one kind, in order."""
+        with (self.folder / "trajectory.jsonl").open(encoding="utf-8") as lines:
+            for line in lines:
+                value: JsonObject = json.loads(line)
+                if value["event"] == event:
+                    yield value
+
+    def write_verdict(self, verdict: JsonObject) -> None:
+        """Keep the verdict; whoever reads the file sees the whole of it or none."""
+        target = self.folder / "verdict.json"
+        partial = target.with_suffix(".partial")
+        partial.write_text(json.dumps(verdict, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.replace(partial, target)  # noqa: PTH105  (atomic, as its documentation says)
+
+    def close(self) -> None:
+        self._trajectory.close()

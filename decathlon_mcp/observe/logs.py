@@ -1,0 +1,54 @@
+"""Logs: constant messages with fields, on stderr, for people or as JSON. Secrets never."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import Any, Literal
+
+LogFormat = Literal["text", "json"]
+
+
+def fields(**values: Any) -> dict[str, Any]:
+    """What a constant message is about, as `extra=` of a logging call."""
+    return {"fields": values}
+
+
+class _Formatter(logging.Formatter):
+    def __init__(self, style: LogFormat) -> None:
+        super().__init__(datefmt="%Y-%m-%dT%H:%M:%S%z")
+        self._json = style == "json"
+
+    def format(self, record: logging.LogRecord) -> str:
+        values: dict[str, Any] = getattr(record, "fields", {})
+        if record.exc_info:
+            values = {**values, "exception": self.formatException(record.exc_info)}
+        head = {
+            "time": self.formatTime(record, self.datefmt),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if self._json:
+            return json.dumps({**head, **values}, ensure_ascii=False, default=str)
+        exception = values.pop("exception", None) if record.exc_info else None
+        told = "".join(f" {name}={_short(value)}" for name, value in values.items())
+        line = f"{head['time']} {head['level']:<7} {head['message']}{told}"
+        return f"{line}\n{exception}" if exception else line
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return json.dumps(text, ensure_ascii=False) if " " in text or "\n" in text or not text else text
+
+
+def configure_logging(level: str = "info", style: LogFormat = "text") -> None:
+    """Send logs to stderr (stdout belongs to a protocol). Chatty libraries speak from `warning` on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter(style))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for name in ("mcp", "uvicorn", "urllib3", "docker", "httpx", "httpx2", "asyncio", "sse_starlette"):
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
