@@ -1,0 +1,31 @@
+"""Reading a suite: tasks, prompts, needs, conflicts, servers, and what goes into a sandbox."""
+
+from decathlon_mcp.suites.catalogue import Catalogue
+from decathlon_mcp.suites.dialect import Dialect
+from decathlon_mcp.suites.documents import broken, check, read_json, read_yaml
+from decathlon_mcp.suites.names import CLAIM, EVALUATE, LOCAL, spell
+from decathlon_mcp.suites.prompts import Prompt
+from decathlon_mcp.suites.servers import ServerConfig
+from decathlon_mcp.suites.suite import Suite, load_suite
+from decathlon_mcp.suites.suitefile import Deadlines
+from decathlon_mcp.suites.tasks import Needs, Task
+
+__all__ = [
+    "CLAIM",
+    "EVALUATE",
+    "LOCAL",
+    "Catalogue",
+    "Deadlines",
+    "Dialect",
+    "Needs",
+    "Prompt",
+    "ServerConfig",
+    "Suite",
+    "Task",
+    "broken",
+    "check",
+    "load_suite",
+    "read_json",
+    "read_yaml",
+    "spell",
+]

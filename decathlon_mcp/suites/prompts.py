@@ -1,0 +1,121 @@
+"""What an agent is told: Toolathlon's system prompt and task, filled in for this server.
+
+Placeholders and the sentence on independence are upstream's (`utils/data_structures/task_config.py`,
+`SystemPrompts.apply` in single-turn mode). What upstream says of an answer without a tool call does not reach
+a proxy, so that an attempt ends with `claim_done` is said in its place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from decathlon_mcp.model import Names
+from decathlon_mcp.suites.dialect import Dialect
+from decathlon_mcp.suites.documents import read_text
+from decathlon_mcp.suites.names import CLAIM, LOCAL, spell
+
+INDEPENDENCE = (
+    "Please complete the given task independently. Do not seek confirmation or additional feedback from "
+    "the user. You should handle all situations on your own, as the user will not provide any further "
+    "information."
+)
+
+LOCAL_TOOLS = (
+    CLAIM,
+    "python-execute",
+    "sleep",
+    "web_search",
+    "search_overlong_tooloutput",
+    "search_overlong_tooloutput_navigate",
+    "view_overlong_tooloutput",
+    "view_overlong_tooloutput_navigate",
+)
+"""Toolathlon's local tools that make sense behind a proxy, as its models see them but for `local-`."""
+
+_UPSTREAM = re.compile(
+    r"If you believe the task is completed, you can either call the `?[\w-]*claim_done`? tool "
+    r"or respond without calling any tool to indicate completion\."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """`system` is None where the task has no system prompt and needs none."""
+
+    system: str | None
+    task: str
+
+    @property
+    def instructions(self) -> str:
+        """Both, as one text."""
+        return self.task if self.system is None else f"{self.system}\n\n{self.task}"
+
+
+def read_prompt(
+    folder: Path,
+    dialect: Dialect,
+    *,
+    root: PurePosixPath,
+    time: str,
+    names: Names,
+    servers: Collection[str],
+    language: str = "en",
+) -> Prompt:
+    """The prompt of the task in `folder`, its paths those below `root`. Raises SuiteError where it has none.
+
+    `language` other than `en` reads Toolathlon's files of that suffix (`cn`: `task_cn.md`).
+    """
+    suffix = "" if language == "en" else f"_{language}"
+    system_file = folder / "docs" / f"agent_system_prompt{suffix}.md"
+    task = respell(read_text(folder / "docs" / f"task{suffix}.md"), names, servers)
+    if not system_file.exists():
+        return Prompt(_claim(names), task)
+    values = {
+        "current_working_dir": str(root),
+        "workspace_dir": str(root / dialect.workspace),
+        "workspace_dir_rela": str(dialect.workspace),
+        "time": time,
+    }
+    system = read_text(system_file)
+    for name, value in values.items():
+        system = system.replace(f"!!<<<<||||{name}||||>>>>!!", value)
+    claim = _claim(names)
+    system, replaced = _UPSTREAM.subn(lambda _: claim, system)
+    system = f"{respell(system, names, servers)}\n{INDEPENDENCE}"
+    return Prompt(system if replaced else f"{system}\n{claim}", task)
+
+
+def respell(text: str, names: Names, servers: Collection[str]) -> str:
+    """The text with tools' names in the spelling in force, whether they stand in Toolathlon's or in ours.
+
+    Only what is surely a tool is touched: a local one by its whole name, and between backticks `claim_done`
+    and the tools of the task's servers: `<server>__<tool>`, and `<server>-<tool>` where the tool's name is of
+    the kind that tools have (`read_file`).
+    """
+
+    def local(match: re.Match[str]) -> str:
+        return spell(names, LOCAL, match.group(1))
+
+    def other(match: re.Match[str]) -> str:
+        return f"`{spell(names, match.group(1), match.group(2) or match.group(3))}`"
+
+    text = text.replace(f"`{CLAIM}`", f"`{spell(names, LOCAL, CLAIM)}`")
+    text = re.sub(rf"(?<![\w-]){LOCAL}(?:-|__)({_any(LOCAL_TOOLS)})(?![\w-])", local, text)
+    if servers:
+        text = re.sub(rf"`({_any(servers)})(?:-([a-z0-9]+(?:_[a-z0-9]+)+)|__([\w-]+))`", other, text)
+    return text
+
+
+def _any(words: Collection[str]) -> str:
+    """A pattern for any of the words, the longest first."""
+    return "|".join(sorted(map(re.escape, words), key=len, reverse=True))
+
+
+def _claim(names: Names) -> str:
+    return (
+        f"Nothing but the `{spell(names, LOCAL, CLAIM)}` tool ends your attempt: call it when you believe "
+        "that the task is completed, with your last words (the answer, if the task asks for one) in `answer`."
+    )

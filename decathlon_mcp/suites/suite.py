@@ -1,0 +1,253 @@
+"""A suite: a checkout in Toolathlon's layout, its tasks ready to be prompted, packed and started."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import cast
+
+from decathlon_mcp.errors import SuiteError
+from decathlon_mcp.model import JsonObject, Names
+from decathlon_mcp.suites import archives
+from decathlon_mcp.suites.dialect import Dialect
+from decathlon_mcp.suites.needs import Means
+from decathlon_mcp.suites.prompts import Prompt, read_prompt
+from decathlon_mcp.suites.revision import revision
+from decathlon_mcp.suites.servers import FOLDER as SERVERS
+from decathlon_mcp.suites.servers import ServerConfig, read_servers
+from decathlon_mcp.suites.splits import conflicts_of, read_conflicts, splits_of, warn_of_strangers
+from decathlon_mcp.suites.suitefile import FILE, SuiteFile, read_suite_file
+from decathlon_mcp.suites.tasks import CONFIG, FOLDER, Folder, Task, find_folders, ids_of, read_folder
+from decathlon_mcp.suites.tokens import TASK_FILE, VALUES_SCRIPT
+
+STARTER = Path(__file__).parent.parent / "starter" / "suite"
+GROUNDTRUTH = "groundtruth_workspace"
+INITIAL = "initial_workspace"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """All as it was when the checkout was read, but prompts and archives: those are read when asked for."""
+
+    name: str
+    path: Path
+    dialect: Dialect
+    tasks: Mapping[str, Task]
+    means: Means
+    _conflicts: Mapping[str, frozenset[str]]
+
+    @property
+    def servers(self) -> Mapping[str, ServerConfig]:
+        """Those whose files can be read, by name."""
+        return self.means.servers
+
+    @cached_property
+    def revision(self) -> str:
+        """Which state the checkout is in; computed once."""
+        return revision(self.path, [*self.dialect.common, PurePosixPath(FOLDER), PurePosixPath(FILE)])
+
+    @property
+    def sealed_names(self) -> tuple[str, ...]:
+        """Names that no folder of a task may hold once an agent can reach it."""
+        return self.dialect.sealed
+
+    def task(self, task_id: str) -> Task:
+        """Raises SuiteError where the task is broken, KeyError where there is none."""
+        task = self.tasks[task_id]
+        if task.errors:
+            raise task.errors[0]
+        return task
+
+    def missing(self, task: Task) -> list[str]:
+        """Why a task cannot run, a sentence each; empty where it can."""
+        return self.means.missing(task)
+
+    def conflicts(self, task_id: str) -> frozenset[str]:
+        """The tasks never run beside this one; where there are any, itself is among them."""
+        return self._conflicts.get(task_id, frozenset())
+
+    def launch_time(self, when: datetime) -> str:
+        """As `--launch_time` and the prompt have it."""
+        return when.strftime(self.dialect.launch_time_format)
+
+    def task_dir(self, task: Task) -> str:
+        """What Toolathlon calls the task's `task_dir`."""
+        return str(task.folder.relative_to(self.dialect.task_base))
+
+    def prompt(
+        self, task: Task, *, root: PurePosixPath, launch_time: datetime, names: Names, language: str = "en"
+    ) -> Prompt:
+        """What the agent is told. Raises SuiteError where the task's files cannot be read."""
+        return read_prompt(
+            self.path / task.folder,
+            self.dialect,
+            root=root,
+            time=self.launch_time(launch_time),
+            names=names,
+            servers=task.needs.servers,
+            language=language,
+        )
+
+    def common_archive(self, into: Path) -> None:
+        """Tar of what every sandbox needs, and of what stands in for files that the checkout lacks."""
+        for part in self.dialect.common:
+            archives.inside(self.path, part)
+        parts = [*self.dialect.common]
+        ways = [path for part in parts for path in archives.packages_above(self.path, part)]
+        aliases = {
+            name: source
+            for name, source in self.dialect.stand_ins
+            if not (self.path / name).exists() and (self.path / source).is_file()
+        }
+        members = [*ways, *(path for part in parts for path in archives.walk(self.path, part))]
+        archives.write(into, self.path, members, aliases)
+
+    def task_archive(self, task: Task, into: Path, *, sealed: bool) -> None:
+        """Tar of the task's folder and of the packages on the way to it; no other task's.
+
+        `sealed` false leaves out what only grading needs: right for a task without a preprocess, which may
+        read those files or write to them.
+        """
+        archives.inside(self.path, task.folder)
+        without = () if sealed else self.dialect.grading
+        members = archives.walk(self.path, task.folder, without)
+        archives.write(into, self.path, [*archives.packages_above(self.path, task.folder), *members], {})
+
+    def sealed(self, task: Task, *, root: PurePosixPath, values: Mapping[str, str]) -> tuple[str, ...]:
+        """Names in the task's folder that must go before an agent can reach it: all that no server needs.
+
+        What a server needs is what the dialect keeps, and what one of the `values` points to.
+        """
+        folder = root / task.folder
+        needed = set(self.dialect.kept)
+        for value in values.values():
+            place = PurePosixPath(value) if value.startswith("/") else root / value
+            if place.is_relative_to(folder) and place != folder:
+                needed.add(place.relative_to(folder).parts[0])
+        return tuple(sorted({*self.sealed_names, *task.names} - (needed - {*self.sealed_names})))
+
+    def wanted_values(self, task: Task) -> frozenset[str]:
+        """The names `config.x` and `token.x` that the yaml of the task's servers use."""
+        return self.means.wanted_values(task.needs.servers)
+
+    def values_command(self, task: Task) -> list[str]:
+        """What the suite's own Python runs, in `root` and with a channel, to compute the wanted values.
+
+        It must run after preprocess, which may write what a task's token file reads, and before sealing,
+        since some read it from the groundtruth.
+        """
+        return [
+            *self.dialect.python,
+            "-c",
+            VALUES_SCRIPT,
+            str(task.folder),
+            *sorted(self.wanted_values(task)),
+        ]
+
+    def parse_values(self, channel: str) -> dict[str, str]:
+        """What `values_command` wrote to its channel. Raises SuiteError where that is nothing of the kind."""
+        try:
+            values = json.loads(channel)
+        except ValueError:
+            values = None
+        if not isinstance(values, dict) or not all(
+            isinstance(v, str) for v in cast("JsonObject", values).values()
+        ):
+            raise SuiteError(f"suite {self.name}: its token files gave no values")
+        return cast("dict[str, str]", values)
+
+    def server_specs(self, task: Task, *, root: PurePosixPath, values: Mapping[str, str]) -> list[JsonObject]:
+        """The SERVER objects of the wire's `start`, in the task's order.
+
+        Raises SuiteError for a server that the checkout does not describe, or describes wrongly.
+        """
+        paths = {
+            "agent_workspace": self.dialect.workspace,
+            "local_servers_paths": self.dialect.local_servers,
+            "local_binary_paths": self.dialect.local_binaries,
+            "task_dir": task.folder,
+        }
+        known = {**values, **{name: str(root / path) for name, path in paths.items()}}
+        return [self._server(name).spec(self.dialect, root=root, values=known) for name in task.needs.servers]
+
+    def server_folders(self, task: Task) -> list[PurePosixPath]:
+        """The folders that the task's servers want to find, relative to the workspace."""
+        folders = dict(self.dialect.folders)
+        return [PurePosixPath(folders[name]) for name in task.needs.servers if name in folders]
+
+    def _server(self, name: str) -> ServerConfig:
+        if name in self.servers:
+            return self.servers[name]
+        if name in self.means.server_errors:
+            raise self.means.server_errors[name]
+        raise SuiteError(f"no file in {self.path / SERVERS} describes a server {name!r}")
+
+
+def load_suite(where: str | Path) -> Suite:
+    """Read a checkout; `starter` is the bundled suite.
+
+    Without a `suite.yaml` its dialect is recognised by its marks (see `dialect.recognise`). What is broken
+    about a task or a server is kept with the tasks that it concerns. Raises SuiteError where the folder is no
+    suite, saying what was looked for and where, or where `suite.yaml` or `task_conflict.json` is broken.
+    """
+    path = STARTER if str(where) == "starter" else Path(where).expanduser().absolute()
+    folders = find_folders(path)
+    if not folders:
+        raise _no_suite(path)
+    dialect, said = read_suite_file(path)
+    servers, errors = read_servers(path)
+    means = Means(path, dialect, said, servers, errors)
+    name = said.name or re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name).strip("-.") or dialect.name
+    tasks = dict(_tasks(name, means, folders))
+    return Suite(name, path, dialect, tasks, means, _all_conflicts(path, said, tasks))
+
+
+def _tasks(suite: str, means: Means, folders: Collection[PurePosixPath]) -> Iterable[tuple[str, Task]]:
+    for task_id, path in zip(ids_of([*folders]), folders, strict=True):
+        yield task_id, _task(task_id, suite, means, read_folder(means.checkout, path))
+
+
+def _task(task_id: str, suite: str, means: Means, folder: Folder) -> Task:
+    said = means.settings.task(task_id)
+    needs = means.needs(folder, said)
+    return Task(
+        id=task_id,
+        suite=suite,
+        folder=folder.path,
+        needs=needs,
+        splits=splits_of(task_id, means.settings.splits),
+        has_preprocess=folder.has_preprocess,
+        has_groundtruth=GROUNDTRUTH in folder.names,
+        has_initial_workspace=INITIAL in folder.names,
+        has_token_file=TASK_FILE in folder.names,
+        in_place=bool(said.in_place),
+        grader_network=needs.network if said.grader_network is None else said.grader_network,
+        deadlines=said.deadlines,
+        max_turns=folder.said.max_turns,
+        meta=folder.said.meta or {},
+        config=folder.config,
+        names=folder.names,
+        errors=(*folder.errors, *means.errors(folder.said.servers)),
+    )
+
+
+def _all_conflicts(path: Path, said: SuiteFile, tasks: Collection[str]) -> dict[str, frozenset[str]]:
+    warn_of_strangers(tasks, "conflicts", (word for group in said.conflicts for word in group))
+    warn_of_strangers(tasks, "accounts", (word for group in said.accounts.values() for word in group))
+    warn_of_strangers(tasks, "splits", (word for group in said.splits.values() for word in group))
+    return conflicts_of(tasks, [*read_conflicts(path / FOLDER), *said.conflicts, *said.accounts.values()])
+
+
+def _no_suite(path: Path) -> SuiteError:
+    looked = f"looked for {FOLDER}/<split>/<task>/{CONFIG} in {path}"
+    if not path.exists():
+        return SuiteError(f"{path} is not there; a suite is a checkout in Toolathlon's layout: {looked}")
+    if not path.is_dir():
+        return SuiteError(f"{path} is not a folder; a suite is a checkout in Toolathlon's layout: {looked}")
+    found = ", ".join(sorted(entry.name for entry in path.iterdir())[:12]) or "nothing"
+    return SuiteError(f"{path} is not a checkout in Toolathlon's layout: {looked}; found {found}")
