@@ -9,12 +9,14 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Literal, Protocol
+from types import TracebackType
+from typing import Literal, Protocol, Self
 
 from anyio.abc import ByteStream
 
+from decathlon_mcp.model import Network
+
 Isolation = Literal["none", "container"]
-Network = Literal["none", "outbound"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,10 @@ class Sandbox(Protocol):
 
     @property
     def root(self) -> PurePosixPath:
-        """Where the suite lives, as processes inside see it. It exists and is empty, but for what the image put there."""
+        """Where the suite lives, as processes inside see it.
+
+        It exists and is empty, but for what the image put there.
+        """
         ...
 
     @property
@@ -64,27 +69,45 @@ class Sandbox(Protocol):
 
     @property
     def log_tail(self) -> str:
-        """The last of what the first process wrote to stderr, at most 8 KiB."""
+        """The last of what the first process wrote to stderr, at most 8 KiB; whole at the stream's end."""
+        ...
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Was a process inside killed for want of memory? The first may live on; `local` never knows."""
         ...
 
     async def put(self, folder: PurePosixPath, archive: Path | bytes) -> None:
-        """Unpack a tar archive (plain or gzip) into `folder`, an absolute path inside; it is made if missing."""
+        """Unpack a tar archive (plain or gzip) into `folder`, an absolute path inside; it is made if missing.
+
+        Not below /tmp. What is unpacked belongs to the first process's user, whatever the archive says.
+        Raises BadRequestError for an archive that is none, or has a member outside `folder` or a device;
+        SandboxLostError when the sandbox is gone.
+        """
         ...
 
     async def get(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
         """Pack `folder` into a plain tar at `archive`; member names are relative to `folder` ("./a/b").
 
-        Works on a paused sandbox. What is in the archive was written by whoever is inside: never unpack it
-        on the host. Raises LimitExceededError past `limit_bytes`; SandboxLostError when the sandbox is gone.
+        Links are packed as links, sockets are left out; a folder that is not there (or is none) gives an
+        archive without members. Works on a paused sandbox. What is in the archive was written by whoever is
+        inside: never unpack it on the host. Raises LimitExceededError past `limit_bytes` (then there is no
+        `archive`); SandboxLostError when the sandbox is gone.
         """
         ...
 
     async def pause(self) -> None:
-        """Stop every process inside from running, for good."""
+        """Stop every process inside from running, for good; a second time does nothing.
+
+        Raises SandboxLostError when the sandbox is gone.
+        """
         ...
 
     async def cause_of_end(self) -> str | None:
-        """Why the first process ended ("out of memory", "exit code 137"); None where that is not known."""
+        """Why the first process ended ("out of memory", "exit code 137"); None where that is not known.
+
+        Waits at most 2 s for the news, and not at all while the stream has not ended.
+        """
         ...
 
 
@@ -98,8 +121,23 @@ class Finding:
     cure: str = ""
 
 
+def finding(what: str, ok: bool, detail: str, cure: str = "") -> Finding:
+    """A finding whose cure is told only where one is needed."""
+    return Finding(what, ok, detail, "" if ok else cure)
+
+
 class Provider(Protocol):
-    """Opens sandboxes. Every one it opens carries the label of this server (`owner`)."""
+    """Opens sandboxes. Every one it opens carries the label of this server (`owner`).
+
+    It is entered (`async with`) before anything is opened, and left after every sandbox of it has ended. To
+    enter it needs nothing of the machine: an engine that is not there is said by `open` and `check`.
+    """
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
     @property
     def name(self) -> str: ...
@@ -114,12 +152,12 @@ class Provider(Protocol):
     def open(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
         """A fresh sandbox; removed on exit, on every path.
 
-        Raises ProviderUnavailableError (no engine), ImageError (missing, or no Python in it).
+        Raises ProviderUnavailableError (no engine, within 3 s), ImageError (missing, or no Python in it).
         """
         ...
 
     async def sweep(self, owner: str) -> int:
-        """Remove every sandbox labelled with `owner` that this provider object did not open; how many there were."""
+        """Remove every sandbox labelled with `owner` that this object did not open; how many there were."""
         ...
 
     async def check(self, image: str | None) -> list[Finding]:

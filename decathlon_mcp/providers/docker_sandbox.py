@@ -1,0 +1,137 @@
+"""One sandbox that is a container: files by the engine's archives, the cause of its end by its events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+import anyio
+from docker.errors import APIError, NotFound
+
+from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.providers.archive import CHUNK_BYTES, folders, owned
+from decathlon_mcp.providers.base import SandboxSpec
+from decathlon_mcp.providers.docker_container import Container
+from decathlon_mcp.providers.docker_engine import REQUEST_SECONDS, Api, Engine, said_by
+from decathlon_mcp.providers.docker_events import Fate
+from decathlon_mcp.providers.docker_stream import AttachedStream
+from decathlon_mcp.providers.packing import nothing, save
+
+CAUSE_SECONDS = 2.0
+_SCRATCH = PurePosixPath("/tmp")
+_CONFLICT = 409
+_T = TypeVar("_T")
+
+
+class DockerSandbox:
+    """See `base.Sandbox`."""
+
+    def __init__(self, engine: Engine, container: Container, stream: AttachedStream, fate: Fate) -> None:
+        self._engine = engine
+        self._container = container
+        self._fate = fate
+        self._gone = False
+        self.stream = stream
+
+    @property
+    def spec(self) -> SandboxSpec:
+        return self._container.spec
+
+    @property
+    def root(self) -> PurePosixPath:
+        return self.spec.root
+
+    @property
+    def log_tail(self) -> str:
+        return str(self.stream.tail)
+
+    @property
+    def out_of_memory(self) -> bool:
+        return self._fate.out_of_memory
+
+    async def put(self, folder: PurePosixPath, archive: Path | bytes) -> None:
+        _check(folder)
+        user, group = self._container.user
+
+        def put(api: Api) -> None:
+            identity = self._container.identity
+            _make(api, identity, folder, user, group)
+            api.put_archive(identity, str(folder), owned(archive, user, group))
+
+        await self._ask(put)
+
+    async def get(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
+        _check(folder)
+
+        def get(api: Api) -> None:
+            identity = self._container.identity
+            try:
+                # With the dot, members are named from the folder on; a link in its place is followed, inside.
+                chunks, _ = api.get_archive(identity, f"{folder}/.", CHUNK_BYTES)
+            except APIError as error:
+                if not isinstance(error, NotFound) and "not a directory" not in said_by(error):
+                    raise
+                api.inspect_container(identity)  # a sandbox that is gone must not pass for an empty folder
+                chunks = nothing()
+            save(chunks, archive, limit_bytes)
+
+        await self._ask(get)
+
+    async def pause(self) -> None:
+        def pause(api: Api) -> None:
+            try:
+                api.pause(self._container.identity)
+            except APIError as error:
+                if error.status_code != _CONFLICT or "already paused" not in said_by(error):
+                    raise
+
+        await self._ask(pause)
+
+    async def cause_of_end(self) -> str | None:
+        if self.stream.line.ended.is_set():
+            with anyio.move_on_after(CAUSE_SECONDS):
+                await self._fate.ended.wait()
+        return self._fate.cause
+
+    def close(self) -> None:
+        """From now on it is gone."""
+        self._gone = True
+
+    async def _ask(self, call: Callable[[Api], _T]) -> _T:
+        if self._gone:
+            raise SandboxLostError("the sandbox has been closed")
+        try:
+            return await self._engine.run(call, abandon=True)
+        except APIError as error:
+            said = said_by(error)
+            if isinstance(error, NotFound) or self._fate.ended.is_set() or "is not running" in said:
+                cause = self._fate.cause
+                raise SandboxLostError(
+                    f"the sandbox is gone{f' ({cause})' if cause else ''}: {said}", cause=cause
+                ) from error
+            raise ProviderUnavailableError(f"the engine refused: {said}") from error
+
+
+def _check(folder: PurePosixPath) -> None:
+    if not folder.is_absolute() or ".." in folder.parts or folder.is_relative_to(_SCRATCH):
+        # An archive does not see into a mounted /tmp: it would land beneath it, unseen.
+        raise BadRequestError(f"files go in and out of folders by an absolute path not below /tmp: {folder}")
+
+
+def _make(api: Api, identity: str, folder: PurePosixPath, user: int, group: int) -> None:
+    """Make a folder with its parents, where it is missing."""
+    names: list[str] = []
+    existing = folder
+    while existing.name and not _is_folder(api, identity, existing):
+        names.insert(0, existing.name)
+        existing = existing.parent
+    if names:
+        chain = ["/".join(names[: count + 1]) for count in range(len(names))]
+        api.put_archive(identity, str(existing), folders(chain, user, group))
+
+
+def _is_folder(api: Api, identity: str, path: PurePosixPath) -> bool:
+    url = f"{api.base_url}/v{api.api_version}/containers/{identity}/archive"
+    answer = api.head(url, params={"path": f"{path}/."}, timeout=REQUEST_SECONDS)
+    return bool(answer.ok)
