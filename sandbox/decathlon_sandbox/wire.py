@@ -22,33 +22,42 @@ Requests, their params, their results:
              "timeout_seconds": NUM, "output_bytes": INT, "channel": BOOL}
             -> {"exit_code": INT | null, "signal": INT | null, "timed_out": BOOL, "stdout": STR,
                 "stderr": STR, "truncated": BOOL, "channel": STR | null, "seconds": NUM}
-            Runs a process that ends, in a session of its own; when it ends or its time is over, its whole tree
-            is killed. stdin is empty. Of stdout and stderr the last `output_bytes` each are kept (UTF-8, bad
-            bytes replaced). With `channel` the process is given a pipe whose write end's number is in the
-            environment variable CHANNEL_VARIABLE; what it wrote there (at most 1 MiB) is `channel`.
-            A program that is not there is an error (code SPAWN).
+            Runs a process that ends, in a session of its own; when it ends or its time is over, its whole
+            tree is killed, daemons included. stdin is empty. Of stdout and stderr the last `output_bytes`
+            (at most 4 MiB) each are kept (UTF-8, bad bytes replaced). With `channel` the process is given a
+            pipe whose write end's number is in the environment variable CHANNEL_VARIABLE; what it wrote there
+            (the first MiB) is `channel`. `truncated`: there was more of any of the three. A program that is
+            not there is an error (code SPAWN).
 `start`     {"servers": [SERVER...], "deadline_seconds": NUM} -> {"servers": {NAME: FACTS}}
             Starts the task's MCP servers side by side, shakes hands and lists their tools (all pages).
             SERVER: {"name": STR, "type": "stdio", "command": STR, "args": [STR...], "env": {STR: STR},
-                     "inherit": "minimal" | "all", "cwd": DIR, "path": STR?, "request_seconds": NUM}
+                     "inherit": "minimal" | "all", "cwd": DIR, "path": STR?, "request_seconds": NUM?}
                  or {"name": STR, "type": "sse" | "streamable_http", "url": STR, "headers": {STR: STR},
-                     "request_seconds": NUM}
+                     "request_seconds": NUM?}
             FACTS: {"protocolVersion": STR, "serverInfo": {...}, "capabilities": {...}, "tools": [RAW...],
                     "seconds": NUM}
             "minimal" is what the MCP SDK's stdio client hands a server: HOME, LOGNAME, PATH, SHELL, TERM,
-            USER, then `env`. One that ends, answers with an error or is silent until the deadline fails the
-            request (code SERVER) with data {"server": NAME, "stderr": STR (last lines), "exit_code": INT?};
-            the servers that did come up are then stopped.
+            USER, then `env`; `path` takes the place of the inherited PATH (not of one in `env`). The program
+            is looked up in the PATH that the server gets. One that ends, answers with an error or is silent
+            until the deadline fails the request (code SERVER) with data {"server": NAME, "stderr": STR (last
+            lines), "exit_code": INT | null (negative: the signal that ended it)}; the servers that did come
+            up are then stopped. May be used again, for names that are not up.
 `call`      {"server": NAME, "method": STR, "params": {...}, "timeout_seconds": NUM | null}
-            -> the task server's whole reply, as it came: {"jsonrpc": "2.0", "id": ..., "result" | "error": ...}
-            (the bytes of its line are embedded, not written anew). `method` is `tools/call` or `tools/list`.
-            While it runs, `progress` and `message` notifications may come. Codes TIMEOUT, SERVER (died).
+            -> the task server's whole reply, as it came: {"jsonrpc": "2.0", "id": ..., "result" | "error":
+            ...} (the bytes of its line are embedded, not written anew; only half surrogate pairs in it become
+            U+FFFD). `method` is `tools/call` or `tools/list`. `timeout_seconds` null: the server's
+            `request_seconds`. While it runs, `progress` and `message` notifications may come. A progress
+            token in `params` is replaced on the way. Codes TIMEOUT (the server is told that it is cancelled),
+            SERVER (died, or its reply is not JSON; data as above), TOO_LONG.
 `freeze`    {} -> {"killed": INT}. Every server and every process of the sandbox but the driver itself is
-            killed, for good: `call`, `start` fail with FROZEN from now on.
+            killed, for good: `call` and `start` fail with FROZEN from now on, those under way included; `run`
+            and `arrange` go on working. Servers have their stdin closed first and a second to end by
+            themselves, then one more after SIGTERM.
 `ping`      {} -> {}
 
-Notifications, server to driver: `cancel` {"id": INT}: the request of that id is given up; where it is a `call`,
-the task's server is told with `notifications/cancelled`; it is then answered with code CANCELLED.
+Notifications, server to driver: `cancel` {"id": INT}: the request of that id is given up; where it is a
+`call`, the task's server is told with `notifications/cancelled`; it is then answered with code CANCELLED, a
+`run`, `start` or `arrange` once nothing of it runs any more. `freeze` cannot be cancelled.
 Driver to server: `ready` {"version": INT, "python": STR, "pid": INT}; `progress` {"id": INT, "params": {...}}
 (id: the `call`'s; params as the task's server sent them); `message` {"id": INT | null, "server": NAME,
 "params": {...}} (a log message of the task's server; id where exactly one call runs on that server);
@@ -135,10 +144,11 @@ sources = json.loads(sources)
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name in sources:
-            return importlib.util.spec_from_loader(name, self, origin=name, is_package=name + ".__init__" in sources or name == "decathlon_sandbox")
+            return importlib.util.spec_from_loader(name, self, origin=name, is_package="." not in name)
     def create_module(self, spec): return None
     def exec_module(self, module):
         exec(compile(sources[module.__name__], module.__name__, "exec"), module.__dict__)
+    def get_source(self, name): return sources[name]
 sys.meta_path.insert(0, Finder())
 from decathlon_sandbox.driver import main
 raise SystemExit(main())
