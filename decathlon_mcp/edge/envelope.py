@@ -1,4 +1,4 @@
-"""What a raw result needs around it: the SDK's own pipeline drops what it does not know, so ours passes it by.
+"""What a raw result needs around it: the SDK's own pipeline drops what it does not know.
 
 In 2026-07-28 every result says `resultType`, lists say how long they keep (`ttlMs`, `cacheScope`), and the
 server signs in `_meta`; both SDK clients refuse a result without the first.

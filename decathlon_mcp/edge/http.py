@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from decathlon_mcp.edge.envelope import is_modern
 from decathlon_mcp.edge.episode_server import EpisodeServer
 from decathlon_mcp.edge.errors import INVALID_PARAMS, error_code, error_data
 from decathlon_mcp.edge.lobby import Lobby
@@ -92,8 +93,9 @@ class Addresses:
             visit.episode = opener.episode
         elif SESSION_HEADER not in request.headers and request.method == "POST":
             visit.task_id = self._task_id(request)
-            if self._is_opening(request):
-                self._episodes.admission.refuse_if_full()
+            # Only the handshake opens sessions, and the SDK would keep one whose opening was refused.
+            if not is_modern(request.headers.get("mcp-protocol-version", "")):
+                self._episodes.refuse_unless_startable(visit.task_id)
         await self._serve(self.tasks, visit, request, send)
 
     async def serve_episode(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -132,11 +134,6 @@ class Addresses:
             split=request.query_params.get("split"),
             seed=None if seed is None else int(seed),
         )
-
-    @staticmethod
-    def _is_opening(request: Request) -> bool:
-        """Only the handshake opens sessions; a revision without one always names itself in this header."""
-        return "mcp-protocol-version" not in request.headers
 
     async def _serve(self, manager: SessionManager, visit: Visit, request: Request, send: Send) -> None:
         session = request.headers.get(SESSION_HEADER)

@@ -38,9 +38,10 @@ from decathlon_mcp.model import JsonObject, Phase, as_object
 from decathlon_mcp.settings import RewardPolicy
 
 INSTRUCTIONS = (
-    "This server gives you Toolathlon's tasks, each in a fresh sandbox with its own tools. `list_tasks` says what "
-    "there is; `start_episode` opens one and gives its handle, its prompt and its tools; use them with `call_tool` "
-    "(or by name, where your client shows them); end with `claim_done`, then `evaluate` gives the reward."
+    "This server gives you Toolathlon's tasks, each in a fresh sandbox with its own tools. `list_tasks` says "
+    "what there is; `start_episode` opens one and gives its handle, its prompt and its tools; use them with "
+    "`call_tool` (or by name, where your client shows them); end with `claim_done`, then `evaluate` gives "
+    "the reward."
 )
 CURRENT = "decathlon/current"
 

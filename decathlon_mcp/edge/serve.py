@@ -79,7 +79,7 @@ async def serve_http(
     drain: Callable[[], Awaitable[None]],
     on_ready: Callable[[], None],
 ) -> None:
-    """Serve until SIGTERM or SIGINT: then `drain`, then close what streams there are; a second signal ends the wait."""
+    """Serve until SIGTERM or SIGINT: then drain, then close open streams; a second signal ends the wait."""
     config = uvicorn.Config(
         app,
         log_config=None,

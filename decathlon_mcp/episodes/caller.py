@@ -10,7 +10,7 @@ Role = Literal["player", "controller", "admin"]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """`token`: name of the token shown, None on a server without tokens. `session`: the MCP session, if any."""
+    """`token`: name of the token shown, None on a server without tokens. `session`: the MCP session."""
 
     token: str | None = None
     role: Role = "player"

@@ -7,10 +7,10 @@ request: it can be reached from any connection, or from none.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import anyio
 
@@ -29,23 +29,25 @@ from decathlon_mcp.suites import Prompt, Task
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """How an attempt was closed to tools: by its agent, or by the server (limit reached, evaluated unclaimed)."""
+    """How an attempt was closed to tools: by its agent, or by the server (a limit, `evaluate` unclaimed)."""
 
     by_agent: bool
     answer: str | None = None
     truncated: bool = False
+    at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
 @dataclass(frozen=True, slots=True)
 class Playground:
-    """What there is once an episode is ready."""
+    """What there is once an episode is ready. `offered` is what each of the task's servers listed."""
 
     link: Link
     toolbox: Toolbox
+    offered: Mapping[str, Sequence[JsonObject]]
 
 
 class Episode:
-    """`id` is a capability (192 bits); `label`, its first quarter, is fit for logs and names of containers."""
+    """`id` is a capability (192 bits); `label`, its first quarter, is fit for logs and containers' names."""
 
     def __init__(
         self,
@@ -71,6 +73,7 @@ class Episode:
         self.launch_time = launch_time
         self.started_at = time.time()
         self.state = State()
+        self.ready_at: datetime | None = None
         self.playground: Playground | None = None
         self.claim: Claim | None = None
         self.claimed = anyio.Event()
@@ -189,7 +192,7 @@ class Episode:
             raise self._over()
         if self.playground is None or self.state.phase is not Phase.READY:
             raise EpisodeClaimedError(
-                "this attempt is closed: it was claimed, and no tool works any more; `evaluate` gives the verdict"
+                "this attempt was claimed and is closed: no tool works any more; `evaluate` gives the verdict"
             )
         if self._max_calls is not None and self.calls >= self._max_calls:
             self.close_attempt(Claim(by_agent=False, truncated=True))
@@ -226,7 +229,9 @@ class Episode:
             with anyio.move_on_after(5):
                 await self.state.reach(Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
         if self.state.phase in (Phase.CLAIMED, Phase.SCORED):
-            return EpisodeClaimedError("this attempt was closed while the call ran; `evaluate` gives the verdict")
+            return EpisodeClaimedError(
+                "this attempt was closed while the call ran; `evaluate` gives the verdict"
+            )
         return self._over() if self.state.phase is Phase.ENDED else error
 
     def _over(self) -> DecathlonError:

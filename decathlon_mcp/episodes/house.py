@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,8 +15,9 @@ from decathlon_mcp.episodes.owners import forget, owner_name
 from decathlon_mcp.episodes.registry import Episodes, running
 from decathlon_mcp.episodes.stage import Stage
 from decathlon_mcp.observe import fields
-from decathlon_mcp.providers import DockerProvider, LocalProvider, Provider
-from decathlon_mcp.providers.base import Limits
+from decathlon_mcp.providers.base import Limits, Provider
+from decathlon_mcp.providers.docker import DockerProvider
+from decathlon_mcp.providers.local import LocalProvider
 from decathlon_mcp.settings import ProviderName, Settings
 from decathlon_mcp.suites import Catalogue, Suite, load_suite
 
@@ -36,14 +38,16 @@ async def open_episodes(settings: Settings) -> AsyncGenerator[Episodes]:
     suites = [await anyio.to_thread.run_sync(load_suite, where) for where in settings.suite]
     async with AsyncExitStack() as house:
         owner, dead = house.enter_context(owner_name(settings.state))
-        scratch = Path(house.enter_context(tempfile.TemporaryDirectory(prefix="decathlon-")))
+        scratch = settings.state / "scratch"
+        scratch.mkdir(exist_ok=True, mode=0o700)
+        archives = Path(house.enter_context(tempfile.TemporaryDirectory(prefix=f"{owner}-", dir=scratch)))
         providers: dict[ProviderName, Provider] = {}
         stages: dict[str, Stage] = {}
         for suite in suites:
             name = provider_for(suite, settings)
             if name not in providers:
-                providers[name] = await _open_provider(house, name, owner, scratch / name)
-            common = scratch / f"{suite.name}.tar"
+                providers[name] = await _open_provider(house, name, owner, settings.state / "sandboxes")
+            common = archives / f"{suite.name}.tar"
             await anyio.to_thread.run_sync(suite.common_archive, common)
             stages[suite.name] = _stage(suite, providers[name], common, settings)
         await _sweep(providers, dead, settings)
@@ -64,8 +68,8 @@ def _stage(suite: Suite, provider: Provider, common: Path, settings: Settings) -
 
 async def _open_provider(house: AsyncExitStack, name: ProviderName, owner: str, folder: Path) -> Provider:
     if name == "local":
-        return await house.enter_async_context(LocalProvider(folder, owner=owner))
-    return await house.enter_async_context(DockerProvider(owner=owner))
+        return await house.enter_async_context(LocalProvider(owner, folder))
+    return await house.enter_async_context(DockerProvider(owner))
 
 
 async def _sweep(providers: dict[ProviderName, Provider], dead: list[str], settings: Settings) -> None:
@@ -73,4 +77,6 @@ async def _sweep(providers: dict[ProviderName, Provider], dead: list[str], setti
         left = sum([await provider.sweep(name) for provider in providers.values()])
         if left:
             log.warning("swept what a server that died had left", extra=fields(sandboxes=left))
+        for archives in (settings.state / "scratch").glob(f"{name}-*"):
+            await anyio.to_thread.run_sync(lambda folder=archives: shutil.rmtree(folder, ignore_errors=True))
         forget(settings.state, name)

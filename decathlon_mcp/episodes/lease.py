@@ -1,4 +1,4 @@
-"""How long an episode lives without being asked anything: a cancel scope's deadline, renewed by every request."""
+"""How long an episode lives without being asked: a cancel scope's deadline, renewed by every request."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Lease:
 
     @contextmanager
     def hold(self) -> Generator[None]:
-        """A request is being answered, or a stream is open: the idle lease stands still and is then renewed."""
+        """A request is being answered or a stream is open: the idle lease stands still, then is renewed."""
         self._holders += 1
         self._renew()
         try:

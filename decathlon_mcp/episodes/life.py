@@ -1,13 +1,15 @@
-"""The owner of an episode: one task, from birth to end. Sandboxes are opened and removed here and nowhere else."""
+"""The owner of an episode: one task from birth to end. Sandboxes are opened and removed here alone."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shutil
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import anyio
@@ -17,23 +19,28 @@ from decathlon_mcp.episodes.admission import Admission, Ticket
 from decathlon_mcp.episodes.episode import Episode, Playground
 from decathlon_mcp.episodes.set_up import Deadlines, SetUp
 from decathlon_mcp.episodes.toolbox import Toolbox
-from decathlon_mcp.errors import DecathlonError, SandboxLostError
+from decathlon_mcp.errors import DecathlonError, LimitExceededError, SandboxLostError
 from decathlon_mcp.link import Link
 from decathlon_mcp.model import Ending, Network, Phase
 from decathlon_mcp.observe import fields
 from decathlon_mcp.providers.base import Sandbox
-from decathlon_mcp.rewards import Attempt, CallRecord, Verdict, grade
+from decathlon_mcp.rewards import Attempt, CallRecord, Verdict, grade, verdict_without_grading
+from decathlon_mcp.rewards.verdict import Status
 from decathlon_mcp.settings import Settings
 
 log = logging.getLogger("decathlon.episodes")
 
+_STATUS: dict[Ending, Status] = {Ending.SANDBOX_LOST: "sandbox_lost", Ending.SET_UP_FAILED: "set_up_failed"}
+"""What the verdict says of an episode that ended without being graded; else `not_evaluated`."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """What the agent leaves behind: archives on the server's disk."""
+    """What the agent leaves behind: archives on the server's disk, and what could not be taken."""
 
-    workspace: Path
+    workspace: Path | None
     sealed: Path | None
+    refused: tuple[str, ...] = ()
 
 
 class Life:
@@ -71,10 +78,7 @@ class Life:
         async with AsyncExitStack() as place:
             with episode.lease.limit():
                 await place.enter_async_context(self._admission.place(ticket))
-                left = await self._play()
-                verdict = await self._grade(left)
-                episode.verdict = verdict
-                episode.journal.write_verdict(verdict.to_json())
+                self._settle(await self._grade(await self._play()))
         if episode.verdict is None:
             return episode.left or (Ending.TIME_OVER if episode.lease.over else Ending.LEASE_EXPIRED)
         if episode.verdict.status != "scored":
@@ -85,6 +89,10 @@ class Life:
                 await anyio.sleep_forever()
         return episode.left or Ending.SCORED
 
+    def _settle(self, verdict: Verdict) -> None:
+        self._episode.verdict = verdict
+        self._episode.journal.write_verdict(verdict.to_json())
+
     async def _play(self) -> _Left:
         """Open, set up, wait for the claim, take the workspace; then the agent's sandbox is removed."""
         episode, stage = self._episode, self._episode.stage
@@ -92,19 +100,23 @@ class Life:
         async with AsyncExitStack() as sandboxes:
             async with self._admission.opening:
                 network = stage.network_for(episode.task)
-                sandbox, link = await sandboxes.enter_async_context(stage.open(f"{episode.label}-agent", network))
+                sandbox, link = await sandboxes.enter_async_context(
+                    stage.open(f"{episode.label}-agent", network)
+                )
                 servers, sealed = await self._set_up().run(sandbox, link)
-            episode.playground = Playground(link, Toolbox(servers, stage.names))
+            offered = {name: facts.tools for name, facts in servers.items()}
+            episode.playground = Playground(link, Toolbox(servers, stage.names), offered)
+            episode.ready_at = datetime.now(UTC)
             episode.state.move(Phase.READY)
             log.info(
                 "episode ready",
                 extra=fields(episode=episode.label, seconds=round(time.time() - episode.started_at, 3)),
             )
             await _until(episode.claimed, link)
-            return _Left(await self._take_workspace(sandbox, link), sealed)
+            return await self._leave(sandbox, link, sealed)
 
     def _set_up(self) -> SetUp:
-        episode, settings = self._episode, self._settings
+        episode, settings, own = self._episode, self._settings, self._episode.task.deadlines
         return SetUp(
             suite=episode.stage.suite,
             task=episode.task,
@@ -112,65 +124,76 @@ class Life:
             common=episode.stage.common,
             scratch=self._scratch,
             deadlines=Deadlines(
-                servers=settings.servers_seconds,
-                preprocess=settings.preprocess_seconds,
-                whole=settings.set_up_seconds,
+                servers=own.servers_seconds or settings.servers_seconds,
+                preprocess=own.preprocess_seconds or settings.preprocess_seconds,
+                whole=own.set_up_seconds or settings.set_up_seconds,
             ),
         )
 
-    async def _take_workspace(self, sandbox: Sandbox, link: Link) -> Path:
-        """Nothing inside runs any more when the workspace is taken."""
+    async def _leave(self, sandbox: Sandbox, link: Link, sealed: Path | None) -> _Left:
+        """Take the workspace once nothing inside runs any more; one that is too large does not cross."""
         await link.freeze()
         await sandbox.pause()
         archive = self._scratch / "workspace.tar"
         folder = sandbox.root / self._episode.stage.suite.dialect.workspace
-        await sandbox.get(folder, archive, self._settings.workspace_mib << 20)
-        return archive
+        try:
+            await sandbox.get(folder, archive, self._settings.workspace_mib << 20)
+        except LimitExceededError as error:
+            return _Left(None, sealed, (f"the whole workspace: {error.message}",))
+        return _Left(archive, sealed)
 
     async def _grade(self, left: _Left) -> Verdict:
         episode, stage = self._episode, self._episode.stage
-        attempt = self._attempt()
+        names = (f"{episode.label}-grader{number}" for number in itertools.count(1))
 
         @asynccontextmanager
         async def open_sandbox(network: Network) -> AsyncGenerator[tuple[Sandbox, Link]]:
             async with AsyncExitStack() as sandboxes:
                 async with self._admission.opening:
-                    opened = await sandboxes.enter_async_context(stage.open(f"{episode.label}-grader", network))
+                    opened = await sandboxes.enter_async_context(stage.open(next(names), network))
                 yield opened
 
         return await grade(
-            attempt,
+            self._attempt(),
             open_sandbox=open_sandbox,
             suite=stage.suite,
             task=episode.task,
             sealed=left.sealed,
             workspace=left.workspace,
             common=stage.common,
-            deadline_seconds=self._settings.evaluation_seconds,
+            refused=left.refused,
+            deadline_seconds=episode.task.deadlines.evaluation_seconds or self._settings.evaluation_seconds,
         )
 
     def _attempt(self) -> Attempt:
-        episode, claim = self._episode, self._episode.claim
-        assert claim is not None
+        """What is known of the attempt so far; complete once it is claimed."""
+        episode, stage, claim = self._episode, self._episode.stage, self._episode.claim
+        network = stage.network_for(episode.task)
         return Attempt(
             episode=episode.id,
             task=episode.task_name,
-            suite=episode.stage.suite.name,
+            suite=stage.suite.name,
+            suite_revision=stage.suite.revision,
+            isolation=stage.provider.isolation,
+            agent_network=network,
+            grader_network=stage.grader_network_for(episode.task),
             launch_time=episode.launch_time,
-            calls=[CallRecord.from_journal(event) for event in episode.journal.events("call")],
-            claimed=claim.by_agent,
-            truncated=claim.truncated,
-            answer=claim.answer,
             prompt=episode.prompt,
+            calls=[CallRecord.from_journal(event) for event in episode.journal.events("call")],
+            tools=episode.playground.offered if episode.playground else {},
+            claimed=claim is not None and claim.by_agent,
+            truncated=claim is not None and claim.truncated,
+            answer=claim.answer if claim else None,
+            started_at=episode.ready_at,
+            claimed_at=claim.at if claim else None,
         )
 
     def _end(self, ending: Ending, cause: DecathlonError | None) -> None:
         episode = self._episode
         if episode.verdict is None:
-            status = _STATUS.get(ending, "not_evaluated")
             detail = cause.message if cause is not None else str(ending)
-            episode.verdict = verdict_without_grading(self._attempt_so_far(), status=status, detail=detail)
-            episode.journal.write_verdict(episode.verdict.to_json())
+            status = _STATUS.get(ending, "not_evaluated")
+            self._settle(verdict_without_grading(self._attempt(), status=status, detail=detail))
         episode.state.end(ending, cause)
         episode.playground = None
         episode.journal.add("end", ending=str(ending), cause=cause.message if cause else None)
@@ -181,7 +204,7 @@ class Life:
                 episode=episode.label,
                 task=episode.task_name,
                 ending=ending,
-                reward=episode.verdict.reward,
+                reward=episode.verdict.reward if episode.verdict else None,
                 calls=episode.calls,
                 **({"cause": cause.message} if cause else {}),
             ),

@@ -38,7 +38,7 @@ def draw(catalogue: Catalogue, *, split: str | None = None, seed: int | None = N
         known = sorted({known for _, _, task in catalogue for known in task.splits})
         where = f"of the split {split!r} " if split else ""
         raise BadRequestError(f"no task {where}can run here; the splits are {', '.join(known) or '(none)'}")
-    return random.Random(seed).choice(names)  # noqa: S311
+    return random.Random(seed).choice(names)
 
 
 def _described(name: str, suite: Suite, task: Task, *, prompts: bool) -> JsonObject:

@@ -22,12 +22,12 @@ from decathlon_mcp.errors import AtCapacityError, NotRunnableError, UnknownEpiso
 from decathlon_mcp.model import Ending, Phase
 from decathlon_mcp.observe import Journal, fields
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.suites import Catalogue
+from decathlon_mcp.suites import Catalogue, Suite, Task
 
 log = logging.getLogger("decathlon.episodes")
 
 REMEMBERED = 2_000
-"""Ended episodes that can still be asked for how they ended and for their verdict; the oldest are forgotten."""
+"""Ended episodes that can still be asked how they ended and for their verdict; older ones are forgotten."""
 
 
 class Episodes:
@@ -64,11 +64,7 @@ class Episodes:
 
         Raises UnknownTaskError, NotRunnableError (naming what is missing), AtCapacityError.
         """
-        if self._closing:
-            raise AtCapacityError("the server is shutting down: no new episodes", retryAfterSeconds=30.0)
-        suite, task = self.catalogue.find(task_id)
-        if missing := suite.missing(task):
-            raise NotRunnableError(f"task {task_id} cannot run here: {'; '.join(missing)}", missing=missing)
+        suite, task = self._playable(task_id)
         ticket = self.admission.reserve(task_id, suite.conflicts(task.id))
         episode_id = secrets.token_hex(24)
         episode = Episode(
@@ -88,6 +84,11 @@ class Episodes:
         self._episodes[episode_id] = episode
         self._tasks.start_soon(Life(episode, admission=self.admission, settings=self.settings).run, ticket)
         return episode
+
+    def refuse_unless_startable(self, task_id: str) -> None:
+        """Raise what `start` would, without starting anything."""
+        self._playable(task_id)
+        self.admission.refuse_if_full()
 
     def find(self, episode_id: str, caller: Caller) -> Episode:
         """Raises UnknownEpisodeError, whether there is no such episode or the caller may not use it."""
@@ -117,6 +118,14 @@ class Episodes:
         with anyio.move_on_after(self.settings.drain_seconds):
             for episode in self.live:
                 await episode.state.reach(Phase.ENDED)
+
+    def _playable(self, task_id: str) -> tuple[Suite, Task]:
+        if self._closing:
+            raise AtCapacityError("the server is shutting down: no new episodes", retryAfterSeconds=30.0)
+        suite, task = self.catalogue.find(task_id)
+        if missing := suite.missing(task):
+            raise NotRunnableError(f"task {task_id} cannot run here: {'; '.join(missing)}", missing=missing)
+        return suite, task
 
     def _forget_the_oldest(self) -> None:
         ended = [key for key, episode in self._episodes.items() if episode.state.phase is Phase.ENDED]

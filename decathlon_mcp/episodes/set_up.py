@@ -1,8 +1,9 @@
 """From an open sandbox to a task that can be played, as Toolathlon does it (`utils/roles/task_agent.py`).
 
-Copy the initial workspace, run preprocess, make the folders some servers want, take away what only grading
-needs, start the task's servers, list their tools. The order matters: preprocess may write into the task's
-groundtruth and token file, and nothing that an agent can reach runs before the answers are gone.
+Copy the initial workspace, run preprocess, make the folders some servers want, read the tokens, take away
+what only grading needs, start the task's servers, list their tools. The order matters: preprocess may write
+into the task's groundtruth and token file, a token file may read the groundtruth, and nothing that an agent
+can reach runs before the answers are gone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import anyio.to_thread
 
 from decathlon_mcp.errors import DriverError, SetUpError
 from decathlon_mcp.link import Link, ServerFacts
+from decathlon_mcp.model import JsonObject
 from decathlon_mcp.providers.base import Sandbox
 from decathlon_mcp.suites import Suite, Task
 
@@ -48,28 +50,37 @@ class SetUp:
 
         Raises SetUpError with the cause, in the words of whatever failed.
         """
-        with anyio.move_on_after(self.deadlines.whole) as scope:
+        with anyio.move_on_after(self.deadlines.whole):
             await self._unpack(sandbox, link)
             sealed = None
             if self.task.has_preprocess:
                 await self._preprocess(sandbox, link)
+            values = await self._values(sandbox, link)
+            if self.task.has_preprocess:
                 sealed = self.scratch / "sealed.tar"
                 await sandbox.get(sandbox.root / self.task.folder, sealed, ARCHIVE_LIMIT_BYTES)
-            await self._seal(sandbox, link)
-            values = await self._values(sandbox, link)
+            await self._seal(sandbox, link, values)
             return await self._servers(sandbox, link, values), sealed
-        assert scope.cancelled_caught
         raise SetUpError(f"the set-up of {self.task.id} took longer than {self.deadlines.whole:g} s")
 
+    @property
+    def _answers_needed(self) -> bool:
+        """A preprocess may read the answers or write them, and so may a token file."""
+        return self.task.has_preprocess or (
+            self.task.has_token_file and bool(self.suite.wanted_values(self.task))
+        )
+
     async def _unpack(self, sandbox: Sandbox, link: Link) -> None:
-        archive = self.scratch / "task.tar"
-        sealed = self.task.has_preprocess
+        dialect, archive = self.suite.dialect, self.scratch / "task.tar"
+        sealed = self._answers_needed
         await anyio.to_thread.run_sync(lambda: self.suite.task_archive(self.task, archive, sealed=sealed))
+        if dialect.purged:
+            await link.arrange(*({"remove": str(sandbox.root / path)} for path in dialect.purged))
         await sandbox.put(sandbox.root, self.common)
         await sandbox.put(sandbox.root, archive)
         archive.unlink()
-        workspace = str(sandbox.root / self.suite.dialect.workspace)
-        steps: list[dict[str, object]] = [{"make": workspace}]
+        workspace = str(sandbox.root / dialect.workspace)
+        steps: list[JsonObject] = [{"make": workspace}]
         if self.task.has_initial_workspace:
             initial = sandbox.root / self.task.folder / "initial_workspace"
             steps.append({"copy": str(initial), "to": workspace})
@@ -99,14 +110,14 @@ class SetUp:
             how = f"exit code {result.exit_code}" if result.signal is None else f"signal {result.signal}"
             raise SetUpError(f"preprocess failed ({how}): {said}")
 
-    async def _seal(self, sandbox: Sandbox, link: Link) -> None:
-        """Take away what only grading needs, then search for it: what cannot be shown to be gone fails."""
+    async def _seal(self, sandbox: Sandbox, link: Link, values: Mapping[str, str]) -> None:
+        """Take away what no server needs, then search for the answers: what is not shown to be gone fails."""
         folder = sandbox.root / self.task.folder
-        names = list(self.suite.sealed_names)
+        going = self.suite.sealed(self.task, root=sandbox.root, values=values)
         try:
             await link.arrange(
-                *({"remove": str(folder / name)} for name in names),
-                {"absent": names, "under": str(sandbox.root / "tasks"), "except": []},
+                *({"remove": str(folder / name)} for name in going),
+                {"absent": list(self.suite.sealed_names), "under": str(sandbox.root / "tasks"), "except": []},
             )
         except DriverError as error:
             raise SetUpError(f"the answers could not be sealed: {error.message}") from None

@@ -32,6 +32,12 @@ class Stage:
             return self.network
         return "outbound" if task.needs.network else "none"
 
+    def grader_network_for(self, task: Task) -> Network:
+        """Decided apart: an evaluator may need a network where the task needs none, and the other way."""
+        if self.network != "auto":
+            return self.network
+        return "outbound" if task.grader_network else "none"
+
     def root(self, name: str) -> PurePosixPath:
         """Where the suite will live in a sandbox of that name."""
         return self.provider.root(self._spec(name, "none"))

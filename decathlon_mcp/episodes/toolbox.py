@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from decathlon_mcp.errors import SetUpError, UnknownToolError
 from decathlon_mcp.link import ServerFacts
-from decathlon_mcp.model import JsonObject, Names
+from decathlon_mcp.model import JsonObject, Names, as_object
 from decathlon_mcp.suites import spell
 
 ORIGINAL_KEY = "decathlon/original"
@@ -54,7 +54,8 @@ def evaluate_tool() -> JsonObject:
         "title": "Evaluate",
         "description": (
             "Grade the attempt and give the verdict with its reward. If the task was not claimed done, this "
-            "ends the attempt first. Grading runs once; later calls give the same verdict. It can take minutes."
+            "ends the attempt first. Grading runs once; later calls give the same verdict. It can take "
+            "minutes."
         ),
         "inputSchema": {"type": "object", "properties": {}, "additionalProperties": False},
         "annotations": {"destructiveHint": True, "idempotentHint": True, "openWorldHint": False},
@@ -102,13 +103,13 @@ def _described(tool: JsonObject, name: str, route: Route) -> JsonObject:
 
     The Python client refuses a whole list for one `inputSchema: {}`.
     """
-    schema = tool.get("inputSchema")
-    schema = schema if isinstance(schema, dict) else {}
-    told = {**tool, "name": name, "inputSchema": schema if "type" in schema else {"type": "object", **schema}}
+    schema = as_object(tool.get("inputSchema")) or {}
+    told: JsonObject = {
+        **tool,
+        "name": name,
+        "inputSchema": schema if "type" in schema else {"type": "object", **schema},
+    }
     if not name.endswith(route.tool):
-        meta = tool.get("_meta")
-        told["_meta"] = {
-            **(meta if isinstance(meta, dict) else {}),
-            ORIGINAL_KEY: {"server": route.server, "tool": route.tool},
-        }
+        original = {"server": route.server, "tool": route.tool}
+        told["_meta"] = {**(as_object(tool.get("_meta")) or {}), ORIGINAL_KEY: original}
     return told
