@@ -50,10 +50,14 @@ def packages_above(checkout: Path, path: PurePosixPath) -> Iterator[PurePosixPat
             yield parent / PACKAGE
 
 
-def write(into: Path, checkout: Path, members: Iterable[PurePosixPath], aliases: Mapping[str, str]) -> None:
+def write(
+    into: Path,
+    checkout: Path,
+    members: Iterable[PurePosixPath],
+    aliases: Mapping[PurePosixPath, PurePosixPath],
+) -> None:
     """Write the archive of these members and of `aliases`: more names, each with the path it is read from."""
-    named = {member: member for member in members}
-    named.update({PurePosixPath(name): PurePosixPath(path) for name, path in aliases.items()})
+    named = {**{member: member for member in members}, **aliases}
     with tarfile.open(into, "w", format=tarfile.PAX_FORMAT) as archive:
         for member in sorted(named):
             _add(archive, checkout, member, named[member])

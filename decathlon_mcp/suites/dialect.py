@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, TypeVar, cast
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from decathlon_mcp.model import JsonObject, Names
 from decathlon_mcp.suites.documents import read_yaml
@@ -23,6 +23,22 @@ def _pairs(value: object) -> object:
 Pairs = Annotated[tuple[tuple[str, T], ...], BeforeValidator(_pairs)]
 """A mapping of the YAML file, kept as pairs: hashable, in the file's order."""
 
+
+def _absolute(path: PurePosixPath) -> PurePosixPath:
+    if not path.is_absolute():
+        raise ValueError("an absolute path was expected")
+    return path
+
+
+def _inside(path: PurePosixPath) -> PurePosixPath:
+    if path.is_absolute() or ".." in path.parts or path == PurePosixPath():
+        raise ValueError("a path that leads further in was expected")
+    return path
+
+
+Absolute = Annotated[PurePosixPath, AfterValidator(_absolute)]
+Inside = Annotated[PurePosixPath, AfterValidator(_inside)]
+
 PACKAGED = Path(__file__).parent / "dialects"
 
 
@@ -33,20 +49,24 @@ class Dialect:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  (pydantic's own convention)
 
     name: str
-    root: PurePosixPath
+    root: Absolute
     """Where the suite lives inside a sandbox."""
-    workspace: PurePosixPath
-    log_file: PurePosixPath
+    workspace: Inside
+    log_file: Inside
     run_module: tuple[str, ...]
     """What runs a module of the suite: this, then the module's name."""
     python: tuple[str, ...]
-    common: tuple[PurePosixPath, ...]
+    common: tuple[Inside, ...]
     """What of the checkout every sandbox needs. What is not there is left out."""
-    task_base: PurePosixPath
+    task_base: Inside
     """What Toolathlon's `task_dir` is relative to."""
     local_servers: PurePosixPath
     local_binaries: PurePosixPath
-    stand_ins: Pairs[str] = ()
+    sealed: tuple[str, ...]
+    """Names in a task's folder that must be gone before an agent can reach anything."""
+    grading: tuple[str, ...]
+    """Those of `sealed` that a task without a preprocess never needs beside the agent."""
+    stand_ins: Pairs[Inside] = ()
     """Files that a checkout need not have, each with the one that is taken in its place."""
     image: str | None = None
     launch_time_format: str = "%Y-%m-%d %H:%M:%S %A"
@@ -55,7 +75,7 @@ class Dialect:
     claim_required: bool = False
     preprocess_must_succeed: bool = True
     servers_inherit: Literal["minimal", "all"] = "minimal"
-    environment: Pairs[str] = ()
+    environment: Pairs[str] = field(default=(), repr=False)
     """For preprocess, evaluation and servers."""
     environment_wins: bool = False
     """Does it outweigh what a server's yaml says?"""
@@ -65,15 +85,11 @@ class Dialect:
     """For one request to a server whose yaml names no `client_session_timeout_seconds`."""
     extra_args: Pairs[tuple[str, ...]] = ()
     """Arguments that a server gets when it runs as root, by its name."""
-    folders: Pairs[str] = ()
+    folders: Pairs[Inside] = ()
     """A folder of the workspace that a server wants to find, by its name."""
-    sealed: tuple[str, ...] = ("evaluation", "groundtruth_workspace", "preprocess", "initial_workspace")
-    """Names in a task's folder that must be gone before an agent can reach anything."""
-    grading: tuple[str, ...] = ("evaluation", "groundtruth_workspace")
-    """Those of `sealed` that a task without a preprocess never needs beside the agent."""
     kept: tuple[str, ...] = ()
     """Names in a task's folder that the task's servers may need while the agent plays."""
-    purged: tuple[PurePosixPath, ...] = ()
+    purged: tuple[Inside, ...] = ()
     """What the image may have brought along and no sandbox may keep."""
     placeholders: tuple[str, ...] = ("",)
     """Values of a token that mean that nobody has filled it in."""

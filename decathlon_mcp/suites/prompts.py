@@ -103,9 +103,11 @@ def respell(text: str, names: Names, servers: Collection[str]) -> str:
         return f"`{spell(names, match.group(1), match.group(2) or match.group(3))}`"
 
     text = text.replace(f"`{CLAIM}`", f"`{spell(names, LOCAL, CLAIM)}`")
-    text = re.sub(rf"(?<![\w-]){LOCAL}(?:-|__)({_any(LOCAL_TOOLS)})(?![\w-])", local, text)
+    text = re.sub(rf"(?<![\w-]){LOCAL}(?:-|__)({_any(LOCAL_TOOLS)})(?![\w-])", local, text, flags=re.ASCII)
     if servers:
-        text = re.sub(rf"`({_any(servers)})(?:-([a-z0-9]+(?:_[a-z0-9]+)+)|__([\w-]+))`", other, text)
+        text = re.sub(
+            rf"`({_any(servers)})(?:-([a-z0-9]+(?:_[a-z0-9]+)+)|__([\w-]+))`", other, text, flags=re.ASCII
+        )
     return text
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -37,9 +37,9 @@ class Suite:
     name: str
     path: Path
     dialect: Dialect
-    tasks: Mapping[str, Task]
-    means: Means
-    _conflicts: Mapping[str, frozenset[str]]
+    tasks: Mapping[str, Task] = field(repr=False)
+    means: Means = field(repr=False)
+    _conflicts: Mapping[str, frozenset[str]] = field(repr=False)
 
     @property
     def servers(self) -> Mapping[str, ServerConfig]:
@@ -100,9 +100,9 @@ class Suite:
         parts = [*self.dialect.common]
         ways = [path for part in parts for path in archives.packages_above(self.path, part)]
         aliases = {
-            name: source
+            PurePosixPath(name): source
             for name, source in self.dialect.stand_ins
-            if not (self.path / name).exists() and (self.path / source).is_file()
+            if not (self.path / name).exists() and archives.inside(self.path, source).is_file()
         }
         members = [*ways, *(path for part in parts for path in archives.walk(self.path, part))]
         archives.write(into, self.path, members, aliases)
@@ -178,7 +178,7 @@ class Suite:
     def server_folders(self, task: Task) -> list[PurePosixPath]:
         """The folders that the task's servers want to find, relative to the workspace."""
         folders = dict(self.dialect.folders)
-        return [PurePosixPath(folders[name]) for name in task.needs.servers if name in folders]
+        return [folders[name] for name in task.needs.servers if name in folders]
 
     def _server(self, name: str) -> ServerConfig:
         if name in self.servers:

@@ -1,0 +1,136 @@
+"""What the agent is told: placeholders, tool names in the spelling in force, how an attempt ends."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+import pytest
+
+from decathlon_mcp.errors import SuiteError
+from decathlon_mcp.suites import Prompt
+
+if TYPE_CHECKING:
+    from decathlon_mcp.model import Names
+    from tests.suites.conftest import Checkout
+
+FRIDAY = datetime(2026, 1, 2, 3, 4, 5)
+
+UPSTREAM = """\
+Accessible workspace directory: !!<<<<||||workspace_dir||||>>>>!!
+Root: !!<<<<||||current_working_dir||||>>>>!!, relative: !!<<<<||||workspace_dir_rela||||>>>>!!
+Now: !!<<<<||||time||||>>>>!!
+If you believe the task is completed, you can either call the `local-claim_done` tool or respond without \
+calling any tool to indicate completion. This will immediately terminate the task, and you will have no \
+further opportunity to work on it."""
+
+INDEPENDENCE = (
+    "Please complete the given task independently. Do not seek confirmation or additional feedback from "
+    "the user. You should handle all situations on your own, as the user will not provide any further "
+    "information."
+)
+
+
+def prompt(
+    checkout: Checkout,
+    names: Names = "decathlon",
+    *,
+    system: str | None = UPSTREAM,
+    task: str = "Find the paper.",
+    language: str = "en",
+    root: str = "/workspace",
+) -> Prompt:
+    checkout.server("files")
+    checkout.task(servers=("files",))
+    checkout.write("tasks/finalpool/find-paper/docs/task.md", task)
+    if system is not None:
+        checkout.write("tasks/finalpool/find-paper/docs/agent_system_prompt.md", system)
+    suite = checkout.load()
+    return suite.prompt(
+        suite.tasks["find-paper"],
+        root=PurePosixPath(root),
+        launch_time=FRIDAY,
+        names=names,
+        language=language,
+    )
+
+
+def test_the_system_prompt_is_upstreams_but_for_how_an_attempt_ends(checkout: Checkout) -> None:
+    assert prompt(checkout).system == (
+        "Accessible workspace directory: /workspace/dumps/workspace\n"
+        "Root: /workspace, relative: dumps/workspace\n"
+        "Now: 2026-01-02 03:04:05 Friday\n"
+        "Nothing but the `claim_done` tool ends your attempt: call it when you believe that the task is "
+        "completed, with your last words (the answer, if the task asks for one) in `answer`. "
+        "This will immediately terminate the task, and you will have no further opportunity to work on it.\n"
+        f"{INDEPENDENCE}"
+    )
+
+
+def test_paths_are_those_of_the_root_that_is_asked_for(checkout: Checkout) -> None:
+    assert "directory: /tmp/one/dumps/workspace\nRoot: /tmp/one," in (
+        prompt(checkout, root="/tmp/one").system or ""
+    )
+
+
+def test_the_gyms_launch_time_has_no_weekday(gym: Checkout) -> None:
+    assert "Now: 2026-01-02 03:04:05\n" in (prompt(gym).system or "")
+
+
+def test_instructions_are_system_prompt_and_task(checkout: Checkout) -> None:
+    told = prompt(checkout, task="Find the paper.\n")
+    assert told.instructions == f"{told.system}\n\n{told.task}"
+    assert Prompt(None, "Do it.").instructions == "Do it."
+
+
+def test_a_system_prompt_of_other_words_is_told_how_an_attempt_ends(checkout: Checkout) -> None:
+    told = prompt(checkout, "toolathlon", system="Be quick.").system or ""
+    assert told.startswith(
+        f"Be quick.\n{INDEPENDENCE}\nNothing but the `local-claim_done` tool ends your attempt"
+    )
+
+
+def test_without_a_system_prompt_it_still_says_how_an_attempt_ends(checkout: Checkout) -> None:
+    assert (prompt(checkout, system=None).system or "").startswith("Nothing but the `claim_done` tool")
+
+
+@pytest.mark.parametrize(
+    ("names", "spelled"),
+    [
+        ("decathlon", "local__python-execute, `files__read_file`, `files__read`, `claim_done`"),
+        ("toolathlon", "local-python-execute, `files-read_file`, `files-read`, `local-claim_done`"),
+        ("raw", "python-execute, `read_file`, `read`, `claim_done`"),
+    ],
+)
+def test_tools_in_a_prompt_are_spelled_as_the_spelling_in_force_has_it(
+    checkout: Checkout, names: Names, spelled: str
+) -> None:
+    text = "Use local-python-execute, `files-read_file`, `files__read`, `local-claim_done`"
+    assert prompt(checkout, names, task=text).task == f"Use {spelled}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a local-first shop, see non-local-claim_done and local-claim_done-2",
+        "`files-report` and files-read_file.txt, `other-read_file`",
+        "claim_done is a word",
+    ],
+)
+def test_what_is_not_surely_a_tool_is_left_alone(checkout: Checkout, text: str) -> None:
+    assert prompt(checkout, task=text).task == text
+
+
+def test_another_language_reads_the_files_of_that_language(checkout: Checkout) -> None:
+    folder = "tasks/finalpool/find-paper/docs"
+    checkout.write(f"{folder}/task_cn.md", "找论文。")
+    checkout.write(f"{folder}/agent_system_prompt_cn.md", "若你认为任务已完成，可以调用local-claim_done工具")
+    told = prompt(checkout, language="cn")
+    assert told.task == "找论文。"
+    assert (told.system or "").startswith("若你认为任务已完成，可以调用claim_done工具")
+
+
+def test_a_language_that_a_task_does_not_have_is_an_error(checkout: Checkout) -> None:
+    with pytest.raises(SuiteError, match=r"task_cn\.md"):
+        prompt(checkout, language="cn")

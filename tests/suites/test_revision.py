@@ -1,0 +1,66 @@
+"""A revision changes when the checkout does, and only then."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.suites.conftest import Checkout
+
+
+def git(checkout: Checkout, *words: str) -> str:
+    who = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+    done = subprocess.run(
+        ["git", *who, "-C", str(checkout.path), *words], check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def test_without_git_it_follows_path_size_and_time(checkout: Checkout) -> None:
+    folder = checkout.task()
+    first = checkout.load().revision
+    assert checkout.load().revision == first
+    checkout.write("README.md", "no part of any archive")
+    (folder / "evaluation" / "__pycache__").mkdir()
+    assert checkout.load().revision == first
+    (folder / "docs" / "task.md").write_text("Find the other paper.")
+    second = checkout.load().revision
+    assert second != first
+    os.utime(folder / "docs" / "task.md", (1, 1))
+    assert checkout.load().revision != second
+    checkout.write("suite.yaml", "name: mine\n")
+    assert checkout.load().revision != first
+
+
+def test_of_a_clean_git_checkout_it_is_the_commit(checkout: Checkout) -> None:
+    checkout.task()
+    checkout.write(".gitignore", "configs/token_key_session.py\n__pycache__/\nnode_modules/\n")
+    git(checkout, "init", "-q")
+    git(checkout, "add", "-A")
+    git(checkout, "commit", "-q", "-m", "all")
+    head = git(checkout, "rev-parse", "HEAD")[:12]
+    checkout.write("utils/__pycache__/x.pyc")
+    checkout.write("node_modules/x.js")
+    assert checkout.load().revision == head
+    checkout.write("configs/token_key_session.py", "ignored, and yet it counts")
+    dirty = checkout.load().revision
+    assert dirty.startswith(f"{head}-")
+    checkout.write("tasks/finalpool/find-paper/docs/task.md", "Another task.")
+    assert checkout.load().revision not in {head, dirty}
+
+
+def test_a_checkout_that_git_cannot_read_still_has_one(checkout: Checkout) -> None:
+    checkout.task()
+    plain = checkout.load().revision
+    checkout.write(".git", "gitdir: /nowhere\n")
+    assert checkout.load().revision == plain
+
+
+def test_it_is_computed_once(checkout: Checkout) -> None:
+    folder = checkout.task()
+    suite = checkout.load()
+    first = suite.revision
+    (folder / "docs" / "task.md").write_text("changed")
+    assert suite.revision == first

@@ -1,0 +1,223 @@
+"""Server yaml: found by name, templates filled, one SERVER object of the wire for each."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from decathlon_mcp.errors import SuiteError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.suites.conftest import Checkout
+
+ROOT = PurePosixPath("/workspace")
+
+
+def specs(checkout: Checkout, *servers: str, values: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    checkout.task(servers=servers)
+    suite = checkout.load()
+    return suite.server_specs(suite.tasks["find-paper"], root=ROOT, values=values or {})
+
+
+def test_a_stdio_server_is_what_its_yaml_says(checkout: Checkout) -> None:
+    checkout.server(
+        "excel",
+        """\
+        type: stdio
+        name: excel
+        params:
+          command: uv
+          args: [run, excel-mcp-server, stdio]
+          env: {LIMIT: 2048, VERBOSE: true, MODE: "fast"}
+          cwd: "${agent_workspace}"
+        client_session_timeout_seconds: 100
+        cache_tools_list: true
+        """,
+    )
+    assert specs(checkout, "excel") == [
+        {
+            "name": "excel",
+            "type": "stdio",
+            "command": "uv",
+            "args": ["run", "excel-mcp-server", "stdio"],
+            "env": {"LIMIT": "2048", "VERBOSE": "true", "MODE": "fast"},
+            "inherit": "minimal",
+            "cwd": "/workspace/dumps/workspace",
+            "request_seconds": 100.0,
+        }
+    ]
+
+
+def test_a_server_is_found_by_its_name_and_not_by_its_file(checkout: Checkout) -> None:
+    checkout.server("rail_12306", file="12306")
+    assert [spec["name"] for spec in specs(checkout, "rail_12306")] == ["rail_12306"]
+
+
+def test_a_server_without_a_name_is_called_as_its_file(checkout: Checkout) -> None:
+    checkout.server("", "params: {command: x}\n", file="plain")
+    assert specs(checkout, "plain")[0]["type"] == "stdio"
+
+
+def test_servers_come_in_the_tasks_order(checkout: Checkout) -> None:
+    for name in ("a", "b", "c"):
+        checkout.server(name)
+    assert [spec["name"] for spec in specs(checkout, "c", "a", "b")] == ["c", "a", "b"]
+
+
+def test_every_kind_of_template_is_filled(checkout: Checkout) -> None:
+    checkout.server(
+        "all",
+        """\
+        name: all
+        params:
+          command: ${local_binary_paths}/all
+          args: ["${local_servers_paths}/a", "--key=${token.key}", "${config.mode}:${token.key}"]
+          env:
+            RUNTIME: ${podman_or_docker}
+            TASK: ${task_dir}/email_config.json
+            WORKSPACE: ${agent_workspace}/memory
+        """,
+    )
+    values = {"token.key": "k", "config.mode": "m", "config.podman_or_docker": "podman"}
+    (spec,) = specs(checkout, "all", values=values)
+    assert spec["command"] == "/workspace/local_binary/all"
+    assert spec["args"] == ["/workspace/local_servers/a", "--key=k", "m:k"]
+    assert spec["env"] == {
+        "RUNTIME": "podman",
+        "TASK": "/workspace/tasks/finalpool/find-paper/email_config.json",
+        "WORKSPACE": "/workspace/dumps/workspace/memory",
+    }
+    assert spec["cwd"] == "/workspace"
+    suite = checkout.load()
+    assert suite.wanted_values(suite.tasks["find-paper"]) == values.keys()
+
+
+def test_an_unknown_template_is_left_as_it_is_with_a_warning(
+    checkout: Checkout, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkout.server("odd", "params: {command: x, args: ['${nobody.knows}', '${HOME}']}\n")
+    with caplog.at_level(logging.WARNING):
+        (spec,) = specs(checkout, "odd")
+    assert spec["args"] == ["${nobody.knows}", "${HOME}"]
+    assert {record.message for record in caplog.records} == {
+        "a template's name is unknown and was left as it is"
+    }
+    assert [vars(record)["fields"]["name"] for record in caplog.records] == ["nobody.knows", "HOME"]
+
+
+@pytest.mark.parametrize("kind", ["sse", "streamable_http", "SSE"])
+@pytest.mark.parametrize("place", ["params", "top"])
+def test_a_server_reached_by_url(checkout: Checkout, kind: str, place: str) -> None:
+    where = "url: 'http://localhost:8000/${token.path}'\n"
+    headers = "headers: {Authorization: 'Bearer ${token.key}'}\n"
+    inner = f"params:\n  {where}  {headers}" if place == "params" else where + headers
+    checkout.server("remote", f"type: {kind}\n{inner}")
+    values = {"token.path": "mcp", "token.key": "k"}
+    assert specs(checkout, "remote", values=values) == [
+        {
+            "name": "remote",
+            "type": kind.lower(),
+            "url": "http://localhost:8000/mcp",
+            "headers": {"Authorization": "Bearer k"},
+            "request_seconds": 60.0,
+        }
+    ]
+
+
+def test_a_relative_cwd_is_below_the_root_and_nulls_are_nothing(checkout: Checkout) -> None:
+    checkout.server("a", "params: {command: x, args: null, env: null, cwd: local_servers/a}\n")
+    (spec,) = specs(checkout, "a")
+    assert (spec["cwd"], spec["args"], spec["env"]) == ("/workspace/local_servers/a", [], {})
+
+
+def test_the_browser_runs_without_its_own_sandbox(checkout: Checkout) -> None:
+    checkout.server("playwright_with_chunk", "params: {command: npx, args: [--headless]}\n")
+    assert specs(checkout, "playwright_with_chunk")[0]["args"] == ["--headless", "--no-sandbox"]
+
+
+def test_in_the_gym_its_environment_outweighs_the_yaml(gym: Checkout) -> None:
+    gym.server(
+        "rail", "params: {command: node, args: ['${local_servers_paths}/x'], env: {PG_HOST: db, A: b}}\n"
+    )
+    (spec,) = specs(gym, "rail")
+    assert spec["args"] == ["/opt/local_servers/x"]
+    assert spec["inherit"] == "all"
+    assert spec["cwd"] == "/workspace/dumps/workspace"
+    assert (spec["env"]["PG_HOST"], spec["env"]["A"]) == ("postgres", "b")
+
+
+def test_folders_that_a_server_wants_to_find(checkout: Checkout) -> None:
+    for name in ("memory", "arxiv_local", "excel"):
+        checkout.server(name)
+    checkout.task(servers=("memory", "excel", "arxiv_local"))
+    suite = checkout.load()
+    assert suite.server_folders(suite.tasks["find-paper"]) == [
+        PurePosixPath("memory"),
+        PurePosixPath("arxiv_local_storage"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "problem"),
+    [
+        ("name: bad\nparams:\n  command: [x\n", 4, "not YAML"),
+        ("name: bad\nparams:\n\tcommand: x\n", 3, "not YAML"),
+        ("name: bad\ntype: pigeon\nparams: {command: x}\n", 2, "type: "),
+        ("name: bad\nparams:\n  command: x\n  args:\n    - a\n    - [b]\n", 6, "params.args.1: "),
+        ("name: bad\nparams:\n  command: x\nclient_session_timeout_seconds: -1\n", 4, "greater than 0"),
+        ("name: bad\nparams: {}\n", 1, "needs params.command"),
+        ("name: bad\ntype: sse\nparams: {}\n", 1, "needs params.url"),
+        ("- name: bad\n", 1, "a mapping was expected"),
+    ],
+)
+def test_a_broken_yaml_names_file_and_line_and_concerns_only_its_own_tasks(
+    checkout: Checkout, text: str, line: int, problem: str
+) -> None:
+    path = checkout.server("bad", text)
+    checkout.server("good")
+    checkout.task("spoilt", servers=("good", "bad"))
+    checkout.task("fine", servers=("good",))
+    suite = checkout.load()
+    assert suite.missing(suite.task("fine")) == []
+    with pytest.raises(SuiteError) as raised:
+        suite.task("spoilt")
+    assert raised.value.message.startswith(f"{path}, line {line}: ")
+    assert problem in raised.value.message
+    with pytest.raises(SuiteError):
+        suite.server_specs(suite.tasks["spoilt"], root=ROOT, values={})
+
+
+def test_a_broken_yaml_is_known_by_the_name_that_it_seems_to_have(checkout: Checkout) -> None:
+    checkout.server("rail_12306", "name: 'rail_12306' # trains\nparams: [\n", file="12306")
+    checkout.task(servers=("rail_12306",))
+    suite = checkout.load()
+    assert "not YAML" in suite.missing(suite.tasks["find-paper"])[0]
+
+
+def test_two_files_with_one_name_are_an_error(checkout: Checkout) -> None:
+    checkout.server("twin", file="a")
+    checkout.server("twin", file="b")
+    checkout.task(servers=("twin",))
+    with pytest.raises(SuiteError, match=r"b\.yaml: name: a\.yaml has a server 'twin' too"):
+        checkout.load().task("find-paper")
+
+
+def test_an_empty_yaml_is_no_server(checkout: Checkout) -> None:
+    checkout.server("empty", "# nothing yet\n")
+    checkout.task()
+    assert dict(checkout.load().servers) == {}
+
+
+def test_a_server_that_nobody_describes(checkout: Checkout) -> None:
+    checkout.task(servers=("ghost",))
+    suite = checkout.load()
+    (sentence,) = suite.missing(suite.tasks["find-paper"])
+    folder = checkout.path / "configs/mcp_servers"
+    assert sentence == f"needs the MCP server 'ghost': add a file that describes it to {folder}"
+    with pytest.raises(SuiteError, match="ghost"):
+        suite.server_specs(suite.tasks["find-paper"], root=ROOT, values={})

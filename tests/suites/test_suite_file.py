@@ -1,0 +1,158 @@
+"""`suite.yaml`: dialects and what is laid over them, settings of tasks; checkouts that have none."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+import pytest
+
+from decathlon_mcp.errors import SuiteError
+from decathlon_mcp.suites import Deadlines
+
+if TYPE_CHECKING:
+    from tests.suites.conftest import Checkout
+
+
+def test_a_checkout_without_marks_is_toolathlons(checkout: Checkout) -> None:
+    checkout.task()
+    suite = checkout.load()
+    assert suite.dialect.name == "toolathlon"
+    assert suite.name == "checkout"
+    assert suite.dialect.image == "lockon0927/toolathlon-task-image:1016beta"
+    assert suite.task_dir(suite.tasks["find-paper"]) == "finalpool/find-paper"
+
+
+def test_the_gym_is_recognised_by_its_marks(gym: Checkout) -> None:
+    gym.task()
+    suite = gym.load()
+    assert suite.dialect.name == "gym"
+    assert suite.dialect.claim_required
+    assert not suite.dialect.preprocess_must_succeed
+    assert suite.task_dir(suite.tasks["find-paper"]) == "find-paper"
+
+
+def test_a_suite_called_as_a_dialect_speaks_it(checkout: Checkout) -> None:
+    checkout.task()
+    checkout.write("suite.yaml", "name: starter\n")
+    assert checkout.load().dialect.root == PurePosixPath("/episode")
+
+
+def test_fields_of_the_dialect_are_laid_over_it(checkout: Checkout) -> None:
+    checkout.task()
+    checkout.write(
+        "suite.yaml",
+        """\
+        name: mine
+        dialect: gym
+        root: /suite
+        image: mine:latest
+        python: [/usr/bin/python3]
+        environment: {PGHOST: db}
+        """,
+    )
+    suite = checkout.load()
+    assert suite.name == "mine"
+    assert suite.tasks["find-paper"].suite == "mine"
+    dialect = suite.dialect
+    assert (dialect.name, dialect.root, dialect.image) == ("gym", PurePosixPath("/suite"), "mine:latest")
+    assert dialect.python == ("/usr/bin/python3",)
+    environment = dict(dialect.environment)
+    assert (environment["PGHOST"], environment["PGPORT"]) == ("db", "5432")
+
+
+def test_settings_of_tasks_may_name_patterns_and_the_exact_name_has_the_last_word(checkout: Checkout) -> None:
+    checkout.server("fetch")
+    for name in ("web-one", "web-two", "other"):
+        checkout.task(name, servers=("fetch",))
+    checkout.write(
+        "suite.yaml",
+        """\
+        deadlines: {preprocess_seconds: 100, evaluation_seconds: 200}
+        tasks:
+          web-two: {in_place: false, deadlines: {evaluation_seconds: 5}}
+          "web-*": {in_place: true, network: false, grader_network: true, deadlines: {evaluation_seconds: 50}}
+        """,
+    )
+    tasks = checkout.load().tasks
+    assert [tasks[name].in_place for name in ("web-one", "web-two", "other")] == [True, False, False]
+    assert [tasks[name].needs.network for name in ("web-one", "web-two", "other")] == [False, False, True]
+    assert tasks["web-two"].grader_network
+    assert tasks["other"].grader_network, "as the agent's, unless it is said"
+    assert tasks["web-two"].deadlines == Deadlines(preprocess_seconds=100, evaluation_seconds=5)
+    assert tasks["other"].deadlines == Deadlines(preprocess_seconds=100, evaluation_seconds=200)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "field"),
+    [
+        ("dialect: toolathlon\nimagee: x\n", 2, "imagee"),
+        ("dialect: klingon\n", None, "dialect"),
+        ("claim_required: perhaps\n", 1, "claim_required"),
+        ("name: a\nroot: relative/place\n", 2, "root"),
+        ("workspace: ../outside\n", 1, "workspace"),
+        ("common:\n  - configs\n  - /etc\n", 3, "common.1"),
+        ("name: 'not a name'\n", 1, "name"),
+        ("tasks:\n  a:\n    in_plaice: true\n", 3, "tasks.a.in_plaice"),
+        ("deadlines: {evaluation_seconds: 0}\n", 1, "deadlines.evaluation_seconds"),
+        ("names: klingon\n", 1, "names"),
+    ],
+)
+def test_what_does_not_fit_names_file_line_and_field(
+    checkout: Checkout, text: str, line: int | None, field: str
+) -> None:
+    checkout.task()
+    path = checkout.write("suite.yaml", text)
+    with pytest.raises(SuiteError) as raised:
+        checkout.load()
+    assert raised.value.data == {"file": str(path), "line": line, "field": field}
+
+
+def test_a_suite_file_that_is_not_yaml_is_an_error(checkout: Checkout) -> None:
+    checkout.task()
+    checkout.write("suite.yaml", "name: [\n")
+    with pytest.raises(SuiteError, match=r"suite\.yaml, line 2: not YAML"):
+        checkout.load()
+
+
+def test_without_lists_tasks_are_split_by_a_hash_that_stays(checkout: Checkout) -> None:
+    for number in range(200):
+        checkout.task(f"task-{number}")
+    splits = {name: task.splits for name, task in checkout.load().tasks.items()}
+    assert set(splits.values()) == {("train",), ("test",)}
+    assert 140 < sum(split == ("train",) for split in splits.values()) < 180
+    assert (splits["task-0"], splits["task-2"]) == (("train",), ("test",))
+
+
+def test_lists_of_a_suite_are_its_splits(checkout: Checkout, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("find-paper", "find-book", "write-book"):
+        checkout.task(name)
+    checkout.write("suite.yaml", 'splits: {train: ["find-*"], small: [find-book], test: [find-bok]}\n')
+    with caplog.at_level(logging.WARNING):
+        tasks = checkout.load().tasks
+    assert tasks["find-book"].splits == ("train", "small")
+    assert tasks["find-paper"].splits == ("train",)
+    assert tasks["write-book"].splits == ()
+    assert vars(caplog.records[0])["fields"] == {"field": "splits", "task": "find-bok"}
+
+
+def test_tasks_that_share_something_never_run_side_by_side_nor_twice(checkout: Checkout) -> None:
+    for name in ("a", "b", "c", "d", "notion-x", "notion-y"):
+        checkout.task(name)
+    checkout.write(
+        "tasks/finalpool/task_conflict.json", '{"conflict_groups": [["a", "b"], ["gone", "elsewhere"]]}'
+    )
+    checkout.write("suite.yaml", 'conflicts: [[b, c]]\naccounts: {notion: ["notion-*"]}\n')
+    suite = checkout.load()
+    assert suite.conflicts("a") == {"a", "b"}
+    assert suite.conflicts("b") == {"a", "b", "c"}
+    assert suite.conflicts("d") == frozenset()
+    assert suite.conflicts("notion-x") == {"notion-x", "notion-y"}
+
+
+def test_a_broken_conflict_file_is_an_error(checkout: Checkout) -> None:
+    checkout.task()
+    checkout.write("tasks/finalpool/task_conflict.json", '{\n  "conflict_groups": [["a"], "b"]\n}')
+    with pytest.raises(SuiteError, match=r"task_conflict\.json, line 2: conflict_groups\.1"):
+        checkout.load()

@@ -1,0 +1,93 @@
+"""Token values, computed by the suite's own Python as its files have them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from decathlon_sandbox import wire
+
+from decathlon_mcp.errors import SuiteError
+from decathlon_mcp.suites.tokens import CHANNEL_VARIABLE
+
+if TYPE_CHECKING:
+    from decathlon_mcp.suites import Suite
+    from tests.suites.conftest import Checkout
+
+ADDICT = "class Dict(dict):\n    __getattr__ = dict.__getitem__\n"
+
+
+def compute(suite: Suite) -> dict[str, str]:
+    """What the driver does with the command: run it in the root with a channel."""
+    reader, writer = os.pipe()
+    command = suite.values_command(suite.tasks["find-paper"])
+    assert command[: len(suite.dialect.python)] == list(suite.dialect.python)
+    environment = {**os.environ, wire.CHANNEL_VARIABLE: str(writer)}
+    arguments = [sys.executable, *command[len(suite.dialect.python) :]]
+    with os.fdopen(reader, encoding="utf-8") as channel:
+        try:
+            subprocess.run(
+                arguments, cwd=suite.path, env=environment, pass_fds=(writer,), check=True, timeout=60
+            )
+        finally:
+            os.close(writer)
+        return suite.parse_values(channel.read())
+
+
+def test_the_channel_is_the_wires() -> None:
+    assert CHANNEL_VARIABLE == wire.CHANNEL_VARIABLE
+
+
+def test_values_are_the_suites_with_the_tasks_own_on_top(checkout: Checkout) -> None:
+    names = (
+        "token.a",
+        "token.b",
+        "token.c",
+        "token.missing",
+        "token.none",
+        "token.list",
+        "podman_or_docker",
+        "config.n",
+    )
+    arguments = ", ".join(f"'${{{name}}}'" for name in names)
+    checkout.server("any", f"params: {{command: x, args: [{arguments}]}}")
+    own = (
+        "import os\nprint('noise')\n"
+        "here = os.path.dirname(os.path.abspath(__file__))\n"
+        "path = os.path.join(here, 'groundtruth_workspace', 'bucket.txt')\n"
+        "all_token_key_session = dict(b=open(path).read().strip())\n"
+    )
+    files = {"token_key_session.py": own, "groundtruth_workspace/bucket.txt": "bucket-7\n"}
+    checkout.task(servers=("any",), files=files)
+    checkout.write("addict.py", ADDICT)
+    checkout.write(
+        "configs/token_key_session.py",
+        "from addict import Dict\nprint('noise')\n"
+        "all_token_key_session = Dict(a='1', b='2', c=True, none=None, list=[1], unwanted='u')\n",
+    )
+    checkout.write("configs/global_configs.py", "global_configs = dict(podman_or_docker='docker', n=3.5)\n")
+    suite = checkout.load()
+    assert compute(suite) == {
+        "token.a": "1",
+        "token.b": "bucket-7",
+        "token.c": "True",
+        "config.podman_or_docker": "docker",
+        "config.n": "3.5",
+    }
+
+
+def test_a_suite_without_templates_wants_no_values(checkout: Checkout) -> None:
+    checkout.server("plain")
+    checkout.task(servers=("plain",))
+    suite = checkout.load()
+    assert suite.wanted_values(suite.tasks["find-paper"]) == frozenset()
+
+
+@pytest.mark.parametrize("channel", ["", "no json", "[]", '{"token.a": 1}'])
+def test_a_channel_that_says_nothing_of_the_kind_is_an_error(checkout: Checkout, channel: str) -> None:
+    checkout.task()
+    with pytest.raises(SuiteError, match="gave no values"):
+        checkout.load().parse_values(channel)
