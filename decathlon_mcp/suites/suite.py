@@ -250,4 +250,8 @@ def _no_suite(path: Path) -> SuiteError:
     if not path.is_dir():
         return SuiteError(f"{path} is not a folder; a suite is a checkout in Toolathlon's layout: {looked}")
     found = ", ".join(sorted(entry.name for entry in path.iterdir())[:12]) or "nothing"
-    return SuiteError(f"{path} is not a checkout in Toolathlon's layout: {looked}; found {found}")
+    near = next(
+        (place for place in (*path.parents[:3], *sorted(path.iterdir())) if find_folders(place)), None
+    )
+    hint = f"; did you mean {near}?" if near else ""
+    return SuiteError(f"{path} is not a checkout in Toolathlon's layout: {looked}; found {found}{hint}")

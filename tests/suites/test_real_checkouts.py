@@ -17,20 +17,10 @@ SEARCH_KEY = "token.serper_api_key"
 """Searching the web needs a key, but no account that a task works on."""
 
 
-def checkout_of(variable: str) -> Path:
-    if not (path := os.environ.get(variable)):
-        pytest.skip(f"{variable} points to no checkout")
-    return Path(path)
+NAMES = {"toolathlon": "DECATHLON_TOOLATHLON", "gym": "DECATHLON_TOOLATHLON_GYM"}
+"""Which dialect's checkout each variable points to; `conftest` collects nothing here where none does."""
 
-
-@pytest.fixture(scope="module")
-def toolathlon() -> Suite:
-    return load_suite(checkout_of("DECATHLON_TOOLATHLON"))
-
-
-@pytest.fixture(scope="module")
-def gym() -> Suite:
-    return load_suite(checkout_of("DECATHLON_TOOLATHLON_GYM"))
+THERE = [name for name, variable in NAMES.items() if os.environ.get(variable)]
 
 
 def kind(task: Task) -> str:
@@ -64,36 +54,26 @@ def walk(suite: Suite, archive: Path) -> None:
                 }
 
 
-def test_toolathlon_has_108_tasks_of_the_known_kinds(toolathlon: Suite) -> None:
-    assert toolathlon.dialect.name == "toolathlon"
-    kinds = Counter(kind(task) for task in toolathlon.tasks.values())
-    assert kinds == {
-        "nothing": 15,
-        "internet": 20,
-        "accounts": 38,
-        "hosted": 20,
-        "hosted and accounts": 15,
-    }
+KINDS = {
+    "toolathlon": {"nothing": 15, "internet": 20, "accounts": 38, "hosted": 20, "hosted and accounts": 15},
+    "gym": {"nothing": 5, "hosted": 498},
+}
 
 
-def test_every_task_of_toolathlon_is_prompted_packed_and_started(toolathlon: Suite, tmp_path: Path) -> None:
-    walk(toolathlon, tmp_path / "t.tar")
-    assert toolathlon.conflicts("student-interview") == {"student-interview", "set-conf-cr-ddl"}
+@pytest.fixture(scope="module", params=THERE)
+def suite(request: pytest.FixtureRequest) -> Suite:
+    return load_suite(os.environ[NAMES[request.param]])
 
 
-def test_the_gym_has_503_tasks_five_of_them_without_a_database(gym: Suite) -> None:
-    assert gym.dialect.name == "gym"
-    kinds = Counter(kind(task) for task in gym.tasks.values())
-    assert kinds == {"nothing": 5, "hosted": 498}
+def test_tasks_are_of_the_known_kinds(suite: Suite) -> None:
+    assert Counter(kind(task) for task in suite.tasks.values()) == KINDS[suite.dialect.name]
 
 
-def test_every_task_of_the_gym_is_prompted_packed_and_started(gym: Suite, tmp_path: Path) -> None:
-    walk(gym, tmp_path / "t.tar")
+def test_every_task_is_prompted_packed_and_started(suite: Suite, tmp_path: Path) -> None:
+    walk(suite, tmp_path / "t.tar")
 
 
-@pytest.mark.parametrize("variable", ["DECATHLON_TOOLATHLON", "DECATHLON_TOOLATHLON_GYM"])
-def test_loading_takes_less_than_a_second(variable: str) -> None:
-    path = checkout_of(variable)
+def test_loading_takes_less_than_a_second(suite: Suite) -> None:
     started = time.process_time()
-    load_suite(path)
+    load_suite(suite.path)
     assert time.process_time() - started < 1.0

@@ -159,6 +159,14 @@ def test_a_folder_that_is_no_suite_says_what_it_holds(tmp_path: Path) -> None:
         load_suite(tmp_path / "README.md")
 
 
+@pytest.mark.parametrize("place", ["tasks", "tasks/finalpool/find-paper", ".."])
+def test_a_path_beside_a_suite_says_where_the_suite_is(checkout: Checkout, place: str) -> None:
+    checkout.task()
+    with pytest.raises(SuiteError) as raised:
+        load_suite((checkout.path / place).resolve())
+    assert raised.value.message.endswith(f"; did you mean {checkout.path}?")
+
+
 def test_the_bundled_suite_loads_and_needs_nothing_from_outside() -> None:
     suite = load_suite("starter")
     assert suite.dialect.name == "starter"
