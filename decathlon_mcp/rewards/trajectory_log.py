@@ -51,8 +51,8 @@ def _config(attempt: Attempt, suite: Suite, task: Task, root: PurePosixPath) -> 
     return {
         "task_dir": task_dir,
         "id": task_dir.replace("/", "-"),
-        "needed_mcp_servers": list(task.needs.servers),
-        "needed_local_tools": list(task.needs.local_tools),
+        "needed_mcp_servers": task.config.get("needed_mcp_servers", []),
+        "needed_local_tools": task.config.get("needed_local_tools", []),
         "task_root": str(log_file.parent),
         "task_str": attempt.prompt.task,
         "log_file": str(log_file),

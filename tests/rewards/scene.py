@@ -1,0 +1,146 @@
+"""Small checkouts, closed attempts, and real sandboxes to grade them in."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import tarfile
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from decathlon_mcp.link import BOOT_COMMAND, Link, connect
+from decathlon_mcp.model import Network
+from decathlon_mcp.providers.base import Sandbox, SandboxSpec
+from decathlon_mcp.providers.local import LocalProvider
+from decathlon_mcp.rewards import Attempt, CallRecord, Verdict, grade
+from decathlon_mcp.suites import Prompt, Suite, load_suite
+
+PAPER = "tasks/train/paper"
+LAUNCH_TIME = datetime(2026, 11, 21, 9, 30)
+
+OpenSandbox = Callable[[Network], AbstractAsyncContextManager[tuple[Sandbox, Link]]]
+
+
+def write_suite(checkout: Path, files: Mapping[str, str]) -> Suite:
+    """A checkout with one task, `paper`, and the files given (paths relative to the checkout)."""
+    for name, text in {
+        "suite.yaml": "dialect: starter\n",
+        f"{PAPER}/task_config.json": '{"needed_mcp_servers": []}',
+        f"{PAPER}/docs/task.md": "Find the paper.",
+        f"{PAPER}/evaluation/main.py": "",
+        **files,
+    }.items():
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).write_text(text, "utf-8")
+    return load_suite(checkout)
+
+
+def call_record(seq: int, server: str = "files", tool: str = "read", **fields: Any) -> CallRecord:
+    given: dict[str, Any] = {
+        "seq": seq,
+        "server": server,
+        "tool": tool,
+        "name": f"{server}__{tool}",
+        "arguments": {"path": "a"},
+        "result": {"content": [{"type": "text", "text": f"result {seq}"}]},
+        "failed": False,
+        "started_at": 1e9 + seq,
+        "seconds": 0.1,
+        **fields,
+    }
+    return CallRecord(**given)
+
+
+def attempt_of(**fields: Any) -> Attempt:
+    """An attempt at `paper` with two calls, claimed; fields as given."""
+    given: dict[str, Any] = {
+        "episode": "e1",
+        "task": "paper",
+        "suite": "checkout",
+        "suite_revision": "r1",
+        "isolation": "none",
+        "agent_network": "outbound",
+        "grader_network": "none",
+        "launch_time": LAUNCH_TIME,
+        "prompt": Prompt("Be careful.", "Find the paper."),
+        "calls": [call_record(1), call_record(2, tool="write", failed=True)],
+        "claimed": True,
+        **fields,
+    }
+    return Attempt(**given)
+
+
+def pack(files: Mapping[str, str | bytes]) -> bytes:
+    """A tar of files by name."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name, body in files.items():
+            body = body.encode() if isinstance(body, str) else body
+            info = tarfile.TarInfo(name)
+            info.size = len(body)
+            tar.addfile(info, io.BytesIO(body))
+    return packed.getvalue()
+
+
+@dataclass
+class Grading:
+    """Grades attempts in local sandboxes; `opened` and `networks` say what was asked for."""
+
+    folder: Path
+    provider: LocalProvider
+    networks: list[Network] = field(default_factory=list[Network])
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    @asynccontextmanager
+    async def open(self, network: Network) -> AsyncGenerator[tuple[Sandbox, Link]]:
+        self.networks.append(network)
+        spec = SandboxSpec(
+            name=f"grader-{next(self.numbers)}",
+            command=BOOT_COMMAND,
+            root=PurePosixPath("/"),
+            network=network,
+        )
+        async with self.provider.open(spec) as sandbox, connect(sandbox) as link:
+            yield sandbox, link
+
+    async def grade(
+        self,
+        attempt: Attempt,
+        suite: Suite,
+        workspace: Mapping[str, str | bytes] | Path | None,
+        *,
+        open_sandbox: OpenSandbox | None = None,
+        deadline_seconds: float = 60,
+        **more: Any,
+    ) -> Verdict:
+        common = self.folder / "common.tar"
+        suite.common_archive(common)
+        archive = workspace if isinstance(workspace, Path) else None
+        if workspace is not None and not isinstance(workspace, Path):
+            archive = self.folder / "workspace.tar"
+            archive.write_bytes(pack(workspace))
+        options: dict[str, Any] = {"sealed": None, **more}
+        return await grade(
+            attempt,
+            open_sandbox=open_sandbox or self.open,
+            suite=suite,
+            task=suite.tasks["paper"],
+            common=common,
+            workspace=archive,
+            deadline_seconds=deadline_seconds,
+            **options,
+        )
+
+
+def rubric(**fields: Any) -> str:
+    """A rubric file's text (JSON is YAML)."""
+    return json.dumps(fields)
+
+
+def names_in(folder: PurePosixPath) -> list[str]:
+    return sorted(path.name for path in Path(folder).iterdir())
