@@ -12,7 +12,7 @@ from mcp.shared.message import SessionMessage
 from decathlon_mcp.edge.episode_server import EpisodeServer
 from decathlon_mcp.edge.lobby import Lobby
 from decathlon_mcp.edge.ways import PipeWay
-from decathlon_mcp.episodes import Caller, Episodes
+from decathlon_mcp.episodes import Caller, Episode, Episodes
 
 
 async def serve_pipe(
@@ -21,26 +21,40 @@ async def serve_pipe(
     write: WriteStream[SessionMessage],
     *,
     task: str | None = None,
+    episode: str | None = None,
 ) -> None:
-    """The lobby or, with `task`, an episode of it, until the streams end; the episode ends with them.
+    """The lobby until the streams end; with `task`, an episode of it, which ends with them; with `episode`,
+    the one that has this id, which does not.
 
-    Raises UnknownTaskError, NotRunnableError, AtCapacityError at once.
+    Raises UnknownTaskError, NotRunnableError, AtCapacityError, UnknownEpisodeError at once.
     """
+    if episode is not None:
+        await _run_episode(episodes, episodes.find(episode, Caller()), read, write)
+        return
     if task is None:
         await _run(Lobby(episodes).server, read, write)
         return
-    episode = episodes.start(task, Caller())
+    started = episodes.start(task, Caller())
     try:
-        with episode.hold():
-            await _run(EpisodeServer(PipeWay(episode), episodes.settings.reward).server, read, write)
+        await _run_episode(episodes, started, read, write)
     finally:
-        episode.close()
+        started.close()
 
 
 async def serve_stdio(episodes: Episodes, *, task: str | None = None) -> None:
     """`serve_pipe` over this process's stdin and stdout."""
     async with stdio_server() as (read, write):
         await serve_pipe(episodes, read, write, task=task)
+
+
+async def _run_episode(
+    episodes: Episodes,
+    episode: Episode,
+    read: ReadStream[SessionMessage | Exception],
+    write: WriteStream[SessionMessage],
+) -> None:
+    with episode.hold():
+        await _run(EpisodeServer(PipeWay(episode), episodes.settings.reward).server, read, write)
 
 
 async def _run(
