@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from mcp.shared.exceptions import MCPError
 
 from decathlon_mcp.errors import DecathlonError
-from decathlon_mcp.model import JsonObject
+from decathlon_mcp.model import JsonObject, as_object
 
 INVALID_PARAMS = -32602
 CODES = {
@@ -39,9 +39,11 @@ def error_data(error: DecathlonError) -> JsonObject:
 
 
 def as_result(error: DecathlonError) -> JsonObject:
-    """An error as the result of a tool call."""
+    """An error as the result of a tool call, with the last words of a server that died."""
+    stderr = str((as_object(error.data.get("about")) or {}).get("stderr") or "").strip()
+    text = f"{error.message}; its last words: {stderr[-2000:]}" if stderr else error.message
     return {
-        "content": [{"type": "text", "text": error.message}],
+        "content": [{"type": "text", "text": text}],
         "isError": True,
         "_meta": {"decathlon/error": error_data(error)},
     }

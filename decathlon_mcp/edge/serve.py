@@ -78,8 +78,12 @@ async def serve_http(
     *,
     drain: Callable[[], Awaitable[None]],
     on_ready: Callable[[], None],
+    stop: anyio.Event | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT: then drain, then close open streams; a second signal ends the wait."""
+    """Serve until SIGTERM, SIGINT or `stop`: then drain, then close open streams.
+
+    A second signal ends the wait.
+    """
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -90,23 +94,23 @@ async def serve_http(
         server_header=False,
     )
     server = _Server(config, on_ready)
+    stopped = stop or anyio.Event()
 
     async def drain_and_stop() -> None:
+        await stopped.wait()
         await drain()
         server.should_exit = True
 
     async def stop_on_signal() -> None:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            told = 0
             async for number in signals:
-                told += 1
                 log.info("stopping", extra=fields(signal=signal.Signals(number).name))
-                if told == 1:
-                    tasks.start_soon(drain_and_stop)
-                else:
+                if stopped.is_set():
                     server.should_exit = server.force_exit = True
+                stopped.set()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stop_on_signal)
+        tasks.start_soon(drain_and_stop)
         await server.serve(sockets=[listener])
         tasks.cancel_scope.cancel()

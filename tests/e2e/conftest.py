@@ -1,0 +1,33 @@
+"""One server for all tests of a module, over each provider."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from tests.probe.clients import WAYS, Way
+from tests.probe.serving import Served, serving
+
+
+@pytest.fixture(scope="module", params=["local", pytest.param("docker", marks=pytest.mark.docker)])
+def provider(request: pytest.FixtureRequest) -> str:
+    if request.param == "docker":
+        request.getfixturevalue("test_image")
+    return request.param
+
+
+@pytest.fixture(scope="module")
+async def served(
+    provider: str, tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
+) -> AsyncGenerator[Served]:
+    state: Path = tmp_path_factory.mktemp("state")
+    async with serving(state, provider=provider) as served:
+        yield served
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> Way:
+    """Every way to an episode's own tools."""
+    return request.param

@@ -1,0 +1,61 @@
+"""The whole server in this process, on a free loopback port, with the suite of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from decathlon_mcp.beside import beside
+from decathlon_mcp.edge import Tokens, http_app, listen, serve_http
+from decathlon_mcp.episodes import Episodes, open_episodes
+from decathlon_mcp.settings import Settings
+
+SUITE = str(Path(__file__).parent / "suite")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """`url` is the base of every address."""
+
+    url: str
+    episodes: Episodes
+    state: Path
+
+    def task(self, task_id: str) -> str:
+        return f"{self.url}/tasks/{task_id}/mcp"
+
+    def episode(self, episode_id: str) -> str:
+        return f"{self.url}/episodes/{episode_id}/mcp"
+
+    @property
+    def lobby(self) -> str:
+        return f"{self.url}/mcp"
+
+
+@asynccontextmanager
+async def serving(state: Path, *, tokens: Tokens | None = None, **settings: Any) -> AsyncGenerator[Served]:
+    """Serve until the context ends; then drain, as SIGTERM would."""
+    chosen = Settings.model_validate({"suite": (SUITE,), "state": state, "drain_seconds": 5, **settings})
+    listener = listen("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    async with open_episodes(chosen) as episodes, beside() as tasks:
+        up, stop, stopped = anyio.Event(), anyio.Event(), anyio.Event()
+
+        async def serve() -> None:
+            app = http_app(episodes, tokens=tokens)
+            await serve_http(app, listener, drain=episodes.drain, on_ready=up.set, stop=stop)
+            stopped.set()
+
+        tasks.start_soon(serve)
+        await up.wait()
+        try:
+            yield Served(url, episodes, state)
+        finally:
+            stop.set()
+            with anyio.CancelScope(shield=True), anyio.move_on_after(20):
+                await stopped.wait()

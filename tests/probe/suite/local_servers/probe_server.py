@@ -1,0 +1,191 @@
+"""An MCP server of the handshake era in nothing but the standard library: quick to start, odd where asked."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+WORKSPACE = sys.argv[1]
+TEXT = {"type": "string"}
+NUMBER = {"type": "number"}
+
+
+def tool(name, description, **properties):
+    return {
+        "name": name,
+        "description": description,
+        "inputSchema": {"type": "object", "properties": properties},
+    }
+
+
+TOOLS = [
+    tool("echo", "Give the text back.", text=TEXT),
+    tool("write", "Write a file of the workspace.", path=TEXT, text=TEXT),
+    tool("read", "Read a file, of the workspace or by its absolute path.", path=TEXT),
+    tool("shell", "Run a shell command in the workspace.", command=TEXT),
+    tool("count", "Count to a number, reporting progress.", to=NUMBER, pause=NUMBER),
+    tool("sleep", "Sleep; says in the workspace when it was cancelled.", seconds=NUMBER, note=TEXT),
+    tool("talk", "Send log messages at every level."),
+    tool("fail", "Fail as a tool fails."),
+    tool("refuse", "Answer with a JSON-RPC error."),
+    tool("odd", "Answer with fields and content that no model of MCP knows."),
+    tool("big", "Answer with a text of this many characters.", characters=NUMBER),
+    tool("garbage", "Answer with a line that is no JSON, then properly."),
+    tool("die", "End without an answer."),
+    {"name": "bare", "description": "A tool with an empty schema.", "inputSchema": {}},
+]
+
+lock = threading.Lock()
+cancelled = {}
+
+
+def send(message):
+    line = json.dumps(message, ensure_ascii=False)
+    with lock:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+
+def notify(method, **params):
+    send({"jsonrpc": "2.0", "method": method, "params": params})
+
+
+def text(value, **more):
+    return {"content": [{"type": "text", "text": value}], **more}
+
+
+def inside(path):
+    return os.path.join(WORKSPACE, path)
+
+
+def count(arguments, meta):
+    to = int(arguments["to"])
+    for number in range(1, to + 1):
+        if "progressToken" in meta:
+            notify(
+                "notifications/progress",
+                progressToken=meta["progressToken"],
+                progress=number,
+                total=to,
+                message=f"at {number}",
+            )
+        time.sleep(arguments.get("pause", 0))
+    return text(f"counted to {to}")
+
+
+def sleep(arguments, stop):
+    if stop.wait(arguments["seconds"]):
+        with open(inside("cancelled.txt"), "a") as notes:
+            notes.write(arguments.get("note", "") + "\n")
+        return None
+    return text("slept")
+
+
+def talk():
+    for level in ("debug", "info", "warning", "error"):
+        notify("notifications/message", level=level, logger="probe", data={"said": level})
+    return text("talked")
+
+
+def shell(command):
+    done = subprocess.run(
+        command, shell=True, cwd=WORKSPACE, capture_output=True, text=True, errors="replace"
+    )
+    return text(done.stdout + done.stderr, structuredContent={"exit_code": done.returncode})
+
+
+def odd():
+    return {
+        "content": [
+            {"type": "hologram", "depth": 3, "frames": [1, 2]},
+            {"type": "text", "text": "seen", "colour": "blue"},
+        ],
+        "structuredContent": {"deep": [{"er": None}]},
+        "isError": False,
+        "mood": "cheerful",
+        "_meta": {"probe/trace": "t-1"},
+    }
+
+
+def call(name, arguments, meta, stop):
+    match name:
+        case "echo":
+            return text(arguments["text"])
+        case "write":
+            path = inside(arguments["path"])
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "w") as file:
+                file.write(arguments["text"])
+            return text("written")
+        case "read":
+            with open(inside(arguments["path"])) as file:
+                return text(file.read())
+        case "shell":
+            return shell(arguments["command"])
+        case "count":
+            return count(arguments, meta)
+        case "sleep":
+            return sleep(arguments, stop)
+        case "talk":
+            return talk()
+        case "fail":
+            return text("it did not work", isError=True)
+        case "odd":
+            return odd()
+        case "big":
+            return text("x" * int(arguments["characters"]))
+        case "garbage":
+            with lock:
+                sys.stdout.write('{"jsonrpc": "2.0", "id": \n\x00not json at all\n')
+                sys.stdout.flush()
+            return text("after the garbage")
+        case "die":
+            sys.stderr.write("probe: told to die\n")
+            sys.stderr.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "bare":
+            return text("bare")
+    raise LookupError(name)
+
+
+def serve(message, stop):
+    params = message["params"]
+    try:
+        if params["name"] == "refuse":
+            error = {"code": -31999, "message": "not today", "data": {"again": "tomorrow"}}
+            send({"jsonrpc": "2.0", "id": message["id"], "error": error})
+            return
+        result = call(params["name"], params.get("arguments") or {}, params.get("_meta") or {}, stop)
+    except Exception as error:
+        result = text(f"{type(error).__name__}: {error}", isError=True)
+    if result is not None:
+        send({"jsonrpc": "2.0", "id": message["id"], "result": result})
+
+
+def main():
+    for line in sys.stdin:
+        message = json.loads(line)
+        match message.get("method"):
+            case "initialize":
+                result = {
+                    "protocolVersion": message["params"]["protocolVersion"],
+                    "capabilities": {"tools": {}, "logging": {}},
+                    "serverInfo": {"name": "probe", "version": "1"},
+                }
+                send({"jsonrpc": "2.0", "id": message["id"], "result": result})
+            case "tools/list":
+                send({"jsonrpc": "2.0", "id": message["id"], "result": {"tools": TOOLS}})
+            case "tools/call":
+                stop = cancelled[message["id"]] = threading.Event()
+                threading.Thread(target=serve, args=(message, stop), daemon=True).start()
+            case "notifications/cancelled":
+                cancelled[message["params"]["requestId"]].set()
+            case method if "id" in message:
+                error = {"code": -32601, "message": f"no {method}"}
+                send({"jsonrpc": "2.0", "id": message["id"], "error": error})
+
+
+main()

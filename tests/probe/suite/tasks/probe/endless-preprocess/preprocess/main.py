@@ -1,0 +1,5 @@
+"""Never ends."""
+
+import time
+
+time.sleep(600)

@@ -1,0 +1,6 @@
+"""Fails."""
+
+import sys
+
+print("no more disk in the printer", file=sys.stderr)
+sys.exit(7)

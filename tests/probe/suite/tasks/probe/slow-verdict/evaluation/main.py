@@ -1,0 +1,5 @@
+"""Never comes to an end."""
+
+import time
+
+time.sleep(600)
