@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
-from confined import Workspace
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
 from pydantic import Field
+
+from confined import Workspace
 
 MAX_ROWS = 1000
 MAX_SECONDS = 20
@@ -36,13 +37,15 @@ def list_tables(database: Database) -> str:
     """List the tables and views, with the number of rows of each."""
     with _opened(database, "ro") as connection:
         found = connection.execute(
-            "SELECT type, name FROM sqlite_schema WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%' ORDER BY name"
+            "SELECT type, name FROM sqlite_schema "
+            "WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%' ORDER BY name"
         ).fetchall()
         counts = [
             connection.execute(f"SELECT count(*) FROM {_quoted(name)}").fetchone()[0] for _, name in found
         ]
     return (
-        "\n".join(f"{kind} {name}: {rows} rows" for (kind, name), rows in zip(found, counts)) or "(no tables)"
+        "\n".join(f"{kind} {name}: {rows} rows" for (kind, name), rows in zip(found, counts, strict=True))
+        or "(no tables)"
     )
 
 
@@ -65,17 +68,14 @@ def query(
     parameters: Parameters = None,
     limit: Annotated[int, Field(ge=1, le=MAX_ROWS, description="How many rows at most.")] = 200,
 ) -> str:
-    """Run one statement that only reads. Answers with a JSON object: columns, rows, and whether there were more."""
+    """Run one statement that only reads. Answers in JSON: columns, whether there were more rows, rows."""
     with _opened(database, "ro") as connection:
         cursor = connection.execute(sql, parameters or [])
         columns = [column[0] for column in cursor.description or ()]
         rows = cursor.fetchmany(limit + 1)
     lines = [json.dumps([_plain(value) for value in row], ensure_ascii=False) for row in rows[:limit]]
-    return (
-        f'{{"columns": {json.dumps(columns, ensure_ascii=False)}, "more": {json.dumps(len(rows) > limit)}, "rows": [\n'
-        + ",\n".join(lines)
-        + "\n]}"
-    )
+    head = f'"columns": {json.dumps(columns, ensure_ascii=False)}, "more": {json.dumps(len(rows) > limit)}'
+    return f'{{{head}, "rows": [\n' + ",\n".join(lines) + "\n]}"
 
 
 @server.tool(annotations=CHANGES, structured_output=False)
@@ -85,15 +85,14 @@ def execute(
     parameters: Parameters = None,
 ) -> str:
     """Run one statement that changes the database, in a transaction of its own. The file must exist."""
-    with _opened(database, "rw") as connection:
-        with connection:
-            changed = connection.execute(sql, parameters or []).rowcount
+    with _opened(database, "rw") as connection, connection:
+        changed = connection.execute(sql, parameters or []).rowcount
     return f"Done; {changed} rows changed" if changed >= 0 else "Done"
 
 
 @contextmanager
 def _opened(database: str, mode: str) -> Iterator[sqlite3.Connection]:
-    """A connection that sees this one file, may not change how it is opened, and is given up after MAX_SECONDS."""
+    """A connection that sees this one file and no other, and is given up after MAX_SECONDS."""
     file = workspace.file(database)
     connection = sqlite3.connect(f"{file.as_uri()}?mode={mode}", uri=True, timeout=MAX_SECONDS)
     over = time.monotonic() + MAX_SECONDS

@@ -4,15 +4,16 @@ import fnmatch
 import hashlib
 import sys
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-from confined import Workspace
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
 from pydantic import Field
+
+from confined import Workspace
 
 MAX_TEXT_BYTES = 1024 * 1024
 MAX_ENTRIES = 500
@@ -186,7 +187,7 @@ def file_info(path: AnyPath) -> str:
     if not target.exists():
         raise ToolError(f"There is nothing at {path!r}")
     facts = target.stat()
-    changed = datetime.fromtimestamp(facts.st_mtime, timezone.utc).isoformat(timespec="seconds")
+    changed = datetime.fromtimestamp(facts.st_mtime, UTC).isoformat(timespec="seconds")
     if target.is_dir():
         return f"folder, {sum(1 for _ in target.iterdir())} entries, changed {changed}"
     with target.open("rb") as file:

@@ -4,18 +4,18 @@ A run takes some seconds and says how far it is; a run that is cancelled leaves 
 """
 
 import math
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
 import anyio
-from confined import Workspace
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
 from pydantic import Field
+
+from confined import Workspace
 
 STAGES = 10
 STAGE_SECONDS = 0.25
@@ -43,8 +43,8 @@ class Minute:
 def batch(temperature: int, catalyst: float) -> Iterator[Minute]:
     """Feed becomes product, product becomes waste: two first-order steps, in steps of a second.
 
-    temperature in °C, catalyst in g; both reactions quicken with the temperature, the second one more; catalyst
-    quickens the first alone.
+    temperature in °C, catalyst in g. Both reactions quicken with the temperature, the second one more;
+    catalyst quickens the first alone.
     """
     warmth = 1 / 343.15 - 1 / (temperature + 273.15)
     first = 0.012 * catalyst * math.exp(5200 * warmth)
@@ -62,10 +62,11 @@ def batch(temperature: int, catalyst: float) -> Iterator[Minute]:
 def describe_reactor() -> str:
     """Say what the reactor is, what can be set and what is measured."""
     return (
-        "A stirred batch reactor. Each batch starts with 100 % feed; feed turns into product, and product in turn "
-        "into waste.\n"
+        "A stirred batch reactor. Each batch starts with 100 % feed; feed turns into product, and product in "
+        "turn into waste.\n"
         "To set: temperature, whole °C from 50 to 95; catalyst, 1 to 5 g in steps of 0.5 g.\n"
-        f"Measured: the share of feed, product and waste, and the peak heat (kW) so far, each minute up to {MINUTES}."
+        "Measured: the share of feed, product and waste, and the peak heat (kW) so far, "
+        f"each minute up to {MINUTES}."
     )
 
 
@@ -82,21 +83,18 @@ async def run_simulation(
     target = workspace.resolve(f"{RUNS}/{name}.csv")
     if target.exists():
         raise ToolError(f"There is a run {name!r} already")
-    minutes: list[Minute] = []
-    course = batch(temperature, catalyst)
+    reactor, course = batch(temperature, catalyst), list[Minute]()
     for stage in range(1, STAGES + 1):
         await anyio.sleep(STAGE_SECONDS)
-        minutes += [next(course) for _ in range(MINUTES // STAGES)]
-        await ctx.report_progress(stage, STAGES, f"minute {minutes[-1].minute} of {MINUTES}")
+        course += [next(reactor) for _ in range(MINUTES // STAGES)]
+        await ctx.report_progress(stage, STAGES, f"minute {course[-1].minute} of {MINUTES}")
+    lines = [f"{m.minute},{m.feed:.2f},{m.product:.2f},{m.waste:.2f},{m.heat:.3f}\n" for m in course]
     target.parent.mkdir(exist_ok=True)
-    target.write_text(
-        "minute,feed_percent,product_percent,waste_percent,peak_heat_kw\n"
-        + "".join(f"{m.minute},{m.feed:.2f},{m.product:.2f},{m.waste:.2f},{m.heat:.3f}\n" for m in minutes)
-    )
-    best = max(minutes, key=lambda minute: minute.product)
+    target.write_text("minute,feed_percent,product_percent,waste_percent,peak_heat_kw\n" + "".join(lines))
+    best = max(course, key=lambda minute: minute.product)
     return (
-        f"{name}: {temperature} °C, {catalyst} g. Most product: {best.product:.2f} % at minute {best.minute}. "
-        f"Peak heat: {minutes[-1].heat:.3f} kW. The whole course is in {workspace.name(target)}"
+        f"{temperature} °C, {catalyst} g. Most product: {best.product:.2f} % at minute {best.minute}. "
+        f"Peak heat: {course[-1].heat:.3f} kW. The whole course is in {workspace.name(target)}"
     )
 
 

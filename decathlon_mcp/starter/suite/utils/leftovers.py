@@ -1,7 +1,8 @@
 """Reading what an agent left in its workspace.
 
-It is data, and nobody vouches for it: a file may be missing, huge, of another kind, or made to break its reader.
-Every function here reads within limits and raises Wrong for what is not as a task asked; none runs anything.
+It is data, and nobody vouches for it: a file may be missing, huge, of another kind, or made to break its
+reader. Every function here reads within limits and raises Wrong for what is not as a task asked; none runs
+anything.
 """
 
 import csv
@@ -110,8 +111,8 @@ def tree(workspace: Path) -> list[str]:
     return sorted(found)
 
 
-def open_workbook(workspace: Path, name: str, *, results: bool) -> Workbook:
-    """An Excel workbook: its formulas, or with `results` the results that were stored with them."""
+def open_workbook(workspace: Path, name: str) -> Workbook:
+    """An Excel workbook as it was written: formulas, not results (`utils.spreadsheet` calculates them)."""
     path = regular_file(workspace, name)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -119,7 +120,7 @@ def open_workbook(workspace: Path, name: str, *, results: bool) -> Workbook:
             require(unpacked <= MAX_UNPACKED_BYTES, f"{name} unpacks to more than {MAX_UNPACKED_BYTES} bytes")
             for part in archive.infolist():
                 require(b"<!DOCTYPE" not in archive.read(part), f"{name} defines entities")
-        return load_workbook(path, data_only=results, keep_links=False)
+        return load_workbook(path, keep_links=False)
     except Wrong:
         raise
     except Exception as error:  # whatever openpyxl stumbles over, the file is to blame

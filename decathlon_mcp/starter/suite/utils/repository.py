@@ -1,7 +1,7 @@
 """Reading a Git repository that an agent left, without letting it run anything.
 
-Git obeys the configuration and the hooks of the repository it is called in, so it is never called in the agent's: its
-objects, which are data, are copied into a fresh repository and read there.
+Git obeys the configuration and the hooks of the repository it is called in, so it is never called in the
+agent's: its objects, which are data, are copied into a fresh repository and read there.
 """
 
 import os

@@ -9,8 +9,8 @@ from utils.evaluation import Wrong
 def final_answer(log: Path | None) -> str:
     """The agent's last words: the text of the last of the assistant's messages. Wrong without any.
 
-    The log is written by whoever runs the episode, not by the agent, so one that cannot be read is no fault of the
-    attempt.
+    The log is written by whoever runs the episode, not by the agent: one that cannot be read is no fault of
+    the attempt.
     """
     if log is None:
         raise Wrong("there is no log, and so no answer")

@@ -1,4 +1,4 @@
-"""Make the library's database, so that its today is the day of the launch, and keep a copy for the evaluator."""
+"""Make the library's database, its today the day of the launch, and keep a copy for the evaluator."""
 
 import shutil
 import sqlite3
@@ -14,19 +14,23 @@ GROUNDTRUTH = Path(__file__).resolve().parents[1] / "groundtruth_workspace"
 TABLES = """
 CREATE TABLE branch (name TEXT NOT NULL, today TEXT NOT NULL);
 CREATE TABLE members (
-    id INTEGER PRIMARY KEY, name TEXT NOT NULL, kind TEXT NOT NULL CHECK (kind IN ('adult', 'child', 'staff')), left_on TEXT
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL,
+    kind TEXT NOT NULL CHECK (kind IN ('adult', 'child', 'staff')), left_on TEXT
 );
 CREATE TABLE copies (id INTEGER PRIMARY KEY, title TEXT NOT NULL);
 CREATE TABLE loans (
-    id INTEGER PRIMARY KEY, member_id INTEGER NOT NULL REFERENCES members, copy_id INTEGER NOT NULL REFERENCES copies,
+    id INTEGER PRIMARY KEY,
+    member_id INTEGER NOT NULL REFERENCES members, copy_id INTEGER NOT NULL REFERENCES copies,
     lent_on TEXT NOT NULL, due_on TEXT NOT NULL, returned_on TEXT
 );
 CREATE TABLE renewals (
-    id INTEGER PRIMARY KEY, loan_id INTEGER NOT NULL REFERENCES loans, asked_on TEXT NOT NULL, granted INTEGER NOT NULL
+    id INTEGER PRIMARY KEY, loan_id INTEGER NOT NULL REFERENCES loans,
+    asked_on TEXT NOT NULL, granted INTEGER NOT NULL
 );
 CREATE TABLE closed_days (day TEXT PRIMARY KEY, reason TEXT NOT NULL);
 CREATE TABLE notices (
-    id INTEGER PRIMARY KEY, member_id INTEGER NOT NULL REFERENCES members, sent_on TEXT NOT NULL, amount_cents INTEGER NOT NULL
+    id INTEGER PRIMARY KEY, member_id INTEGER NOT NULL REFERENCES members,
+    sent_on TEXT NOT NULL, amount_cents INTEGER NOT NULL
 );
 """
 

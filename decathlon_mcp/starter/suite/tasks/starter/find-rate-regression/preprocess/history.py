@@ -10,7 +10,8 @@ CULPRIT = "Order the zones by name, indent by two"
 README = """\
 # Price list
 
-`rates.json` holds all our rates, in cents. A parcel costs the `base` of its zone, and `per_kg` for each kilogram begun.
+`rates.json` holds all our rates, in cents. A parcel costs the `base` of its zone, and `per_kg` for each
+kilogram begun.
 """
 
 FREE = """\

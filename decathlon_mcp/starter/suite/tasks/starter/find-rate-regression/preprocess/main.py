@@ -3,7 +3,7 @@
 import json
 import os
 import subprocess
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from utils.preparation import episode
@@ -30,7 +30,7 @@ def main() -> None:
 def imported(version: Version) -> bytes:
     """One commit in the language of `git fast-import`. Its hash follows from the version alone."""
     mail = version.author.split()[0].lower() + "@parcels.example"
-    when = datetime.fromisoformat(version.date).replace(hour=9, tzinfo=timezone.utc)
+    when = datetime.fromisoformat(version.date).replace(hour=9, tzinfo=UTC)
     lines = [
         "commit refs/heads/main",
         f"committer {version.author} <{mail}> {when.timestamp():.0f} +0000",

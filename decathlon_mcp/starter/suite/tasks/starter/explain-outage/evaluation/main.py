@@ -1,0 +1,26 @@
+"""The last line of the agent's final answer: the deployment to blame, how long it lasted, how many it hit."""
+
+import json
+import re
+
+from utils.evaluation import Attempt, judge, require
+from utils.trajectory import final_answer
+
+LINE = re.compile(r"OUTAGE: (d-[0-9]{1,6}) ([0-9]{1,6}) min ([0-9]{1,6}) failed")
+
+
+def check(attempt: Attempt) -> None:
+    right = json.loads((attempt.groundtruth / "outage.json").read_text())
+    answer = final_answer(attempt.log)
+    lines = [line.strip(" \t\r`*") for line in answer.splitlines() if line.strip(" \t\r`*")]
+    require(answer.count("OUTAGE:") == 1, "the answer must have one OUTAGE line, not several to choose from")
+    said = LINE.fullmatch(lines[-1])
+    require(said is not None, "the answer does not end with an OUTAGE line of the form asked for")
+    deployment, minutes, failed = said.groups()
+    require(deployment == right["deployment"], "another deployment caused the outage")
+    require(int(minutes) == right["minutes"], "the outage did not last that long")
+    require(int(failed) == right["failed"], "another number of requests failed")
+
+
+if __name__ == "__main__":
+    judge(check)

@@ -1,0 +1,72 @@
+"""Calculating a workbook that an agent left, through the very server that the agent had.
+
+A workbook stores the formulas, not always their results, and a result that is stored proves nothing. So a
+copy of it is given to a server of the evaluator's own, which calculates what is asked; it can also change
+cells there, to see whether what hangs on them follows.
+"""
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+from mcp import ClientSession, MCPError, StdioServerParameters
+from mcp.client.stdio import stdio_client
+
+from utils.evaluation import Wrong
+
+MAX_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Calculation:
+    """A copy of a workbook, open in a server."""
+
+    session: ClientSession
+    path: Path
+
+    async def read(self, sheet: str, cells: str) -> list[list[object]]:
+        """The results of a block of cells, row by row; dates as ISO 8601."""
+        reply = await self._call("read_range", sheet=sheet, range=cells)
+        return reply["values"]
+
+    async def write(self, sheet: str, at: str, rows: list[list[object]]) -> None:
+        """Overwrite the cells from `at` on, in the copy."""
+        await self._call("write_range", sheet=sheet, at=at, rows=rows)
+
+    async def _call(self, tool: str, **arguments: object) -> dict[str, list[list[object]]]:
+        try:
+            reply = await self.session.call_tool(tool, {"path": self.path.name, **arguments})
+        except MCPError as error:  # it died over the workbook
+            raise Wrong(f"{self.path.name} cannot be calculated: {error}") from None
+        if reply.is_error:
+            raise Wrong(f"{self.path.name} cannot be calculated: {reply.content[0].text}")
+        return reply.structured_content
+
+
+def calculate(workbook: Path, check: Callable[[Calculation], Awaitable[None]]) -> None:
+    """Run a check over a calculation of a copy of the workbook. Taking longer than MAX_SECONDS is Wrong."""
+    anyio.run(_calculate, workbook, check)
+
+
+async def _calculate(workbook: Path, check: Callable[[Calculation], Awaitable[None]]) -> None:
+    wrong = Wrong(f"{workbook.name} was not calculated within {MAX_SECONDS} s")
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copyfile(workbook, Path(folder) / workbook.name)
+        command = ["-P", "-m", "excel_mcp", "stdio", "--allow-dir", folder]
+        async with (
+            stdio_client(StdioServerParameters(command=sys.executable, args=command)) as streams,
+            ClientSession(*streams) as session,
+        ):
+            await session.initialize()
+            with anyio.move_on_after(MAX_SECONDS):
+                try:
+                    await check(Calculation(session, copy))
+                except Wrong as error:  # kept: leaving the contexts would wrap it into exception groups
+                    wrong = error
+                else:
+                    return
+    raise wrong
