@@ -39,9 +39,9 @@ def runs(address: Address, passes: dict[str, int]) -> list[Run]:
 
 
 RUNS = (
-    *runs("fixture", {"old": 20, "2025-11-25": 50, "2026-07-28": 100}),
+    *runs("fixture", {"old": 32, "2025-11-25": 69, "2026-07-28": 129}),
     # A task's address has the revisions with a handshake only.
-    *runs("task", {"old": 20, "2025-11-25": 40}),
-    *runs("episode", {"old": 20, "2025-11-25": 40, "2026-07-28": 80}),
-    *runs("lobby", {"old": 5, "2025-11-25": 10, "2026-07-28": 30}),
+    *runs("task", {"old": 21, "2025-11-25": 58}),
+    *runs("episode", {"old": 21, "2025-11-25": 58, "2026-07-28": 108}),
+    *runs("lobby", {"old": 8, "2025-11-25": 42, "2026-07-28": 85}),
 )

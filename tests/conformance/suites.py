@@ -22,6 +22,12 @@ import anyio
 
 PACKAGES = Path(__file__).parent / "packages"
 INSTALL_SECONDS = 180
+PATIENCE = (
+    "--prefer-offline",
+    "--fetch-retries=2",
+    "--fetch-retry-mintimeout=1000",
+    "--fetch-retry-maxtimeout=5000",
+)
 RUN_SECONDS = 240
 RESULT_FOLDER = re.compile(r"(?:server-)?(?P<scenario>.+)-\d{4}-\d\d-\d\dT[\d-]+Z")
 
@@ -93,7 +99,7 @@ def install(cache: Path) -> Path:
             unfinished = folder.with_suffix(".unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)
             shutil.copytree(PACKAGES, unfinished)
-            run_npm(unfinished, "ci", "--ignore-scripts", "--no-audit", "--no-fund")
+            run_npm(unfinished, "ci", "--ignore-scripts", "--no-audit", "--no-fund", *PATIENCE)
             unfinished.rename(folder)
     return folder
 
@@ -111,7 +117,9 @@ def run_npm(folder: Path, *arguments: str) -> None:
             timeout=INSTALL_SECONDS,
         )
     except subprocess.CalledProcessError as error:
-        raise NotInstalledError(f"npm {arguments[0]}: {str(error.stderr).strip()[-500:]}") from error
+        said = str(error.stderr).splitlines()
+        first = next((line for line in said if line.startswith("npm error")), f"exit code {error.returncode}")
+        raise NotInstalledError(f"npm {arguments[0]}: {first}") from error
     except subprocess.TimeoutExpired as error:
         raise NotInstalledError(f"npm {arguments[0]}: no answer in {INSTALL_SECONDS} s") from error
 

@@ -29,8 +29,14 @@ def installed(pytestconfig: pytest.Config) -> Path:
 
 @pytest.fixture(scope="module")
 async def fixture() -> AsyncIterator[str]:
-    async with servers.fixture_server() as address:
-        yield address
+    async with servers.running(*servers.fixture_by_itself()) as base:
+        yield base
+
+
+@pytest.fixture(scope="module")
+async def decathlon(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    async with servers.running(*servers.decathlon(tmp_path_factory.mktemp("state"))) as base:
+        yield base
 
 
 def complaints(run: Run, report: suites.Report) -> list[str]:
@@ -43,12 +49,33 @@ def complaints(run: Run, report: suites.Report) -> list[str]:
     return found
 
 
+async def address(run: Run, base: str) -> str:
+    match run.address:
+        case "fixture" | "lobby":
+            return f"{base}/mcp"
+        case "task":
+            return f"{base}/tasks/{servers.TASK}/mcp"
+        case "episode":
+            return await servers.start_episode(base)
+
+
+async def conforms(run: Run, base: str, installed: Path, results: Path) -> None:
+    report = await suites.run(installed, run.package, await address(run, base), run.arguments, results)
+    assert not complaints(run, report), report.output
+
+
 @pytest.mark.parametrize("run", [run for run in RUNS if run.address == "fixture"], ids=lambda run: run.name)
 async def test_the_fixture_by_itself_conforms(
     run: Run, fixture: str, installed: Path, tmp_path: Path
 ) -> None:
-    report = await suites.run(installed, run.package, fixture, run.arguments, tmp_path / "results")
-    assert not complaints(run, report), report.output
+    await conforms(run, fixture, installed, tmp_path / "results")
+
+
+@pytest.mark.parametrize("run", [run for run in RUNS if run.address != "fixture"], ids=lambda run: run.name)
+async def test_the_server_conforms_at_every_address(
+    run: Run, decathlon: str, installed: Path, tmp_path: Path
+) -> None:
+    await conforms(run, decathlon, installed, tmp_path / "results")
 
 
 async def test_a_server_that_does_not_answer_does_not_pass(installed: Path, tmp_path: Path) -> None:
