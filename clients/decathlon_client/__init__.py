@@ -1,0 +1,56 @@
+"""Play and train on Toolathlon's tasks through a decathlon-mcp server.
+
+async with Decathlon("http://127.0.0.1:8765") as d:
+    async with d.episode("find-rate-regression") as e:
+        ...  # show e.prompt and e.tools to a model
+        reply = await e.call("files__read_file", {"path": "complaint.md"})
+        await e.claim_done("It was the commit of 18 February.")
+        verdict = await e.evaluate()
+        print(verdict.reward)
+"""
+
+from decathlon_client.decathlon import Decathlon
+from decathlon_client.episode import Episode
+from decathlon_client.errors import (
+    AccessDeniedError,
+    AtCapacityError,
+    CallTimeoutError,
+    ClientError,
+    ConnectionLostError,
+    EpisodeEndedError,
+    NotRunnableError,
+    NoVerdictError,
+    ProtocolError,
+    RequestError,
+    SandboxLostError,
+    SetUpError,
+    UnknownEpisodeError,
+    UnknownTaskError,
+    UnknownToolError,
+)
+from decathlon_client.values import OnProgress, Reply, Task, Tool, Verdict
+
+__all__ = [
+    "AccessDeniedError",
+    "AtCapacityError",
+    "CallTimeoutError",
+    "ClientError",
+    "ConnectionLostError",
+    "Decathlon",
+    "Episode",
+    "EpisodeEndedError",
+    "NoVerdictError",
+    "NotRunnableError",
+    "OnProgress",
+    "ProtocolError",
+    "Reply",
+    "RequestError",
+    "SandboxLostError",
+    "SetUpError",
+    "Task",
+    "Tool",
+    "UnknownEpisodeError",
+    "UnknownTaskError",
+    "UnknownToolError",
+    "Verdict",
+]

@@ -1,0 +1,196 @@
+"""The way in: a server, its tasks, its episodes.
+
+An episode is started in the lobby and played at an address of its own, over HTTP and in this process alike.
+A session at `/tasks/{id}/mcp` would be an episode with one request fewer, but the lobby's `start_episode`
+takes options, answers with the handle before the sandbox opens (so that it can be closed whatever happens
+next), and says why an episode cannot be had in a form that every version of the SDK passes on; and an address
+of its own outlives a connection that breaks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import datetime
+from os import PathLike, fspath
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+from anyio.abc import TaskGroup
+
+from decathlon_client.connection import Line
+from decathlon_client.embedded import EmbeddedServer
+from decathlon_client.episode import Episode, attached
+from decathlon_client.errors import ClientError, ConnectionLostError, ProtocolError
+from decathlon_client.server import HttpServer, Server
+from decathlon_client.values import JsonObject, OnProgress, Reply, Task, as_objects
+
+START_SECONDS = 30.0
+CLOSE_SECONDS = 10.0
+
+log = logging.getLogger("decathlon.client")
+
+
+class Decathlon:
+    """A connection to a decathlon-mcp server: `async with Decathlon("http://127.0.0.1:8765") as d:`.
+
+    `url` is the server's root or its lobby (`.../mcp`), `token` one of its tokens, if it wants any. Entered
+    and left in one task; what is in between, episodes too, can be used from any.
+    """
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        self._server: Server = HttpServer(url, token)
+        self._task: str | None = None
+        self._reset()
+
+    @classmethod
+    def embedded(
+        cls,
+        suite: str | PathLike[str] | Sequence[str | PathLike[str]] = "starter",
+        provider: str | None = None,
+        task: str | None = None,
+        **settings: Any,
+    ) -> Self:
+        """The same with the server in this process, without a port; needs `decathlon-mcp[server]`.
+
+        `task` is what `episode()` plays when it is not told. `settings` are the server's, by name
+        (`state=...`, `max_sandboxes=...`). Raises on entering what the server says of them.
+        """
+        given = [suite] if isinstance(suite, (str, PathLike)) else list(suite)
+        self = cls.__new__(cls)
+        self._server = EmbeddedServer(
+            {"suite": tuple(fspath(each) for each in given), "provider": provider, **settings}
+        )
+        self._task = task
+        self._reset()
+        return self
+
+    def _reset(self) -> None:
+        self._stack: AsyncExitStack | None = None
+        self._lobby: Line | None = None
+        self._tasks: TaskGroup | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._stack is not None:
+            raise RuntimeError("this Decathlon is open already")
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._server.running())
+            self._tasks = await stack.enter_async_context(_owners())
+            self._lobby = self._line(None)
+            stack.push_async_callback(self._lobby.aclose)
+            await self._lobby.open()
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._stack is not None, "this Decathlon is not open"
+        stack = self._stack
+        self._reset()
+        await stack.__aexit__(kind, error, trace)
+
+    async def tasks(
+        self, split: str | None = None, *, search: str | None = None, prompts: bool = True
+    ) -> list[Task]:
+        """The tasks there are, with their prompts; no sandbox is opened for them."""
+        asked = {"split": split, "search": search, "prompts": prompts}
+        reply = await self._ask(
+            "list_tasks", {key: value for key, value in asked.items() if value is not None}
+        )
+        return [Task.read(raw) for raw in as_objects((reply.structured or {}).get("tasks"))]
+
+    @asynccontextmanager
+    async def episode(
+        self,
+        task: str | None = None,
+        *,
+        split: str | None = None,
+        seed: int | None = None,
+        launch_time: datetime | str | None = None,
+        max_calls: int | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> AsyncGenerator[Episode]:
+        """An episode of the task, or of one drawn at random (of that split, the same for the same seed).
+
+        Waits until it is ready; `on_progress` hears of the waiting. On exit it is closed: its sandbox goes;
+        an attempt that was claimed is graded all the same. Raises UnknownTaskError, NotRunnableError,
+        AtCapacityError, SetUpError.
+        """
+        when = launch_time.isoformat() if isinstance(launch_time, datetime) else launch_time
+        drawn = {"task": task or self._task, "split": split, "seed": seed}
+        asked = {**drawn, "launch_time": when, "max_calls": max_calls, "wait": False}
+        handle, address = await self._start({key: value for key, value in asked.items() if value is not None})
+        try:
+            async with self._attached(address or handle, on_progress) as episode:
+                yield episode
+        finally:
+            await self._close(handle)
+
+    @asynccontextmanager
+    async def attach(self, episode: str) -> AsyncGenerator[Episode]:
+        """An episode that is there already, by its handle or address; it goes on when this is left.
+
+        Raises UnknownEpisodeError, EpisodeEndedError.
+        """
+        async with self._attached(episode, None) as found:
+            yield found
+
+    @asynccontextmanager
+    async def _attached(self, episode: str, on_progress: OnProgress | None) -> AsyncGenerator[Episode]:
+        line = self._line(episode)
+        try:
+            yield await attached(line, on_progress=on_progress)
+        finally:
+            await line.aclose()
+
+    async def _start(self, arguments: JsonObject) -> tuple[str, str | None]:
+        """Handle and address of a new episode. Cannot be cancelled between its start and our knowing."""
+        reply: Reply | None = None
+        with anyio.move_on_after(START_SECONDS, shield=True):
+            reply = await self._ask("start_episode", arguments)
+        if reply is None:
+            raise ConnectionLostError(f"the server did not answer within {START_SECONDS:g} s")
+        told = reply.structured or {}
+        if "episode" not in told:
+            raise ProtocolError("`start_episode` gave no handle; is this a decathlon-mcp server?")
+        return str(told["episode"]), told.get("address")
+
+    async def _close(self, handle: str) -> None:
+        """Bounded, never raising: what ended the body is the better error, and the lease ends it anyway."""
+        with anyio.move_on_after(CLOSE_SECONDS, shield=True):
+            try:
+                await self._ask("close_episode", {"episode": handle})
+            except ClientError as error:
+                log.info("An episode could not be closed: %s", error.message)
+
+    async def _ask(self, tool: str, arguments: JsonObject) -> Reply:
+        """One of the lobby's tools. Raises ClientError where it says no."""
+        if self._lobby is None:
+            raise RuntimeError("this Decathlon is not open: use it in `async with`")
+        reply = Reply.read(await self._lobby.request("tools/call", {"name": tool, "arguments": arguments}))
+        if reply.is_error:
+            raise ClientError(reply.text)
+        return reply
+
+    def _line(self, episode: str | None) -> Line:
+        if self._tasks is None:
+            raise RuntimeError("this Decathlon is not open: use it in `async with`")
+        server = self._server
+        return Line(self._tasks, server.where(episode), lambda connection: server.dial(connection, episode))
+
+
+@asynccontextmanager
+async def _owners() -> AsyncGenerator[TaskGroup]:
+    """For the tasks that own connections. They end with the body, whose own error leaves as itself."""
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        try:
+            yield tasks
+        except Exception as error:  # noqa: BLE001
+            failure = error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure

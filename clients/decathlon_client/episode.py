@@ -1,0 +1,101 @@
+"""One attempt at one task, as a client sees it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from decathlon_client.connection import Line
+from decathlon_client.errors import NoVerdictError, ProtocolError, SandboxLostError
+from decathlon_client.values import JsonObject, OnProgress, Reply, Tool, Verdict, as_object, as_objects
+
+CLAIM_NAMES = ("claim_done", "local-claim_done")
+EVALUATE_NAME = "evaluate"
+EPISODE_KEY = "decathlon/episode"
+
+
+class Episode:
+    """Made by `Decathlon.episode` and `Decathlon.attach`; ready to be played.
+
+    `id` is its handle and a secret: whoever knows it can play. `address` is where it can be reached from
+    elsewhere (of a server in this process, the handle again). `prompt` is what to tell the model, `tools`
+    what to show it: the task's own and `claim_done`. `evaluate` is not among them: it is for whoever trains
+    or measures, and would be an oracle in the model's hands.
+    """
+
+    def __init__(
+        self, line: Line, *, episode_id: str, task: str, prompt: str, listed: list[JsonObject]
+    ) -> None:
+        self.id = episode_id
+        self.task = task
+        self.prompt = prompt
+        self.address = line.where if "://" in line.where else episode_id
+        self.tools = tuple(Tool.read(raw) for raw in listed if raw.get("name") != EVALUATE_NAME)
+        self._line = line
+        names = [tool.name for tool in self.tools]
+        self._claim_name = next((name for name in CLAIM_NAMES if name in names), CLAIM_NAMES[0])
+
+    def __repr__(self) -> str:
+        return f"<Episode {self.id[:12]} of {self.task}>"
+
+    async def call(
+        self,
+        name: str,
+        arguments: JsonObject | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+        timeout: float | None = None,
+    ) -> Reply:
+        """Call a tool. A tool that fails gives a reply with `is_error`.
+
+        `timeout` in seconds; without one it waits as long as the tool takes. Raises UnknownToolError,
+        RequestError, CallTimeoutError, EpisodeEndedError, SandboxLostError, ConnectionLostError.
+        """
+        params: dict[str, Any] = {"name": name, "arguments": arguments or {}}
+        return Reply.read(
+            await self._line.request("tools/call", params, on_progress=on_progress, timeout=timeout)
+        )
+
+    async def claim_done(self, answer: str | None = None) -> Reply:
+        """Close the attempt: no tool works any more, and the server starts to grade it.
+
+        `answer`: the agent's last words, which some tasks are graded by.
+        """
+        return await self.call(self._claim_name, None if answer is None else {"answer": answer})
+
+    async def evaluate(
+        self, *, on_progress: OnProgress | None = None, timeout: float | None = None
+    ) -> Verdict:
+        """The verdict; graded once, later calls return the same. Closes the attempt where nobody has.
+
+        Grading goes on when this is cancelled or times out. Raises NoVerdictError where there is none, which
+        is never a reward of zero.
+        """
+        try:
+            reply = await self.call(EVALUATE_NAME, on_progress=on_progress, timeout=timeout)
+        except SandboxLostError as error:
+            raise NoVerdictError(error.message, status="sandbox_lost", verdict={}) from error
+        told = reply.verdict
+        if told is None:
+            if reply.is_error:
+                raise NoVerdictError(reply.text, status="unknown", verdict={})
+            raise ProtocolError("`evaluate` answered without a verdict; is this a decathlon-mcp server?")
+        if told.get("status") != "scored":
+            detail = str(told.get("detail") or reply.text)
+            raise NoVerdictError(detail, status=str(told.get("status")), verdict=told)
+        return Verdict.read(told)
+
+
+async def attached(line: Line, *, on_progress: OnProgress | None = None) -> Episode:
+    """The episode at the end of a line, once it is ready. Raises SetUpError where it never will be."""
+    info = await line.open()
+    listed = await line.request("tools/list", {}, on_progress=on_progress)
+    told = as_object((as_object(info.get("_meta")) or {}).get(EPISODE_KEY)) or {}
+    if not told.get("id"):
+        raise ProtocolError(f"there is no episode at {line.where}")
+    return Episode(
+        line,
+        episode_id=str(told["id"]),
+        task=str(told.get("task", "")),
+        prompt=str(info.get("instructions") or ""),
+        listed=as_objects(listed.get("tools")),
+    )
