@@ -59,6 +59,7 @@ async def grade(
     crosses, and `refused` says why. `common` is the suite's common archive. The deadline is for all runs.
     """
     started = anyio.current_time()
+    kept_back = [*refused]
 
     async def outcome(scratch: Path) -> dict[str, Any]:
         """The fields of a scored verdict."""
@@ -75,6 +76,7 @@ async def grade(
                 scratch=scratch,
             )
         )
+        kept_back.extend(baggage.refused)
         grader = Grader(
             attempt=attempt,
             suite=suite,
@@ -84,7 +86,7 @@ async def grade(
             in_place=in_place,
             deadline=started + deadline_seconds,
         )
-        return {**await _score(grader, rubric), "refused": (*refused, *baggage.refused)}
+        return await _score(grader, rubric)
 
     found = _no_score("timeout", f"the grading took longer than {deadline_seconds:g} s")
     try:
@@ -97,7 +99,8 @@ async def grade(
         found = _no_score(*_cause(error))
         if not isinstance(error, _NoScoreError | DecathlonError):
             log.exception("grading failed", extra=fields(task=attempt.task))
-    return verdict_of(attempt, in_place=in_place, seconds=round(anyio.current_time() - started, 3), **found)
+    seconds = round(anyio.current_time() - started, 3)
+    return verdict_of(attempt, in_place=in_place, seconds=seconds, refused=tuple(kept_back), **found)
 
 
 async def _score(grader: Grader, rubric: Rubric | None) -> dict[str, Any]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from secrets import token_hex
 
 import pytest
 
+from decathlon_mcp.providers.docker import DockerProvider
 from decathlon_mcp.providers.local import LocalProvider
 from tests.rewards.scene import Grading
 
@@ -18,3 +20,12 @@ async def grading(tmp_path: Path) -> AsyncGenerator[Grading]:
     folder.mkdir()
     async with LocalProvider("tests-rewards", folder / "sandboxes") as provider:
         yield Grading(folder, provider)
+
+
+@pytest.fixture
+async def docker_grading(tmp_path: Path, test_image: str) -> AsyncGenerator[Grading]:
+    """The same in containers without a network."""
+    folder = tmp_path / "grading"
+    folder.mkdir()
+    async with DockerProvider(f"tests-rewards-{token_hex(4)}") as provider:
+        yield Grading(folder, provider, test_image)

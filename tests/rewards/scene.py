@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import secrets
 import tarfile
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -15,8 +16,7 @@ from typing import Any
 
 from decathlon_mcp.link import BOOT_COMMAND, Link, connect
 from decathlon_mcp.model import Network
-from decathlon_mcp.providers.base import Sandbox, SandboxSpec
-from decathlon_mcp.providers.local import LocalProvider
+from decathlon_mcp.providers.base import Provider, Sandbox, SandboxSpec
 from decathlon_mcp.rewards import Attempt, CallRecord, Verdict, grade
 from decathlon_mcp.suites import Prompt, Suite, load_suite
 
@@ -89,10 +89,12 @@ def pack(files: Mapping[str, str | bytes]) -> bytes:
 
 @dataclass
 class Grading:
-    """Grades attempts in local sandboxes; `opened` and `networks` say what was asked for."""
+    """Grades attempts in fresh sandboxes of a provider; `networks` says what was asked for."""
 
     folder: Path
-    provider: LocalProvider
+    provider: Provider
+    image: str | None = None
+    name: str = field(default_factory=lambda: f"rewards-{secrets.token_hex(4)}")
     networks: list[Network] = field(default_factory=list[Network])
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -100,9 +102,10 @@ class Grading:
     async def open(self, network: Network) -> AsyncGenerator[tuple[Sandbox, Link]]:
         self.networks.append(network)
         spec = SandboxSpec(
-            name=f"grader-{next(self.numbers)}",
+            name=f"{self.name}-{next(self.numbers)}",
             command=BOOT_COMMAND,
-            root=PurePosixPath("/"),
+            root=PurePosixPath("/episode"),
+            image=self.image,
             network=network,
         )
         async with self.provider.open(spec) as sandbox, connect(sandbox) as link:
