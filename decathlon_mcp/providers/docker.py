@@ -96,7 +96,7 @@ class DockerProvider:
                 async with self._opening:
                     self._names.add(spec.name)
                     attached = await self._engine.run(container.open)
-                stream = AttachedStream(await SocketLine.over(attached))
+                stream = AttachedStream(SocketLine(attached))
                 sandbox = DockerSandbox(self._engine, container, stream, fate)
                 yield sandbox
             finally:

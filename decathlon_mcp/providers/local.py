@@ -84,7 +84,7 @@ class LocalProvider:
             stack.push_async_callback(self._remove, left)
             left.furnish()
             left.process = FirstProcess(spec, home, f"{self._owner}/{spec.name}")
-            line = await stack.enter_async_context(await SocketLine.over(left.process.socket))
+            line = await stack.enter_async_context(SocketLine(left.process.socket))
             await stack.enter_async_context(self._watched(left.process, line))
             sandbox = LocalSandbox(spec, home / "root", left.process, line, left.tree)
             stack.callback(sandbox.close)

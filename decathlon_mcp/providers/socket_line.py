@@ -1,4 +1,8 @@
-"""One end of a connected socket as the line to a sandbox's first process."""
+"""One end of a connected socket as the line to a sandbox's first process.
+
+Over `wait_readable`, not anyio's own UNIX stream: a receive there that is cancelled at the moment something
+arrives leaves an InvalidStateError to the event loop (anyio 4.16: `add_reader(sock, future.set_result)`).
+"""
 
 from __future__ import annotations
 
@@ -6,48 +10,56 @@ import socket
 from contextlib import suppress
 
 import anyio
-from anyio.abc import ByteStream, SocketStream, UNIXSocketStream
+import anyio.lowlevel
+from anyio.abc import ByteStream
 
 
 class SocketLine(ByteStream):
     """A byte stream over a socket that is shut down before it is closed, whoever else holds it.
 
-    However the other end went away, what it wrote is read to the last byte, then EndOfStream.
+    It takes the socket over. However the other end went away, what it wrote is read to the last byte, then
+    EndOfStream.
     """
 
-    def __init__(self, stream: SocketStream, raw: socket.socket) -> None:
-        self._stream = stream
+    def __init__(self, raw: socket.socket) -> None:
+        raw.setblocking(False)
         self._raw = raw
+        self._closed = False
         self.ended = anyio.Event()
         """Set once the other end is known to be gone."""
 
-    @classmethod
-    async def over(cls, raw: socket.socket) -> SocketLine:
-        """Takes the socket over: it is closed with the stream, and here if that cannot be made."""
-        try:
-            if raw.family == socket.AF_UNIX:
-                return cls(await UNIXSocketStream.from_socket(raw), raw)
-            return cls(await SocketStream.from_socket(raw), raw)
-        except BaseException:
-            raw.close()
-            raise
-
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        try:
-            return await self._stream.receive(max_bytes)
-        except (anyio.EndOfStream, anyio.BrokenResourceError):
+        while not self._closed:
+            try:
+                data = self._raw.recv(max_bytes)
+            except BlockingIOError:
+                await anyio.wait_readable(self._raw)
+                continue
+            except OSError:
+                data = b""
+            if data:
+                await anyio.lowlevel.checkpoint()
+                return data
             self.ended.set()
-            raise anyio.EndOfStream from None
+            raise anyio.EndOfStream
+        raise anyio.ClosedResourceError
 
     async def send(self, item: bytes) -> None:
-        try:
-            await self._stream.send(item)
-        except anyio.BrokenResourceError:
-            self.ended.set()
-            raise
+        rest = memoryview(item)
+        while rest and not self._closed:
+            try:
+                rest = rest[self._raw.send(rest) :]
+            except BlockingIOError:
+                await anyio.wait_writable(self._raw)
+            except OSError as error:
+                self.ended.set()
+                raise anyio.BrokenResourceError from error
+        if rest:
+            raise anyio.ClosedResourceError
 
     async def send_eof(self) -> None:
-        await self._stream.send_eof()
+        with suppress(OSError):
+            self._raw.shutdown(socket.SHUT_WR)
 
     def shut_down(self) -> None:
         """End the connection for both sides; what has arrived can still be read."""
@@ -55,5 +67,9 @@ class SocketLine(ByteStream):
             self._raw.shutdown(socket.SHUT_RDWR)
 
     async def aclose(self) -> None:
-        self.shut_down()
-        await self._stream.aclose()
+        if not self._closed:
+            self._closed = True
+            self.shut_down()
+            anyio.notify_closing(self._raw)
+            self._raw.close()
+        await anyio.lowlevel.checkpoint()
