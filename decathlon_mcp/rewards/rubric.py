@@ -7,6 +7,7 @@ metric `success`.
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping
@@ -69,13 +70,16 @@ class Rubric:
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
 
     def reward(self, metrics: Mapping[str, float]) -> float:
-        """The weighted sum. Raises BadMetricsError: a weighted metric is missing, or one is out of range."""
+        """The weighted sum. Raises BadMetricsError: a weighted metric is missing, one is out of range, ..."""
         for name, (low, high) in self.ranges.items():
             number = Term(name).value(metrics)
             if not low <= number <= high:
                 raise BadMetricsError(f"metric {name!r} is {number:g}, outside its range {low:g} to {high:g}")
         total = sum(weight * Term.read(name).value(metrics) for name, weight in self.weights.items())
-        return total / sum(self.weights.values()) if self.normalise else total
+        reward = total / sum(self.weights.values()) if self.normalise else total
+        if not math.isfinite(reward):
+            raise BadMetricsError("the weighted sum is not a finite number")
+        return reward
 
     def comparisons(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """The comparisons that are weighed, as metrics of their own: 1.0 or 0.0."""

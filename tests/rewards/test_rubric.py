@@ -59,6 +59,11 @@ def test_a_metric_outside_its_range_is_an_error() -> None:
         ranged.reward({"a": 1.01})
 
 
+def test_a_sum_that_is_not_finite_is_no_reward() -> None:
+    with pytest.raises(BadMetricsError, match="not a finite number"):
+        Rubric({"a": 1e308}).reward({"a": 1e308})
+
+
 @pytest.mark.parametrize(
     ("term", "value"),
     [
