@@ -72,4 +72,3 @@ class SocketLine(ByteStream):
             self.shut_down()
             anyio.notify_closing(self._raw)
             self._raw.close()
-        await anyio.lowlevel.checkpoint()
