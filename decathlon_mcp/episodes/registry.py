@@ -21,6 +21,7 @@ from decathlon_mcp.episodes.stage import Stage
 from decathlon_mcp.errors import AtCapacityError, NotRunnableError, UnknownEpisodeError
 from decathlon_mcp.model import Ending, Phase
 from decathlon_mcp.observe import Journal, fields
+from decathlon_mcp.rewards import load_rubric
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.suites import Catalogue, Suite, Task
 
@@ -62,7 +63,8 @@ class Episodes:
     ) -> Episode:
         """A new episode, at once; its sandbox opens behind it.
 
-        Raises UnknownTaskError, NotRunnableError (naming what is missing), AtCapacityError.
+        Raises UnknownTaskError, NotRunnableError (naming what is missing), AtCapacityError, and SuiteError
+        for a task or a rubric that is broken.
         """
         suite, task = self._playable(task_id)
         ticket = self.admission.reserve(task_id, suite.conflicts(task.id))
@@ -125,6 +127,7 @@ class Episodes:
         suite, task = self.catalogue.find(task_id)
         if missing := suite.missing(task):
             raise NotRunnableError(f"task {task_id} cannot run here: {'; '.join(missing)}", missing=missing)
+        load_rubric(suite, task)
         return suite, task
 
     def _forget_the_oldest(self) -> None:
