@@ -11,13 +11,9 @@ import json
 import sqlite3
 import stat
 import time
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from openpyxl import load_workbook
-from openpyxl.workbook import Workbook
 
 from utils.evaluation import Wrong, require
 
@@ -109,22 +105,6 @@ def tree(workspace: Path) -> list[str]:
             found.append(name)
             require(len(found) <= MAX_FILES, f"there are more than {MAX_FILES} files")
     return sorted(found)
-
-
-def open_workbook(workspace: Path, name: str) -> Workbook:
-    """An Excel workbook as it was written: formulas, not results (`utils.spreadsheet` calculates them)."""
-    path = regular_file(workspace, name)
-    try:
-        with zipfile.ZipFile(path) as archive:
-            unpacked = sum(part.file_size for part in archive.infolist())
-            require(unpacked <= MAX_UNPACKED_BYTES, f"{name} unpacks to more than {MAX_UNPACKED_BYTES} bytes")
-            for part in archive.infolist():
-                require(b"<!DOCTYPE" not in archive.read(part), f"{name} defines entities")
-        return load_workbook(path, keep_links=False)
-    except Wrong:
-        raise
-    except Exception as error:  # whatever openpyxl stumbles over, the file is to blame
-        raise Wrong(f"{name} is not a workbook that can be read: {error}") from None
 
 
 @contextmanager

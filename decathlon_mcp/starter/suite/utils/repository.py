@@ -72,7 +72,7 @@ class Repository:
 
     def _git(self, *words: str) -> str:
         done = _run("--git-dir", str(self.copy), *words)
-        reason = done.stderr.decode("utf-8", "replace").strip()
+        reason = " ".join(done.stderr.decode("utf-8", "replace").split())
         require(done.returncode == 0, f"{self.folder} is damaged, or lacks what was asked: {reason}")
         return done.stdout.decode("utf-8", "replace")
 

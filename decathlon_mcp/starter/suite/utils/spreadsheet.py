@@ -1,4 +1,4 @@
-"""Calculating a workbook that an agent left, through the very server that the agent had.
+"""Reading a workbook that an agent left, and calculating it through the very server that the agent had.
 
 A workbook stores the formulas, not always their results, and a result that is stored proves nothing. So a
 copy of it is given to a server of the evaluator's own, which calculates what is asked; it can also change
@@ -8,24 +8,46 @@ cells there, to see whether what hangs on them follows.
 import shutil
 import sys
 import tempfile
+import zipfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
-from mcp import ClientSession, MCPError, StdioServerParameters
-from mcp.client.stdio import stdio_client
+from openpyxl import load_workbook
+from openpyxl.workbook import Workbook
 
-from utils.evaluation import Wrong
+from utils.evaluation import Wrong, require
+from utils.leftovers import MAX_UNPACKED_BYTES, regular_file
+
+if TYPE_CHECKING:
+    from mcp import ClientSession
 
 MAX_SECONDS = 120
+
+
+def open_workbook(workspace: Path, name: str) -> Workbook:
+    """An Excel workbook as it was written: formulas, not their results."""
+    path = regular_file(workspace, name)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(part.file_size for part in archive.infolist())
+            require(unpacked <= MAX_UNPACKED_BYTES, f"{name} unpacks to more than {MAX_UNPACKED_BYTES} bytes")
+            for part in archive.infolist():
+                require(b"<!DOCTYPE" not in archive.read(part), f"{name} defines entities")
+        return load_workbook(path, keep_links=False)
+    except Wrong:
+        raise
+    except Exception as error:  # whatever openpyxl stumbles over, the file is to blame
+        raise Wrong(f"{name} is not a workbook that can be read: {error}") from None
 
 
 @dataclass(frozen=True)
 class Calculation:
     """A copy of a workbook, open in a server."""
 
-    session: ClientSession
+    session: "ClientSession"
     path: Path
 
     async def read(self, sheet: str, cells: str) -> list[list[object]]:
@@ -38,6 +60,8 @@ class Calculation:
         await self._call("write_range", sheet=sheet, at=at, rows=rows)
 
     async def _call(self, tool: str, **arguments: object) -> dict[str, list[list[object]]]:
+        from mcp import MCPError
+
         try:
             reply = await self.session.call_tool(tool, {"path": self.path.name, **arguments})
         except MCPError as error:  # it died over the workbook
@@ -53,6 +77,9 @@ def calculate(workbook: Path, check: Callable[[Calculation], Awaitable[None]]) -
 
 
 async def _calculate(workbook: Path, check: Callable[[Calculation], Awaitable[None]]) -> None:
+    from mcp import ClientSession, StdioServerParameters  # a second of CPU that few attempts need to cost
+    from mcp.client.stdio import stdio_client
+
     wrong = Wrong(f"{workbook.name} was not calculated within {MAX_SECONDS} s")
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copyfile(workbook, Path(folder) / workbook.name)

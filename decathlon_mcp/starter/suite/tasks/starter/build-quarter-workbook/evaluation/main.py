@@ -7,8 +7,8 @@ from datetime import date, datetime
 from openpyxl.worksheet.worksheet import Worksheet
 
 from utils.evaluation import Attempt, judge, require
-from utils.leftovers import close, open_workbook, regular_file
-from utils.spreadsheet import Calculation, calculate
+from utils.leftovers import close, regular_file
+from utils.spreadsheet import Calculation, calculate, open_workbook
 
 WORKBOOK = "quarter.xlsx"
 HEADER = ["Sale", "Date", "Branch", "Product", "Units", "Price", "Revenue"]

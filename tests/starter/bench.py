@@ -1,0 +1,216 @@
+"""A bench to play the starter suite's tasks on: their own servers, preprocess, evaluators and no more."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import yaml
+from mcp import ClientSession, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp_types import TextContent
+
+from decathlon_mcp.starter import CLAIM, Step, suite_path
+
+LAUNCH_TIME = "2026-05-06 08:30:00 Wednesday"
+DECLARED: dict[str, Any] = yaml.safe_load((suite_path() / "suite.yaml").read_text())
+PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an evaluator said."""
+
+    exit_code: int
+    output: str
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One task laid out in a folder of its own, as a sandbox would have it."""
+
+    root: Path
+    task: str
+    launch_time: str = LAUNCH_TIME
+
+    @property
+    def workspace(self) -> Path:
+        return self.root / DECLARED["workspace"]
+
+    @property
+    def folder(self) -> Path:
+        return self.root / "tasks" / "starter" / self.task
+
+    @property
+    def log(self) -> Path:
+        return self.root / DECLARED["log_file"]
+
+    def prepare(self) -> None:
+        """Lay out the suite's shared code and the one task; set its workspace up."""
+        for name in DECLARED["common"]:
+            shutil.copytree(suite_path() / name, self.root / name)
+        shutil.copytree(suite_path() / "tasks" / "starter" / self.task, self.folder)
+        self.workspace.mkdir()
+        if (initial := self.folder / "initial_workspace").is_dir():
+            shutil.copytree(initial, self.workspace, dirs_exist_ok=True)
+        if (self.folder / "preprocess" / "main.py").is_file():
+            done = self.run("preprocess", "--launch_time", self.launch_time)
+            assert done.exit_code == 0, done.output
+
+    def run(self, part: str, *words: str) -> Outcome:
+        """Run one of the task's modules as the dialect says, from the root."""
+        command = [*DECLARED["run_module"], f"tasks.starter.{self.task}.{part}.main"]
+        done = subprocess.run(
+            [*command, "--agent_workspace", str(self.workspace), *words],
+            cwd=self.root,
+            env={**os.environ, **DECLARED["environment"], "PATH": PATH},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return Outcome(done.returncode, done.stdout)
+
+    def answer(self, text: str | None) -> None:
+        """Write the log as an episode that ends with these last words leaves it."""
+        said = [{"role": "user", "content": "..."}, {"role": "assistant", "content": text}]
+        self.log.parent.mkdir(exist_ok=True)
+        self.log.write_text(
+            json.dumps({"status": "success", "messages": said, "tool_calls": {}, "key_stats": {}})
+        )
+
+    def evaluate(self) -> Outcome:
+        """Run the evaluator."""
+        if not self.log.exists():
+            self.answer(None)
+        truth = self.folder / "groundtruth_workspace"
+        given = f"tasks/starter/{self.task}/groundtruth_workspace" if truth.is_dir() else "None"
+        return self.run(
+            "evaluation", "--res_log_file", str(self.log), "--groundtruth_workspace", given,
+            "--launch_time", self.launch_time,
+        )  # fmt: skip
+
+    def fails(self, reason: str) -> None:
+        """The evaluator must find the attempt wrong, and say so with these words."""
+        outcome = self.evaluate()
+        assert outcome.exit_code == 1, outcome.output
+        assert reason in outcome.output.splitlines()[-1]
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        """Replace a text in a file of the workspace, where it must be."""
+        text = (self.workspace / name).read_text()
+        assert old in text
+        (self.workspace / name).write_text(text.replace(old, new))
+
+    def edit_json(self, name: str, **fields: object) -> None:
+        """Set fields of a JSON object in the workspace."""
+        said: dict[str, Any] = json.loads((self.workspace / name).read_text())
+        (self.workspace / name).write_text(json.dumps({**said, **fields}))
+
+    def move(self, old: str, new: str) -> None:
+        """Move a file of the workspace."""
+        (self.workspace / new).parent.mkdir(parents=True, exist_ok=True)
+        (self.workspace / old).rename(self.workspace / new)
+
+    def sql(self, database: str, *statements: str) -> None:
+        """Change a database of the workspace."""
+        connection = sqlite3.connect(self.workspace / database)
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+        connection.close()
+
+    def copy(self, root: Path) -> Bench:
+        """The same, to go on with elsewhere."""
+        shutil.copytree(self.root, root, symlinks=True)
+        return Bench(root, self.task, self.launch_time)
+
+    async def play(self, steps: Sequence[Step]) -> None:
+        """Play a script through the task's own servers; each reply must be as its step expects."""
+        async with self.servers() as sessions:
+            for step in steps:
+                if step.tool == CLAIM:
+                    self.answer(step.arguments.get("answer"))
+                    continue
+                server, tool = step.tool.split("__")
+                reply = await sessions[server].call_tool(tool, step.filled(str(self.workspace)))
+                said = "\n".join(part.text for part in reply.content if isinstance(part, TextContent))
+                assert not reply.is_error, f"{step.tool}: {said}"
+                assert step.expect is None or step.expect in said, f"{step.tool} said {said!r}"
+
+    @asynccontextmanager
+    async def servers(self) -> AsyncGenerator[dict[str, ClientSession]]:
+        """The task's MCP servers, started as their configurations say."""
+        config = json.loads((self.folder / "task_config.json").read_text())
+        async with AsyncExitStack() as stack:
+            sessions: dict[str, ClientSession] = {}
+            for name in config["needed_mcp_servers"]:
+                streams = await stack.enter_async_context(
+                    stdio_client(server_parameters(name, self.root, self.workspace))
+                )
+                sessions[name] = await stack.enter_async_context(ClientSession(*streams))
+            for session in sessions.values():
+                await session.initialize()
+            yield sessions
+
+
+def server_parameters(name: str, checkout: Path, workspace: Path) -> StdioServerParameters:
+    """How a server is started, its templates filled."""
+    text = (checkout / "configs" / "mcp_servers" / f"{name}.yaml").read_text()
+    text = text.replace("${agent_workspace}", str(workspace))
+    text = text.replace("${local_servers_paths}", str(checkout / "local_servers"))
+    params: dict[str, Any] = yaml.safe_load(text)["params"]
+    environment = {"PATH": PATH, **DECLARED["environment"]}
+    return StdioServerParameters(
+        command=params["command"], args=params["args"], cwd=params["cwd"], env=environment
+    )
+
+
+@dataclass(frozen=True)
+class Server:
+    """One server of the suite's own, running over a workspace."""
+
+    session: ClientSession
+    workspace: Path
+
+    async def call(self, tool: str, arguments: Mapping[str, object]) -> tuple[bool, str]:
+        """Whether the tool failed, and what it said."""
+        with anyio.fail_after(60):
+            reply = await self.session.call_tool(tool, dict(arguments))
+        return reply.is_error, "\n".join(part.text for part in reply.content if isinstance(part, TextContent))
+
+    async def said(self, tool: str, **arguments: object) -> str:
+        """What a tool says that must not fail."""
+        failed, text = await self.call(tool, arguments)
+        assert not failed, text
+        return text
+
+    async def refused(self, tool: str, **arguments: object) -> str:
+        """What a tool says that must fail."""
+        failed, text = await self.call(tool, arguments)
+        assert failed, text
+        return text
+
+
+@asynccontextmanager
+async def serving(name: str, workspace: Path) -> AsyncGenerator[Server]:
+    """A server of the suite's own, as its configuration starts it."""
+    async with (
+        stdio_client(server_parameters(name, suite_path(), workspace)) as streams,
+        ClientSession(*streams) as session,
+    ):
+        with anyio.fail_after(60):
+            await session.initialize()
+        yield Server(session, workspace)

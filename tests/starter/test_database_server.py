@@ -1,0 +1,97 @@
+"""The server `database`: reading, changing, and no way out of the one file."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from tests.starter.bench import Server, serving
+
+pytestmark = pytest.mark.anyio
+SHOP = "shop.db"
+
+
+@pytest.fixture(scope="module")
+async def database(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Server]:
+    workspace = tmp_path_factory.mktemp("database") / "workspace"
+    workspace.mkdir()
+    for path in (workspace / SHOP, workspace.parent / "other.db"):
+        connection = sqlite3.connect(path)
+        connection.execute("CREATE TABLE goods (id INTEGER PRIMARY KEY, name TEXT NOT NULL, picture BLOB)")
+        connection.executemany("INSERT INTO goods VALUES (?, ?, ?)", [(1, "Lamp", b"abc"), (2, "Rope", None)])
+        connection.commit()
+        connection.close()
+    async with serving("database", workspace) as server:
+        yield server
+
+
+async def test_tables_are_listed_and_described(database: Server) -> None:
+    assert "table goods: " in await database.said("list_tables", database=SHOP)
+    assert "name TEXT NOT NULL" in await database.said("describe_table", database=SHOP, table="goods")
+    assert "no table" in await database.refused("describe_table", database=SHOP, table="bads")
+
+
+async def test_a_query_answers_in_json_and_says_when_there_is_more(database: Server) -> None:
+    sql = "SELECT * FROM goods WHERE id < ? ORDER BY id"
+    answer = json.loads(await database.said("query", database=SHOP, sql=sql, parameters=[3]))
+    assert answer["columns"] == ["id", "name", "picture"]
+    assert answer["rows"] == [[1, "Lamp", "<3 bytes>"], [2, "Rope", None]]
+    assert not answer["more"]
+    answer = json.loads(await database.said("query", database=SHOP, sql=sql, parameters=[3], limit=1))
+    assert (len(answer["rows"]), answer["more"]) == (1, True)
+
+
+async def test_a_change_is_made_whole_or_not_at_all(database: Server) -> None:
+    done = await database.said(
+        "execute", database=SHOP, sql="INSERT INTO goods (name) VALUES (?), (?)", parameters=["Map", "Pen"]
+    )
+    assert "2 rows" in done
+    failed = await database.refused(
+        "execute", database=SHOP, sql="INSERT INTO goods (name) VALUES ('Tin'), (NULL)"
+    )
+    assert "NOT NULL" in failed
+    assert '["Tin"]' not in await database.said("query", database=SHOP, sql="SELECT name FROM goods")
+
+
+@pytest.mark.parametrize(
+    "sql", ["DELETE FROM goods", "CREATE TABLE x (y)", "DROP TABLE goods", "UPDATE goods SET name = 'x'"]
+)
+async def test_a_query_changes_nothing(database: Server, sql: str) -> None:
+    assert "SQLite says" in await database.refused("query", database=SHOP, sql=sql)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "ATTACH '../other.db' AS other",
+        "ATTACH DATABASE '/tmp/new.db' AS new",
+        "VACUUM INTO '../copy.db'",
+        "PRAGMA journal_mode = WAL",
+        "SELECT load_extension('evil.so')",
+        "SELECT writefile('../x', 'y')",
+    ],
+)
+async def test_no_statement_leads_out_of_the_file(database: Server, sql: str) -> None:
+    await database.refused("execute", database=SHOP, sql=sql)
+    await database.refused("query", database=SHOP, sql=sql)
+    assert sorted(path.name for path in database.workspace.parent.iterdir()) == ["other.db", "workspace"]
+
+
+@pytest.mark.parametrize("path", ["../other.db", "/tmp/../etc/passwd", f"{SHOP}/../../other.db"])
+async def test_no_path_leads_out_of_the_workspace(database: Server, path: str) -> None:
+    for tool in ("query", "execute"):
+        assert "outside the workspace" in await database.refused(tool, database=path, sql="SELECT 1")
+    assert "outside the workspace" in await database.refused("list_tables", database=path)
+
+
+async def test_a_file_that_is_not_there_is_not_made(database: Server) -> None:
+    assert "no file" in await database.refused("execute", database="new.db", sql="CREATE TABLE x (y)")
+    assert not (database.workspace / "new.db").exists()
+
+
+async def test_a_path_is_never_read_as_a_uri(database: Server) -> None:
+    (database.workspace / "odd?mode=memory#.db").write_bytes((database.workspace / SHOP).read_bytes())
+    assert "goods" in await database.said("list_tables", database="odd?mode=memory#.db")

@@ -1,0 +1,91 @@
+"""The server `lab`: runs that take their time, tell how far they are, and can be called off."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import anyio
+import pytest
+
+from tests.starter.bench import Server, serving
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+async def lab(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Server]:
+    async with serving("lab", tmp_path_factory.mktemp("lab")) as server:
+        yield server
+
+
+async def test_a_run_reports_ten_steps_and_then_writes_its_course(lab: Server) -> None:
+    heard: list[tuple[float, float | None, str | None, bool]] = []
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        heard.append((progress, total, message, (lab.workspace / "runs" / "first.csv").exists()))
+
+    reply = await lab.session.call_tool(
+        "run_simulation", {"name": "first", "temperature": 60, "catalyst": 4}, progress_callback=hear
+    )
+    assert not reply.is_error
+    assert [progress for progress, *_ in heard] == list(range(1, 11))
+    assert {total for _, total, *_ in heard} == {10}
+    assert heard[0][2] == "minute 6 of 60"
+    assert not any(written for *_, written in heard[:9])
+    lines = (lab.workspace / "runs" / "first.csv").read_text().splitlines()
+    assert len(lines) == 61
+    assert lines[56].startswith("56,")
+    assert ",72.03," in lines[56]
+
+
+async def test_a_run_that_is_called_off_leaves_nothing_and_the_next_one_works(lab: Server) -> None:
+    under_way = anyio.Event()
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        under_way.set()
+
+    async def run() -> None:
+        await lab.session.call_tool(
+            "run_simulation", {"name": "off", "temperature": 60, "catalyst": 4}, progress_callback=hear
+        )
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            await under_way.wait()
+            tasks.cancel_scope.cancel()
+        await lab.said("run_simulation", name="next", temperature=60, catalyst=4)
+    assert (lab.workspace / "runs" / "next.csv").exists()
+    assert not (lab.workspace / "runs" / "off.csv").exists()
+
+
+async def test_the_same_settings_give_the_same_course(lab: Server) -> None:
+    async with anyio.create_task_group() as tasks:
+        for name in ("one", "two"):
+            tasks.start_soon(lab.call, "run_simulation", {"name": name, "temperature": 71, "catalyst": 2.5})
+    runs = lab.workspace / "runs"
+    assert (runs / "one.csv").read_text() == (runs / "two.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"name": "../../out", "temperature": 60, "catalyst": 4}, "name"),
+        ({"name": "hot", "temperature": 300, "catalyst": 4}, "temperature"),
+        ({"name": "odd", "temperature": 60, "catalyst": 4.2}, "catalyst"),
+    ],
+)
+async def test_settings_that_the_reactor_does_not_have_are_refused(
+    lab: Server, arguments: dict[str, object], reason: str
+) -> None:
+    assert reason in await lab.refused("run_simulation", **arguments)
+
+
+async def test_a_name_is_used_once(lab: Server) -> None:
+    (lab.workspace / "runs").mkdir(exist_ok=True)
+    (lab.workspace / "runs" / "taken.csv").touch()
+    assert "already" in await lab.refused("run_simulation", name="taken", temperature=60, catalyst=4)
+
+
+async def test_the_reactor_is_described(lab: Server) -> None:
+    assert "50 to 95" in await lab.said("describe_reactor")
