@@ -250,10 +250,15 @@ def http_app(
 
 
 class _Endpoint:
-    """An ASGI callable that Starlette routes to as it is, whatever the method."""
+    """An ASGI callable that Starlette routes to as it is, whatever the method.
+
+    Spaces around a header's value are no part of it (RFC 9110 5.5). Of uvicorn's two parsers httptools, which
+    it takes where it is installed, leaves those behind the value, and the SDK compares values as they are.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["headers"] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         await self._app(scope, receive, send)
