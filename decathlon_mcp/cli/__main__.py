@@ -1,0 +1,5 @@
+"""`python -m decathlon_mcp.cli`, for where the script is not on the PATH."""
+
+from decathlon_mcp.cli import main
+
+main()

@@ -1,0 +1,239 @@
+"""The commands: what each takes, and where it is done. Errors end here, as one line and a status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import anyio
+from cyclopts import App, CycloptsError, Group, Parameter
+from pydantic import ValidationError
+
+from decathlon_mcp import __version__
+from decathlon_mcp.cli.options import (
+    DOCTOR_DEFAULTS,
+    SERVER_DEFAULTS,
+    SOURCES,
+    TASKS_DEFAULTS,
+    DoctorSettings,
+    ServerSettings,
+    TasksSettings,
+)
+from decathlon_mcp.episodes.caller import Role
+from decathlon_mcp.errors import DecathlonError, SettingsError
+
+EPILOGUE = (
+    "Every setting is also a variable (DECATHLON_MAX_SANDBOXES=8) and a line of decathlon.toml "
+    "(max_sandboxes = 8); flags come first, then variables, then the file."
+)
+ADDRESS = Group("Address", sort_key=1)
+THIS = Group("This command", sort_key=2)
+
+app = App(
+    name="decathlon-mcp",
+    help="Toolathlon as an environment for MCP clients: connect, play a task, get its reward.",
+    help_format="markdown",
+    help_epilogue="`decathlon-mcp demo` shows a whole episode; `decathlon-mcp COMMAND --help` says more.",
+    version=__version__,
+    config=SOURCES,
+    group_parameters=THIS,
+)
+
+
+@app.command(sort_key=0, help_epilogue=EPILOGUE)
+def serve(
+    *,
+    host: Annotated[str, Parameter(group=ADDRESS)] = "127.0.0.1",
+    port: Annotated[int, Parameter(group=ADDRESS)] = 8765,
+    public_url: Annotated[str | None, Parameter(group=ADDRESS, metavar="URL")] = None,
+    allowed_host: Annotated[
+        tuple[str, ...], Parameter(group=ADDRESS, metavar="NAME", negative=(), show_default=False)
+    ] = (),
+    ready_file: Annotated[Path | None, Parameter(group=ADDRESS, metavar="FILE")] = None,
+    settings: ServerSettings = SERVER_DEFAULTS,
+) -> int:
+    """Serve tasks to MCP clients over streamable HTTP.
+
+    Parameters
+    ----------
+    host
+        Address to listen on; beyond loopback only with `--tokens`.
+    port
+        Port to listen on; 0 takes a free one.
+    public_url
+        How clients reach this server, where that is not its own address.
+    allowed_host
+        A name that clients may call this server by. May be given more than once.
+    ready_file
+        Gets the server's URL, once it can be used.
+    """
+    from decathlon_mcp.cli.serve import Doorway, serve
+
+    doorway = Doorway(host, port, public_url, allowed_host, ready_file)
+    return _run(serve, settings, doorway)
+
+
+@app.command(sort_key=1, help_epilogue=EPILOGUE)
+def stdio(
+    *,
+    task: Annotated[str | None, Parameter(metavar="ID")] = None,
+    settings: ServerSettings = SERVER_DEFAULTS,
+) -> int:
+    """Serve one client over stdin and stdout: the lobby or, with `--task`, an episode of that task.
+
+    Parameters
+    ----------
+    task
+        The process is an episode of this task.
+    """
+    from decathlon_mcp.cli.stdio import serve
+
+    return _run(serve, settings, task)
+
+
+@app.command(sort_key=2, help_epilogue=EPILOGUE)
+def tasks(
+    *,
+    split: Annotated[str | None, Parameter(metavar="NAME")] = None,
+    search: Annotated[str | None, Parameter(metavar="TEXT")] = None,
+    json: Annotated[bool, Parameter(negative=())] = False,
+    settings: TasksSettings = TASKS_DEFAULTS,
+) -> int:
+    """List the tasks there are, what each needs, and whether it can run here.
+
+    Parameters
+    ----------
+    split
+        Only tasks of this split.
+    search
+        Only tasks whose id contains this.
+    json
+        Print `{"tasks": [...]}`.
+    """
+    from decathlon_mcp.cli.tasks import show
+
+    return show(settings, split=split, search=search, as_json=json)
+
+
+@app.command(sort_key=3, help_epilogue=EPILOGUE)
+def doctor(
+    *,
+    host: Annotated[str, Parameter(group=ADDRESS)] = "127.0.0.1",
+    port: Annotated[int, Parameter(group=ADDRESS)] = 8765,
+    json: Annotated[bool, Parameter(negative=())] = False,
+    settings: DoctorSettings = DOCTOR_DEFAULTS,
+) -> int:
+    """Look whether this machine is ready, and say what to do about what is not.
+
+    Parameters
+    ----------
+    host
+        Address that `serve` would listen on.
+    port
+        Port that `serve` would listen on.
+    json
+        Print `{"ready": ..., "findings": [...]}`.
+    """
+    from decathlon_mcp.cli.doctor import examine
+
+    return _run(examine, settings, host, port, json)
+
+
+@app.command(sort_key=4)
+def token(name: str, /, *, role: Role = "player") -> int:
+    """Make a token: its secret goes to stderr, the line for the `--tokens` file to stdout.
+
+    Parameters
+    ----------
+    name
+        Whose it is.
+    role
+        `admin` may use every episode, the others their own.
+    """
+    from decathlon_mcp.cli.token import make
+
+    return make(name, role)
+
+
+@app.command(sort_key=5)
+def demo(
+    *,
+    task: Annotated[str | None, Parameter(metavar="ID")] = None,
+    all: Annotated[bool, Parameter(negative=(), show_default=False)] = False,  # noqa: A002
+) -> int:
+    """Start a server, play a bundled task through it with a scripted player, show each step.
+
+    Parameters
+    ----------
+    task
+        The task to play.
+    all
+        Play all of them.
+    """
+    from decathlon_mcp.cli.demo import play
+
+    return _run(play, task, all)
+
+
+@app.command(sort_key=6)
+def version() -> int:
+    """Print the version."""
+    sys.stdout.write(f"{__version__}\n")
+    return 0
+
+
+def run(words: Sequence[str]) -> int:
+    """Do what the words of a command line say; the status to exit with."""
+    try:
+        status: object = app(
+            words or ["--help"], exit_on_error=False, print_error=False, result_action="return_value"
+        )
+        sys.stdout.flush()
+    except SettingsError as error:
+        return _complain(error.message, 2)
+    except DecathlonError as error:
+        return _complain(error.message, 1)
+    except CycloptsError as error:
+        return _complain(_usage_fault(error), 2)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has enough of it; the interpreter must not flush what is left.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status if isinstance(status, int) else 0
+
+
+def _run(work: Callable[..., Awaitable[int]], *arguments: Any) -> int:
+    """Run what a command does in an event loop, the quick one where there is one."""
+    try:
+        import uvloop as _  # noqa: F401
+    except ModuleNotFoundError:
+        return anyio.run(work, *arguments)
+    return anyio.run(work, *arguments, backend_options={"use_uvloop": True})
+
+
+def _complain(message: str, status: int) -> int:
+    sys.stderr.write(f"decathlon-mcp: {' '.join(message.split())}\n")
+    return status
+
+
+def _usage_fault(error: CycloptsError) -> str:
+    """What is wrong with a command line, on one line; of a setting, where it came from."""
+    cause = error.__cause__
+    if not isinstance(cause, ValidationError) or error.argument is None:
+        return str(error)
+    faults: list[str] = []
+    for fault in cause.errors(include_url=False):
+        name = str(fault["loc"][0]) if fault["loc"] else ""
+        flag = f"--{name.replace('_', '-')}"
+        tokens = [token for each in error.argument.children if flag in each.names for token in each.tokens]
+        given = tokens[0].keyword if tokens and tokens[0].keyword else flag
+        if tokens and tokens[0].source not in ("cli", "env"):
+            given = f"{tokens[0].source}: {name}"
+        said = fault["msg"].removeprefix("Input ").removeprefix("Value error, ")
+        faults.append(f"{given} {said}, not {fault['input']!r}")
+    return "; ".join(faults)

@@ -1,0 +1,164 @@
+"""`doctor`: is this machine ready, and what to do about what is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from decathlon_mcp.cli.options import strange_variables
+from decathlon_mcp.edge import Tokens, hosts_for, listen
+from decathlon_mcp.episodes import provider_for
+from decathlon_mcp.errors import DecathlonError
+from decathlon_mcp.providers.base import Finding, finding
+from decathlon_mcp.providers.docker import DockerProvider
+from decathlon_mcp.providers.local import LocalProvider
+from decathlon_mcp.settings import ProviderName, Settings
+from decathlon_mcp.suites import Catalogue, Suite, load_suite
+
+STARTER_SERVERS = ("excel_mcp", "mcp_server_git")
+"""Modules of the extra `starter`."""
+
+CLASSES = {"the MCP server": "MCP servers not described", "the service": "services not there"}
+LISTED = 8
+
+
+async def examine(settings: Settings, host: str, port: int, as_json: bool) -> int:
+    """Print findings on stdout, each when it is known; 0 where a server of these settings can do its job."""
+    found: list[Finding] = []
+    console = Console(highlight=False)
+    async for each in _findings(settings, host, port):
+        found.append(each)
+        if not as_json:
+            console.print(_line(each), soft_wrap=True)
+    bad = [each for each in found if not each.ok]
+    if as_json:
+        told = {"ready": not bad, "findings": [asdict(each) for each in found]}
+        sys.stdout.write(json.dumps(told, indent=2, ensure_ascii=False) + "\n")
+    elif bad:
+        console.print(f"\nNot ready: {', '.join(each.what for each in bad)}")
+    else:
+        console.print("\nReady: start it with `decathlon-mcp serve` and the same settings")
+    return 1 if bad else 0
+
+
+async def _findings(settings: Settings, host: str, port: int) -> AsyncGenerator[Finding]:
+    yield Finding("python", True, f"{platform.python_version()} at {sys.executable}")
+    if strange := strange_variables():
+        yield Finding("variables", True, f"set, but no settings: {', '.join(strange)}")
+    suites: list[Suite] = []
+    for where in settings.suite:
+        try:
+            suites.append(load_suite(where))
+        except DecathlonError as error:
+            yield Finding(f"suite {where}", False, error.message, "say where a checkout is with --suite PATH")
+    for each in _about_tasks(suites):
+        yield each
+    async for each in _about_providers(suites, settings):
+        yield each
+    yield _about_state(settings.state)
+    yield _about_address(settings, host, port)
+
+
+def _about_tasks(suites: list[Suite]) -> Iterable[Finding]:
+    for suite in suites:
+        count = len(suite.tasks)
+        yield Finding(f"suite {suite.name}", True, f"{count} tasks at {suite.path} ({suite.revision})")
+    if not suites:
+        return
+    try:
+        catalogue = Catalogue(suites)
+    except DecathlonError as error:
+        yield Finding("suites", False, error.message, "give each suite a name of its own")
+        return
+    missing = [suite.missing(task) for _, suite, task in catalogue]
+    runnable = sum(not sentences for sentences in missing)
+    yield finding(
+        "tasks",
+        runnable > 0,
+        f"{runnable} of {len(missing)} can run here{_lacks(missing)}",
+        "`decathlon-mcp tasks` says what each of them lacks",
+    )
+
+
+def _lacks(missing: list[list[str]]) -> str:
+    """What the others lack, in classes, the most wanted first, with how many tasks want it."""
+    classes: dict[str, Counter[str]] = {}
+    for sentence in (sentence for sentences in missing for sentence in sentences):
+        what, _, _ = sentence.removeprefix("needs ").partition(", which")
+        what, _, _ = what.partition(": ")
+        kind = next((kind for start, kind in CLASSES.items() if what.startswith(start)), None)
+        kind = kind or ("credentials not filled in" if sentence.startswith("needs ") else "broken files")
+        for start in CLASSES:
+            what = what.removeprefix(start + " ")
+        classes.setdefault(kind, Counter())[what] += 1
+    lines = ""
+    for kind, wanted in classes.items():
+        named = ", ".join(f"{what} ({count})" for what, count in wanted.most_common(LISTED))
+        lines += f"\n{kind}: {named}{f', {len(wanted) - LISTED} more' if len(wanted) > LISTED else ''}"
+    return lines
+
+
+async def _about_providers(suites: list[Suite], settings: Settings) -> AsyncGenerator[Finding]:
+    asked: set[tuple[ProviderName, str | None]] = set()
+    for suite in suites:
+        name = provider_for(suite, settings)
+        image = (settings.image or suite.dialect.image) if name == "docker" else None
+        if (name, image) not in asked:
+            asked.add((name, image))
+            for each in await _checked(name, image, settings):
+                yield Finding(f"{name} {each.what}", each.ok, each.detail, each.cure)
+        if name == "local" and suite.dialect.name == "starter":
+            lacking = [module for module in STARTER_SERVERS if find_spec(module) is None]
+            yield finding(
+                "starter servers",
+                not lacking,
+                f"not installed: {', '.join(lacking)}" if lacking else ", ".join(STARTER_SERVERS),
+                "pip install 'decathlon-mcp[starter]'",
+            )
+
+
+async def _checked(name: ProviderName, image: str | None, settings: Settings) -> list[Finding]:
+    owner = f"doctor-{os.getpid()}"
+    if name == "local":
+        return await LocalProvider(owner, settings.state / "sandboxes").check(None)
+    async with DockerProvider(owner) as provider:
+        return await provider.check(image)
+
+
+def _about_state(folder: Path) -> Finding:
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    return finding(
+        "state", writable, f"{folder}", f"{existing} cannot be written to: name another with --state"
+    )
+
+
+def _about_address(settings: Settings, host: str, port: int) -> Finding:
+    try:
+        hosts_for(host, (), Tokens.read(settings.tokens))
+        listen(host, port).close()
+    except DecathlonError as error:
+        return Finding("address", False, error.message, "see --host, --port and --tokens")
+    return Finding("address", True, f"{host}:{port} is free")
+
+
+def _line(each: Finding) -> Text:
+    first, *more = each.detail.splitlines()
+    line = Text.assemble(
+        ("ok  ", "green") if each.ok else ("✗   ", "bold red"), (f"{each.what}: ", "bold"), first
+    )
+    for said in more:
+        line.append(f"\n      {said}", "dim")
+    if each.cure and each.cure not in each.detail:
+        line.append(f"\n    → {each.cure}", "yellow")
+    return line

@@ -1,0 +1,143 @@
+"""The settings as flags, variables and a file: one model, in that order of precedence.
+
+`decathlon.toml` holds the same names as the model (`max_sandboxes = 8`), those of `serve` included.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+from cyclopts import App, ArgumentCollection, Group, Parameter
+from cyclopts.config import Dict, Env
+from pydantic import Field, create_model
+
+from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.settings import Settings
+
+PREFIX = "DECATHLON_"
+DEFAULT_FILE = Path("decathlon.toml")
+SERVE_NAMES = ("host", "port", "public_url", "allowed_host", "ready_file")
+"""What only `serve` takes, and the file and variables may hold too."""
+
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "Tasks": ("suite", "names", "reward", "max_calls"),
+    "Sandboxes": ("provider", "image", "network", "memory_mib", "cpus", "pids", "workspace_mib"),
+    "How many": ("max_sandboxes", "max_opening", "max_queue"),
+    "How long (seconds)": (
+        "idle_seconds",
+        "episode_seconds",
+        "servers_seconds",
+        "preprocess_seconds",
+        "set_up_seconds",
+        "evaluation_seconds",
+        "drain_seconds",
+    ),
+    "Files and logs": ("config", "state", "tokens", "log_level", "log_format"),
+}
+
+
+SHOWN = frozenset(name for names in SECTIONS.values() for name in names)
+UNITS = {"seconds": "SECONDS", "mib": "MIB", "suite": "PATH", "image": "IMAGE"}
+"""What a setting's value is called, by the last word of its name."""
+
+
+class _WithFile(Settings):
+    config: Path | None = Field(None, description="File of settings. [decathlon.toml, if there is one here]")
+
+
+def _model(name: str, shown: Collection[str] = SHOWN) -> type[_WithFile]:
+    """The settings with their places in the help; those not `shown` there can be given all the same."""
+    groups = {
+        name: Group(section, sort_key=number)
+        for number, (section, names) in enumerate(SECTIONS.items(), 10)
+        for name in names
+    }
+    fields: dict[str, Any] = {}
+    for key, field in _WithFile.model_fields.items():
+        place = Parameter(
+            group=groups[key],
+            negative=(),
+            env_var_split=_split,
+            show=key in shown,
+            show_default=_default,
+            metavar=UNITS.get(key.rpartition("_")[2]),
+        )
+        fields[key] = (Annotated[(field.annotation, *field.metadata, place)], field)
+    return create_model(name, __base__=_WithFile, **fields)
+
+
+def _split(kind: object, value: str) -> list[str]:
+    """`DECATHLON_SUITE` holds several as PATH does."""
+    return value.split(os.pathsep) if kind == tuple[str, ...] else [value]
+
+
+def _default(value: object) -> str | None:
+    """A default, as one would type it."""
+    if isinstance(value, tuple):
+        return " ".join(str(each) for each in cast("tuple[object, ...]", value))
+    if isinstance(value, Path) and value.is_relative_to(Path.home()):
+        return f"~/{value.relative_to(Path.home())}"
+    return None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+ServerOptions = _model("ServerOptions")
+TasksOptions = _model("TasksOptions", ("suite", "config"))
+DoctorOptions = _model("DoctorOptions", ("suite", "provider", "image", "state", "tokens", "config"))
+
+ServerSettings = Annotated[ServerOptions, Parameter(name="*")]
+TasksSettings = Annotated[TasksOptions, Parameter(name="*")]
+DoctorSettings = Annotated[DoctorOptions, Parameter(name="*")]
+"""The types of the commands' `settings`."""
+
+SERVER_DEFAULTS = ServerOptions.model_validate({})
+TASKS_DEFAULTS = TasksOptions.model_validate({})
+DOCTOR_DEFAULTS = DoctorOptions.model_validate({})
+
+
+def _known() -> set[str]:
+    return {*_WithFile.model_fields, *SERVE_NAMES}
+
+
+def _from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """After flags and variables: what they leave open, from the file. Raises SettingsError."""
+    asked = next((argument for argument in arguments if "--config" in argument.names), None)
+    if asked is None:
+        return
+    named = asked.tokens[0].value if asked.tokens else None
+    path = Path(named) if named else DEFAULT_FILE
+    if named is None and not path.is_file():
+        return
+    values = _read(path)
+    here = {name.lstrip("-").replace("-", "_") for argument in arguments for name in argument.names}
+    used = {name: value for name, value in values.items() if name in here and name != "config"}
+    Dict(used, source=str(path), use_commands_as_keys=False)(app, commands, arguments)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: not TOML: {error}") from None
+    for name in values:
+        if name not in _known():
+            near = difflib.get_close_matches(name, _known(), n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise SettingsError(f"{path}: there is no setting {name!r}{hint}")
+    return values
+
+
+def strange_variables() -> list[str]:
+    """Variables that look like settings and are none, sorted."""
+    known = {PREFIX + name.upper() for name in _known()}
+    return sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
+
+
+SOURCES = (Env(PREFIX, command=False, show=False), _from_file)
+"""After the flags, in this order."""

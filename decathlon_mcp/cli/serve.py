@@ -1,0 +1,87 @@
+"""`serve`: the server over HTTP, and how it says that it is up."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from decathlon_mcp import __version__
+from decathlon_mcp.cli.readiness import require_ready
+from decathlon_mcp.edge import Tokens, hosts_for, http_app, listen, serve_http
+from decathlon_mcp.episodes import Episodes, open_episodes
+from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.observe import configure_logging, fields
+from decathlon_mcp.settings import Settings
+
+log = logging.getLogger("decathlon.cli")
+
+
+@dataclass(frozen=True, slots=True)
+class Doorway:
+    """Where to listen, under which names, and who is told."""
+
+    host: str
+    port: int
+    public_url: str | None
+    allowed_host: tuple[str, ...]
+    ready_file: Path | None
+
+    def url(self, port: int) -> str:
+        """Where a client on this machine, or one beyond, finds the server."""
+        if self.public_url:
+            return self.public_url.rstrip("/")
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+async def serve(settings: Settings, doorway: Doorway) -> int:
+    """Serve until SIGTERM or SIGINT. Raises SettingsError, SuiteError, ProviderUnavailableError."""
+    configure_logging(settings.log_level, settings.log_format)
+    tokens = Tokens.read(settings.tokens)
+    hosts = hosts_for(doorway.host, doorway.allowed_host, tokens)
+    with listen(doorway.host, doorway.port) as listener:
+        url = doorway.url(listener.getsockname()[1])
+        async with open_episodes(settings) as episodes:
+            await require_ready(episodes)
+            app = http_app(episodes, tokens=tokens, hosts=hosts, public_url=doorway.public_url)
+            await serve_http(
+                app, listener, drain=episodes.drain, on_ready=lambda: _announce(episodes, url, doorway)
+            )
+    return 0
+
+
+def _announce(episodes: Episodes, url: str, doorway: Doorway) -> None:
+    log.info("listening", extra=fields(url=url, pid=os.getpid(), tasks=len(episodes.catalogue)))
+    if episodes.settings.log_format == "text":
+        sys.stderr.write(_block(episodes, url))
+        sys.stderr.flush()
+    if doorway.ready_file is not None:
+        _write_whole(doorway.ready_file, url + "\n")
+
+
+def _block(episodes: Episodes, url: str) -> str:
+    """What a person wants to know of a server that is up."""
+    runnable = [name for name, suite, task in episodes.catalogue if not suite.missing(task)]
+    of = {suite.name: episodes.stage(suite.name).provider.name for suite in episodes.catalogue.suites}
+    suites = ", ".join(f"{suite} ({provider})" for suite, provider in of.items())
+    example = runnable[0] if runnable else "TASK"
+    return (
+        f"\n  decathlon-mcp {__version__}\n\n"
+        f"  the lobby   {url}/mcp\n"
+        f"  a task      {url}/tasks/{example}/mcp\n"
+        f"  tasks       {len(runnable)} of {len(episodes.catalogue)} can run here: {suites}\n"
+        f"  end it      Ctrl-C\n\n"
+    )
+
+
+def _write_whole(file: Path, text: str) -> None:
+    """Whoever waits for the file sees the whole of it."""
+    partial = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        partial.write_text(text, "utf-8")
+        os.replace(partial, file)  # noqa: PTH105  (atomic, as its documentation says)
+    except OSError as error:
+        raise SettingsError(f"--ready-file: {file}: {error.strerror}") from None
