@@ -23,7 +23,7 @@ IDLE_SECONDS = 15
 """The older suite never deletes a session: its episodes end by their lease, while later ones are played."""
 START_SECONDS = 60
 STOP_SECONDS = 60
-ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
+ADDRESS = re.compile(r"(http://127\.0\.0\.1:\d+)[/\s]")
 
 
 class Output:
@@ -44,7 +44,7 @@ class Output:
         async for words in self._stream:
             self._said += words
             if self._address is None and (found := ADDRESS.search(self._said)):
-                self._address = found[0]
+                self._address = found[1]
                 self._news.set()
         self._news.set()
 

@@ -61,7 +61,8 @@ async def address(run: Run, base: str) -> str:
 
 async def conforms(run: Run, base: str, installed: Path, results: Path) -> None:
     report = await suites.run(installed, run.package, await address(run, base), run.arguments, results)
-    assert not complaints(run, report), report.output
+    found = complaints(run, report)
+    assert not found, "\n".join([*found, "", "The suite's last words:", report.output[-1000:]])
 
 
 @pytest.mark.parametrize("run", [run for run in RUNS if run.address == "fixture"], ids=lambda run: run.name)

@@ -66,7 +66,9 @@ def over_http() -> None:
     listening = socket.create_server(("127.0.0.1", 0))
     sys.stdout.write(f"http://127.0.0.1:{listening.getsockname()[1]}/mcp\n")
     sys.stdout.flush()
-    uvicorn.Server(uvicorn.Config(server().streamable_http_app(), log_level="warning")).run([listening])
+    # h11 takes the spaces off a header's value, as RFC 9110 5.5 has it; httptools leaves them behind it.
+    config = uvicorn.Config(server().streamable_http_app(), http="h11", log_level="warning")
+    uvicorn.Server(config).run([listening])
 
 
 if __name__ == "__main__":
