@@ -1,0 +1,61 @@
+"""`python -m benchmarks [--write]`: measure, and print as it comes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import anyio
+
+from benchmarks import report
+from benchmarks.batch import measure_batch
+from benchmarks.calls import measure_calls, measure_processes
+from benchmarks.machine import machine
+from benchmarks.openings import measure_openings
+from benchmarks.running import decathlon
+
+RESULTS = Path(__file__).parent / "RESULTS.md"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--write", action="store_true", help=f"keep the numbers in {RESULTS.name}")
+    parser.add_argument(
+        "--image", default="decathlon-test:latest", help="a Python with the MCP SDK [%(default)s]"
+    )
+    parser.add_argument("--calls", type=int, default=1000, help="rounds of calls [%(default)s]")
+    parser.add_argument("--openings", type=int, default=40, help="rounds of openings [%(default)s]")
+    parser.add_argument("--processes", type=int, default=15, help="rounds of processes [%(default)s]")
+    parser.add_argument("--batch", type=int, default=64, help="episodes at once [%(default)s]")
+    parser.add_argument(
+        "--load-seconds", type=float, default=10, help="of calls over all sessions [%(default)s]"
+    )
+    anyio.run(_print, parser.parse_args())
+
+
+async def _print(options: argparse.Namespace) -> None:
+    parts: list[str] = []
+    async for part in _measured(options):
+        sys.stdout.write(part + "\n\n")
+        sys.stdout.flush()
+        parts.append(part)
+    if options.write:
+        RESULTS.write_text("\n\n".join(parts) + "\n")
+
+
+async def _measured(options: argparse.Namespace) -> AsyncGenerator[str]:
+    image: str = options.image
+    yield report.head(machine())
+    async with decathlon(image, sandboxes=options.batch) as server:
+        yield report.calls(
+            await measure_calls(server, image, rounds=options.calls, warm_up=options.calls // 10)
+        )
+        yield report.processes(await measure_processes(server, image, rounds=options.processes, warm_up=2))
+        yield report.openings(await measure_openings(server, image, rounds=options.openings, warm_up=3))
+        yield report.batch(await measure_batch(server, size=options.batch, load_seconds=options.load_seconds))
+
+
+if __name__ == "__main__":
+    main()

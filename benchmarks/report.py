@@ -1,0 +1,79 @@
+"""The numbers as Markdown: for a terminal, for a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from benchmarks.batch import Batch
+from benchmarks.calls import DIRECT, FLOORS, STREAM, WAYS, Calls, Processes
+from benchmarks.openings import Openings
+from benchmarks.samples import Samples
+
+
+def head(machine: dict[str, str]) -> str:
+    return "# What it costs\n\n" + "\n".join(f"- {name}: {value}" for name, value in machine.items())
+
+
+def calls(measured: Calls) -> str:
+    taken = measured.taken
+    rows = [
+        *((f"{where}, {era}", taken[where, era]) for where, era in WAYS),
+        *((f"leg: {where}, {era}", taken[where, era]) for where, era in DIRECT),
+        ("leg: attached stream", taken[STREAM]),
+    ]
+    times = _table(("a call of 100 bytes", "p50 ms", "p99 ms"), (_times(name, of) for name, of in rows))
+    ratios = _table(
+        ("through the server and a sandbox / the sum of its legs", "p50", "p99"),
+        (
+            _ratios(f"{where}, {era} / {direct} + stream", taken[where, era], measured.legs(direct, era))
+            for where, era in WAYS
+            for direct in FLOORS
+        ),
+    )
+    return f"## A call\n\n{times}\n\n{ratios}"
+
+
+def processes(measured: Processes) -> str:
+    rows = [("a call", measured.call), ("`docker exec python3 -c 'import mcp'`", measured.process)]
+    times = _table(("in turns", "p50 ms", "p99 ms"), (_times(name, of) for name, of in rows))
+    less = measured.process.p50 / measured.call.p50
+    return f"## A call, and a process for each call\n\n{times}\n\nA call costs **{less:.0f} times** less."
+
+
+def openings(measured: Openings) -> str:
+    rows = [
+        ("an episode without servers: `initialize` to `tools/list`", measured.episode),
+        ("the same until its sandbox is removed", measured.whole),
+        ("`docker run --rm --network none IMAGE python3 -c pass`", measured.run),
+    ]
+    times = _table(("one at a time", "p50 ms", "p99 ms"), (_times(name, of) for name, of in rows))
+    ratios = [_ratios(name, of, measured.run) for name, of in rows[:2]]
+    return f"## Opening\n\n{times}\n\n{_table(('/ `docker run`', 'p50', 'p99'), ratios)}"
+
+
+def batch(measured: Batch) -> str:
+    size = measured.size
+    rows = [
+        (f"calls a second, {size} sessions on {size} sandboxes", f"{measured.calls_per_second:.0f}"),
+        (f"the same, {size} sessions on one tool server, direct", f"{measured.direct_calls_per_second:.0f}"),
+        ("the server's CPU time for a call, µs", f"{measured.cpu_per_call * 1e6:.0f}"),
+        (f"{size} episodes opened at once, s", f"{measured.open_seconds:.1f}"),
+        (f"{size} claimed and graded at once, s", f"{measured.grade_seconds:.1f}"),
+        ("rewards of 1.0", str(measured.rewarded)),
+        (f"{size} closed at once until none is left, s", f"{measured.close_seconds:.1f}"),
+        *((f"{kind} left", str(count)) for kind, count in measured.left.items()),
+    ]
+    return f"## {size} at once\n\n{_table(('what', 'measured'), rows)}"
+
+
+def _times(name: str, samples: Samples) -> tuple[str, ...]:
+    return name, f"{samples.p50 * 1e3:.2f}", f"{samples.p99 * 1e3:.2f}"
+
+
+def _ratios(name: str, over: Samples, under: Samples) -> tuple[str, ...]:
+    return name, f"**{over.p50 / under.p50:.2f}**", f"{over.p99 / under.p99:.2f}"
+
+
+def _table(names: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [names, ("---", *("---:" for _ in names[1:])), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

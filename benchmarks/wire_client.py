@@ -1,0 +1,78 @@
+"""MCP over HTTP with next to nothing: for load, where the SDK's client would take more CPU than its server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator
+from typing import Any
+from urllib.parse import urlsplit
+
+PROTOCOL = "2025-11-25"
+
+
+class WireClient:
+    """One handshake-era session over one connection that is kept open; one request at a time."""
+
+    def __init__(self, url: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._url = urlsplit(url)
+        self._reader = reader
+        self._writer = writer
+        self._session = ""
+        self._number = 0
+
+    async def shake_hands(self) -> None:
+        client = {"name": "benchmark", "version": "1"}
+        await self.ask("initialize", {"protocolVersion": PROTOCOL, "capabilities": {}, "clientInfo": client})
+        await self._post({"method": "notifications/initialized"})
+
+    async def ask(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """One request and its result. Raises RuntimeError for an error."""
+        self._number += 1
+        body = await self._post({"id": self._number, "method": method, "params": params})
+        data = next((line[6:] for line in body.split(b"\n") if line.startswith(b"data: {")), body)
+        reply = json.loads(data)
+        if "result" not in reply:
+            raise RuntimeError(data.decode())
+        return reply["result"]
+
+    async def _post(self, message: dict[str, Any]) -> bytes:
+        body = json.dumps({"jsonrpc": "2.0", **message}).encode()
+        session = f"Mcp-Session-Id: {self._session}\r\n" if self._session else ""
+        self._writer.write(
+            (
+                f"POST {self._url.path} HTTP/1.1\r\nHost: {self._url.netloc}\r\n"
+                "Accept: application/json, text/event-stream\r\nContent-Type: application/json\r\n"
+                f"MCP-Protocol-Version: {PROTOCOL}\r\n{session}Content-Length: {len(body)}\r\n\r\n"
+            ).encode()
+            + body
+        )
+        return await self._answer()
+
+    async def _answer(self) -> bytes:
+        head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head)}
+        self._session = headers.get("mcp-session-id", self._session)
+        if headers.get("transfer-encoding") != "chunked":
+            return await self._reader.readexactly(int(headers.get("content-length", 0)))
+        chunks: list[bytes] = []
+        while size := int(await self._reader.readline(), 16):
+            chunks.append(await self._reader.readexactly(size))
+            await self._reader.readexactly(2)
+        await self._reader.readexactly(2)
+        return b"".join(chunks)
+
+
+@asynccontextmanager
+async def wire_client(url: str) -> AsyncGenerator[WireClient]:
+    """A session that has shaken hands."""
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    try:
+        client = WireClient(url, reader, writer)
+        await client.shake_hands()
+        yield client
+    finally:
+        writer.close()
+        await writer.wait_closed()
