@@ -1,4 +1,4 @@
-"""Many at once: calls a second over all their sessions, and a batch from the first opening to nothing left."""
+"""Many at once: calls a second over all sessions, and a batch from its first opening to nothing left."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ WAYS: tuple[tuple[Where, Era], ...] = (
 )
 FLOORS: tuple[Where, ...] = ("direct, JSON", "direct, as the SDK does")
 ERAS: tuple[Era, ...] = ("handshake", "sessionless")
-DIRECT = tuple((where, era) for where in FLOORS for era in ERAS)
+DIRECT: list[tuple[Where, Era]] = [(where, era) for where in FLOORS for era in ERAS]
 STREAM: tuple[Where, Era] = ("stream", "handshake")
 
 

@@ -1,11 +1,11 @@
-"""MCP over HTTP with next to nothing: for load, where the SDK's client would take more CPU than its server."""
+"""MCP over HTTP with next to nothing: for load, of which the SDK's client would take more than its server."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
