@@ -82,6 +82,8 @@ class SessionManager(StreamableHTTPSessionManager):
         return self._visits.get(session_id) if session_id else None
 
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
+        if self.max_sessions is not None and len(self._server_instances) >= self.max_sessions:
+            return None
         transport = _Transport(
             mcp_session_id=uuid4().hex,
             security_settings=self.security_settings,
