@@ -21,9 +21,11 @@ from mcp.client.stdio import stdio_client
 from mcp_types import TextContent
 
 from decathlon_mcp.starter import CLAIM, Step, suite_path
+from decathlon_mcp.suites import load_suite
 
 LAUNCH_TIME = "2026-05-06 08:30:00 Wednesday"
-DECLARED: dict[str, Any] = yaml.safe_load((suite_path() / "suite.yaml").read_text())
+DIALECT = load_suite(suite_path()).dialect
+ENVIRONMENT = dict(DIALECT.environment)
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
@@ -45,7 +47,7 @@ class Bench:
 
     @property
     def workspace(self) -> Path:
-        return self.root / DECLARED["workspace"]
+        return self.root / DIALECT.workspace
 
     @property
     def folder(self) -> Path:
@@ -53,11 +55,11 @@ class Bench:
 
     @property
     def log(self) -> Path:
-        return self.root / DECLARED["log_file"]
+        return self.root / DIALECT.log_file
 
     def prepare(self) -> None:
         """Lay out the suite's shared code and the one task; set its workspace up."""
-        for name in DECLARED["common"]:
+        for name in DIALECT.common:
             shutil.copytree(suite_path() / name, self.root / name)
         shutil.copytree(suite_path() / "tasks" / "starter" / self.task, self.folder)
         self.workspace.mkdir()
@@ -69,11 +71,11 @@ class Bench:
 
     def run(self, part: str, *words: str) -> Outcome:
         """Run one of the task's modules as the dialect says, from the root."""
-        command = [*DECLARED["run_module"], f"tasks.starter.{self.task}.{part}.main"]
+        command = [*DIALECT.run_module, f"tasks.starter.{self.task}.{part}.main"]
         done = subprocess.run(
             [*command, "--agent_workspace", str(self.workspace), *words],
             cwd=self.root,
-            env={**os.environ, **DECLARED["environment"], "PATH": PATH},
+            env={**os.environ, **ENVIRONMENT, "PATH": PATH},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -172,7 +174,7 @@ def server_parameters(name: str, checkout: Path, workspace: Path) -> StdioServer
     text = text.replace("${agent_workspace}", str(workspace))
     text = text.replace("${local_servers_paths}", str(checkout / "local_servers"))
     params: dict[str, Any] = yaml.safe_load(text)["params"]
-    environment = {"PATH": PATH, **DECLARED["environment"]}
+    environment = {"PATH": PATH, **ENVIRONMENT}
     return StdioServerParameters(
         command=params["command"], args=params["args"], cwd=params["cwd"], env=environment
     )
