@@ -12,7 +12,8 @@ EDGE_BYTES = 1024
 class Lines:
     """Calls `on_line` with every line, without its end.
 
-    Of a line longer than `limit_bytes` only the first and the last kilobyte are kept, for `on_overlong`.
+    Half a line at the end of all is none. Of a line longer than `limit_bytes` only the first and the last
+    kilobyte are kept, for `on_overlong`.
     """
 
     def __init__(
@@ -32,19 +33,18 @@ class Lines:
         for line in whole:
             if self._kept or len(line) > self._limit_bytes:
                 self._keep(line)
-                self.end()
+                self._finish()
             else:
                 self._on_line(line)
         if rest:
             self._keep(rest)
 
-    def end(self) -> None:
-        """What was fed is over: what there is of a line is one."""
+    def _finish(self) -> None:
         kept, self._kept = bytes(self._kept), bytearray()
         head, self._head = self._head, None
         if head is not None:
             self._on_overlong(head, kept)
-        elif kept:
+        else:
             self._on_line(kept)
 
     def _keep(self, part: bytes) -> None:

@@ -110,7 +110,7 @@ class Session:
     def take(self, value: Any, line: bytes) -> None:
         """A parsed message, and the line it came as. Noise is passed over."""
         message = as_object(value)
-        if message is None:
+        if message is None or message.get("jsonrpc") != "2.0":
             return
         method, params = message.get("method"), as_object(message.get("params")) or {}
         if not isinstance(method, str):

@@ -56,12 +56,15 @@ class Exchange:
             yield chunk
 
     def body(self, limit_bytes: int) -> bytes | None:
-        """The whole of it; None when it is longer."""
+        """The whole of it; None when it is longer. Raises ConnectionResetError when it breaks off."""
         data = bytearray()
         for chunk in self.chunks():
             data += chunk
             if len(data) > limit_bytes:
                 return None
+        promised = self.header("content-length")
+        if promised.isdigit() and len(data) < int(promised):
+            raise ConnectionResetError("the answer breaks off")
         return bytes(data)
 
     def header(self, name: str) -> str:

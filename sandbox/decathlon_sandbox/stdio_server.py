@@ -44,7 +44,7 @@ class StdioServer(Server):
             read.one_of(settings, "inherit", "all", "minimal"), read.named_strings(settings, "env"), path
         )
         self._stderr = Tail(STDERR_BYTES)
-        self._stopping: Callable[[], object] | None = None
+        self._buried = False
 
     def open(self) -> None:
         try:
@@ -59,7 +59,6 @@ class StdioServer(Server):
                 **super().last_words(),
             ) from None
         lines = Lines(wire.MAX_LINE_BYTES - ENVELOPE_BYTES, self.session.receive, self.session.overlong)
-        self._lines = lines
         self._stdin = Sink(self._loop, self._child.stdin)
         self._stdout = Source(self._loop, self._child.stdout, lines.feed, self._silenced, self._gate)
         self._errors = Source(self._loop, self._child.stderr, self._stderr.feed)
@@ -90,7 +89,6 @@ class StdioServer(Server):
 
     def _silenced(self) -> None:
         """It closed its stdout: no reply can come. Mostly it is about to exit: its code is worth a wait."""
-        self._lines.end()
         self._loop.later(EXIT_SECONDS, lambda: self._bury("closed its stdout"))
 
     def _exited(self, exit_code: int) -> None:
@@ -98,8 +96,9 @@ class StdioServer(Server):
         self._bury(how)
 
     def _bury(self, why: str) -> None:
-        if self.state is State.ENDED:
+        if self._buried or self.state is State.ENDED:
             return
+        self._buried = True
 
         def buried() -> None:
             self._close()
@@ -109,6 +108,5 @@ class StdioServer(Server):
 
     def _close(self) -> None:
         self._stdout.drain()
-        self._lines.end()
         self._errors.drain()
         self._stdin.close()
