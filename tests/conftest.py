@@ -2,10 +2,59 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any, NoReturn, cast
+
+import anyio
 import pytest
+
+from decathlon_mcp.providers.docker_image import STARTER_IMAGE
 
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> tuple[str, dict[str, bool]]:
     """One backend: the docker engine's attached socket and uvicorn are asyncio's."""
     return ("asyncio", {"use_uvloop": True})
+
+
+@pytest.fixture
+async def bounded() -> AsyncGenerator[None]:
+    """No asynchronous test hangs for ever; on a slow machine a test may be slow."""
+    with anyio.fail_after(120):
+        yield
+
+
+@pytest.fixture(scope="session")
+def docker_engine() -> Iterator[Any]:
+    """The engine's API (`docker.APIClient`). Where none answers: skipped, but never in CI."""
+    from docker import APIClient
+    from docker.errors import DockerException
+    from docker.utils import kwargs_from_env
+
+    try:
+        engine: Any = APIClient(**cast("dict[str, Any]", kwargs_from_env()), version="auto", timeout=30)
+    except DockerException as error:
+        _go_without(f"no Docker engine answers; on Debian: apt-get install docker.io ({error})")
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+@pytest.fixture(scope="session")
+def test_image(docker_engine: Any) -> str:
+    """The name of the tests' image. Where it has not been built: skipped, but never in CI."""
+    from docker.errors import ImageNotFound
+
+    try:
+        docker_engine.inspect_image(STARTER_IMAGE)
+    except ImageNotFound:
+        _go_without(f"there is no image {STARTER_IMAGE}; make it with tests/image/build")
+    return STARTER_IMAGE
+
+
+def _go_without(reason: str) -> NoReturn:
+    if os.environ.get("DECATHLON_REQUIRE_DOCKER") == "1":
+        pytest.fail(reason)
+    pytest.skip(reason)

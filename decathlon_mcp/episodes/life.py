@@ -68,9 +68,9 @@ class Life:
             ending = Ending.FAULT
             log.exception("episode failed", extra=fields(episode=episode.label, task=episode.task_name))
         finally:
-            self._end(ending, cause)
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(lambda: shutil.rmtree(self._scratch, ignore_errors=True))
+            self._end(ending, cause)
 
     async def _run(self, ticket: Ticket) -> Ending:
         episode = self._episode

@@ -12,13 +12,7 @@ from mcp.shared.exceptions import MCPError
 from tests.probe.clients import Way, playing
 from tests.probe.serving import Served
 
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(autouse=True)
-async def bounded() -> Any:
-    with anyio.fail_after(60):
-        yield
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
 
 
 async def test_the_right_answer_is_rewarded_with_one(served: Served, way: Way) -> None:

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx2
 import pytest
 from mcp.shared.exceptions import MCPError
@@ -17,7 +16,7 @@ from decathlon_mcp.model import Phase
 from tests.probe.clients import connected, playing, start
 from tests.probe.serving import Served, serving
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
 
 BOTH = {"Accept": "application/json, text/event-stream"}
 INITIALIZE = {
@@ -30,12 +29,6 @@ INITIALIZE = {
         "clientInfo": {"name": "test", "version": "1"},
     },
 }
-
-
-@pytest.fixture(autouse=True)
-async def bounded() -> Any:
-    with anyio.fail_after(60):
-        yield
 
 
 @pytest.fixture(scope="module")

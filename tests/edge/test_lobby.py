@@ -12,13 +12,7 @@ from mcp.shared.exceptions import MCPError
 from tests.probe.clients import connected
 from tests.probe.serving import Served, serving
 
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(autouse=True)
-async def bounded() -> Any:
-    with anyio.fail_after(60):
-        yield
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
 
 
 @pytest.fixture(scope="module")
