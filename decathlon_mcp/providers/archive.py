@@ -47,8 +47,19 @@ def members(tar: tarfile.TarFile) -> Iterator[tuple[Parts, tarfile.TarInfo]]:
             raise BadRequestError(f"an archive's member is no file, folder or link: {info.name[:200]!r}")
         if info.islnk():
             parts_of(info.linkname)
+        if info.issym():
+            _check_link(parts, info.linkname)
         if parts:
             yield parts, info
+
+
+def _check_link(parts: Parts, target: str) -> None:
+    """The engine takes no relative link that leads out of the folder unpacked into: so nobody does."""
+    depth = len(parts) - 1
+    for part in () if target.startswith("/") else target.split("/"):
+        depth += {"..": -1, ".": 0, "": 0}.get(part, 1)
+        if depth < 0:
+            raise BadRequestError(f"an archive's link leads outside its folder: {'/'.join(parts)[:200]!r}")
 
 
 def owned(archive: Path | bytes, user: int, group: int) -> Iterator[bytes]:

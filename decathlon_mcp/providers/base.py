@@ -81,8 +81,8 @@ class Sandbox(Protocol):
         """Unpack a tar archive (plain or gzip) into `folder`, an absolute path inside; it is made if missing.
 
         Not below /tmp. What is unpacked belongs to the first process's user, whatever the archive says.
-        Raises BadRequestError for an archive that is none, or has a member outside `folder` or a device;
-        SandboxLostError when the sandbox is gone.
+        Raises BadRequestError for an archive that is none, or has a device, a member outside `folder` or a
+        relative link that leads out of it; SandboxLostError when the sandbox is gone.
         """
         ...
 

@@ -12,7 +12,7 @@ import logging
 import secrets
 import shutil
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import PurePosixPath
 from types import TracebackType
 from typing import Self
@@ -89,30 +89,30 @@ class DockerProvider:
         with anyio.move_on_after(LISTEN_SECONDS):
             await self._events.listening.wait()
         container = Container(self._owner, spec, pull=self._pull)
-        stream: AttachedStream | None = None
-        sandbox: DockerSandbox | None = None
-        with self._events.following(spec.name) as fate:
-            try:
-                async with self._opening:
-                    self._names.add(spec.name)
-                    attached = await self._engine.run(container.open)
-                stream = AttachedStream(SocketLine(attached))
-                sandbox = DockerSandbox(self._engine, container, stream, fate)
-                yield sandbox
-            finally:
-                with CancelScope(shield=True):
-                    if sandbox is not None:
-                        sandbox.close()
-                    # First the container: the end of its line would have it removed behind our back.
-                    await self._remove(container)
-                    if stream is not None:
-                        await stream.aclose()
-                    elif container.socket is not None:
-                        container.socket.close()
+        streams: list[AttachedStream] = []
+
+        async def hang_up() -> None:
+            for stream in streams:
+                await stream.aclose()
+            if container.socket is not None:
+                container.socket.close()
+
+        async with AsyncExitStack() as stack:
+            fate = stack.enter_context(self._events.following(spec.name))
+            # Last of all: the line's end would have the container removed behind our back.
+            stack.push_async_callback(hang_up)
+            stack.push_async_callback(self._remove, container)
+            self._names.add(spec.name)
+            async with self._opening:
+                attached = await self._engine.run(container.open)
+            streams.append(AttachedStream(SocketLine(attached)))
+            sandbox = DockerSandbox(self._engine, container, streams[0], fate)
+            stack.callback(sandbox.close)
+            yield sandbox
 
     async def _remove(self, container: Container) -> None:
         """Bounded, tried again, never raising: whatever ended the sandbox is the better error."""
-        with anyio.move_on_after(REMOVE_SECONDS):
+        with anyio.move_on_after(REMOVE_SECONDS, shield=True):
             for pause in (*RETRIES_SECONDS, 0):
                 try:
                     async with self._removing:

@@ -7,15 +7,16 @@ plain TCP. TLS and ssh are refused: their attached streams have no descriptor th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, Protocol, TypeVar, cast
 
 import anyio
 import docker
 from anyio import CapacityLimiter, to_thread
-from docker.errors import APIError, DockerException
+from docker.errors import APIError, DockerException, create_api_error_from_http_exception
 from docker.utils import kwargs_from_env
-from requests.exceptions import RequestException
+from requests import Response
+from requests.exceptions import HTTPError, RequestException
 
 from decathlon_mcp.errors import ProviderUnavailableError
 from decathlon_mcp.model import JsonObject
@@ -26,6 +27,7 @@ THREADS = 16
 POOL_SIZE = 2 * THREADS
 """Connections kept: above the number of threads, or the SDK throws some away after each use."""
 
+_CHUNK_BYTES = 1 << 18
 _DEFAULT_HOST = "unix:///var/run/docker.sock"
 _T = TypeVar("_T")
 
@@ -52,10 +54,8 @@ class Api(Protocol):
     def remove_container(self, container: str, *, v: bool, force: bool) -> None: ...
     def containers(self, *, all: bool, filters: Mapping[str, Any]) -> list[JsonObject]: ...  # noqa: A002
     def put_archive(self, container: str, path: str, data: bytes | Iterator[bytes]) -> bool: ...
-    def get_archive(
-        self, container: str, path: str, chunk_size: int
-    ) -> tuple[Iterator[bytes], JsonObject]: ...
-    def head(self, url: str, *, params: Mapping[str, str], timeout: float) -> Any: ...
+    def get(self, url: str, *, params: Mapping[str, str], timeout: float, stream: bool) -> Response: ...
+    def head(self, url: str, *, params: Mapping[str, str], timeout: float) -> Response: ...
     def events(self, *, filters: Mapping[str, Any], decode: bool) -> EventStream: ...
 
 
@@ -64,6 +64,31 @@ class EventStream(Protocol):
 
     def __iter__(self) -> Iterator[JsonObject]: ...
     def close(self) -> None: ...
+
+
+def archive_of(api: Api, container: str, path: str) -> Generator[bytes]:
+    """What is at a path, as a tar in chunks. Closed early, it lets go of the engine at once: the SDK's own
+    `get_archive` does not, and until it does the container cannot be removed.
+
+    Raises APIError before the first chunk.
+    """
+    url = f"{api.base_url}/v{api.api_version}/containers/{container}/archive"
+    with api.get(url, params={"path": path}, timeout=REQUEST_SECONDS, stream=True) as response:
+        raise_for(response)
+        yield from response.iter_content(_CHUNK_BYTES)
+
+
+def is_folder(api: Api, container: str, path: str) -> bool:
+    """Is there a folder, or a link to one, at a path? False too where the container is gone."""
+    url = f"{api.base_url}/v{api.api_version}/containers/{container}/archive"
+    return api.head(url, params={"path": f"{path}/."}, timeout=REQUEST_SECONDS).ok
+
+
+def raise_for(response: Response) -> None:
+    try:
+        response.raise_for_status()
+    except HTTPError as error:
+        create_api_error_from_http_exception(error)
 
 
 class Engine:

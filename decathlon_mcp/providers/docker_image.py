@@ -10,7 +10,7 @@ from docker.errors import APIError, ImageNotFound
 
 from decathlon_mcp.errors import ImageError
 from decathlon_mcp.model import as_object
-from decathlon_mcp.providers.docker_engine import Api, said_by
+from decathlon_mcp.providers.docker_engine import Api, archive_of, said_by
 
 STARTER_IMAGE = "decathlon-test:latest"
 """The starter suite's image: that of the tests. No registry has it."""
@@ -77,10 +77,10 @@ def numbers_of(api: Api, container: str, image: Image) -> tuple[int, int]:
 def _table(api: Api, container: str, path: str) -> list[list[str]]:
     """A file of lines with fields between colons; no rows where there is none."""
     try:
-        chunks, _ = api.get_archive(container, path, 1 << 16)
+        packed = b"".join(archive_of(api, container, path))
     except APIError:
         return []
-    with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as tar:
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         file = tar.extractfile(tar.getmembers()[0])
         text = file.read(1 << 20).decode("utf-8", "replace") if file else ""
     rows = [line.split(":") for line in text.splitlines()]

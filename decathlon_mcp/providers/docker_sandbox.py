@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -10,10 +11,10 @@ import anyio
 from docker.errors import APIError, NotFound
 
 from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, SandboxLostError
-from decathlon_mcp.providers.archive import CHUNK_BYTES, folders, owned
+from decathlon_mcp.providers.archive import folders, owned
 from decathlon_mcp.providers.base import SandboxSpec
 from decathlon_mcp.providers.docker_container import Container
-from decathlon_mcp.providers.docker_engine import REQUEST_SECONDS, Api, Engine, said_by
+from decathlon_mcp.providers.docker_engine import Api, Engine, archive_of, is_folder, said_by
 from decathlon_mcp.providers.docker_events import Fate
 from decathlon_mcp.providers.docker_stream import AttachedStream
 from decathlon_mcp.providers.packing import nothing, save
@@ -57,7 +58,7 @@ class DockerSandbox:
         def put(api: Api) -> None:
             identity = self._container.identity
             _make(api, identity, folder, user, group)
-            api.put_archive(identity, str(folder), owned(archive, user, group))
+            api.put_archive(identity, str(folder), self._while_open(owned(archive, user, group)))
 
         await self._ask(put)
 
@@ -68,13 +69,13 @@ class DockerSandbox:
             identity = self._container.identity
             try:
                 # With the dot, members are named from the folder on; a link in its place is followed, inside.
-                chunks, _ = api.get_archive(identity, f"{folder}/.", CHUNK_BYTES)
+                with closing(archive_of(api, identity, f"{folder}/.")) as chunks:
+                    save(self._while_open(chunks), archive, limit_bytes)
             except APIError as error:
                 if not isinstance(error, NotFound) and "not a directory" not in said_by(error):
                     raise
                 api.inspect_container(identity)  # a sandbox that is gone must not pass for an empty folder
-                chunks = nothing()
-            save(chunks, archive, limit_bytes)
+                save(nothing(), archive, limit_bytes)
 
         await self._ask(get)
 
@@ -97,6 +98,13 @@ class DockerSandbox:
     def close(self) -> None:
         """From now on it is gone."""
         self._gone = True
+
+    def _while_open(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        """A transfer that goes on behind a sandbox's end would hold up the container's removal."""
+        for chunk in chunks:
+            if self._gone:
+                raise SandboxLostError("the sandbox was closed")
+            yield chunk
 
     async def _ask(self, call: Callable[[Api], _T]) -> _T:
         if self._gone:
@@ -123,15 +131,9 @@ def _make(api: Api, identity: str, folder: PurePosixPath, user: int, group: int)
     """Make a folder with its parents, where it is missing."""
     names: list[str] = []
     existing = folder
-    while existing.name and not _is_folder(api, identity, existing):
+    while existing.name and not is_folder(api, identity, str(existing)):
         names.insert(0, existing.name)
         existing = existing.parent
     if names:
         chain = ["/".join(names[: count + 1]) for count in range(len(names))]
         api.put_archive(identity, str(existing), folders(chain, user, group))
-
-
-def _is_folder(api: Api, identity: str, path: PurePosixPath) -> bool:
-    url = f"{api.base_url}/v{api.api_version}/containers/{identity}/archive"
-    answer = api.head(url, params={"path": f"{path}/."}, timeout=REQUEST_SECONDS)
-    return bool(answer.ok)

@@ -38,7 +38,8 @@ class SocketLine(ByteStream):
             except OSError:
                 data = b""
             if data:
-                await anyio.lowlevel.checkpoint()
+                # Others get their turn; what has been read is never lost to a cancellation.
+                await anyio.lowlevel.cancel_shielded_checkpoint()
                 return data
             self.ended.set()
             raise anyio.EndOfStream

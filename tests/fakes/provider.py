@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Self
@@ -164,26 +164,27 @@ class FakeProvider:
         await anyio.sleep(faults.open_seconds)
         if faults.open_error is not None:
             raise faults.open_error
-        ours, theirs = socket.socketpair()
-        line, far = SocketLine(ours), SocketLine(theirs)
-        sandbox = FakeSandbox(self._owner, spec, faults, line)
-        self.machine.sandboxes[spec.name] = sandbox
-        self.opened.append(sandbox)
-        driver = FakeDriver(far, sandbox.tree, tools=self._tools, run=self._run, faults=faults)
-        self._tasks.start_soon(sandbox.run, driver, far)
-        try:
+        async with AsyncExitStack() as stack:
+            ours, theirs = socket.socketpair()
+            stack.callback(theirs.close)
+            stack.callback(ours.close)
+            line, far = SocketLine(ours), SocketLine(theirs)
+            sandbox = FakeSandbox(self._owner, spec, faults, line)
+            driver = FakeDriver(far, sandbox.tree, tools=self._tools, run=self._run, faults=faults)
+            self.machine.sandboxes[spec.name] = sandbox
+            self.opened.append(sandbox)
+            stack.push_async_callback(self._remove, sandbox)
+            stack.push_async_callback(far.aclose)
+            self._tasks.start_soon(sandbox.run, driver, far)
+            stack.push_async_callback(sandbox.end)
+            stack.push_async_callback(line.aclose)
             yield sandbox
-        finally:
-            await line.aclose()
-            await sandbox.end()
-            await far.aclose()
-            with CancelScope(shield=True):
-                await self._remove(sandbox)
 
     async def _remove(self, sandbox: FakeSandbox) -> None:
-        while sandbox.removals < sandbox.faults.removals_refused:
-            sandbox.removals += 1
-            await anyio.sleep(0.001)
+        with CancelScope(shield=True):
+            while sandbox.removals < sandbox.faults.removals_refused:
+                sandbox.removals += 1
+                await anyio.sleep(0.001)
         self.machine.sandboxes.pop(sandbox.spec.name, None)
 
     async def sweep(self, owner: str) -> int:
