@@ -6,10 +6,10 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import anyio
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 from pydantic import ValidationError
 
 from decathlon_mcp import __version__
@@ -99,7 +99,7 @@ def tasks(
     *,
     split: Annotated[str | None, Parameter(metavar="NAME")] = None,
     search: Annotated[str | None, Parameter(metavar="TEXT")] = None,
-    json: Annotated[bool, Parameter(negative=())] = False,
+    json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     settings: TasksSettings = TASKS_DEFAULTS,
 ) -> int:
     """List the tasks there are, what each needs, and whether it can run here.
@@ -123,7 +123,7 @@ def doctor(
     *,
     host: Annotated[str, Parameter(group=ADDRESS)] = "127.0.0.1",
     port: Annotated[int, Parameter(group=ADDRESS)] = 8765,
-    json: Annotated[bool, Parameter(negative=())] = False,
+    json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     settings: DoctorSettings = DOCTOR_DEFAULTS,
 ) -> int:
     """Look whether this machine is ready, and say what to do about what is not.
@@ -198,6 +198,10 @@ def run(words: Sequence[str]) -> int:
         return _complain(error.message, 1)
     except CycloptsError as error:
         return _complain(_usage_fault(error), 2)
+    except BaseExceptionGroup as group:
+        if (error := _only(group)) is None:
+            raise
+        return _complain(error.message, 1)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -221,9 +225,19 @@ def _complain(message: str, status: int) -> int:
     return status
 
 
+def _only(error: BaseException) -> DecathlonError | None:
+    """The one error of ours that task groups have wrapped, if that is all there is."""
+    if isinstance(error, BaseExceptionGroup):
+        inner = cast("BaseExceptionGroup[BaseException]", error).exceptions
+        return _only(inner[0]) if len(inner) == 1 else None
+    return error if isinstance(error, DecathlonError) else None
+
+
 def _usage_fault(error: CycloptsError) -> str:
     """What is wrong with a command line, on one line; of a setting, where it came from."""
     cause = error.__cause__
+    if isinstance(error, UnusedCliTokensError):
+        return f"not understood: {' '.join(error.unused_tokens or ())}"
     if not isinstance(cause, ValidationError) or error.argument is None:
         return str(error)
     faults: list[str] = []

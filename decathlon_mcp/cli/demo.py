@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -21,7 +21,7 @@ from decathlon_client import ClientError, Decathlon, Episode, Verdict
 from decathlon_mcp.beside import beside
 from decathlon_mcp.cli.options import PREFIX
 from decathlon_mcp.cli.screen import Screen
-from decathlon_mcp.errors import DecathlonError
+from decathlon_mcp.errors import DecathlonError, UnknownTaskError
 from decathlon_mcp.model import JsonObject
 from decathlon_mcp.starter import CLAIM, Step, oracle, oracle_ids
 
@@ -33,7 +33,12 @@ WORKSPACE = re.compile(r"(/\S+/workspace)\b")
 
 async def play(task: str | None, everything: bool) -> int:
     """0 only when every reward came back 1.0. Raises UnknownTaskError for a task that has no player."""
-    names = oracle_ids() if everything else [task or DEFAULT_TASK]
+    known = oracle_ids()
+    names = known if everything else [task or DEFAULT_TASK]
+    if unknown := set(names).difference(known):
+        raise UnknownTaskError(
+            f"no player for {', '.join(unknown)}; there are {', '.join(known)}", near=known
+        )
     scripts = {name: oracle(name) for name in names}
     screen = Screen()
     rewards: dict[str, float | None] = {}
@@ -50,9 +55,7 @@ async def play(task: str | None, everything: bool) -> int:
                 rewards[name] = None
     screen.title("rewards")
     for name, reward in rewards.items():
-        screen.say(
-            "none" if reward is None else f"{reward:g}", name, "green" if reward == 1.0 else "bold red"
-        )
+        screen.say(str(reward), name, "green" if reward == 1.0 else "bold red")
     return 0 if all(reward == 1.0 for reward in rewards.values()) else 1
 
 
@@ -61,10 +64,9 @@ class _PlayError(Exception):
 
 
 async def _attempt(d: Decathlon, name: str, steps: Sequence[Step], screen: Screen) -> Verdict:
-    opening = d.episode(name)
-    async with screen.waiting("opening a sandbox and starting the task's servers"):
-        episode = await opening.__aenter__()
-    try:
+    async with AsyncExitStack() as stack:
+        async with screen.waiting("opening a sandbox and starting the task's servers"):
+            episode = await stack.enter_async_context(d.episode(name))
         _introduce(episode, screen)
         workspace = WORKSPACE.search(episode.prompt)
         for step in steps:
@@ -72,8 +74,6 @@ async def _attempt(d: Decathlon, name: str, steps: Sequence[Step], screen: Scree
         screen.call("evaluate", {})
         async with screen.waiting("grading in a fresh sandbox"):
             verdict = await episode.evaluate()
-    finally:
-        await opening.__aexit__(*sys.exc_info())
     _judge(verdict, screen)
     return verdict
 
@@ -105,7 +105,7 @@ def _judge(verdict: Verdict, screen: Screen) -> None:
     success = "the attempt succeeded" if verdict.success else "the attempt failed"
     screen.say("verdict", success, "bold green" if verdict.success else "bold red")
     screen.say("metrics", json.dumps(metrics))
-    screen.say("reward", f"{verdict.reward:g}", "bold green" if verdict.reward == 1.0 else "bold red")
+    screen.say("reward", str(verdict.reward), "bold green" if verdict.reward == 1.0 else "bold red")
 
 
 @asynccontextmanager

@@ -71,7 +71,7 @@ def _model(name: str, shown: Collection[str] = SHOWN) -> type[_WithFile]:
     return create_model(name, __base__=_WithFile, **fields)
 
 
-def _split(kind: object, value: str) -> list[str]:
+def _split(kind: object, value: str, **_: object) -> list[str]:
     """`DECATHLON_SUITE` holds several as PATH does."""
     return value.split(os.pathsep) if kind == tuple[str, ...] else [value]
 

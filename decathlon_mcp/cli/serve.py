@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,24 +44,25 @@ async def serve(settings: Settings, doorway: Doorway) -> int:
     configure_logging(settings.log_level, settings.log_format)
     tokens = Tokens.read(settings.tokens)
     hosts = hosts_for(doorway.host, doorway.allowed_host, tokens)
-    with listen(doorway.host, doorway.port) as listener:
+    with listen(doorway.host, doorway.port) as listener, _ready_file(doorway.ready_file) as tell:
         url = doorway.url(listener.getsockname()[1])
         async with open_episodes(settings) as episodes:
             await require_ready(episodes)
             app = http_app(episodes, tokens=tokens, hosts=hosts, public_url=doorway.public_url)
-            await serve_http(
-                app, listener, drain=episodes.drain, on_ready=lambda: _announce(episodes, url, doorway)
-            )
+
+            def announce() -> None:
+                _announce(episodes, url)
+                tell(url)
+
+            await serve_http(app, listener, drain=episodes.drain, on_ready=announce)
     return 0
 
 
-def _announce(episodes: Episodes, url: str, doorway: Doorway) -> None:
+def _announce(episodes: Episodes, url: str) -> None:
     log.info("listening", extra=fields(url=url, pid=os.getpid(), tasks=len(episodes.catalogue)))
     if episodes.settings.log_format == "text":
         sys.stderr.write(_block(episodes, url))
         sys.stderr.flush()
-    if doorway.ready_file is not None:
-        _write_whole(doorway.ready_file, url + "\n")
 
 
 def _block(episodes: Episodes, url: str) -> str:
@@ -77,11 +80,28 @@ def _block(episodes: Episodes, url: str) -> str:
     )
 
 
-def _write_whole(file: Path, text: str) -> None:
-    """Whoever waits for the file sees the whole of it."""
+@contextmanager
+def _ready_file(file: Path | None) -> Generator[Callable[[str], None]]:
+    """A way to write the URL there, once; the file is there only while it is true.
+
+    Raises SettingsError at once where it could not be written.
+    """
+    if file is None:
+        yield lambda url: None
+        return
     partial = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        partial.write_text(text, "utf-8")
-        os.replace(partial, file)  # noqa: PTH105  (atomic, as its documentation says)
+        file.unlink(missing_ok=True)
+        partial.touch()
     except OSError as error:
         raise SettingsError(f"--ready-file: {file}: {error.strerror}") from None
+
+    def tell(url: str) -> None:
+        partial.write_text(f"{url}\n", "utf-8")
+        os.replace(partial, file)  # noqa: PTH105  (atomic, as its documentation says)
+
+    try:
+        yield tell
+    finally:
+        partial.unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
