@@ -114,7 +114,8 @@ class Episodes:
     async def drain(self) -> None:
         """End every episode; those being graded are waited for, at most `drain_seconds`."""
         self._closing = True
-        log.info("draining", extra=fields(episodes=len(self.live)))
+        if self.live:
+            log.info("draining", extra=fields(episodes=len(self.live)))
         for episode in self.live:
             episode.close(Ending.SERVER_STOPPED)
         with anyio.move_on_after(self.settings.drain_seconds):
