@@ -13,7 +13,7 @@ from decathlon_mcp.errors import BadRequestError, ImageError, ProviderUnavailabl
 from decathlon_mcp.model import JsonObject
 from decathlon_mcp.providers.archive import folders
 from decathlon_mcp.providers.base import SandboxSpec
-from decathlon_mcp.providers.docker_engine import Api, said_by
+from decathlon_mcp.providers.docker_engine import Api, put_archive, said_by
 from decathlon_mcp.providers.docker_events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.providers.docker_image import Image, find_image, missing, numbers_of
 
@@ -104,7 +104,7 @@ class Container:
         root = self.spec.root
         if not image.is_roots and root.name:
             # A working folder that the engine has made is root's.
-            api.put_archive(self.identity, str(root.parent), folders([root.name], *self.user))
+            put_archive(api, self.identity, str(root.parent), folders([root.name], *self.user))
 
     def _start(self, api: Api, image: Image) -> None:
         try:

@@ -53,7 +53,9 @@ class Api(Protocol):
     def wait(self, container: str, timeout: float, condition: str) -> JsonObject: ...
     def remove_container(self, container: str, *, v: bool, force: bool) -> None: ...
     def containers(self, *, all: bool, filters: Mapping[str, Any]) -> list[JsonObject]: ...  # noqa: A002
-    def put_archive(self, container: str, path: str, data: bytes | Iterator[bytes]) -> bool: ...
+    def put(
+        self, url: str, *, params: Mapping[str, str], timeout: float, data: bytes | Iterator[bytes]
+    ) -> Response: ...
     def get(self, url: str, *, params: Mapping[str, str], timeout: float, stream: bool) -> Response: ...
     def head(self, url: str, *, params: Mapping[str, str], timeout: float) -> Response: ...
     def events(self, *, filters: Mapping[str, Any], decode: bool) -> EventStream: ...
@@ -72,16 +74,30 @@ def archive_of(api: Api, container: str, path: str) -> Generator[bytes]:
 
     Raises APIError before the first chunk.
     """
-    url = f"{api.base_url}/v{api.api_version}/containers/{container}/archive"
-    with api.get(url, params={"path": path}, timeout=REQUEST_SECONDS, stream=True) as response:
+    with api.get(
+        _archive_url(api, container), params={"path": path}, timeout=REQUEST_SECONDS, stream=True
+    ) as response:
         raise_for(response)
         yield from response.iter_content(_CHUNK_BYTES)
 
 
 def is_folder(api: Api, container: str, path: str) -> bool:
     """Is there a folder, or a link to one, at a path? False too where the container is gone."""
-    url = f"{api.base_url}/v{api.api_version}/containers/{container}/archive"
+    url = _archive_url(api, container)
     return api.head(url, params={"path": f"{path}/."}, timeout=REQUEST_SECONDS).ok
+
+
+def put_archive(api: Api, container: str, path: str, data: bytes | Iterator[bytes]) -> None:
+    """Unpack a tar into the folder at a path; no folder takes the place of a file, nor a file of a folder.
+
+    Raises APIError.
+    """
+    params = {"path": path, "noOverwriteDirNonDir": "1"}
+    raise_for(api.put(_archive_url(api, container), params=params, timeout=REQUEST_SECONDS, data=data))
+
+
+def _archive_url(api: Api, container: str) -> str:
+    return f"{api.base_url}/v{api.api_version}/containers/{container}/archive"
 
 
 def raise_for(response: Response) -> None:

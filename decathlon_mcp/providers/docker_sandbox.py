@@ -14,7 +14,7 @@ from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, Sand
 from decathlon_mcp.providers.archive import folders, owned
 from decathlon_mcp.providers.base import SandboxSpec
 from decathlon_mcp.providers.docker_container import Container
-from decathlon_mcp.providers.docker_engine import Api, Engine, archive_of, is_folder, said_by
+from decathlon_mcp.providers.docker_engine import Api, Engine, archive_of, is_folder, put_archive, said_by
 from decathlon_mcp.providers.docker_events import Fate
 from decathlon_mcp.providers.docker_stream import AttachedStream
 from decathlon_mcp.providers.packing import nothing, save
@@ -57,8 +57,14 @@ class DockerSandbox:
 
         def put(api: Api) -> None:
             identity = self._container.identity
-            _make(api, identity, folder, user, group)
-            api.put_archive(identity, str(folder), self._while_open(owned(archive, user, group)))
+            try:
+                _make(api, identity, folder, user, group)
+                put_archive(api, identity, str(folder), self._while_open(owned(archive, user, group)))
+            except APIError as error:
+                # "not a directory", "cannot overwrite non-directory ... with directory", and the reverse
+                if "directory" not in said_by(error):
+                    raise
+                raise BadRequestError(f"cannot unpack into {folder}: {said_by(error)}") from error
 
         await self._ask(put)
 
@@ -136,4 +142,4 @@ def _make(api: Api, identity: str, folder: PurePosixPath, user: int, group: int)
         existing = existing.parent
     if names:
         chain = ["/".join(names[: count + 1]) for count in range(len(names))]
-        api.put_archive(identity, str(existing), folders(chain, user, group))
+        put_archive(api, identity, str(existing), folders(chain, user, group))

@@ -139,7 +139,9 @@ class LocalSandbox:
     async def get(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
         source = self._inside(folder)
         await to_thread.run_sync(
-            pack, source, archive, limit_bytes, limiter=self._threads, abandon_on_cancel=True
+            lambda: pack(source, archive, limit_bytes, below=Path(self.root)),
+            limiter=self._threads,
+            abandon_on_cancel=True,
         )
 
     async def pause(self) -> None:

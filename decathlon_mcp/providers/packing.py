@@ -14,9 +14,14 @@ from decathlon_mcp.providers.archive import BLOCK_BYTES, CHUNK_BYTES, gathered, 
 _OLD_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def pack(folder: Path, archive: Path, limit_bytes: int) -> None:
-    """Pack a folder as base's `Sandbox.get` says. Raises LimitExceededError past `limit_bytes`."""
-    save(gathered(_packed(folder)), archive, limit_bytes)
+def pack(folder: Path, archive: Path, limit_bytes: int, *, below: Path) -> None:
+    """Pack a folder as base's `Sandbox.get` says. Raises LimitExceededError past `limit_bytes`.
+
+    One that lies beyond a link somewhere below `below` counts as not there.
+    """
+    on_the_way = [path for path in (folder, *folder.parents) if path != below and path.is_relative_to(below)]
+    linked = any(path.is_symlink() for path in on_the_way)
+    save(nothing() if linked else gathered(_packed(folder)), archive, limit_bytes)
 
 
 def save(chunks: Iterable[bytes], archive: Path, limit_bytes: int) -> None:

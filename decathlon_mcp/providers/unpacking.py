@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import tarfile
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from decathlon_mcp.errors import BadRequestError
@@ -33,14 +34,21 @@ def unpack(archive: Path | bytes, folder: Path, *, below: Path) -> None:
     """
     with reading(archive) as tar, _Ground(below) as ground:
         start = folder.relative_to(below).parts
-        ground.enter(start)
+        with _faults_of_the_archive(str(folder)):
+            ground.enter(start)
         for parts, info in members(tar):
-            try:
+            with _faults_of_the_archive(info.name):
                 _unpack(tar, info, ground, start + parts, start)
-            except OSError as error:
-                if error.errno not in _FAULTS_OF_THE_ARCHIVE:
-                    raise
-                raise BadRequestError(f"cannot unpack {info.name[:200]!r}: {error.strerror}") from error
+
+
+@contextmanager
+def _faults_of_the_archive(name: str) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FAULTS_OF_THE_ARCHIVE:
+            raise
+        raise BadRequestError(f"cannot unpack {name[:200]!r}: {error.strerror}") from error
 
 
 def _unpack(tar: tarfile.TarFile, info: tarfile.TarInfo, ground: _Ground, parts: Parts, start: Parts) -> None:

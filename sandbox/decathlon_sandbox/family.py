@@ -75,7 +75,9 @@ class Family:
         """
         self._started += 1
         mark = f"{self._mark}-{self._started}-"
-        env = {**env, processes.MARK_VARIABLE: mark}
+        label = os.environ.get(processes.LABEL_VARIABLE)
+        labels = {} if label is None else {processes.LABEL_VARIABLE: label}
+        env = {**env, **labels, processes.MARK_VARIABLE: mark}
         theirs: list[int] = []
         ours: list[int] = []
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 MARK_VARIABLE = "DECATHLON_MARK"
 """In the environment of all we start: finds what left its parent and its session."""
 
+LABEL_VARIABLE = "DECATHLON_SANDBOX"
+"""Given to us where sandboxes are known by it, and passed on: our children are found though we are killed."""
+
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 

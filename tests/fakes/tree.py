@@ -80,15 +80,23 @@ class Tree:
         return (path for path in sorted(self._nodes) if path.is_relative_to(folder))
 
     def put(self, folder: PurePosixPath, archive: Path | bytes) -> None:
-        self.make(folder)
-        with reading(archive) as tar:
-            for parts, info in members(tar):
-                path = folder.joinpath(*parts)
-                try:
+        name = str(folder)
+        try:
+            self.make(folder)
+            with reading(archive) as tar:
+                for parts, info in members(tar):
+                    name, path = info.name, folder.joinpath(*parts)
                     self.make(path.parent)
-                    self._nodes[path] = self._unpacked(tar, info, folder)
-                except (NotADirectoryError, KeyError) as error:
-                    raise BadRequestError(f"cannot unpack {info.name!r}: {error}") from error
+                    self._place(path, self._unpacked(tar, info, folder))
+        except (NotADirectoryError, IsADirectoryError, KeyError) as error:
+            raise BadRequestError(f"cannot unpack {name!r}: {error}") from error
+
+    def _place(self, path: PurePosixPath, node: Node) -> None:
+        if isinstance(node, Folder):
+            self.make(path)
+        elif isinstance(self._nodes.get(path), Folder):
+            raise IsADirectoryError(str(path))
+        self._nodes[path] = node
 
     def _unpacked(self, tar: tarfile.TarFile, info: tarfile.TarInfo, folder: PurePosixPath) -> Node:
         if info.isdir():

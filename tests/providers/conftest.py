@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -33,6 +33,8 @@ class Bench:
     again: Callable[[], Provider]
     left: Callable[[], list[str]]
     """What there is of this owner's sandboxes: containers, processes, folders."""
+    processes: Callable[[], Collection[str]] = tuple
+    """Of these sandboxes, those that have a process of this machine."""
     image: str | None = None
     engine: Any = None
     """Where there is one: `docker.APIClient`."""
@@ -64,6 +66,11 @@ class Bench:
     async def nothing_is_left(self) -> None:
         """Waits for it; the test's own deadline bounds it."""
         while self.left():  # noqa: ASYNC110  (nobody tells when a process or a container is gone)
+            await anyio.sleep(0.05)
+
+    async def no_process_is_left(self) -> None:
+        """The same."""
+        while self.processes():  # noqa: ASYNC110
             await anyio.sleep(0.05)
 
 
@@ -102,7 +109,7 @@ def _local(owner: str, folder: Path) -> Bench:
     def left() -> list[str]:
         return [*marked(owner), *(path.name for path in folder.glob("*"))]
 
-    return Bench(owner, again(), again, left)
+    return Bench(owner, again(), again, left, lambda: marked(owner))
 
 
 def _docker(owner: str, engine: Any, image: str) -> Bench:
@@ -114,7 +121,7 @@ def _docker(owner: str, engine: Any, image: str) -> Bench:
     def left() -> list[str]:
         return [each["Names"][0] for each in engine.containers(all=True, filters=filters)]
 
-    return Bench(owner, again(), again, left, image, engine)
+    return Bench(owner, again(), again, left, image=image, engine=engine)
 
 
 @pytest.fixture(params=["fake", "local", pytest.param("docker", marks=pytest.mark.docker)])

@@ -284,6 +284,16 @@ async def test_what_must_not_be_unpacked_is_refused(
             await sandbox.put(sandbox.root, packed(member))
 
 
+async def test_a_file_is_no_folder_to_unpack_into_and_a_folder_no_file(bench: Bench) -> None:
+    async with bench.provider.open(bench.spec()) as sandbox:
+        await sandbox.put(
+            sandbox.root, packed(("file", tarfile.REGTYPE, b""), ("folder/x", tarfile.REGTYPE, b""))
+        )
+        for folder, name in (("file", "x"), ("file/below", "x"), ("", "file/x"), ("", "folder")):
+            with pytest.raises(BadRequestError, match="cannot unpack"):
+                await sandbox.put(sandbox.root / folder, packed((name, tarfile.REGTYPE, b"")))
+
+
 async def test_what_is_no_archive_is_refused(bench: Bench) -> None:
     whole = packed(("a", tarfile.REGTYPE, b"1" * 100_000))
     async with bench.provider.open(bench.spec()) as sandbox:
