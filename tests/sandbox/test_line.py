@@ -106,9 +106,8 @@ async def test_a_message_may_come_in_pieces_and_several_at_once(peer: DriverPeer
     assert await peer.answer(2) == {}
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
+async def test_a_malformed_line_is_an_error_and_harms_nothing_else(peer: DriverPeer) -> None:
+    for line, reason in [
         (b"{not json", "parse_error"),
         (b'{"id":1,"method":"ping\xc3"}', "parse_error"),
         (b"[" * 100_000, "parse_error"),
@@ -118,14 +117,10 @@ async def test_a_message_may_come_in_pieces_and_several_at_once(peer: DriverPeer
         (b'{"id": true, "method": "ping"}', "invalid_request"),
         (b'{"id": 0, "method": "ping"}', "invalid_request"),
         (b'{"id": [], "method": "ping"}', "invalid_request"),
-    ],
-)
-async def test_a_malformed_line_is_an_error_and_harms_nothing_else(
-    peer: DriverPeer, line: bytes, reason: str
-) -> None:
-    await peer.send_bytes(line + b"\n")
-    assert (await peer.fault()).reason == reason
-    assert await peer.request(wire.PING) == {}
+    ]:
+        await peer.send_bytes(line + b"\n")
+        assert (await peer.fault()).reason == reason, line
+        assert await peer.request(wire.PING) == {}
 
 
 async def test_an_overlong_line_is_an_error_and_the_next_is_read(peer: DriverPeer) -> None:

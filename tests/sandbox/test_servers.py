@@ -51,10 +51,12 @@ async def test_many_calls_at_once_to_one_server_each_get_their_own_answer(peer: 
 
 async def test_the_reply_is_relayed_byte_for_byte(peer: DriverPeer) -> None:
     await peer.start(peer.zoo("plain"))
-    line = (
-        '{ "x-unknown" :  [1.10, 1E2, 12345678901234567890123, -0.0],'
-        ' "result":{"content":[{"type":"hologram","é":"\\u00e9\\ud83d\\ude00\\\\ud83d","z":null}],"isError":true},"jsonrpc":"2.0", "id":$id }'
+    parts = (
+        '{ "x-unknown" :  [1.10, 1E2, 12345678901234567890123, -0.0],',
+        '"result":{"content":[{"type":"hologram","é":"\\u00e9\\ud83d\\ude00\\\\ud83d","z":null}],"isError":true},',
+        '"jsonrpc":"2.0", "id":$id }',
     )
+    line = "  ".join(parts)
     number = await peer.begin_tool("zoo", "raw", line=line)
     reply = await peer.answer(number)
     assert peer.lines[number].endswith(b'"result":' + line.replace("$id", str(reply["id"])).encode() + b"}")

@@ -144,31 +144,31 @@ async def test_a_reply_that_is_not_utf8_fails_that_call(peer: DriverPeer) -> Non
     await well(peer)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        '{"jsonrpc":"2.0","id":$id,"result":{"x":NaN}}',
-        '{"jsonrpc":"2.0","id":$id,"result":{"x":-Infinity}}',
-        '{"jsonrpc":"2.0","id":$id,"result":{"x":1e999}}',
-        '{"jsonrpc":"2.0","id":$id,"result":{"x":"\x01"}}',
-        '{"jsonrpc":"2.0","id":$id,"result":{"x":',
-        '{"jsonrpc": "2.0", "id": $id, "result": {}} trailing',
-        '{"result":{"x":NaN},"jsonrpc":"2.0","id":$id}',
-        '{"jsonrpc":"2.0","id":$id}',
-        '{"jsonrpc":"2.0","id":$id,"result":{},"error":{}}',
-        '{"jsonrpc":"2.0","id":$id,"result":' + '{"x":' * 160 + "1" + "}" * 161,
-        '{"jsonrpc":"2.0","id":$id,"result":{"x":' + "[" * 100_000 + "]" * 100_000 + "}}",
-        '{"jsonrpc":"2.0","id":$id,"result":{"x":"\udcff"}}',
-    ],
-)
-async def test_a_malformed_reply_fails_that_call(peer: DriverPeer, line: str) -> None:
+MALFORMED = [
+    '{"jsonrpc":"2.0","id":$id,"result":{"x":NaN}}',
+    '{"jsonrpc":"2.0","id":$id,"result":{"x":-Infinity}}',
+    '{"jsonrpc":"2.0","id":$id,"result":{"x":1e999}}',
+    '{"jsonrpc":"2.0","id":$id,"result":{"x":"\x01"}}',
+    '{"jsonrpc":"2.0","id":$id,"result":{"x":',
+    '{"jsonrpc": "2.0", "id": $id, "result": {}} trailing',
+    '{"result":{"x":NaN},"jsonrpc":"2.0","id":$id}',
+    '{"jsonrpc":"2.0","id":$id}',
+    '{"jsonrpc":"2.0","id":$id,"result":{},"error":{}}',
+    '{"jsonrpc":"2.0","id":$id,"result":' + '{"x":' * 160 + "1" + "}" * 161,
+    '{"jsonrpc":"2.0","id":$id,"result":{"x":' + "[" * 100_000 + "]" * 100_000 + "}}",
+    '{"jsonrpc":"2.0","id":$id,"result":{"x":"\udcff"}}',
+]
+
+
+async def test_a_malformed_reply_fails_that_call(peer: DriverPeer) -> None:
     await peer.start(peer.zoo("plain"))
     other = await peer.begin_tool("zoo", "hang")
-    with pytest.raises(WireError, match=r"not JSON|neither a result nor an error") as failed:
-        await peer.tool("zoo", "raw", line=line)
-    assert failed.value.reason == "server"
-    await well(peer)
-    assert other not in peer.lines
+    for line in MALFORMED:
+        with pytest.raises(WireError, match=r"not JSON|neither a result nor an error") as failed:
+            await peer.tool("zoo", "raw", line=line)
+        assert failed.value.reason == "server", line
+        await well(peer)
+        assert other not in peer.lines
     await peer.cancel(other)
 
 

@@ -43,7 +43,8 @@ async def hang(note: str, ctx: Context) -> str:
         await anyio.sleep_forever()
         return "never"
     finally:
-        await anyio.Path(note).write_text("cancelled")
+        with anyio.CancelScope(shield=True):
+            await anyio.Path(note).write_text("cancelled")
 
 
 @mcp.tool()
