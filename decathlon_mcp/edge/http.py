@@ -222,7 +222,7 @@ def http_app(
         admission = episodes.admission
         return JSONResponse(
             {
-                "status": "ok",
+                "status": "draining" if episodes.closing else "ok",
                 "episodes": len(episodes.live),
                 "sandboxes": admission.active,
                 "waiting": admission.queued,

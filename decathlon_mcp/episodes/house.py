@@ -51,7 +51,7 @@ async def open_episodes(settings: Settings) -> AsyncGenerator[Episodes]:
             await anyio.to_thread.run_sync(suite.common_archive, common)
             stages[suite.name] = _stage(suite, providers[name], common, settings)
         await _sweep(providers, dead, settings)
-        yield await house.enter_async_context(running(Catalogue(suites), stages, settings))
+        yield await house.enter_async_context(running(Catalogue(suites), stages, settings, archives))
 
 
 def _stage(suite: Suite, provider: Provider, common: Path, settings: Settings) -> Stage:

@@ -46,11 +46,11 @@ class _Left:
 class Life:
     """Runs one episode. `run` never raises but when it is cancelled, and then nothing is left either."""
 
-    def __init__(self, episode: Episode, *, admission: Admission, settings: Settings) -> None:
+    def __init__(self, episode: Episode, *, admission: Admission, settings: Settings, scratch: Path) -> None:
         self._episode = episode
         self._admission = admission
         self._settings = settings
-        self._scratch = episode.journal.folder / "scratch"
+        self._scratch = scratch / episode.label
 
     async def run(self, ticket: Ticket) -> None:
         """From QUEUED to ENDED."""

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
+from pathlib import Path
 
 import anyio
 from anyio.abc import TaskGroup
@@ -35,7 +36,13 @@ class Episodes:
     """Made by `open_episodes`."""
 
     def __init__(
-        self, catalogue: Catalogue, stages: Mapping[str, Stage], settings: Settings, tasks: TaskGroup
+        self,
+        catalogue: Catalogue,
+        stages: Mapping[str, Stage],
+        settings: Settings,
+        *,
+        scratch: Path,
+        tasks: TaskGroup,
     ) -> None:
         self.catalogue = catalogue
         self.settings = settings
@@ -45,9 +52,11 @@ class Episodes:
             max_queue=settings.max_queue,
         )
         self._stages = stages
+        self._scratch = scratch
         self._tasks = tasks
         self._episodes: dict[str, Episode] = {}
-        self._closing = False
+        self.closing = False
+        """Is the server ending? Then no episode starts."""
 
     def stage(self, suite: str) -> Stage:
         """What that suite's episodes are played on."""
@@ -84,7 +93,8 @@ class Episodes:
         )
         self._forget_the_oldest()
         self._episodes[episode_id] = episode
-        self._tasks.start_soon(Life(episode, admission=self.admission, settings=self.settings).run, ticket)
+        life = Life(episode, admission=self.admission, settings=self.settings, scratch=self._scratch)
+        self._tasks.start_soon(life.run, ticket)
         return episode
 
     def refuse_unless_startable(self, task_id: str) -> None:
@@ -113,7 +123,7 @@ class Episodes:
 
     async def drain(self) -> None:
         """End every episode; those being graded are waited for, at most `drain_seconds`."""
-        self._closing = True
+        self.closing = True
         if self.live:
             log.info("draining", extra=fields(episodes=len(self.live)))
         for episode in self.live:
@@ -123,7 +133,7 @@ class Episodes:
                 await episode.state.reach(Phase.ENDED)
 
     def _playable(self, task_id: str) -> tuple[Suite, Task]:
-        if self._closing:
+        if self.closing:
             raise AtCapacityError("the server is shutting down: no new episodes", retryAfterSeconds=30.0)
         suite, task = self.catalogue.find(task_id)
         if missing := suite.missing(task):
@@ -139,11 +149,11 @@ class Episodes:
 
 @asynccontextmanager
 async def running(
-    catalogue: Catalogue, stages: Mapping[str, Stage], settings: Settings
+    catalogue: Catalogue, stages: Mapping[str, Stage], settings: Settings, scratch: Path
 ) -> AsyncGenerator[Episodes]:
-    """A registry whose episodes live no longer than this context."""
+    """A registry whose episodes live no longer than this context. `scratch`: a folder for their archives."""
     async with beside() as tasks:
-        episodes = Episodes(catalogue, stages, settings, tasks)
+        episodes = Episodes(catalogue, stages, settings, scratch=scratch, tasks=tasks)
         try:
             yield episodes
         finally:

@@ -71,7 +71,9 @@ async def house(tmp_path: Path, provider: FakeProvider, **settings: Any) -> Asyn
         common=common,
     )
     chosen = Settings.model_validate({"state": tmp_path / "state", "drain_seconds": 5, **settings})
-    async with provider, running(Catalogue([suite]), {suite.name: stage}, chosen) as episodes:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    async with provider, running(Catalogue([suite]), {suite.name: stage}, chosen, scratch) as episodes:
         yield episodes
     assert provider.machine.sandboxes == {}, "a sandbox is left"
 
@@ -224,7 +226,7 @@ async def test_an_episode_closed_at_any_moment_leaves_nothing(tmp_path: Path) ->
                 await over(episode)
             assert provider.machine.sandboxes == {}
             assert episodes.admission.active == 0
-            assert not (tmp_path / "state" / "episodes" / episode.id / "scratch").exists()
+            assert list((tmp_path / "scratch").iterdir()) == []
             if scored:
                 return
     pytest.fail("no episode was ever scored")
