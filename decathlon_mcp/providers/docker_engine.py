@@ -7,6 +7,7 @@ plain TCP. TLS and ssh are refused: their attached streams have no descriptor th
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, Protocol, TypeVar, cast
 
@@ -156,17 +157,22 @@ class Engine:
         with anyio.move_on_after(CONNECT_SECONDS):
             try:
                 return await to_thread.run_sync(self._new_api, limiter=self._threads, abandon_on_cancel=True)
-            except (RequestException, DockerException, ValueError) as error:
+            except (DockerException, OSError, ValueError) as error:
                 raise self._unavailable(error) from error
         raise self._unavailable(TimeoutError(f"nothing within {CONNECT_SECONDS:g} s"))
 
     def _new_api(self) -> Api:
         how = cast("dict[str, Any]", kwargs_from_env())
         if how.get("tls") or self.where.startswith(("ssh:", "https:", "npipe:")):
+            cure = "run the server on the engine's machine, or forward its socket"
             raise ProviderUnavailableError(
-                f"the docker provider reaches engines over unix sockets and plain TCP, not {self.where} "
-                "with TLS or ssh; run the server on the engine's machine, or forward its socket"
+                f"engines are reached over unix sockets and plain TCP, not over TLS or ssh as {self.where} "
+                f"is; {cure}",
+                where=self.where,
+                cure=cure,
             )
+        if self.where.startswith("unix://"):
+            _try_socket(self.where.removeprefix("unix://"))
         api = cast("Api", docker.APIClient(**how, version="auto", timeout=2, max_pool_size=POOL_SIZE))
         api.timeout = REQUEST_SECONDS
         return api
@@ -182,6 +188,13 @@ class Engine:
             where=self.where,
             cure=cure,
         )
+
+
+def _try_socket(path: str) -> None:
+    """The SDK leaves its socket open when it cannot connect it. Raises OSError."""
+    with socket.socket(socket.AF_UNIX) as trial:
+        trial.settimeout(2)
+        trial.connect(path)
 
 
 def said_by(error: APIError) -> str:
