@@ -20,7 +20,7 @@ from tests.fakes.tree import Tree
 
 Json = dict[str, Any]
 PROTOCOL_VERSION = "2025-11-25"
-_OVERLONG_BYTES = wire.MAX_LINE_BYTES + 1
+_OVERLONG_BYTES = wire.MAX_LINE_BYTES + (1 << 20)
 
 
 class ToolError(Exception):
