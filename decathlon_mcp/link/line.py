@@ -30,10 +30,11 @@ class Line:
 
         Raises SandboxLostError when the other end is gone or does not read.
         """
-        data = (
-            json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
-            + b"\n"
-        )
+        text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
+        try:
+            data = text.encode() + b"\n"
+        except UnicodeEncodeError:  # half of a surrogate pair: JSON has it, UTF-8 has not
+            data = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         if len(data) > self._max_bytes:
             raise LimitExceededError(
                 f"a message of {len(data)} bytes does not fit on the line ({self._max_bytes} at most)"
