@@ -70,7 +70,7 @@ class Life:
         finally:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(lambda: shutil.rmtree(self._scratch, ignore_errors=True))
-            self._end(ending, cause)
+                await self._end(ending, cause)
 
     async def _run(self, ticket: Ticket) -> Ending:
         episode = self._episode
@@ -154,7 +154,7 @@ class Life:
                 yield opened
 
         return await grade(
-            self._attempt(),
+            await anyio.to_thread.run_sync(self._attempt),
             open_sandbox=open_sandbox,
             suite=stage.suite,
             task=episode.task,
@@ -166,7 +166,7 @@ class Life:
         )
 
     def _attempt(self) -> Attempt:
-        """What is known of the attempt so far; complete once it is claimed."""
+        """What is known of the attempt so far; complete once it is claimed. Reads the whole trajectory."""
         episode, stage, claim = self._episode, self._episode.stage, self._episode.claim
         network = stage.network_for(episode.task)
         return Attempt(
@@ -188,12 +188,13 @@ class Life:
             claimed_at=claim.at if claim else None,
         )
 
-    def _end(self, ending: Ending, cause: DecathlonError | None) -> None:
+    async def _end(self, ending: Ending, cause: DecathlonError | None) -> None:
         episode = self._episode
         if episode.verdict is None:
             detail = cause.message if cause is not None else str(ending)
             status = _STATUS.get(ending, "not_evaluated")
-            self._settle(verdict_without_grading(self._attempt(), status=status, detail=detail))
+            attempt = await anyio.to_thread.run_sync(self._attempt)
+            self._settle(verdict_without_grading(attempt, status=status, detail=detail))
         episode.state.end(ending, cause)
         episode.playground = None
         episode.journal.add("end", ending=str(ending), cause=cause.message if cause else None)
