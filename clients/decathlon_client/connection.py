@@ -20,7 +20,7 @@ from decathlon_client.errors import (
     ProtocolError,
     error_from_json_rpc,
 )
-from decathlon_client.sdk import Refusal, SdkError, Session, ValidationError, cause_of, json_rpc
+from decathlon_client.sdk import CLOSED, Refusal, SdkError, Session, ValidationError, cause_of, json_rpc
 from decathlon_client.values import JsonObject, OnProgress
 
 CLOSE_SECONDS = 10.0
@@ -69,7 +69,7 @@ class Connection:
         with self._while_alive() as session:
             try:
                 return await session.request(method, params, on_progress)
-            except (SdkError, ValidationError) as error:
+            except (SdkError, ValidationError, *CLOSED) as error:
                 told = self._translated(error)
                 if isinstance(told, ConnectionLostError):
                     self.lose(told)

@@ -12,7 +12,7 @@ import importlib
 import json
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 30.0
 CANCEL_SECONDS = 5.0
+CLOSED = (anyio.ClosedResourceError, anyio.BrokenResourceError)
+"""What a stream of the SDK raises whose other end has gone."""
 
 _exceptions: Any = mcp.shared.exceptions
 _any_types: Any = types
@@ -41,6 +43,7 @@ if not TYPE_CHECKING:
 _REQUESTS: dict[str, Any] = {"tools/list": types.ListToolsRequest, "tools/call": types.CallToolRequest}
 
 __all__ = [
+    "CLOSED",
     "IS_1X",
     "Refusal",
     "SdkError",
@@ -77,7 +80,8 @@ class Session:
         return result.model_dump(by_alias=True, mode="json", exclude_none=True)
 
     async def request(self, method: str, params: JsonObject, on_progress: OnProgress | None) -> JsonObject:
-        """Raises SdkError for an error that came back, ValidationError for a result that is not MCP's.
+        """Raises SdkError for an error that came back, ValidationError for a result that is not MCP's, one of
+        CLOSED where there is nobody to ask any more.
 
         Being cancelled cancels the request.
         """
@@ -97,7 +101,7 @@ class Session:
         """Tell the server, as 2.x does by itself."""
         told = {"method": "notifications/cancelled", "params": {"requestId": number}}
         notification = _any_types.ClientNotification(types.CancelledNotification.model_validate(told))
-        with anyio.move_on_after(CANCEL_SECONDS, shield=True):
+        with anyio.move_on_after(CANCEL_SECONDS, shield=True), suppress(*CLOSED):
             await cast("Any", self._session).send_notification(notification)
 
 

@@ -1,0 +1,28 @@
+"""The client over HTTP, against a server in this process on a real socket, and embedded."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+from decathlon_client import Decathlon
+
+from tests.probe.serving import SUITE, Served, serving
+
+
+@pytest.fixture(scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
+    async with serving(tmp_path_factory.mktemp("state"), provider="local") as served:
+        yield served
+
+
+@pytest.fixture(params=["http", "embedded"])
+async def d(request: pytest.FixtureRequest, tmp_path: Path, served: Served) -> AsyncGenerator[Decathlon]:
+    """The same, whichever way it is reached."""
+    if request.param == "embedded":
+        client = Decathlon.embedded(SUITE, "local", state=tmp_path / "state", drain_seconds=5)
+    else:
+        client = Decathlon(served.url)
+    async with client as d:
+        yield d

@@ -1,0 +1,74 @@
+"""Plays a task in an environment that has the client alone; prints the reward, then kills the server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import anyio
+from decathlon_client import (
+    CallTimeoutError,
+    ConnectionLostError,
+    Decathlon,
+    UnknownEpisodeError,
+    UnknownTaskError,
+)
+
+
+async def play(url: str) -> None:
+    heard: list[float] = []
+
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        heard.append(progress)
+
+    async with Decathlon(url) as d:
+        assert [task.id for task in await d.tasks(search="find-")] == ["find-answer"]
+        try:
+            async with d.episode("find-anser"):
+                raise AssertionError("there is no such task")
+        except UnknownTaskError as error:
+            near = error.near
+        assert "find-answer" in near
+        try:
+            async with d.attach("0" * 48):
+                raise AssertionError("there is no such episode")
+        except UnknownEpisodeError:
+            pass
+        async with d.episode("find-answer") as e:
+            await e.call("probe__count", {"to": 3, "pause": 0.01}, on_progress=on_progress)
+            assert heard == [1, 2, 3], heard
+            try:
+                await e.call("probe__sleep", {"seconds": 100, "note": "late"}, timeout=0.3)
+                raise AssertionError("it cannot have slept so long")
+            except CallTimeoutError:
+                pass
+            wait = {"command": "until [ -s cancelled.txt ]; do sleep 0.02; done"}
+            await e.call("probe__shell", wait, timeout=20)
+            async with d.attach(e.address) as again:
+                await again.call("probe__write", {"path": "answer.txt", "text": "42"})
+            await e.claim_done("it is 42")
+            sys.stdout.write(f"reward {(await e.evaluate()).reward}\n")
+
+
+async def outlive(url: str, server: int) -> None:
+    """No call waits for a server that is gone."""
+
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        os.kill(server, signal.SIGKILL)
+
+    async with Decathlon(url) as d, d.episode("find-answer") as e:
+        with anyio.fail_after(20):
+            try:
+                await e.call("probe__count", {"to": 2, "pause": 100}, on_progress=on_progress)
+            except ConnectionLostError:
+                return
+    raise AssertionError("nobody can have answered")
+
+
+async def main(url: str, server: int) -> None:
+    await play(url)
+    await outlive(url, server)
+
+
+anyio.run(main, sys.argv[1], int(sys.argv[2]))

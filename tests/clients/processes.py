@@ -1,0 +1,32 @@
+"""A server in a process of its own, which can be killed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from tests.probe.serving import SUITE
+
+
+@asynccontextmanager
+async def server_process(state: Path) -> AsyncGenerator[tuple[Process, str]]:
+    words = ["serve", "--suite", SUITE, "--provider", "local", "--port", "0", "--log-format", "json"]
+    command = [sys.executable, "-m", "decathlon_mcp.cli", *words, "--state", str(state)]
+    async with await anyio.open_process(command, stdout=subprocess.DEVNULL) as process:
+        assert process.stderr is not None
+        log = BufferedByteReceiveStream(process.stderr)
+        told: dict[str, Any] = {}
+        while told.get("message") != "listening":
+            told = json.loads(await log.receive_until(b"\n", 1 << 16))
+        yield process, told["url"]
+        if process.returncode is None:
+            process.kill()
