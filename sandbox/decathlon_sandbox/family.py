@@ -56,6 +56,8 @@ class Family:
         self._children: dict[int, Child] = {}
         self._mark = os.urandom(8).hex()
         self._started = 0
+        label = os.environ.get(wire.SANDBOX_VARIABLE)
+        self._labels = {} if label is None else {wire.SANDBOX_VARIABLE: label}
         self._adopts = processes.harden()
         loop.on_signal(signal.SIGCHLD, self._reap)
 
@@ -75,9 +77,7 @@ class Family:
         """
         self._started += 1
         mark = f"{self._mark}-{self._started}-"
-        label = os.environ.get(processes.LABEL_VARIABLE)
-        labels = {} if label is None else {processes.LABEL_VARIABLE: label}
-        env = {**env, **labels, processes.MARK_VARIABLE: mark}
+        env = {**env, **self._labels, wire.MARK_VARIABLE: mark}
         theirs: list[int] = []
         ours: list[int] = []
 

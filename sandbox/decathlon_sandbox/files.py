@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     Step = Callable[["Arrangement"], None]
 
 
+PIECE_BYTES = 1 << 23
+
+
 def arrange(loop: Loop, request: Request, params: dict[str, Any]) -> None:
     """Do the steps in order, beside everything else; the first that fails is the answer."""
     arrangement = Arrangement([_step(step) for step in read.objects(params, "steps")])
@@ -95,8 +98,6 @@ def _copy(source: str, target: str) -> Step:
 
 def _copy_folder(arrangement: Arrangement, source: str, target: str) -> None:
     """Links are copied as links, and never followed where they are replaced."""
-    import shutil
-
     with os.scandir(source) as entries:
         os.makedirs(target, exist_ok=True)
         for entry in entries:
@@ -106,12 +107,29 @@ def _copy_folder(arrangement: Arrangement, source: str, target: str) -> None:
                 if os.path.islink(into) or not os.path.isdir(into):
                     _unlink(into)
                 _copy_folder(arrangement, entry.path, into)
-            elif entry.is_symlink() or entry.is_file(follow_symlinks=False):
+            elif entry.is_symlink():
                 _unlink(into)
-                shutil.copy2(entry.path, into, follow_symlinks=False)
+                os.symlink(os.readlink(entry.path), into)
+            elif entry.is_file(follow_symlinks=False):
+                _unlink(into)
+                _copy_file(entry.path, into)
             else:
                 raise Fault(wire.FILES, f"{entry.path} is neither file, folder nor link")
-    shutil.copystat(source, target)
+    _copy_stat(source, target)
+
+
+def _copy_file(source: str, target: str) -> None:
+    with open(source, "rb", buffering=0) as reading, open(target, "xb", buffering=0) as writing:
+        done = 0
+        while sent := os.sendfile(writing.fileno(), reading.fileno(), done, PIECE_BYTES):
+            done += sent
+    _copy_stat(source, target)
+
+
+def _copy_stat(source: str, target: str) -> None:
+    found = os.stat(source)
+    os.chmod(target, stat.S_IMODE(found.st_mode))
+    os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
 def _unlink(path: str) -> None:
@@ -123,31 +141,29 @@ def _unlink(path: str) -> None:
 
 def _remove(path: str) -> Step:
     def remove(arrangement: Arrangement) -> None:
-        import shutil
-
         try:
             mode = os.lstat(path).st_mode
         except (FileNotFoundError, NotADirectoryError):
             return
-        if not stat.S_ISDIR(mode):
+        if stat.S_ISDIR(mode):
+            _remove_folder(arrangement, path)
+        else:
             _unlink(path)
-            return
-        try:
-            shutil.rmtree(path)
-        except PermissionError:
-            _open_up(path)
-            shutil.rmtree(path)
 
     return remove
 
 
-def _open_up(folder: str) -> None:
-    """Folders that their owner may not enter cannot be emptied."""
-    os.chmod(folder, 0o700)
+def _remove_folder(arrangement: Arrangement, folder: str) -> None:
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        os.chmod(folder, 0o700)  # one that its owner may not enter cannot be emptied
     with os.scandir(folder) as entries:
         for entry in entries:
+            arrangement.go_on()
             if entry.is_dir(follow_symlinks=False):
-                _open_up(entry.path)
+                _remove_folder(arrangement, entry.path)
+            else:
+                _unlink(entry.path)
+    os.rmdir(folder)
 
 
 def _write(path: str, text: str, mode: int) -> Step:
@@ -169,10 +185,10 @@ def _write(path: str, text: str, mode: int) -> Step:
 
 def _absent(unwanted: list[str], under: str, spared: list[str]) -> Step:
     def check(arrangement: Arrangement) -> None:
-        root = os.path.normpath(under)
         names = {name for name in unwanted if not name.startswith("/")}
-        paths = {os.path.normpath(name) for name in unwanted if name.startswith("/")}
-        ahead, closed = [root], {os.path.normpath(folder) for folder in spared}
+        paths = {_place(name) for name in unwanted if name.startswith("/")}
+        closed = {os.path.realpath(folder) for folder in spared}
+        ahead = [os.path.realpath(under)]
         while ahead:
             arrangement.go_on()
             for path, name, is_folder in _content(ahead.pop()):
@@ -184,6 +200,12 @@ def _absent(unwanted: list[str], under: str, spared: list[str]) -> Step:
                     ahead.append(path)
 
     return check
+
+
+def _place(path: str) -> str:
+    """Where `path` really lies, whatever links lead there; itself may be one."""
+    parent, name = os.path.split(path.rstrip("/"))
+    return os.path.join(os.path.realpath(parent), name)
 
 
 def _content(folder: str) -> list[tuple[str, str, bool]]:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 RECONNECT_SECONDS = 1.0
 MAX_RECONNECT_SECONDS = 30.0
-MAX_RECONNECTS = 3
-"""In a row, without an event in between."""
+MAX_FAILURES = 3
+"""Connections to one stream that end in a row, without an event in between."""
 _NEVER = object()
 
 
@@ -89,25 +89,34 @@ class HttpServer(RemoteServer):
             return None
         return self._fault(said)
 
-    def _resume(self, stream: _Stream, number: object) -> Fault | None:
+    def _resume(self, stream: _Stream, number: int) -> Fault | None:
         """A stream that ended without the reply goes on at its last event, where the server numbers them."""
-        failures = 0
         while not stream.answered:
-            gone = number in self._given_up or self._closing.is_set()
-            if not stream.events.last_id or failures >= MAX_RECONNECTS or gone:
+            if not stream.events.last_id or number in self._given_up:
                 return self._fault("ended its event stream without a reply")
-            self._closing.wait(min(stream.events.retry_seconds or RECONNECT_SECONDS, MAX_RECONNECT_SECONDS))
-            failures += 1
-            headers = self._headers(**{"Accept": "text/event-stream", "Last-Event-ID": stream.events.last_id})
-            try:
-                with self._site.exchange("GET", headers, key=number) as exchange:
-                    if exchange.response.status != 200:
-                        return self._fault(refusal(exchange)[0])
-                    heard = stream.heard
-                    stream.follow(exchange)
-                    failures = 0 if stream.heard > heard else failures
-            except TROUBLES:
-                pass
+            fault = self._follow_on(stream, number)
+            if fault is not None:
+                return fault
+        return None
+
+    def _follow_on(self, stream: _Stream, key: object) -> Fault | None:
+        """Connect to a stream (again); why not any more."""
+        if stream.failures > MAX_FAILURES or self._closing.is_set():
+            return self._fault("ended its event stream and does not resume it")
+        if stream.failures:
+            seconds = stream.events.retry_seconds
+            self._closing.wait(RECONNECT_SECONDS if seconds is None else min(seconds, MAX_RECONNECT_SECONDS))
+        stream.failures += 1
+        headers = self._headers(Accept="text/event-stream")
+        if stream.events.last_id:
+            headers["Last-Event-ID"] = stream.events.last_id
+        try:
+            with self._site.exchange("GET", headers, key=key) as exchange:
+                if exchange.response.status != 200:
+                    return self._fault(refusal(exchange)[0])
+                stream.follow(exchange)
+        except TROUBLES:
+            pass
         return None
 
     def _listen_once(self) -> None:
@@ -119,14 +128,9 @@ class HttpServer(RemoteServer):
     def _listen(self) -> None:
         stream = _Stream(self._hear, _NEVER)
         try:
-            with self._site.exchange(
-                "GET", self._headers(Accept="text/event-stream"), key="listening"
-            ) as exchange:
-                if exchange.response.status != 200:
-                    return  # most servers have nothing to say: 405
-                stream.follow(exchange)
-            self._resume(stream, "listening")
-        except (*TROUBLES, Fault):
+            while self._follow_on(stream, "listening") is None:
+                pass  # most servers have nothing to say: 405 at once
+        except Fault:
             pass
 
     def _say_goodbye(self) -> None:
@@ -148,7 +152,8 @@ class _Stream:
         self._number = number
         self.events = Events(self._take, LIMIT_BYTES)
         self.answered = False
-        self.heard = 0
+        self.failures = 0
+        """Connections that ended, since the last event."""
 
     def follow(self, exchange: Exchange) -> None:
         """Until the reply is there, or the connection ends however it does."""
@@ -160,9 +165,10 @@ class _Stream:
                     return
         except TROUBLES:
             pass
+        self.failures = max(self.failures, 1)
 
     def _take(self, kind: str, data: bytes) -> None:
-        self.heard += 1
+        self.failures = 0
         if kind == "message" and answers(self._hear(data), self._number):
             self.answered = True
 

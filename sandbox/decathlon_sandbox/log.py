@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 
 _MAX_BYTES = 4000  # below PIPE_BUF: a pipe that polls as writable takes this much without blocking
 
@@ -21,7 +22,11 @@ def log(text: str) -> None:
 
 
 def log_failure(what: str) -> None:
-    """Write the traceback of the exception being handled."""
-    import traceback
-
-    log(f"decathlon: {what}\n{traceback.format_exc()[-3000:]}")
+    """Write where the exception being handled comes from: without `traceback`, which would be an import."""
+    kind, error, trace = sys.exc_info()
+    said = [f"decathlon: {what}: {kind.__name__ if kind else None}: {error}"]
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        said.append(f"  {code.co_filename}:{trace.tb_lineno} in {code.co_name}")
+        trace = trace.tb_next
+    log("\n".join(said))

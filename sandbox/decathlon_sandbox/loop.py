@@ -38,6 +38,7 @@ class Loop:
         self._selector = selectors.DefaultSelector()
         self._actions: dict[int, Action] = {}
         self._timers: list[tuple[float, int, Timer]] = []
+        self._tidy_at = 100
         self._order = itertools.count()
         self._handed: collections.deque[Action] = collections.deque()
         self._running = True
@@ -63,6 +64,10 @@ class Loop:
             self._selector.unregister(fd)
 
     def later(self, seconds: float, action: Action) -> Timer:
+        if len(self._timers) >= self._tidy_at:  # most timers are deadlines, and most of those are cancelled
+            self._timers = [entry for entry in self._timers if entry[2].action is not None]
+            heapq.heapify(self._timers)
+            self._tidy_at = 2 * len(self._timers) + 100
         timer = Timer(action)
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._order), timer))
         return timer

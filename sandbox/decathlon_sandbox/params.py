@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+MOST = 1e9
+"""Of seconds: no clock or timer overflows."""
+
+
 def _wrong(name: str, wanted: str) -> Fault:
     return Fault(wire.BAD_PARAMS, f"`{name}` must be {wanted}")
 
@@ -31,8 +35,8 @@ def path(params: dict[str, Any], name: str) -> str:
 
 def number(params: dict[str, Any], name: str) -> float:
     value = params.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
-        raise _wrong(name, "a number, not negative")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MOST:
+        raise _wrong(name, f"a number from 0 to {MOST:.0f}")
     return float(value)
 
 

@@ -8,15 +8,11 @@ from __future__ import annotations
 import os
 import signal
 
+from decathlon_sandbox import wire
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-MARK_VARIABLE = "DECATHLON_MARK"
-"""In the environment of all we start: finds what left its parent and its session."""
-
-LABEL_VARIABLE = "DECATHLON_SANDBOX"
-"""Given to us where sandboxes are known by it, and passed on: our children are found though we are killed."""
 
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
@@ -75,7 +71,7 @@ def marked(pid: int, mark: str) -> bool:
             environment = file.read()
     except OSError:
         return False
-    return (b"\0" + environment).find(f"\0{MARK_VARIABLE}={mark}".encode()) >= 0
+    return (b"\0" + environment).find(f"\0{wire.MARK_VARIABLE}={mark}".encode()) >= 0
 
 
 def kill(pids: Iterable[int]) -> None:

@@ -82,8 +82,15 @@ class RemoteServer(Server):
             if number is None:
                 self._tell(data)
             else:
-                threading.Thread(target=self._ask, args=(data, number), daemon=True).start()
+                self._ask_beside(data, number)
         self._say_goodbye()
+
+    def _ask_beside(self, data: bytes, number: int) -> None:
+        try:
+            threading.Thread(target=self._ask, args=(data, number), daemon=True).start()
+        except RuntimeError as error:  # the sandbox has no room for another thread
+            fault = self._fault(f"cannot be asked: {error}")
+            self._in_loop(lambda: self.session.fail(number, fault))
 
     def _ask(self, data: bytes, number: int) -> None:
         try:

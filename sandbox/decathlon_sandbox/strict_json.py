@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 MAX_DEPTH = 150
 """The server's parser stops at 200; envelopes take some of that."""
 
+_LONG_BYTES = 1 << 16
+"""Of a line so long the brackets are dearer to count than the values to walk."""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _ESCAPE = re.compile(
     rb"\\(?:(u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
@@ -34,7 +36,8 @@ def parse(line: bytes) -> tuple[Any, bytes]:
         value = _decode(line.decode("utf-8"))
     except RecursionError:
         raise ValueError("nested too deep") from None
-    if line.count(b"[") + line.count(b"{") > MAX_DEPTH and _depth_exceeds(value, MAX_DEPTH):
+    maybe = len(line) > _LONG_BYTES or line.count(b"[") + line.count(b"{") > MAX_DEPTH
+    if maybe and _depth_exceeds(value, MAX_DEPTH):
         raise ValueError("nested too deep")
     return value, line
 

@@ -65,13 +65,17 @@ Driver to server: `ready` {"version": INT, "python": STR, "pid": INT}; `progress
 "stderr": STR} (a server that was up has died).
 
 Anything the server sends renews the driver's lease; a driver that has heard nothing for LEASE_SECONDS, or
-reads the end of its stdin, kills all it has started and ends.
+reads the end of its stdin, kills all it has started and ends. Whatever it starts has MARK_VARIABLE in its
+environment, by which the driver knows its own, and SANDBOX_VARIABLE where the driver itself has it: by that
+a provider finds them when the driver has been killed.
 """
 
 VERSION = 1
 LEASE_SECONDS = 60.0
 LEASE_VARIABLE = "DECATHLON_LEASE_SECONDS"
 CHANNEL_VARIABLE = "DECATHLON_CHANNEL"
+SANDBOX_VARIABLE = "DECATHLON_SANDBOX"
+MARK_VARIABLE = "DECATHLON_MARK"
 MAX_LINE_BYTES = 64 * 1024 * 1024
 
 # methods

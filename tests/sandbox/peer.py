@@ -227,11 +227,14 @@ def processes_with(token: str) -> list[int]:
 
 @asynccontextmanager
 async def driver(
-    python: str, environment: Mapping[str, str] | None = None, wrap: Sequence[str] = ()
+    python: str,
+    environment: Mapping[str, str] | None = None,
+    wrap: Sequence[str] = (),
+    options: Sequence[str] = (),
 ) -> AsyncGenerator[DriverPeer]:
     """A driver that has said it is ready. At the end it has to end by itself, and leave nothing."""
     async with await anyio.open_process(
-        [*wrap, python, *wire.BOOT_COMMAND[1:]],
+        [*wrap, python, *options, *wire.BOOT_COMMAND[1:]],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -133,6 +133,26 @@ async def test_removing_a_link_leaves_what_it_points_to(peer: DriverPeer, tmp_pa
     assert (tmp_path / "kept/file").read_text() == "kept"
 
 
+async def test_what_its_owner_may_not_enter_is_removed_too(peer: DriverPeer, tmp_path: Path) -> None:
+    (tmp_path / "tree/closed/inner").mkdir(parents=True)
+    (tmp_path / "tree/closed/inner/file").touch()
+    (tmp_path / "tree/closed/inner").chmod(0)
+    (tmp_path / "tree/closed").chmod(0)
+    await arrange(peer, {"remove": f"{tmp_path}/tree"})
+    assert names(tmp_path) == []
+
+
+async def test_a_copy_keeps_bytes_and_times(peer: DriverPeer, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    big, empty = tmp_path / "source/big", tmp_path / "source/empty"
+    big.write_bytes(os.urandom(1 << 20) * 20)
+    empty.touch()
+    os.utime(empty, ns=(1_000_000_001, 2_000_000_002))
+    await arrange(peer, {"copy": f"{tmp_path}/source", "to": f"{tmp_path}/target"})
+    assert (tmp_path / "target/big").read_bytes() == big.read_bytes()
+    assert (tmp_path / "target/empty").stat().st_mtime_ns == 2_000_000_002
+
+
 async def test_absence_is_checked_by_name_and_by_path(peer: DriverPeer, tmp_path: Path) -> None:
     (tmp_path / "a/evaluation").mkdir(parents=True)
     (tmp_path / "a/other").mkdir()
@@ -151,6 +171,20 @@ async def test_absence_is_checked_by_name_and_by_path(peer: DriverPeer, tmp_path
         {"absent": ["evaluation"], "under": f"{tmp_path}/nowhere"},
     )
     assert (await refused(peer, {"absent": ["link"], **under})).data["path"] == f"{tmp_path}/a/link"
+
+
+async def test_absence_is_checked_where_things_really_are(peer: DriverPeer, tmp_path: Path) -> None:
+    (tmp_path / "real/secret").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "real/other").symlink_to("secret")
+    for under in ("", "/link", "/real"):
+        fault = await refused(peer, {"absent": [f"{tmp_path}/link/secret"], "under": f"{tmp_path}{under}"})
+        assert fault.data["path"] == f"{tmp_path}/real/secret"
+    fault = await refused(peer, {"absent": [f"{tmp_path}/link/other/"], "under": str(tmp_path)})
+    assert fault.data["path"] == f"{tmp_path}/real/other"
+    await arrange(
+        peer, {"absent": [f"{tmp_path}/link/secret"], "under": str(tmp_path), "except": [f"{tmp_path}/link"]}
+    )
 
 
 async def test_names_that_are_no_text_are_no_obstacle(peer: DriverPeer, tmp_path: Path) -> None:

@@ -243,6 +243,17 @@ async def test_a_start_that_is_given_up_leaves_nothing(peer: DriverPeer) -> None
         await peer.tool("one", "text", unit="a", times=1)
 
 
+async def test_giving_up_at_any_moment_leaves_nothing(peer: DriverPeer) -> None:
+    for step in range(15):
+        servers = [peer.zoo("daemonic", f"one{step}"), peer.zoo("silent", f"two{step}")]
+        number = await peer.begin(wire.START, servers=servers, deadline_seconds=1000)
+        await anyio.sleep(0.01 * step)
+        await peer.cancel(number)
+        with pytest.raises(WireError):
+            await peer.answer(number)
+        assert peer.left() == []
+
+
 async def test_a_name_whose_server_has_ended_can_be_used_again(peer: DriverPeer) -> None:
     await peer.start(peer.zoo("plain"))
     with pytest.raises(WireError):
