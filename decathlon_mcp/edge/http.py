@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
 from mcp.server.transport_security import TransportSecuritySettings
@@ -112,12 +112,11 @@ class Addresses:
         caller = self._tokens.caller(request.headers.get("authorization"))
         if caller is None:
             raise _Unauthorized
-        base_url = self._public_url or str(request.base_url).rstrip("/")
         session = request.headers.get(SESSION_HEADER)
         return Visit(
             caller=Caller(token=caller.token, role=caller.role, session=session),
-            path=request.url.path,
-            base_url=base_url,
+            path=request.scope["path"],
+            public_url=self._public_url,
         )
 
     def _task_id(self, request: Request) -> str:
@@ -148,9 +147,7 @@ class Addresses:
             answer_as_json(not visit.streams)
         request.scope[SCOPE_KEY] = visit
         visiting.set(visit)
-        with ExitStack() as held:
-            if visit.episode is not None:
-                held.enter_context(visit.episode.hold())
+        with visit.episode.hold() if visit.episode is not None else nullcontext():
             await manager.handle_request(request.scope, receive, send)
 
 

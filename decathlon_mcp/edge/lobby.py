@@ -159,7 +159,7 @@ class Lobby:
         told: JsonObject = {
             "episode": episode.id,
             "task": episode.task_name,
-            "address": episode_address(visit_of(ctx).base_url, episode),
+            "address": episode_address(ctx, episode),
             "phase": str(episode.state.phase),
             "prompt": episode.prompt.instructions,
             "lease_seconds": self._episodes.settings.idle_seconds,

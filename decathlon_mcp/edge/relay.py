@@ -156,6 +156,9 @@ def _only(arguments: JsonObject | None, tool: str, *allowed: str) -> Any:
 @asynccontextmanager
 async def heartbeat(ctx: Context, message: str) -> AsyncGenerator[None]:
     """Report progress every few seconds, to a client that asked for it, while something takes long."""
+    if (as_object((ctx.params or {}).get("_meta")) or {}).get("progressToken") is None:
+        yield
+        return
 
     async def beat() -> None:
         started = anyio.current_time()
@@ -164,8 +167,7 @@ async def heartbeat(ctx: Context, message: str) -> AsyncGenerator[None]:
             await ctx.session.report_progress(round(anyio.current_time() - started), None, message)
 
     async with beside() as tasks:
-        if (as_object((ctx.params or {}).get("_meta")) or {}).get("progressToken") is not None:
-            tasks.start_soon(beat)
+        tasks.start_soon(beat)
         yield
 
 

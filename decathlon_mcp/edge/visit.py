@@ -18,11 +18,11 @@ SCOPE_KEY = "decathlon.visit"
 
 @dataclass(slots=True)
 class Visit:
-    """`streams`: may notifications go before this request's result? `base_url`: ours, as it was called."""
+    """`streams`: may notifications go before this request's result? `public_url`: ours, if known."""
 
     caller: Caller = field(default_factory=Caller)
     path: str = ""
-    base_url: str | None = None
+    public_url: str | None = None
     task_id: str | None = None
     episode: Episode | None = None
     streams: bool = True
@@ -39,6 +39,13 @@ def visit_of(ctx: Context) -> Visit:
     if ctx.request is None:
         return visiting.get() or _WITHOUT_REQUEST
     return ctx.request.scope[SCOPE_KEY]
+
+
+def base_url_of(ctx: Context) -> str | None:
+    """Ours, as it is known or as it was called; None over a pipe."""
+    if ctx.request is None:
+        return None
+    return visit_of(ctx).public_url or str(ctx.request.base_url).rstrip("/")
 
 
 def connection_of(ctx: Context) -> Connection:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from decathlon_mcp.edge.visit import Context, visit_of
+from decathlon_mcp.edge.visit import Context, base_url_of, visit_of
 from decathlon_mcp.episodes import Episode, Episodes
 from decathlon_mcp.errors import UnknownEpisodeError
 
 
-def episode_address(base_url: str | None, episode: Episode) -> str | None:
+def episode_address(ctx: Context, episode: Episode) -> str | None:
     """Where an episode is reached by every revision and from any connection; None over a pipe."""
+    base_url = base_url_of(ctx)
     return f"{base_url}/episodes/{episode.id}/mcp" if base_url else None
 
 
@@ -27,7 +28,7 @@ class AddressWay:
         return self.episode(ctx)
 
     def address(self, ctx: Context, episode: Episode) -> str | None:
-        return episode_address(visit_of(ctx).base_url, episode)
+        return episode_address(ctx, episode)
 
 
 class TaskWay(AddressWay):

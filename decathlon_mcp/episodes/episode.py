@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -92,11 +92,9 @@ class Episode:
             names=self.stage.names,
         )
 
-    @contextmanager
-    def hold(self) -> Generator[None]:
+    def hold(self) -> AbstractContextManager[None]:
         """Keep the episode from expiring while a request is answered or a stream is open."""
-        with self.lease.hold():
-            yield
+        return self.lease.hold()
 
     async def ready(self) -> Toolbox:
         """Wait until there are tools; they stay listed after the claim.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -11,7 +10,7 @@ from anyio.abc import ByteStream
 from pydantic_core import from_json
 
 from decathlon_mcp.errors import LimitExceededError, SandboxLostError
-from decathlon_mcp.model import as_object
+from decathlon_mcp.model import as_json, as_object
 
 SEND_SECONDS = 30.0
 """How long a message may take to be written: a driver that does not read for so long is lost."""
@@ -23,18 +22,14 @@ class Line:
     def __init__(self, stream: ByteStream, *, max_bytes: int) -> None:
         self._stream = stream
         self._max_bytes = max_bytes
-        self._sending = anyio.Lock()
+        self._sending = anyio.Lock(fast_acquire=True)
 
     async def send(self, message: dict[str, Any]) -> None:
         """Write one message. Cancellation never leaves half of one on the line.
 
         Raises SandboxLostError when the other end is gone or does not read.
         """
-        text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
-        try:
-            data = text.encode() + b"\n"
-        except UnicodeEncodeError:  # half of a surrogate pair: JSON has it, UTF-8 has not
-            data = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        data = as_json(message) + b"\n"
         if len(data) > self._max_bytes:
             raise LimitExceededError(
                 f"a message of {len(data)} bytes does not fit on the line ({self._max_bytes} at most)"

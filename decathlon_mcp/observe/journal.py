@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from decathlon_mcp.model import JsonObject
+from decathlon_mcp.model import JsonObject, as_json
 
 
 class Journal:
@@ -18,16 +18,13 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, mode=0o700)
-        self._trajectory = (folder / "trajectory.jsonl").open(
-            "a", encoding="utf-8", errors="backslashreplace"
-        )
+        self._trajectory = (folder / "trajectory.jsonl").open("ab")
 
     def add(self, event: str, **values: Any) -> None:
         """Write one line: `event`, the time (Unix seconds), the values."""
         if self._trajectory.closed:
             return
-        line = json.dumps({"event": event, "time": round(time.time(), 6), **values}, ensure_ascii=False)
-        self._trajectory.write(line + "\n")
+        self._trajectory.write(as_json({"event": event, "time": round(time.time(), 6), **values}) + b"\n")
         self._trajectory.flush()
 
     def events(self, event: str) -> Iterator[JsonObject]:
