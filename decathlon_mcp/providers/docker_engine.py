@@ -22,9 +22,9 @@ from requests.exceptions import HTTPError, RequestException
 from decathlon_mcp.errors import ProviderUnavailableError
 from decathlon_mcp.model import JsonObject
 
-CONNECT_SECONDS = 2.5
+CONNECT_SECONDS = 2.0
 REQUEST_SECONDS = 60.0
-THREADS = 16
+THREADS = 32
 POOL_SIZE = 2 * THREADS
 """Connections kept: above the number of threads, or the SDK throws some away after each use."""
 

@@ -145,8 +145,8 @@ async def test_a_sweep_removes_what_another_provider_has_left_and_spares_its_own
     assert bench.left() == []
 
 
-async def test_a_ready_machine_is_found_ready_within_3_seconds(bench: Bench) -> None:
-    with anyio.fail_after(3):
+async def test_a_ready_machine_is_found_ready(bench: Bench) -> None:
+    with anyio.fail_after(10):
         findings = await bench.provider.check(bench.image)
     assert findings
     assert [finding for finding in findings if not finding.ok or finding.cure] == []
@@ -155,6 +155,7 @@ async def test_a_ready_machine_is_found_ready_within_3_seconds(bench: Bench) -> 
 # cancellation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["scope", "task"])
 async def test_an_opening_cancelled_at_any_moment_leaves_nothing(bench: Bench, way: str) -> None:
     """Stepped through an opening and the first answer, by ever longer waits, until one is not cancelled."""
@@ -320,6 +321,7 @@ async def test_more_than_the_limit_is_not_taken(bench: Bench, tmp_path: Path) ->
         await sandbox.get(sandbox.root, tmp_path / "out.tar", 4_000_000)
 
 
+@pytest.mark.slow
 async def test_ten_thousand_files_and_a_large_one_go_in_and_out(bench: Bench, tmp_path: Path) -> None:
     members = [(f"many/{number // 100}/{number}", tarfile.REGTYPE, b"x" * 100) for number in range(10_000)]
     large = bytes(range(256)) * (1 << 18)

@@ -24,7 +24,8 @@ from decathlon_mcp.errors import ImageError, ProviderUnavailableError
 from decathlon_mcp.link import connect
 from decathlon_mcp.providers.base import Limits
 from decathlon_mcp.providers.docker import DockerProvider
-from decathlon_mcp.providers.docker_image import STARTER_IMAGE
+from decathlon_mcp.providers.docker_image import STARTER_IMAGE, missing
+from decathlon_mcp.suites import load_suite
 from tests.providers.conftest import Bench
 from tests.providers.test_contract import packed, taken
 from tests.providers.test_processes import everything, line
@@ -209,9 +210,8 @@ async def test_an_image_that_is_missing_is_named_with_the_way_to_get_it(docker: 
     ]
 
 
-def test_the_tests_image_is_made_by_its_script() -> None:
-    from decathlon_mcp.providers.docker_image import missing
-
+async def test_the_starter_suites_image_is_made_by_a_script() -> None:
+    assert load_suite("starter").dialect.image == STARTER_IMAGE
     assert missing(STARTER_IMAGE).message.endswith("get it with: tests/image/build")
 
 
