@@ -11,7 +11,7 @@ from anyio.abc import TaskGroup
 
 @asynccontextmanager
 async def beside() -> AsyncGenerator[TaskGroup]:
-    """A task group whose tasks end with the body. The body's own exception leaves as itself, not in a group."""
+    """A task group that ends with the body. The body's own exception leaves as itself, not in a group."""
     failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
         try:
