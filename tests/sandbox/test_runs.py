@@ -126,6 +126,28 @@ async def test_when_its_time_is_over_the_whole_tree_is_killed(peer: DriverPeer) 
     assert peer.left() == []
 
 
+async def test_what_forks_faster_than_it_can_be_listed_is_killed_too(peer: DriverPeer) -> None:
+    script = "import os, time\nwhile True:\n    if os.fork(): os._exit(0)\n    time.sleep(0.0001)"
+    said = await peer.request(
+        wire.RUN,
+        **process(
+            "sh",
+            "-c",
+            '"$@" & sleep 1000',
+            "sh",
+            sys.executable,
+            "-S",
+            "-c",
+            script,
+            peer.token,
+            timeout_seconds=0.5,
+        ),
+    )
+    assert said["timed_out"]
+    assert said["seconds"] < 5
+    assert peer.left() == []
+
+
 async def test_when_it_ends_its_daemons_end_too(peer: DriverPeer) -> None:
     """They hold its pipes, left its session, and have been re-parented: the answer does not wait for them."""
     script = (
