@@ -46,6 +46,11 @@ class Settings(BaseModel):
     reward: RewardPolicy = Field(
         "visible", description="`visible`: evaluate's reply tells the reward; `meta`: only its `_meta` does."
     )
+    overlong: Literal["cut", "raw"] | None = Field(
+        None,
+        description="Replies over 100,000 characters: `cut`, the whole saved in the workspace, or `raw`. "
+        "[the suite's own]",
+    )
     max_calls: Count | None = Field(
         None, description="Tool calls an episode may make; past it, it is claimed."
     )

@@ -25,7 +25,7 @@ SERVE_NAMES = ("host", "port", "public_url", "allowed_host", "ready_file")
 """What only `serve` takes, and the file and variables may hold too."""
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Tasks": ("suite", "names", "reward", "max_calls"),
+    "Tasks": ("suite", "names", "overlong", "reward", "max_calls"),
     "Sandboxes": ("provider", "image", "network", "memory_mib", "cpus", "pids", "workspace_mib"),
     "How many": ("max_sandboxes", "max_opening", "max_queue"),
     "How long (seconds)": (

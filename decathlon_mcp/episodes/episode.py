@@ -15,12 +15,13 @@ from datetime import UTC, datetime
 import anyio
 
 from decathlon_mcp.episodes.caller import Caller
+from decathlon_mcp.episodes.calls import Calls
 from decathlon_mcp.episodes.lease import Lease
 from decathlon_mcp.episodes.stage import Stage
 from decathlon_mcp.episodes.state import State
 from decathlon_mcp.episodes.toolbox import Route, Toolbox
 from decathlon_mcp.errors import DecathlonError, EpisodeClaimedError, EpisodeEndedError
-from decathlon_mcp.link import Link, Note
+from decathlon_mcp.link import Note
 from decathlon_mcp.model import Ending, JsonObject, Phase, as_object
 from decathlon_mcp.observe import Journal
 from decathlon_mcp.rewards import Verdict
@@ -41,7 +42,7 @@ class Claim:
 class Playground:
     """What there is once an episode is ready. `offered` is what each of the task's servers listed."""
 
-    link: Link
+    calls: Calls
     toolbox: Toolbox
     offered: Mapping[str, Sequence[JsonObject]]
 
@@ -115,13 +116,13 @@ class Episode:
         on_progress: Note | None = None,
         on_message: Note | None = None,
     ) -> JsonObject:
-        """Relay a call to the task's server; its whole reply, `result` or `error`, as it came.
+        """Relay a call to the task's server; its whole reply, `result` or `error`, as the agent gets it.
 
         Raises UnknownToolError, EpisodeClaimedError, EpisodeEndedError, CallTimeoutError, SandboxLostError.
         """
         toolbox = await self.ready()
         route = toolbox.route(name)
-        link = self._link_for_calls()
+        calls = self._calls_while_open()
         self.calls += 1
         params: JsonObject = {"name": route.tool}
         if arguments is not None:
@@ -130,14 +131,7 @@ class Episode:
             params["_meta"] = meta
         with self._recorded(route, name, arguments) as outcome:
             try:
-                reply = await link.call(
-                    route.server,
-                    "tools/call",
-                    params,
-                    timeout_seconds=None,
-                    on_progress=on_progress,
-                    on_message=on_message,
-                )
+                reply = await calls.call(route, params, on_progress=on_progress, on_message=on_message)
             except DecathlonError as error:
                 outcome["result"] = {"error": error.message}
                 raise await self._explained(error) from None
@@ -185,7 +179,7 @@ class Episode:
         if self.state.phase is not Phase.CLAIMED:
             self.lease.end()
 
-    def _link_for_calls(self) -> Link:
+    def _calls_while_open(self) -> Calls:
         if self.state.phase is Phase.ENDED:
             raise self._over()
         if self.playground is None or self.state.phase is not Phase.READY:
@@ -199,7 +193,7 @@ class Episode:
                 "graded as it is; `evaluate` gives the verdict",
                 truncated=True,
             )
-        return self.playground.link
+        return self.playground.calls
 
     @contextmanager
     def _recorded(self, route: Route, name: str, arguments: JsonObject | None) -> Generator[JsonObject]:

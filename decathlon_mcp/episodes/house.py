@@ -63,6 +63,9 @@ def _stage(suite: Suite, provider: Provider, common: Path, settings: Settings) -
         network=settings.network,
         limits=Limits(memory_mib=settings.memory_mib, cpus=settings.cpus, pids=settings.pids),
         common=common,
+        cuts_overlong=suite.dialect.cuts_overlong
+        if settings.overlong is None
+        else settings.overlong == "cut",
     )
 
 

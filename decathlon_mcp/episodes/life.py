@@ -6,7 +6,7 @@ import itertools
 import logging
 import shutil
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,17 +16,21 @@ import anyio
 import anyio.to_thread
 
 from decathlon_mcp.episodes.admission import Admission, Ticket
+from decathlon_mcp.episodes.calls import Calls
 from decathlon_mcp.episodes.episode import Episode, Playground
 from decathlon_mcp.episodes.set_up import Deadlines, SetUp
 from decathlon_mcp.episodes.toolbox import Toolbox
 from decathlon_mcp.errors import DecathlonError, LimitExceededError, SandboxLostError
-from decathlon_mcp.link import Link
+from decathlon_mcp.link import Link, ServerFacts
 from decathlon_mcp.model import Ending, Network, Phase
 from decathlon_mcp.observe import fields
 from decathlon_mcp.providers.base import Sandbox
 from decathlon_mcp.rewards import Attempt, CallRecord, Verdict, grade, verdict_without_grading
 from decathlon_mcp.rewards.verdict import Status
 from decathlon_mcp.settings import Settings
+from decathlon_mcp.suites import LOCAL
+from decathlon_mcp.suites.local_tools import local_spec
+from decathlon_mcp.suites.overlong import without_output_schemas
 
 log = logging.getLogger("decathlon.episodes")
 
@@ -104,8 +108,7 @@ class Life:
                     stage.open(f"{episode.label}-agent", network)
                 )
                 servers, sealed = await self._set_up().run(sandbox, link)
-            offered = {name: facts.tools for name, facts in servers.items()}
-            episode.playground = Playground(link, Toolbox(servers, stage.names), offered)
+                episode.playground = await self._furnish(sandbox, link, servers)
             episode.ready_at = datetime.now(UTC)
             episode.state.move(Phase.READY)
             log.info(
@@ -114,6 +117,26 @@ class Life:
             )
             await _until(episode.claimed, link)
             return await self._leave(sandbox, link, sealed)
+
+    async def _furnish(self, sandbox: Sandbox, link: Link, servers: Mapping[str, ServerFacts]) -> Playground:
+        """What the agent gets to play with: the servers' tools and the suite's own, and a way to each."""
+        stage, task = self._episode.stage, self._episode.task
+        seconds = task.deadlines.servers_seconds or self._settings.servers_seconds
+        local = await stage.local_tools.of(
+            stage.suite, task, link, root=sandbox.root, timeout_seconds=seconds
+        )
+        offered = {name: facts.tools for name, facts in servers.items()}
+        if stage.cuts_overlong:
+            offered = {name: without_output_schemas(tools) for name, tools in offered.items()}
+        if local:
+            offered[LOCAL] = [tool for tools in local.values() for tool in tools]
+        calls = Calls(
+            link,
+            local=local_spec(stage.suite.dialect, local, sandbox.root) if local else None,
+            deadline_seconds=seconds,
+            workspace=sandbox.root / stage.suite.dialect.workspace if stage.cuts_overlong else None,
+        )
+        return Playground(calls, Toolbox(offered, stage.names), offered)
 
     def _set_up(self) -> SetUp:
         episode, settings, own = self._episode, self._settings, self._episode.task.deadlines

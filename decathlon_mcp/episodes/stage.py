@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from decathlon_mcp.episodes.local_tools import LocalTools
 from decathlon_mcp.link import BOOT_COMMAND, Link, connect
 from decathlon_mcp.model import Names, Network
 from decathlon_mcp.providers.base import Limits, Provider, Sandbox, SandboxSpec
@@ -25,6 +26,8 @@ class Stage:
     network: Literal["auto", "none", "outbound"]
     limits: Limits
     common: Path
+    cuts_overlong: bool = False
+    local_tools: LocalTools = field(default_factory=LocalTools)
 
     def network_for(self, task: Task) -> Network:
         """`auto` is none for a task that needs none."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from decathlon_mcp.errors import SetUpError, UnknownToolError
-from decathlon_mcp.link import ServerFacts
 from decathlon_mcp.model import JsonObject, Names, as_object
 from decathlon_mcp.suites import spell
 
@@ -68,14 +67,14 @@ class Toolbox:
     Raises SetUpError where two tools would have one name (only `raw` names can clash).
     """
 
-    def __init__(self, servers: Mapping[str, ServerFacts], names: Names) -> None:
+    def __init__(self, offered: Mapping[str, Sequence[JsonObject]], names: Names) -> None:
         claim, evaluate = claim_tool(names), evaluate_tool()
         self.claim_name: str = claim["name"]
         self.evaluate_name: str = evaluate["name"]
         self._routes: dict[str, Route] = {}
         described: dict[str, JsonObject] = {}
-        for server in sorted(servers):
-            for tool in servers[server].tools:
+        for server in sorted(offered):
+            for tool in offered[server]:
                 original = tool.get("name")
                 if not isinstance(original, str) or not original:
                     continue

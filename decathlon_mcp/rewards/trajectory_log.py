@@ -17,6 +17,7 @@ from uuid import uuid4
 from decathlon_mcp.model import JsonObject, as_object
 from decathlon_mcp.rewards.attempt import Attempt, CallRecord
 from decathlon_mcp.suites import LOCAL, Suite, Task
+from decathlon_mcp.suites.overlong import OVERLONG_KEY
 
 MAX_TURNS, MAX_STEPS = 50, 200
 """Upstream's own limits (scripts/formal_run_v0.json); nothing here keeps to them."""
@@ -117,7 +118,7 @@ def _exchange(call: CallRecord) -> list[JsonObject]:
 
 
 def _content(call: CallRecord, name: str) -> str:
-    """One item as its JSON, several as a JSON array; of the local tools, the bare text.
+    """One item as its JSON, several as a JSON array; of the local tools and of what was cut, the bare text.
 
     Follows utils/openai_agents_monkey_patch: `custom_mcp_util.py` and, for a call without a result,
     `custom_run_impl.py`.
@@ -131,7 +132,8 @@ def _content(call: CallRecord, name: str) -> str:
     if not items:
         return "[]"
     texts = [(as_object(item) or {}).get("text") for item in items]
-    if call.server == LOCAL and all(isinstance(text, str) for text in texts):
+    bare = call.server == LOCAL or OVERLONG_KEY in (as_object(result.get("_meta")) or {})
+    if bare and all(isinstance(text, str) for text in texts):
         return "".join(map(str, texts))
     if len(items) == 1:
         return json.dumps(items[0], ensure_ascii=False, separators=(",", ":"))

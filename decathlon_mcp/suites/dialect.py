@@ -72,6 +72,10 @@ class Dialect:
     launch_time_format: str = "%Y-%m-%d %H:%M:%S %A"
     names: Names = "decathlon"
     cuts_overlong: bool = False
+    """Are replies cut that are too long for a conversation? `--overlong` outweighs it."""
+    local_code: Pairs[str] = ()
+    """Where the suite's own code of a local tool is, by the tool's name in `task_config.json`: `module:name`,
+    or `module:name(workspace)` for what makes it."""
     claim_required: bool = False
     preprocess_must_succeed: bool = True
     servers_inherit: Literal["minimal", "all"] = "minimal"
