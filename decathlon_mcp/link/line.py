@@ -51,31 +51,25 @@ class Line:
 
         Raises LimitExceededError for a line that is too long.
         """
-        parts: list[bytes] = []
-        waiting = 0
+        begun = bytearray()
         while True:
             try:
                 chunk = await self._stream.receive(1 << 16)
             except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
                 return
-            *whole, rest = chunk.split(b"\n")
-            for line in whole:
-                if parts:
-                    parts.append(line)
-                    line, parts, waiting = b"".join(parts), [], 0
-                message = _parse(line)
-                if message is not None:
+            first, *others = chunk.split(b"\n")
+            begun += first
+            if len(begun) > self._max_bytes:
+                raise LimitExceededError(f"the driver sent a line of more than {self._max_bytes} bytes")
+            for following in others:
+                if (message := _parse(begun)) is not None:
                     yield message
-            if rest:
-                parts.append(rest)
-                waiting += len(rest)
-                if waiting > self._max_bytes:
-                    raise LimitExceededError(f"the driver sent a line of more than {self._max_bytes} bytes")
+                begun = bytearray(following)
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def _parse(line: bytearray) -> dict[str, Any] | None:
     try:
-        message = from_json(line)
+        message = from_json(line, allow_inf_nan=False)
     except ValueError:
         return None
     return as_object(message)
