@@ -8,7 +8,7 @@ can reach runs before the answers are gone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from decathlon_mcp.errors import DriverError, SetUpError
 from decathlon_mcp.link import Link, ServerFacts
 from decathlon_mcp.model import JsonObject
 from decathlon_mcp.providers.base import Sandbox
+from decathlon_mcp.rewards import tar
 from decathlon_mcp.suites import Suite, Task
 
 OUTPUT_TAIL = 4000
@@ -59,7 +60,8 @@ class SetUp:
             if self.task.has_preprocess:
                 sealed = self.scratch / "sealed.tar"
                 await sandbox.get(sandbox.root / self.task.folder, sealed, ARCHIVE_LIMIT_BYTES)
-            await self._seal(sandbox, link, values)
+            made = await anyio.to_thread.run_sync(_names_in, sealed) if sealed else frozenset[str]()
+            await self._seal(sandbox, link, values, made)
             return await self._servers(sandbox, link, values), sealed
         raise SetUpError(f"the set-up of {self.task.id} took longer than {self.deadlines.whole:g} s")
 
@@ -110,10 +112,15 @@ class SetUp:
             how = f"exit code {result.exit_code}" if result.signal is None else f"signal {result.signal}"
             raise SetUpError(f"preprocess failed ({how}): {said}")
 
-    async def _seal(self, sandbox: Sandbox, link: Link, values: Mapping[str, str]) -> None:
-        """Take away what no server needs, then search for the answers: what is not shown to be gone fails."""
+    async def _seal(
+        self, sandbox: Sandbox, link: Link, values: Mapping[str, str], made: Collection[str]
+    ) -> None:
+        """Take away what no server needs, then search for the answers: what is not shown to be gone fails.
+
+        `made` are the names that preprocess left in the task's folder: drafts and caches among them.
+        """
         folder = sandbox.root / self.task.folder
-        going = self.suite.sealed(self.task, root=sandbox.root, values=values)
+        going = self.suite.sealed(self.task, root=sandbox.root, values=values, made=made)
         try:
             await link.arrange(
                 *({"remove": str(folder / name)} for name in going),
@@ -151,3 +158,10 @@ class SetUp:
                 f"{error.message}{f'; its last words: {stderr}' if stderr else ''}",
                 server=about.get("server"),
             ) from None
+
+
+def _names_in(archive: Path) -> frozenset[str]:
+    """The names directly below the folder that was packed."""
+    with archive.open("rb") as file:
+        names = (member.name.removeprefix(b"./").partition(b"/")[0] for member in tar.read_members(file))
+        return frozenset(name.decode("utf-8", "surrogateescape") for name in names if name not in (b"", b"."))

@@ -118,8 +118,11 @@ class Suite:
         members = archives.walk(self.path, task.folder, without)
         archives.write(into, self.path, [*archives.packages_above(self.path, task.folder), *members], {})
 
-    def sealed(self, task: Task, *, root: PurePosixPath, values: Mapping[str, str]) -> tuple[str, ...]:
-        """Names in the task's folder that must go before an agent can reach it: all that no server needs.
+    def sealed(
+        self, task: Task, *, root: PurePosixPath, values: Mapping[str, str], made: Collection[str] = ()
+    ) -> tuple[str, ...]:
+        """Names in the task's folder that must go before an agent can reach it: all that no server needs,
+        of what the checkout has there and of what was `made` since.
 
         What a server needs is what the dialect keeps, and what one of the `values` points to.
         """
@@ -129,7 +132,7 @@ class Suite:
             place = PurePosixPath(value) if value.startswith("/") else root / value
             if place.is_relative_to(folder) and place != folder:
                 needed.add(place.relative_to(folder).parts[0])
-        return tuple(sorted({*self.sealed_names, *task.names} - (needed - {*self.sealed_names})))
+        return tuple(sorted({*self.sealed_names, *task.names, *made} - (needed - {*self.sealed_names})))
 
     def wanted_values(self, task: Task) -> frozenset[str]:
         """The names `config.x` and `token.x` that the yaml of the task's servers use."""
