@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import anyio
 from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
@@ -22,13 +23,13 @@ from decathlon_mcp.cli.options import (
     ServerSettings,
     TasksSettings,
 )
-from decathlon_mcp.episodes.caller import Role
-from decathlon_mcp.errors import DecathlonError, SettingsError
+from decathlon_mcp.errors import DecathlonError
 
 EPILOGUE = (
     "Every setting is also a variable (DECATHLON_MAX_SANDBOXES=8) and a line of decathlon.toml "
     "(max_sandboxes = 8); flags come first, then variables, then the file."
 )
+NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 ADDRESS = Group("Address", sort_key=1)
 THIS = Group("This command", sort_key=2)
 
@@ -41,6 +42,11 @@ app = App(
     config=SOURCES,
     group_parameters=THIS,
 )
+
+
+def _fits_as_name(kind: object, name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise ValueError("A token's name is of letters, digits and _.@-, at most 64 of them.")
 
 
 @app.command(sort_key=0, help_epilogue=EPILOGUE)
@@ -143,7 +149,12 @@ def doctor(
 
 
 @app.command(sort_key=4)
-def token(name: str, /, *, role: Role = "player") -> int:
+def token(
+    name: Annotated[str, Parameter(validator=_fits_as_name)],
+    /,
+    *,
+    role: Literal["player", "controller", "admin"] = "player",
+) -> int:
     """Make a token: its secret goes to stderr, the line for the `--tokens` file to stdout.
 
     Parameters
@@ -192,8 +203,6 @@ def run(words: Sequence[str]) -> int:
             words or ["--help"], exit_on_error=False, print_error=False, result_action="return_value"
         )
         sys.stdout.flush()
-    except SettingsError as error:
-        return _complain(error.message, 2)
     except DecathlonError as error:
         return _complain(error.message, 1)
     except CycloptsError as error:

@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.text import Text
 
 from decathlon_mcp.cli.options import strange_variables
-from decathlon_mcp.edge import Tokens, hosts_for, listen
 from decathlon_mcp.episodes import provider_for
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.providers.base import Finding, finding
@@ -144,6 +143,9 @@ def _about_state(folder: Path) -> Finding:
 
 
 def _about_address(settings: Settings, host: str, port: int) -> Finding:
+    # Only now: it takes a second to import, and all the rest has been told by then.
+    from decathlon_mcp.edge import Tokens, hosts_for, listen
+
     try:
         hosts_for(host, (), Tokens.read(settings.tokens))
         listen(host, port).close()

@@ -12,11 +12,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from cyclopts import App, ArgumentCollection, Group, Parameter
+from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
 from cyclopts.config import Dict, Env
 from pydantic import Field, create_model
 
-from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.settings import Settings
 
 PREFIX = "DECATHLON_"
@@ -104,7 +103,7 @@ def _known() -> set[str]:
 
 
 def _from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """After flags and variables: what they leave open, from the file. Raises SettingsError."""
+    """After flags and variables: what they leave open, from the file. Raises CycloptsError."""
     asked = next((argument for argument in arguments if "--config" in argument.names), None)
     if asked is None:
         return
@@ -122,14 +121,14 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         values = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise SettingsError(f"{path}: {error.strerror}") from None
+        raise CycloptsError(msg=f"{path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: not TOML: {error}") from None
+        raise CycloptsError(msg=f"{path}: not TOML: {error}") from None
     for name in values:
         if name not in _known():
             near = difflib.get_close_matches(name, _known(), n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise SettingsError(f"{path}: there is no setting {name!r}{hint}")
+            raise CycloptsError(msg=f"{path}: there is no setting {name!r}{hint}")
     return values
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from decathlon_mcp import __version__
 from decathlon_mcp.cli.readiness import require_ready
-from decathlon_mcp.edge import Tokens, hosts_for, http_app, listen, serve_http
 from decathlon_mcp.episodes import Episodes, open_episodes
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.observe import configure_logging, fields
@@ -42,17 +41,20 @@ class Doorway:
 async def serve(settings: Settings, doorway: Doorway) -> int:
     """Serve until SIGTERM or SIGINT. Raises SettingsError, SuiteError, ProviderUnavailableError."""
     configure_logging(settings.log_level, settings.log_format)
-    tokens = Tokens.read(settings.tokens)
-    hosts = hosts_for(doorway.host, doorway.allowed_host, tokens)
-    with listen(doorway.host, doorway.port) as listener, _ready_file(doorway.ready_file) as tell:
-        url = doorway.url(listener.getsockname()[1])
-        async with open_episodes(settings) as episodes:
-            await require_ready(episodes)
-            app = http_app(episodes, tokens=tokens, hosts=hosts, public_url=doorway.public_url)
+    async with open_episodes(settings) as episodes:
+        await require_ready(episodes)
+        # Only now: it takes a second to import, in which a missing engine can be told.
+        from decathlon_mcp.edge import Tokens, hosts_for, http_app, listen, serve_http
+
+        tokens = Tokens.read(settings.tokens)
+        hosts = hosts_for(doorway.host, doorway.allowed_host, tokens)
+        app = http_app(episodes, tokens=tokens, hosts=hosts, public_url=doorway.public_url)
+        with listen(doorway.host, doorway.port) as listener, _ready_file(doorway.ready_file) as tell:
+            url = doorway.url(listener.getsockname()[1])
 
             def announce() -> None:
-                _announce(episodes, url)
                 tell(url)
+                _announce(episodes, url)
 
             await serve_http(app, listener, drain=episodes.drain, on_ready=announce)
     return 0

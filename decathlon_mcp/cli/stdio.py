@@ -13,7 +13,6 @@ import anyio
 
 from decathlon_mcp.beside import beside
 from decathlon_mcp.cli.readiness import require_ready
-from decathlon_mcp.edge import serve_stdio
 from decathlon_mcp.episodes import open_episodes
 from decathlon_mcp.observe import configure_logging
 from decathlon_mcp.settings import Settings
@@ -25,6 +24,9 @@ async def serve(settings: Settings, task: str | None) -> int:
     with _stdin_that_can_be_ended() as valve:
         async with open_episodes(settings) as episodes, beside() as tasks:
             await require_ready(episodes)
+            # Only now: it takes a second to import, in which a missing engine can be told.
+            from decathlon_mcp.edge import serve_stdio
+
             tasks.start_soon(_end_on_signal, valve)
             await serve_stdio(episodes, task=task)
     return 0

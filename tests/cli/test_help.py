@@ -1,0 +1,76 @@
+"""What the command says about itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from decathlon_mcp import __version__
+from decathlon_mcp.cli.options import SECTIONS
+from decathlon_mcp.settings import Settings
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Shell
+
+COMMANDS = ("serve", "stdio", "tasks", "doctor", "token", "demo", "version")
+
+
+def test_help_fits_on_a_screen_and_names_every_command(shell: Shell) -> None:
+    done = shell.run("--help")
+    assert done.returncode == 0
+    assert all(f"│ {command} " in done.stdout for command in COMMANDS)
+    assert len(done.stdout.splitlines()) <= 24
+
+
+def test_no_command_is_a_cry_for_help(shell: Shell) -> None:
+    assert shell.run().stdout == shell.run("--help").stdout
+
+
+def test_every_setting_has_a_section() -> None:
+    placed = [name for names in SECTIONS.values() for name in names]
+    assert sorted(placed) == sorted({*Settings.model_fields, "config"})
+
+
+def test_help_of_serve_shows_every_setting_in_its_section_with_its_default(shell: Shell) -> None:
+    shown = shell.run("serve", "--help").stdout
+    for section in ("Address", *SECTIONS):
+        assert f"╭─ {section} ─" in shown
+    for name in (*Settings.model_fields, "host", "port"):
+        assert f"--{name.replace('_', '-')} " in shown
+    for default in ("[default: starter]", "[default: 8765]", "[default: 1800]", "[default: 64]"):
+        assert default in shown
+
+
+def test_help_of_tasks_is_short_of_what_does_not_concern_it(shell: Shell) -> None:
+    shown = shell.run("tasks", "--help").stdout
+    assert "--suite" in shown
+    assert "--idle-seconds" not in shown
+    assert shell.run("tasks", "--idle-seconds", "5", "--search", "nothing").returncode == 0
+
+
+@pytest.mark.parametrize("words", [["version"], ["--version"]])
+def test_version_is_printed(shell: Shell, words: list[str]) -> None:
+    assert shell.run(*words).stdout == f"{__version__}\n"
+
+
+def test_an_unknown_command_is_answered_with_those_there_are(shell: Shell) -> None:
+    assert 'Did you mean "serve"?' in shell.fault("srve", status=2)
+
+
+def test_an_unknown_flag_is_named(shell: Shell) -> None:
+    assert "--prot" in shell.fault("serve", "--prot", "80", status=2)
+
+
+def test_a_word_too_many_is_named(shell: Shell) -> None:
+    assert shell.fault("tasks", "extra", status=2) == "not understood: extra"
+
+
+def test_without_the_servers_dependencies_it_says_how_to_get_them() -> None:
+    code = "import sys; sys.modules['cyclopts'] = None; from decathlon_mcp.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "serve"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.endswith("pip install 'decathlon-mcp[server]'")

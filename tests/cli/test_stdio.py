@@ -1,0 +1,127 @@
+"""`stdio`: stdout is the protocol's alone, and the process ends when it is told to."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import pytest
+
+from tests.probe.leftovers import processes_marked
+from tests.probe.serving import SUITE
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Shell
+
+HELLO = {
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    },
+}
+
+
+class Pipe:
+    """A client that speaks JSON lines, and keeps every line that it was sent."""
+
+    def __init__(self, process: subprocess.Popen[str], state: Path) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.process = process
+        self.state = state
+        self.stdin: IO[str] = process.stdin
+        self.stdout: IO[str] = process.stdout
+        self.lines: list[str] = []
+
+    def tell(self, message: dict[str, Any]) -> None:
+        self.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+        self.stdin.flush()
+
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The result of a request."""
+        number = len(self.lines) + 1
+        self.tell({"id": number, **message})
+        while True:
+            self.lines.append(self.stdout.readline())
+            told = json.loads(self.lines[-1])
+            if told.get("id") == number:
+                return told["result"]
+
+    def call(self, name: str, **arguments: Any) -> dict[str, Any]:
+        return self.ask({"method": "tools/call", "params": {"name": name, "arguments": arguments}})
+
+
+@contextmanager
+def piped(shell: Shell, *words: str) -> Generator[Pipe]:
+    from tests.cli.conftest import COMMAND
+
+    state = shell.folder / "state"
+    options = ["--suite", SUITE, "--provider", "local", "--state", str(state), *words]
+    with subprocess.Popen(
+        [*COMMAND, "stdio", *options],
+        cwd=shell.folder,
+        env=shell.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        try:
+            pipe = Pipe(process, state)
+            pipe.ask(HELLO)
+            pipe.tell({"method": "notifications/initialized"})
+            yield pipe
+        finally:
+            process.kill()
+
+
+def test_the_process_is_an_episode_and_stdout_nothing_but_protocol(shell: Shell) -> None:
+    with piped(shell, "--task", "find-answer", "--log-level", "debug") as pipe:
+        assert pipe.call("probe__write", path="answer.txt", text="42")
+        assert pipe.call("claim_done")["structuredContent"]["claimed"] is True
+        assert pipe.call("evaluate")["structuredContent"]["reward"] == 1.0
+        pipe.stdin.close()
+        assert pipe.process.wait(30) == 0
+        lines = [*pipe.lines, *pipe.stdout.read().splitlines()]
+    assert all(json.loads(line)["jsonrpc"] == "2.0" for line in lines)
+
+
+def test_without_a_task_it_is_the_lobby(shell: Shell) -> None:
+    with piped(shell) as pipe:
+        started = pipe.call("start_episode", task="find-answer")["structuredContent"]
+        assert started["prompt"].rstrip().endswith("answer.txt`.")
+        assert pipe.call("evaluate")["structuredContent"]["reward"] == 0.0
+
+
+@pytest.mark.parametrize("end", ["SIGTERM", "SIGINT", "eof"])
+def test_it_ends_with_its_sandbox(shell: Shell, end: str) -> None:
+    with piped(shell, "--task", "find-answer") as pipe:
+        pipe.call("probe__shell", command="setsid sleep 1000 >/dev/null 2>&1 &")
+        if end == "eof":
+            pipe.stdin.close()
+        else:
+            pipe.process.send_signal(signal.Signals[end])
+        assert pipe.process.wait(30) == 0
+        assert processes_marked(pipe.state) == []
+
+
+def test_an_attempt_claimed_before_the_client_left_is_graded(shell: Shell) -> None:
+    with piped(shell, "--task", "find-answer") as pipe:
+        pipe.call("probe__write", path="answer.txt", text="42")
+        pipe.call("claim_done")
+        pipe.stdin.close()
+        assert pipe.process.wait(30) == 0
+        (verdict,) = pipe.state.glob("episodes/*/verdict.json")
+    assert json.loads(verdict.read_text())["reward"] == 1.0
+
+
+def test_an_unknown_task_is_answered_with_those_near_it(shell: Shell) -> None:
+    said = shell.fault("stdio", "--suite", SUITE, "--provider", "local", "--task", "find-anser", status=1)
+    assert said.startswith("there is no task 'find-anser'; did you mean find-answer")

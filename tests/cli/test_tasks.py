@@ -1,0 +1,71 @@
+"""`tasks`: what there is."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from tests.probe.serving import SUITE
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Shell
+
+KEYS: dict[str, type] = {
+    "id": str,
+    "suite": str,
+    "splits": list,
+    "servers": list,
+    "local_tools": list,
+    "network": bool,
+    "runnable": bool,
+    "missing": list,
+}
+
+
+def test_json_is_what_programs_are_promised(shell: Shell) -> None:
+    told: dict[str, Any] = json.loads(shell.run("tasks", "--json").stdout)
+    assert set(told) == {"tasks"}
+    assert len(told["tasks"]) >= 6
+    for task in told["tasks"]:
+        assert {name: type(value) for name, value in task.items()} == KEYS
+        assert task["runnable"]
+
+
+def test_a_pipe_gets_a_line_a_task(shell: Shell) -> None:
+    done = shell.run("tasks", "--suite", SUITE, "--search", "find-answer")
+    assert done.stdout == "find-answer\tprobe\ttrain\tprobe\truns here\n"
+
+
+def test_a_split_can_be_asked_for(shell: Shell) -> None:
+    splits = [line.split("\t")[2] for line in shell.run("tasks", "--split", "train").stdout.splitlines()]
+    assert splits
+    assert set(splits) == {"train"}
+
+
+def test_no_engine_is_needed(shell: Shell) -> None:
+    done = shell.run("tasks", "--suite", SUITE, "--provider", "docker", DOCKER_HOST="unix:///nowhere")
+    assert done.returncode == 0
+
+
+def test_a_folder_that_is_no_suite_is_told_what_was_looked_for(shell: Shell) -> None:
+    (shell.folder / "stuff").mkdir()
+    said = shell.fault("tasks", "--suite", ".", status=1)
+    assert f"{shell.folder} is not a checkout in Toolathlon's layout" in said
+    assert "looked for tasks/<split>/<task>/task_config.json" in said
+    assert said.endswith("found stuff")
+
+
+def test_a_reader_that_has_enough_is_no_error(shell: Shell) -> None:
+    import subprocess
+
+    from tests.cli.conftest import COMMAND
+
+    done = subprocess.run(
+        ["sh", "-c", '"$@" | head -c 1 > /dev/null', "sh", *COMMAND, "tasks", "--json"],
+        env=shell.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == ""
