@@ -20,6 +20,8 @@ from decathlon_mcp.providers.docker_stream import AttachedStream
 from decathlon_mcp.providers.packing import nothing, save
 
 CAUSE_SECONDS = 2.0
+FREEZE_AGAIN_SECONDS = (0.05, 0.2, 0.5, 1.0, 2.0)
+"""A busy kernel (cgroup v1) may not get to stop all processes in the time that runc gives it."""
 _SCRATCH = PurePosixPath("/tmp")
 _CONFLICT = 409
 _T = TypeVar("_T")
@@ -86,14 +88,21 @@ class DockerSandbox:
         await self._ask(get)
 
     async def pause(self) -> None:
-        def pause(api: Api) -> None:
+        def pause(api: Api) -> bool:
             try:
                 api.pause(self._container.identity)
             except APIError as error:
+                if "unable to freeze" in said_by(error):
+                    return False
                 if error.status_code != _CONFLICT or "already paused" not in said_by(error):
                     raise
+            return True
 
-        await self._ask(pause)
+        for seconds in FREEZE_AGAIN_SECONDS:
+            if await self._ask(pause):
+                return
+            await anyio.sleep(seconds)
+        raise ProviderUnavailableError("the engine could not stop what runs in a sandbox")
 
     async def cause_of_end(self) -> str | None:
         if self.stream.line.ended.is_set():

@@ -47,6 +47,15 @@ PROTECTED = {
 }
 """Nothing but the image and the suite says where modules come from; empty is unset. PYTHONSAFEPATH would
 take the suite's root from the path, where `-m` finds the evaluator. A dialect's own words come over these."""
+_GIT = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null", "core.pager": "cat"}
+GIT_RUNS_NOTHING = {
+    "GIT_CONFIG_COUNT": str(len(_GIT)),
+    **{f"GIT_CONFIG_KEY_{number}": name for number, name in enumerate(_GIT)},
+    **{f"GIT_CONFIG_VALUE_{number}": value for number, value in enumerate(_GIT.values())},
+}
+"""For evaluators that call git in a repository which the agent has left: its configuration may name programs
+to run at every `status`, and these words are above it (git-config(1), GIT_CONFIG_COUNT). Filters and drivers
+that .gitattributes names go by any name, and cannot be switched off so."""
 
 log = logging.getLogger("decathlon.rewards")
 
@@ -128,7 +137,7 @@ class Grader:
                 result = await link.run(
                     argv(sandbox.root),
                     cwd=str(sandbox.root),
-                    env={**PROTECTED, **dict(self.suite.dialect.environment)},
+                    env={**PROTECTED, **GIT_RUNS_NOTHING, **dict(self.suite.dialect.environment)},
                     timeout_seconds=max(1.0, self.deadline - anyio.current_time()),
                     output_bytes=OUTPUT_CHARACTERS // 2,
                     channel=channel,
