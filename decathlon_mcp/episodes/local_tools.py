@@ -21,7 +21,7 @@ OUTPUT_TAIL = 2000
 class LocalTools:
     """Those known of one suite: asked for in the first sandbox that needs them, then kept."""
 
-    _described: dict[str, tuple[JsonObject, ...]] = field(default_factory=dict[str, tuple[JsonObject, ...]])
+    known: dict[str, tuple[JsonObject, ...]] = field(default_factory=dict[str, tuple[JsonObject, ...]])
     _asking: anyio.Lock = field(default_factory=anyio.Lock)
 
     async def of(
@@ -30,10 +30,10 @@ class LocalTools:
         """The local tools of a task. Raises SetUpError where the suite's code does not tell them."""
         needs = known_needs(suite.dialect, task.needs.local_tools)
         async with self._asking:
-            unknown = [need for need in needs if need not in self._described]
+            unknown = [need for need in needs if need not in self.known]
             if unknown:
-                self._described.update(await _ask(suite.dialect, unknown, link, root, timeout_seconds))
-        return {need: self._described[need] for need in needs}
+                self.known.update(await _ask(suite.dialect, unknown, link, root, timeout_seconds))
+        return {need: self.known[need] for need in needs}
 
 
 async def _ask(

@@ -1,0 +1,1 @@
+"""Local tools and overlong replies."""

@@ -1,0 +1,9 @@
+"""The class that tools are made of."""
+
+
+class FunctionTool:
+    def __init__(self, name, description, params_json_schema, on_invoke_tool):
+        self.name = name
+        self.description = description + " It is the real one."
+        self.params_json_schema = params_json_schema
+        self.on_invoke_tool = on_invoke_tool

@@ -1,0 +1,180 @@
+"""Local tools: a suite's own code behind a server that is started when one of them is first called."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import anyio
+import pytest
+from mcp.shared.exceptions import MCPError
+
+from tests.localtools.conftest import SUITE
+from tests.probe.clients import Player, playing
+from tests.probe.serving import Served, serving
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
+
+NAMES = [
+    "count",
+    "die",
+    "fail",
+    "judge",
+    "leave",
+    "nap",
+    "read_note",
+    "shout",
+    "take_note",
+    "wait_for_a_shout",
+]
+
+
+@pytest.fixture
+async def player(served: Served) -> AsyncGenerator[Player]:
+    async with playing(served, "play", "task") as player:
+        yield player
+
+
+def local_servers(served: Served) -> list[int]:
+    """The processes that serve local tools for this server's episodes."""
+    found: list[int] = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            said = path.read_bytes()
+        except OSError:
+            continue
+        if str(served.state).encode() in said and b'"tools": {' in said:
+            found.append(int(path.parent.name))
+    return found
+
+
+def workspace(served: Served) -> Path:
+    (found,) = (served.state / "sandboxes").glob("**/workspace")
+    return found
+
+
+async def test_they_are_described_by_the_suites_own_code(player: Player) -> None:
+    tools = {tool.name: tool for tool in (await player.client.list_tools()).tools}
+    assert sorted(name for name in tools if name.startswith("local__")) == [
+        f"local__{name}" for name in NAMES
+    ]
+    shout = tools["local__shout"]
+    assert shout.description == "Say it louder."
+    assert shout.input_schema == {
+        "type": "object",
+        "properties": {"text": {"type": "string"}, "times": {"type": "integer", "minimum": 1}},
+        "required": ["text"],
+        "additionalProperties": False,
+    }
+
+
+async def test_a_function_is_described_by_its_docstring_and_signature(player: Player) -> None:
+    tools = {tool.name: tool for tool in (await player.client.list_tools()).tools}
+    note = tools["local__take_note"]
+    assert note.description == "Write a note.\n\nIt stays in the workspace."
+    assert note.input_schema == {
+        "type": "object",
+        "properties": {
+            "text": {"type": "string", "description": "What to write: anything."},
+            "page": {"type": "integer", "description": "Where to write it.", "default": 1},
+        },
+        "additionalProperties": False,
+        "required": ["text"],
+    }
+    assert tools["local__nap"].input_schema["properties"] == {"seconds": {"type": "number", "default": 1}}
+
+
+async def test_code_that_needs_more_of_openai_agents_gets_the_real_one(player: Player) -> None:
+    tools = {tool.name: tool for tool in (await player.client.list_tools()).tools}
+    assert tools["local__judge"].description == "Judge. It is the real one."
+    assert await player.text("local__judge") == "Judge"
+    assert await player.text("local__shout", text="still") == "STILL"
+
+
+async def test_nothing_of_theirs_runs_until_one_is_called(served: Served, player: Player) -> None:
+    await player.client.list_tools()
+    await player.call("long__text", characters=1)
+    assert local_servers(served) == []
+    await player.call("local__shout", text="a")
+    await player.call("local__take_note", text="b")
+    assert len(local_servers(served)) == 1
+
+
+async def test_the_first_calls_of_all_start_one_server(served: Served, player: Player) -> None:
+    async with anyio.create_task_group() as tasks:
+        for number in range(5):
+            tasks.start_soon(lambda page=number: player.call("local__take_note", text="x", page=page))
+    assert len(local_servers(served)) == 1
+    assert len([*workspace(served).glob("note-*.txt")]) == 5
+
+
+async def test_a_tool_gets_the_workspace(served: Served, player: Player) -> None:
+    assert await player.text("local__shout", text="hello", times=2) == "HELLOHELLO"
+    assert (workspace(served) / "shouted.txt").read_text() == "hello"
+    assert await player.text("local__take_note", text="there", page=3) == "noted there on page 3"
+    assert await player.text("local__read_note", page=3) == "there"
+
+
+async def test_what_a_tool_raises_is_told_in_upstreams_words(player: Player) -> None:
+    failed = await player.call("local__fail")
+    assert failed.is_error
+    assert failed.content[0].text == "Error running tool local-fail: no voice left"
+    assert await player.text("local__leave") == "Error running tool local-leave: gone"
+    assert await player.text("local__shout", text="well") == "WELL"
+
+
+async def test_what_is_no_text_is_told_as_python_writes_it(player: Player) -> None:
+    assert await player.text("local__count") == "[1, 2, 3]"
+
+
+async def test_a_slow_tool_does_not_hold_up_a_quick_one(player: Player) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(player.call, "local__wait_for_a_shout")
+        assert await player.text("local__shout", text="quick") == "QUICK"
+
+
+async def test_a_server_that_died_is_started_anew(player: Player) -> None:
+    died = await player.call("local__die")
+    assert died.is_error
+    assert "server local ended with exit code 7" in died.content[0].text
+    assert await player.text("local__shout", text="again") == "AGAIN"
+
+
+async def test_calls_are_recorded_as_toolathlons_are(served: Served, player: Player) -> None:
+    await player.call("local__shout", text="hello")
+    (event,) = served.episodes.live[-1].journal.events("call")
+    assert (event["server"], event["tool"], event["name"]) == ("local", "shout", "local__shout")
+
+
+async def test_code_that_cannot_be_imported_fails_the_set_up_and_says_why(served: Served) -> None:
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(MCPError, match="(?s)broken could not be described.*the moon is missing"),
+        flatten_subgroups=True,
+    ):
+        async with playing(served, "broken-code", "task") as player:
+            await player.client.list_tools()
+
+
+@pytest.mark.parametrize(
+    ("names", "spelled"), [("toolathlon", "local-shout"), ("raw", "shout"), ("decathlon", "local__shout")]
+)
+async def test_they_are_spelled_as_all_tools_are(tmp_path: Path, names: str, spelled: str) -> None:
+    async with (
+        serving(tmp_path, suite=(SUITE,), provider="local", names=names) as served,
+        playing(served, "play", "task") as player,
+    ):
+        assert spelled in {tool.name for tool in (await player.client.list_tools()).tools}
+        assert await player.text(spelled, text="x") == "X"
+
+
+async def test_the_suites_code_is_asked_once(served: Served, tmp_path: Path) -> None:
+    async with serving(tmp_path, suite=(SUITE,), provider="local") as fresh:
+        async with playing(fresh, "play", "task") as player:
+            first = json.dumps([tool.name for tool in (await player.client.list_tools()).tools])
+        known = fresh.episodes.stage("localtools").local_tools
+        assert sorted(known.known) == ["demanding", "nap", "notes", "shouting"]
+        before = {**known.known}
+        async with playing(fresh, "play", "task") as player:
+            assert first == json.dumps([tool.name for tool in (await player.client.list_tools()).tools])
+        assert all(known.known[need] is before[need] for need in before)
