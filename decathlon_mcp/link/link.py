@@ -12,7 +12,7 @@ from decathlon_sandbox import wire
 from pydantic import ValidationError
 
 from decathlon_mcp.beside import beside
-from decathlon_mcp.errors import CallTimeoutError, DriverError, ImageError, SandboxLostError
+from decathlon_mcp.errors import CallTimeoutError, DecathlonError, DriverError, ImageError, SandboxLostError
 from decathlon_mcp.link.boot import boot_message
 from decathlon_mcp.link.conversation import Conversation, Note
 from decathlon_mcp.link.facts import RunResult, ServerFacts
@@ -20,6 +20,8 @@ from decathlon_mcp.model import as_object
 from decathlon_mcp.providers.base import Sandbox
 
 BOOT_SECONDS = 60.0
+NEWS_SECONDS = 2.0
+"""How long the end of a driver that is not up yet may take to be known, once something has failed for it."""
 GRACE_SECONDS = 10.0
 """How much longer than the driver's own deadline the link waits for its answer."""
 
@@ -132,7 +134,9 @@ class Link:
 async def connect(sandbox: Sandbox) -> AsyncGenerator[Link]:
     """Boot the driver of an open sandbox and hold the line to it.
 
-    Raises ImageError when its Python cannot run the driver, SandboxLostError when it does not come up.
+    The driver comes up behind: what is asked of it meanwhile waits for it, what is done to the sandbox does
+    not. Where it never does, whatever failed for it is raised as ImageError, when the sandbox's Python cannot
+    run the driver, else as SandboxLostError.
     """
 
     async def explain(why: str | None) -> SandboxLostError:
@@ -146,18 +150,24 @@ async def connect(sandbox: Sandbox) -> AsyncGenerator[Link]:
         tasks.start_soon(conversation.read)
         try:
             await conversation.say(boot_message())
-            with anyio.move_on_after(BOOT_SECONDS):
-                await conversation.settled.wait()
-            if not conversation.ready:
-                raise await _boot_error(sandbox, conversation)
-            tasks.start_soon(_keep_alive, link, conversation)
+            tasks.start_soon(_watch_over, link, conversation)
             yield link
+        except DecathlonError:
+            with anyio.move_on_after(NEWS_SECONDS):
+                await conversation.settled.wait()
+            if conversation.lost.is_set() and not conversation.ready:
+                raise await _boot_error(sandbox, conversation) from None
+            raise
         finally:
             conversation.lose("the episode ended")
 
 
-async def _keep_alive(link: Link, conversation: Conversation) -> None:
-    """Renew the driver's lease; a driver that does not answer is lost."""
+async def _watch_over(link: Link, conversation: Conversation) -> None:
+    """Renew the driver's lease; a driver that does not come up or does not answer is lost."""
+    with anyio.move_on_after(BOOT_SECONDS) as boot:
+        await conversation.settled.wait()
+    if boot.cancelled_caught:
+        conversation.lose(f"the driver did not come up within {BOOT_SECONDS:.0f} s")
     while not conversation.lost.is_set():
         await anyio.sleep(wire.LEASE_SECONDS / 3)
         try:
@@ -173,8 +183,6 @@ async def _boot_error(sandbox: Sandbox, conversation: Conversation) -> ImageErro
     image = sandbox.spec.image or f"this machine ({platform.node()})"
     if "decathlon: this Python lacks" in log or "decathlon: Python 3.10" in log:
         return ImageError(f"{image} cannot run the driver: {log.rpartition('decathlon: ')[2]}", image=image)
-    if not conversation.lost.is_set():
-        return SandboxLostError(f"the driver did not come up within {BOOT_SECONDS:.0f} s")
     error = await conversation.loss()
     return SandboxLostError(f"{error.message}; its last words: {log[-500:] or '(none)'}", **error.data)
 

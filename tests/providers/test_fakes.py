@@ -150,8 +150,8 @@ async def test_it_is_never_ready_or_never_answers() -> None:
     with anyio.fail_after(10):
         async with FakeProvider(faults=Faults(never_ready=True)) as provider:
             with anyio.move_on_after(0.1) as waiting:
-                async with provider.open(SPEC()) as sandbox, connect(sandbox):
-                    pass
+                async with provider.open(SPEC()) as sandbox, connect(sandbox) as link:
+                    await link.ping()
             assert waiting.cancelled_caught
         async with FakeProvider(faults=Faults(silent_on="start")) as provider:
             async with provider.open(SPEC()) as sandbox, connect(sandbox) as link:
