@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -40,6 +40,20 @@ async def play(task: str | None, everything: bool) -> int:
             f"no player for {', '.join(unknown)}; there are {', '.join(known)}", near=known
         )
     scripts = {name: oracle(name) for name in names}
+    async with beside() as tasks:
+        tasks.start_soon(_leave_on_sigterm, tasks.cancel_scope)
+        return await _play(scripts)
+    return 128 + signal.SIGTERM
+
+
+async def _leave_on_sigterm(scope: anyio.CancelScope) -> None:
+    """As Ctrl-C does by itself: the server must not be left behind."""
+    with anyio.open_signal_receiver(signal.SIGTERM) as signals:
+        async for _ in signals:
+            scope.cancel()
+
+
+async def _play(scripts: Mapping[str, Sequence[Step]]) -> int:
     screen = Screen()
     rewards: dict[str, float | None] = {}
     screen.title("decathlon-mcp: one MCP server, tasks with tools, a reward at the end")

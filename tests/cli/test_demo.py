@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import signal
+import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.cli.conftest import COMMAND
+from tests.probe.leftovers import processes_marked
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell
@@ -39,3 +46,22 @@ def test_every_step_is_shown_and_the_reward_is_one(shell: Shell) -> None:
 def test_a_task_without_a_player_is_answered_with_those_that_have_one(shell: Shell) -> None:
     said = shell.fault("demo", "--task", "nope", status=1)
     assert said.startswith("no player for nope; there are audit-expenses, ")
+
+
+@pytest.mark.slow
+def test_a_demo_that_is_told_to_end_leaves_no_server_behind(shell: Shell) -> None:
+    command = [*COMMAND, "demo"]
+    with subprocess.Popen(
+        command, cwd=shell.folder, env=shell.environment, stdout=subprocess.PIPE, text=True
+    ) as demo:
+        assert demo.stdout is not None
+        said = ""
+        for line in demo.stdout:
+            said += line
+            if "· minute 6 of 60" in line:
+                demo.terminate()
+        assert demo.wait(60) == 128 + signal.SIGTERM
+    state = re.search(r"/\S+/decathlon-demo-\w+", said)
+    assert state is not None
+    assert processes_marked(Path(state[0])) == []
+    assert not Path(state[0]).exists()

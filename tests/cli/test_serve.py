@@ -20,6 +20,7 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 from decathlon_client import AccessDeniedError, Decathlon
 
+from tests.cli.conftest import COMMAND
 from tests.probe.leftovers import processes_marked
 from tests.probe.serving import SUITE
 
@@ -41,8 +42,6 @@ class Running:
 
 @asynccontextmanager
 async def running(shell: Shell, *words: str) -> AsyncGenerator[Running]:
-    from tests.cli.conftest import COMMAND
-
     state = shell.folder / "state"
     options = ["--suite", SUITE, "--provider", "local", "--port", "0", "--state", str(state), *words]
     async with await anyio.open_process(

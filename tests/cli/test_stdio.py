@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
+from tests.cli.conftest import COMMAND
 from tests.probe.leftovers import processes_marked
 from tests.probe.serving import SUITE
 
@@ -60,8 +61,6 @@ class Pipe:
 
 @contextmanager
 def piped(shell: Shell, *words: str) -> Generator[Pipe]:
-    from tests.cli.conftest import COMMAND
-
     state = shell.folder / "state"
     options = ["--suite", SUITE, "--provider", "local", "--state", str(state), *words]
     with subprocess.Popen(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from tests.cli.conftest import COMMAND
 from tests.probe.serving import SUITE
 
 if TYPE_CHECKING:
@@ -57,8 +58,6 @@ def test_a_folder_that_is_no_suite_is_told_what_was_looked_for(shell: Shell) -> 
 
 def test_a_reader_that_has_enough_is_no_error(shell: Shell) -> None:
     import subprocess
-
-    from tests.cli.conftest import COMMAND
 
     done = subprocess.run(
         ["sh", "-c", '"$@" | head -c 1 > /dev/null', "sh", *COMMAND, "tasks", "--json"],
