@@ -8,6 +8,7 @@ can reach runs before the answers are gone.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -74,11 +75,9 @@ class SetUp:
 
     async def _unpack(self, sandbox: Sandbox, link: Link) -> None:
         dialect, archive = self.suite.dialect, self.scratch / "task.tar"
-        sealed = self._answers_needed
-        await anyio.to_thread.run_sync(lambda: self.suite.task_archive(self.task, archive, sealed=sealed))
+        await anyio.to_thread.run_sync(self._pack, archive)
         if dialect.purged:
             await link.arrange(*({"remove": str(sandbox.root / path)} for path in dialect.purged))
-        await sandbox.put(sandbox.root, self.common)
         await sandbox.put(sandbox.root, archive)
         archive.unlink()
         workspace = str(sandbox.root / dialect.workspace)
@@ -88,6 +87,11 @@ class SetUp:
             steps.append({"copy": str(initial), "to": workspace})
         steps += [{"make": f"{workspace}/{folder}"} for folder in self.suite.server_folders(self.task)]
         await link.arrange(*steps)
+
+    def _pack(self, into: Path) -> None:
+        """What every sandbox needs and what the task does, as one: a container takes 40 ms for each `put`."""
+        shutil.copyfile(self.common, into)
+        self.suite.task_archive(self.task, into, sealed=self._answers_needed)
 
     async def _preprocess(self, sandbox: Sandbox, link: Link) -> None:
         dialect = self.suite.dialect
@@ -149,6 +153,8 @@ class SetUp:
         self, sandbox: Sandbox, link: Link, values: Mapping[str, str]
     ) -> dict[str, ServerFacts]:
         specs = self.suite.server_specs(self.task, root=sandbox.root, values=values)
+        if not specs:
+            return {}
         try:
             return await link.start(specs, deadline_seconds=self.deadlines.servers)
         except DriverError as error:

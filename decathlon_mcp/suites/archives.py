@@ -56,9 +56,12 @@ def write(
     members: Iterable[PurePosixPath],
     aliases: Mapping[PurePosixPath, PurePosixPath],
 ) -> None:
-    """Write the archive of these members and of `aliases`: more names, each with the path it is read from."""
+    """Add these members to the archive `into`, and `aliases`: more names, each with the path it is read from.
+
+    Where there is no such file yet, it is made.
+    """
     named = {**{member: member for member in members}, **aliases}
-    with tarfile.open(into, "w", format=tarfile.PAX_FORMAT) as archive:
+    with tarfile.open(into, "a", format=tarfile.PAX_FORMAT) as archive:
         for member in sorted(named):
             _add(archive, checkout, member, named[member])
 

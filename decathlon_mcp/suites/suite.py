@@ -108,7 +108,7 @@ class Suite:
         archives.write(into, self.path, members, aliases)
 
     def task_archive(self, task: Task, into: Path, *, sealed: bool) -> None:
-        """Tar of the task's folder and of the packages on the way to it; no other task's.
+        """Tar of the task's folder and of the packages on the way to it, no other task's; added to `into`.
 
         `sealed` false leaves out what only grading needs: right for a task without a preprocess, which may
         read those files or write to them.
