@@ -6,6 +6,7 @@ import json
 import sys
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from decathlon_mcp.episodes import list_tasks
@@ -43,8 +44,8 @@ def _table(found: list[JsonObject]) -> None:
         table.add_column(heading, overflow="fold", no_wrap=heading == "task")
     for task in found:
         *cells, status = _cells(task)
-        mark = "[green]runs here[/]" if task["runnable"] else f"[red]cannot run here[/]: {status}"
-        table.add_row(*(cell.replace(",", ", ") for cell in cells), mark)
+        mark = "[green]runs here[/]" if task["runnable"] else f"[red]cannot run here[/]: {escape(status)}"
+        table.add_row(*(escape(cell.replace(",", ", ")) for cell in cells), mark)
     console.print(table)
     runnable = sum(task["runnable"] for task in found)
     console.print(f"\n{len(found)} tasks, {runnable} can run here", highlight=False)
