@@ -55,7 +55,7 @@ class Attempt:
     `task` and `suite` are names as a client spells them. `tools` is what each server offered, in its own
     words. `turns` is known only where the client says so; `started_at` is when the tools were ready,
     `claimed_at` when they were closed. `claimed`: the agent said itself that it was done. `truncated`: the
-    attempt was closed by a limit.
+    attempt was closed by a limit. `image_digest`: of the image that it was played in, where there is one.
     """
 
     episode: str
@@ -75,6 +75,7 @@ class Attempt:
     turns: int | None = None
     started_at: datetime | None = None
     claimed_at: datetime | None = None
+    image_digest: str | None = None
 
     @property
     def counts(self) -> dict[str, float]:

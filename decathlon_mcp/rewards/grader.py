@@ -26,6 +26,7 @@ from decathlon_mcp.observe import fields
 from decathlon_mcp.providers.base import Sandbox
 from decathlon_mcp.rewards import tar
 from decathlon_mcp.rewards.attempt import Attempt
+from decathlon_mcp.rewards.digest import evaluator_digest
 from decathlon_mcp.rewards.trajectory_log import trajectory_log
 from decathlon_mcp.rewards.verdict import OUTPUT_CHARACTERS
 from decathlon_mcp.rewards.workspace import clean_workspace
@@ -64,11 +65,12 @@ log = logging.getLogger("decathlon.rewards")
 class Baggage:
     """What goes into every sandbox of one grading: archives, and the folders below the root they are for.
 
-    `refused` says what of the workspace is not in them.
+    `refused` says what of the workspace is not in them, `evaluator_digest` which evaluator is.
     """
 
     archives: Sequence[tuple[PurePosixPath, Path]]
     refused: tuple[str, ...]
+    evaluator_digest: str
 
 
 def pack(
@@ -77,12 +79,15 @@ def pack(
     """The archives of a grading, new ones in `scratch`. The workspace is rewritten, never unpacked."""
     here = PurePosixPath()
     archives = [(here, common)]
+    graded_by = suite.dialect.grading
     if sealed is not None:
         archives.append((task.folder, sealed))
+        digest = evaluator_digest(sealed, folder=here, names=graded_by)
     else:
         pristine = scratch / "task.tar"
         suite.task_archive(task, pristine, sealed=True)
         archives.append((here, pristine))
+        digest = evaluator_digest(pristine, folder=task.folder, names=graded_by)
     refused: list[str] = []
     if workspace is not None:
         clean = scratch / "workspace.tar"
@@ -94,7 +99,7 @@ def pack(
             limit_members=WORKSPACE_MEMBERS,
         )
         archives.append((here, clean))
-    return Baggage(archives, tuple(refused))
+    return Baggage(archives, tuple(refused), digest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

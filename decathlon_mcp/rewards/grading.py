@@ -59,7 +59,8 @@ async def grade(
     crosses, and `refused` says why. `common` is the suite's common archive. The deadline is for all runs.
     """
     started = anyio.current_time()
-    kept_back = [*refused]
+    known: dict[str, Any] = {"in_place": in_place, "refused": tuple(refused)}
+    """What the verdict says however this ends."""
 
     async def outcome(scratch: Path) -> dict[str, Any]:
         """The fields of a scored verdict."""
@@ -76,7 +77,8 @@ async def grade(
                 scratch=scratch,
             )
         )
-        kept_back.extend(baggage.refused)
+        known["refused"] += baggage.refused
+        known["evaluator_digest"] = baggage.evaluator_digest
         grader = Grader(
             attempt=attempt,
             suite=suite,
@@ -100,7 +102,7 @@ async def grade(
         if not isinstance(error, _NoScoreError | DecathlonError):
             log.exception("grading failed", extra=fields(task=attempt.task))
     seconds = round(anyio.current_time() - started, 3)
-    return verdict_of(attempt, in_place=in_place, seconds=seconds, refused=tuple(kept_back), **found)
+    return verdict_of(attempt, seconds=seconds, **known, **found)
 
 
 async def _score(grader: Grader, rubric: Rubric | None) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """What an evaluation says: the one versioned object that a reward travels in.
 
-A signature goes beside the object that `to_json` gives, never into it, so that it can cover all of it.
+It carries its own signature, as its member `signature`, over all the others (`signing.py`).
 """
 
 from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
@@ -19,6 +19,7 @@ Status: TypeAlias = Literal[
     "scored", "evaluator_error", "timeout", "sandbox_lost", "set_up_failed", "not_evaluated"
 ]
 VERSION = 1
+ALGORITHM: Final = "Ed25519"
 OUTPUT_CHARACTERS = 8192
 DETAIL_CHARACTERS = 4000
 
@@ -32,6 +33,16 @@ def _finite(number: float) -> float:
 Number: TypeAlias = Annotated[float, AfterValidator(_finite)]
 
 
+class Signature(BaseModel):
+    """By whom: `key` is the public key's id, `value` the signature in base64."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    algorithm: Literal["Ed25519"]
+    key: str
+    value: str
+
+
 class Verdict(BaseModel):
     """What came of one attempt. No verdict is not a zero: only `scored` has `success` and `reward`.
 
@@ -39,6 +50,8 @@ class Verdict(BaseModel):
     `metrics` are what the rubric's function returned and what the server counted; those of them that count
     stand in `weights`. `evaluator_output` is the last of what the evaluator printed: never read, only shown.
     `refused` lists what of the workspace did not cross to the grader. `seconds` is what the grading took.
+    `evaluator_digest` is over the evaluator's files and the groundtruth as they were graded with
+    (`digest.py`), `image_digest` the sandboxes' image as the engine knows it; None where there was none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,6 +61,8 @@ class Verdict(BaseModel):
     task: str
     suite: str
     suite_revision: str
+    evaluator_digest: str | None = None
+    image_digest: str | None = None
     status: Status
     success: bool | None = None
     reward: Number | None = None
@@ -66,6 +81,7 @@ class Verdict(BaseModel):
     claimed_at: str | None = None
     scored_at: str | None = None
     seconds: float = 0.0
+    signature: Signature | None = None
 
     @model_validator(mode="after")
     def _reward_only_when_scored(self) -> Self:
@@ -75,8 +91,10 @@ class Verdict(BaseModel):
         return self
 
     def to_json(self) -> JsonObject:
-        """As it is kept and sent: without the keys `success` and `reward` unless it is scored."""
+        """As kept and sent: `success` and `reward` only when it is scored, a signature once there is one."""
         absent = set[str]() if self.status == "scored" else {"success", "reward"}
+        if self.signature is None:
+            absent.add("signature")
         return self.model_dump(mode="json", exclude=absent)
 
     def text(self) -> str:
@@ -109,18 +127,24 @@ def verdict_of(attempt: Attempt, *, detail: str = "", evaluator_output: str = ""
         task=attempt.task,
         suite=attempt.suite,
         suite_revision=attempt.suite_revision,
+        image_digest=attempt.image_digest,
         claimed=attempt.claimed,
         truncated=attempt.truncated,
         isolation=attempt.isolation,
         agent_network=attempt.agent_network,
         grader_network=attempt.grader_network,
-        detail=detail[-DETAIL_CHARACTERS:],
-        evaluator_output=evaluator_output[-OUTPUT_CHARACTERS:],
+        detail=_sayable(detail[-DETAIL_CHARACTERS:]),
+        evaluator_output=_sayable(evaluator_output[-OUTPUT_CHARACTERS:]),
         started_at=_iso(attempt.started_at),
         claimed_at=_iso(attempt.claimed_at),
         scored_at=_iso(datetime.now(UTC)) if fields.get("status") == "scored" else None,
         **fields,
     )
+
+
+def _sayable(text: str) -> str:
+    """Without the half surrogate pairs that a sandbox may send, and JSON in UTF-8 cannot hold."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _short(number: float | None) -> str:
