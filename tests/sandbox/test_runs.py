@@ -117,12 +117,9 @@ async def test_a_program_that_cannot_be_run_is_an_error(peer: DriverPeer, argv: 
 async def test_when_its_time_is_over_the_whole_tree_is_killed(peer: DriverPeer) -> None:
     script = "trap '' TERM; echo begun; sleep 1000 & sleep 1000"
     said = await peer.request(wire.RUN, **process("sh", "-c", script, peer.token, timeout_seconds=0.3))
-    assert (said["exit_code"], said["signal"], said["timed_out"], said["stdout"]) == (
-        None,
-        9,
-        True,
-        "begun\n",
-    )
+    assert (said["timed_out"], said["stdout"]) == (True, "begun\n")
+    # The shell may be told of its child's end, and end itself, before its own turn comes.
+    assert (said["exit_code"], said["signal"]) in ((None, 9), (137, None))
     assert peer.left() == []
 
 
