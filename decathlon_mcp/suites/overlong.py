@@ -27,6 +27,7 @@ _FIELDS = {
     "image": ("type", "data", "mimeType", "annotations"),
     "resource": ("type", "resource", "annotations"),
 }
+_INNER = {"annotations": ("audience", "priority"), "resource": ("uri", "mimeType")}
 """The fields that the SDK's models (mcp 1.9.0, which Toolathlon locks) write in this order, null or not."""
 
 _ALPHABET = "23456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
@@ -93,5 +94,12 @@ def _dumped(value: Any) -> Any:
     item = as_object(value)
     if item is None:
         return value
-    fields = _FIELDS.get(str(item.get("type")), ())
+    told = _filled(item, _FIELDS.get(str(item.get("type")), ()))
+    for name, fields in _INNER.items():
+        if (inner := as_object(told.get(name))) is not None:
+            told[name] = _filled(inner, fields)
+    return told
+
+
+def _filled(item: JsonObject, fields: Sequence[str]) -> JsonObject:
     return {**{field: item.get(field) for field in fields}, **item}

@@ -112,11 +112,15 @@ async def test_cut_can_be_asked_for(tmp_path: Path) -> None:
         ([{"text": "é", "type": "text"}], '{"type":"text","text":"é","annotations":null}'),
         (
             [{"type": "text", "text": "a", "_meta": {"b": 1}, "annotations": {"priority": 1.0}}],
-            '{"type":"text","text":"a","annotations":{"priority":1.0},"_meta":{"b":1}}',
+            '{"type":"text","text":"a","annotations":{"audience":null,"priority":1.0},"_meta":{"b":1}}',
         ),
         (
             [{"type": "image", "mimeType": "image/png", "data": "AA=="}],
             '{"type":"image","data":"AA==","mimeType":"image/png","annotations":null}',
+        ),
+        (
+            [{"type": "resource", "resource": {"text": "a", "uri": "file:///a"}}],
+            '{"type":"resource","resource":{"uri":"file:///a","mimeType":null,"text":"a"},"annotations":null}',
         ),
     ],
 )
