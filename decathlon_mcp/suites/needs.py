@@ -10,7 +10,7 @@ from pathlib import Path
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.suites.dialect import Dialect
 from decathlon_mcp.suites.servers import FOLDER, ServerConfig
-from decathlon_mcp.suites.suitefile import Service, SuiteFile, TaskSettings, Wants, settings_for
+from decathlon_mcp.suites.suitefile import FILE, Service, SuiteFile, TaskSettings, Wants, settings_for
 from decathlon_mcp.suites.tasks import Folder, Needs, Task
 from decathlon_mcp.suites.tokens import TASK_FILE, Reading, filled, read_checkout, read_task
 
@@ -66,6 +66,13 @@ class Means:
         sentences += [
             f"needs the MCP server {name!r}: add a file that describes it to {self.checkout / FOLDER}"
             for name in unknown
+        ]
+        code = dict(self.dialect.local_code)
+        sentences += [
+            f"needs the local tool {name!r}, whose code the suite does not name: say where it is under "
+            f"`local_code` in {self.checkout / FILE}"
+            for name in task.needs.local_tools
+            if name not in code
         ]
         own: Reading = read_task(self.checkout / task.folder) if task.has_token_file else {}
         sentences += [

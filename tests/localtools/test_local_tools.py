@@ -156,6 +156,13 @@ async def test_code_that_cannot_be_imported_fails_the_set_up_and_says_why(served
             await player.client.list_tools()
 
 
+async def test_a_tool_without_code_is_missed_before_a_sandbox_opens(served: Served) -> None:
+    suite, task = served.episodes.catalogue.find("no-code")
+    (missing,) = suite.missing(task)
+    assert "local tool 'unheard_of'" in missing
+    assert "`local_code`" in missing
+
+
 @pytest.mark.parametrize(
     ("names", "spelled"), [("toolathlon", "local-shout"), ("raw", "shout"), ("decathlon", "local__shout")]
 )

@@ -44,6 +44,7 @@ def walk(suite: Suite, archive: Path) -> None:
         assert "!!<<<<" not in told.instructions
         assert "local-claim_done" not in told.instructions
         assert "without calling any tool" not in told.instructions
+        archive.unlink(missing_ok=True)
         suite.task_archive(task, archive, sealed=False)
         with tarfile.open(archive) as tar:
             for name in tar.getnames():
