@@ -17,7 +17,7 @@ from uuid import uuid4
 from decathlon_mcp.model import JsonObject, as_object
 from decathlon_mcp.rewards.attempt import Attempt, CallRecord
 from decathlon_mcp.suites import LOCAL, Suite, Task
-from decathlon_mcp.suites.overlong import OVERLONG_KEY
+from decathlon_mcp.suites.overlong import OVERLONG_KEY, as_told
 
 MAX_TURNS, MAX_STEPS = 50, 200
 """Upstream's own limits (scripts/formal_run_v0.json); nothing here keeps to them."""
@@ -129,15 +129,11 @@ def _content(call: CallRecord, name: str) -> str:
         said = error.get("message") if error else result.get("error")
         return f"Error running tool {name}: {said or 'no result'}"
     items = cast("list[Any]", result["content"]) if isinstance(result["content"], list) else []
-    if not items:
-        return "[]"
     texts = [(as_object(item) or {}).get("text") for item in items]
     bare = call.server == LOCAL or OVERLONG_KEY in (as_object(result.get("_meta")) or {})
-    if bare and all(isinstance(text, str) for text in texts):
+    if items and bare and all(isinstance(text, str) for text in texts):
         return "".join(map(str, texts))
-    if len(items) == 1:
-        return json.dumps(items[0], ensure_ascii=False, separators=(",", ":"))
-    return json.dumps(items)
+    return as_told(result)
 
 
 def _key_stats(attempt: Attempt) -> JsonObject:

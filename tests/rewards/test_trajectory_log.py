@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from decathlon_mcp.rewards import Attempt, trajectory_log
+from decathlon_mcp.suites.overlong import cut
 from tests.rewards.scene import PAPER, attempt_of, call_record, write_suite
 
 ROOT = PurePosixPath("/workspace")
@@ -84,7 +85,11 @@ def test_messages_are_the_task_the_calls_and_the_answer(tmp_path: Path) -> None:
                 }
             ],
         },
-        {"role": "tool", "content": '{"type":"text","text":"result 1"}', "tool_call_id": "call_1"},
+        {
+            "role": "tool",
+            "content": '{"type":"text","text":"result 1","annotations":null}',
+            "tool_call_id": "call_1",
+        },
         {
             "role": "assistant",
             "content": None,
@@ -113,7 +118,7 @@ def test_results_read_as_upstream_writes_them(tmp_path: Path) -> None:
     calls = [call_record(seq, result=result) for seq, result in enumerate(results)]
     told = log_of(tmp_path, attempt_of(calls=calls))["messages"]
     assert [message["content"] for message in told if message["role"] == "tool"] == [
-        json.dumps(two),
+        json.dumps([{**item, "annotations": None} for item in two]),
         "[]",
         "Error running tool files-read: no such tool",
         "Error running tool files-read: cancelled",
@@ -173,3 +178,13 @@ def test_a_gym_tasks_folder_has_one_part(tmp_path: Path) -> None:
     assert (config["task_dir"], config["id"]) == ("paper", "paper")
     assert config["launch_time"] == "2026-11-21 09:30:00"
     assert config["evaluation"]["groundtruth_workspace"] is None
+
+
+def test_a_reply_that_was_cut_reads_as_its_agent_saw_it(tmp_path: Path) -> None:
+    overlong = cut(
+        {"content": [{"type": "text", "text": "a" * 200_000}]}, PurePosixPath("/episode/workspace")
+    )
+    assert overlong is not None
+    told = log_of(tmp_path, attempt_of(calls=[call_record(1, result=overlong.shown)]))["messages"]
+    (message,) = (message for message in told if message["role"] == "tool")
+    assert message["content"] == overlong.shown["content"][0]["text"]
