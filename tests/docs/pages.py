@@ -66,9 +66,14 @@ def blocks(page: Path, *languages: str) -> Iterator[Block]:
             yield Block(page, heading, line, token.info.strip(), token.content)
 
 
+def below(page: str, heading: str, language: str) -> list[Block]:
+    """The blocks of that language below a heading."""
+    return [found for found in blocks(REPOSITORY / page, language) if found.heading == heading]
+
+
 def block(page: str, heading: str, language: str) -> Block:
     """The one block of that language below a heading."""
-    (found,) = (each for each in blocks(REPOSITORY / page, language) if each.heading == heading)
+    (found,) = below(page, heading, language)
     return found
 
 

@@ -76,8 +76,8 @@ def test_what_was_measured_stands_beside_the_benchmark_alone(page: Path) -> None
 
 
 def test_the_readmes_two_commands_are_the_makefiles_and_the_cis() -> None:
-    (found,) = (each for each in blocks(REPOSITORY / "README.md", "sh") if each.heading == "Two commands")
-    commands = [line.partition("#")[0].strip() for line in found.text.splitlines()]
+    told = block("README.md", "Two commands", "sh").text
+    commands = [line.partition("#")[0].strip() for line in told.splitlines()]
     assert commands == ["make demo", "make test"]
     makefile = (REPOSITORY / "Makefile").read_text("utf-8")
     for command in commands:

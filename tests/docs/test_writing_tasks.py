@@ -1,0 +1,51 @@
+"""The files that the page on writing tasks shows make a suite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from decathlon_mcp.rewards import load_rubric
+from decathlon_mcp.suites import load_suite
+from tests.docs.pages import block
+
+PAGE = "docs/writing-tasks.md"
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, "utf-8")
+
+
+def test_the_files_shown_are_a_suite_whose_task_can_run(tmp_path: Path) -> None:
+    task = tmp_path / "tasks" / "mine" / "my-task"
+    _write(tmp_path / "suite.yaml", block(PAGE, "suite.yaml", "yaml").text)
+    _write(tmp_path / "configs" / "mcp_servers" / "files.yaml", block(PAGE, "A task", "yaml").text)
+    _write(task / "task_config.json", block(PAGE, "A task", "json").text)
+    _write(task / "docs" / "task.md", "Do it.")
+    _write(task / "evaluation" / "main.py", "")
+    _write(task / "evaluation" / "evaluator.py", block("docs/rewards.md", "Dense rewards", "python").text)
+    _write(task / "evaluation" / "rubric.yaml", block(PAGE, "rubric.yaml", "yaml").text)
+    suite = load_suite(tmp_path)
+    assert suite.name == "my-suite"
+    assert suite.dialect.image == "my-image:latest"
+    found = suite.task("my-task")
+    assert suite.missing(found) == []
+    assert found.splits == ("train",)
+    assert found.deadlines.preprocess_seconds == 30
+    rubric = load_rubric(suite, found)
+    assert rubric is not None
+    assert rubric.weights == {"paper_downloaded": 0.5, "correct_paper": 1.0, "calls < 20": 0.1}
+
+
+def test_both_pages_tell_the_same_rubric(tmp_path: Path) -> None:
+    task = tmp_path / "tasks" / "mine" / "my-task"
+    _write(task / "task_config.json", block(PAGE, "A task", "json").text)
+    _write(task / "evaluation" / "evaluator.py", block("docs/rewards.md", "Dense rewards", "python").text)
+    _write(task / "rubric.yaml", block("docs/rewards.md", "Dense rewards", "yaml").text)
+    _write(task / "docs" / "task.md", "Do it.")
+    _write(task / "evaluation" / "main.py", "")
+    suite = load_suite(tmp_path)
+    rubric = load_rubric(suite, suite.tasks["my-task"])
+    assert rubric is not None
+    metrics = {"paper_downloaded": 1.0, "correct_paper": 0.5, "calls": 7.0}
+    assert rubric.reward(metrics) == 0.5 + 0.5 + 0.1
