@@ -64,7 +64,7 @@ async def test_the_program_plays_to_its_reward(
         await anyio.run_process([*install, *CLIENTS[client]])
     program = block("docs/clients.md", client, "python")
     said = await run(program, [python], url=served.url, folder=tmp_path, environment=model)
-    assert said.splitlines()[-1] == "1.0"
+    assert said.splitlines()[-1].strip() == "1.0"
     assert served.episodes.live == []
 
 
