@@ -15,10 +15,18 @@ from anyio.abc import TaskStatus
 from decathlon_client import Decathlon, Episode
 
 from benchmarks.calls import TEXT
-from benchmarks.running import Server, tool_server
+from benchmarks.running import Running, Server, tool_server
 from benchmarks.wire_client import WireClient, wire_client
 
 OWNER_LABEL = "decathlon.owner"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`cpu_seconds`: of the server that was called, for each call."""
+
+    calls_per_second: float
+    cpu_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +35,8 @@ class Batch:
 
     size: int
     open_seconds: float
-    calls_per_second: float
-    cpu_per_call: float
-    direct_calls_per_second: float
+    through: Load
+    direct: Load
     rewarded: int
     grade_seconds: float
     close_seconds: float
@@ -38,15 +45,14 @@ class Batch:
 
 async def measure_batch(server: Server, *, size: int, load_seconds: float) -> Batch:
     """Open so many at once, load them all, claim and grade them all, close them all, count what is left."""
-    async with tool_server("json") as url:
-        direct = await _load([url] * size, "echo", load_seconds)
+    async with tool_server("json") as tools:
+        direct = await _load(tools, [tools.url] * size, "echo", load_seconds)
     times = [time.perf_counter()]
     async with Decathlon(server.url) as d:
         async with _opened(d, size) as episodes:
             times.append(time.perf_counter())
-            cpu_before = server.cpu_seconds
-            through = await _load([server.episode(each.id) for each in episodes], "echo__echo", load_seconds)
-            cpu = server.cpu_seconds - cpu_before
+            urls = [server.episode(episode.id) for episode in episodes]
+            through = await _load(server, urls, "echo__echo", load_seconds)
             times.append(time.perf_counter())
             rewards = await _graded(episodes)
             times.append(time.perf_counter())
@@ -55,9 +61,8 @@ async def measure_batch(server: Server, *, size: int, load_seconds: float) -> Ba
     return Batch(
         size=size,
         open_seconds=times[1] - times[0],
-        calls_per_second=through / load_seconds,
-        cpu_per_call=cpu / through,
-        direct_calls_per_second=direct / load_seconds,
+        through=through,
+        direct=direct,
         rewarded=sum(reward == 1.0 for reward in rewards),
         grade_seconds=times[3] - times[2],
         close_seconds=times[4] - times[3],
@@ -88,8 +93,8 @@ async def _opened(d: Decathlon, size: int) -> AsyncGenerator[list[Episode]]:
         over.set()
 
 
-async def _load(urls: Sequence[str], tool: str, seconds: float) -> int:
-    """How many calls that many sessions get answered, each one after the other, all side by side."""
+async def _load(server: Running, urls: Sequence[str], tool: str, seconds: float) -> Load:
+    """A session at each address, making one call after the other, all side by side."""
     counts: list[int] = []
 
     async def play(client: WireClient, until: float) -> None:
@@ -102,11 +107,12 @@ async def _load(urls: Sequence[str], tool: str, seconds: float) -> int:
 
     async with AsyncExitStack() as sessions:
         clients = [await sessions.enter_async_context(wire_client(url)) for url in urls]
-        until = time.perf_counter() + seconds
+        until, cpu_before = time.perf_counter() + seconds, server.cpu_seconds
         async with anyio.create_task_group() as players:
             for client in clients:
                 players.start_soon(play, client, until)
-    return sum(counts)
+        cpu_seconds = server.cpu_seconds - cpu_before
+    return Load(sum(counts) / seconds, cpu_seconds / sum(counts))
 
 
 async def _graded(episodes: Sequence[Episode]) -> list[float]:

@@ -54,8 +54,8 @@ async def measure_calls(server: Server, image: str, *, rounds: int, warm_up: int
         urls: dict[Where, str] = {
             "task address": server.task("echo"),
             "episode address": server.episode(episode.id),
-            "direct, JSON": quick,
-            "direct, as the SDK does": plain,
+            "direct, JSON": quick.url,
+            "direct, as the SDK does": plain.url,
         }
         ways: dict[tuple[Where, Era], Way] = {STREAM: _over_stream(bare)}
         for where, era in (*WAYS, *DIRECT):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import httpx2
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
@@ -15,7 +16,7 @@ from benchmarks.samples import Samples, in_turns, timed
 
 @dataclass(frozen=True, slots=True)
 class Openings:
-    """`episode`: from the client's first byte to the answered `tools/list`; `whole`: until all is removed."""
+    """`episode`: from `initialize` to the answered `tools/list`; `whole`: until all is removed again."""
 
     episode: Samples
     whole: Samples
@@ -27,10 +28,12 @@ async def measure_openings(server: Server, image: str, *, rounds: int, warm_up: 
     whole: list[float] = []
 
     async def open_episode() -> float:
-        began_at = time.perf_counter()
-        async with Client(streamable_http_client(server.task("bare")), mode="legacy") as client:
-            await client.list_tools()
-            opened_after = time.perf_counter() - began_at
+        async with httpx2.AsyncClient() as http:
+            began_at = time.perf_counter()
+            transport = streamable_http_client(server.task("bare"), http_client=http)
+            async with Client(transport, mode="legacy") as client:
+                await client.list_tools()
+                opened_after = time.perf_counter() - began_at
         await server.empty()
         whole.append(time.perf_counter() - began_at)
         return opened_after

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from benchmarks.batch import Batch
+from benchmarks.batch import Batch, Load
 from benchmarks.calls import DIRECT, FLOORS, STREAM, WAYS, Calls, Processes
 from benchmarks.openings import Openings
 from benchmarks.samples import Samples
+
+CALLS = """\
+The legs are measured in turns with the calls: the same tool server called directly over the SDK's HTTP on
+loopback (answering in JSON, the fastest that the SDK can, and in events, as it does by itself), and the same
+call over a container's bare attached stream (the tool server its first process, spoken to in raw lines on a
+blocking socket). Every way has an SDK client of its own, all in one process."""
+PROCESSES = "A call through the server and a sandbox, and what one costs where each starts a process."
+OPENINGS = "From the client's `initialize` to the answered `tools/list`, over HTTP, a container in between."
+BATCH = "Opened all at once, called for some seconds by bare HTTP clients, claimed, graded, closed."
 
 
 def head(machine: dict[str, str]) -> str:
@@ -30,14 +39,15 @@ def calls(measured: Calls) -> str:
             for direct in FLOORS
         ),
     )
-    return f"## A call\n\n{times}\n\n{ratios}"
+    return f"## A call\n\n{CALLS}\n\n{times}\n\n{ratios}"
 
 
 def processes(measured: Processes) -> str:
     rows = [("a call", measured.call), ("`docker exec python3 -c 'import mcp'`", measured.process)]
     times = _table(("in turns", "p50 ms", "p99 ms"), (_times(name, of) for name, of in rows))
     less = measured.process.p50 / measured.call.p50
-    return f"## A call, and a process for each call\n\n{times}\n\nA call costs **{less:.0f} times** less."
+    said = f"A call costs **{less:.0f} times** less."
+    return f"## A call, and a process for each call\n\n{PROCESSES}\n\n{times}\n\n{said}"
 
 
 def openings(measured: Openings) -> str:
@@ -48,22 +58,28 @@ def openings(measured: Openings) -> str:
     ]
     times = _table(("one at a time", "p50 ms", "p99 ms"), (_times(name, of) for name, of in rows))
     ratios = [_ratios(name, of, measured.run) for name, of in rows[:2]]
-    return f"## Opening\n\n{times}\n\n{_table(('/ `docker run`', 'p50', 'p99'), ratios)}"
+    return f"## Opening\n\n{OPENINGS}\n\n{times}\n\n{_table(('/ `docker run`', 'p50', 'p99'), ratios)}"
 
 
 def batch(measured: Batch) -> str:
     size = measured.size
     rows = [
-        (f"calls a second, {size} sessions on {size} sandboxes", f"{measured.calls_per_second:.0f}"),
-        (f"the same, {size} sessions on one tool server, direct", f"{measured.direct_calls_per_second:.0f}"),
-        ("the server's CPU time for a call, µs", f"{measured.cpu_per_call * 1e6:.0f}"),
+        *_load(f"{size} sessions on {size} sandboxes", measured.through),
+        *_load(f"{size} sessions on the tool server, direct, JSON", measured.direct),
         (f"{size} episodes opened at once, s", f"{measured.open_seconds:.1f}"),
         (f"{size} claimed and graded at once, s", f"{measured.grade_seconds:.1f}"),
         ("rewards of 1.0", str(measured.rewarded)),
         (f"{size} closed at once until none is left, s", f"{measured.close_seconds:.1f}"),
         *((f"{kind} left", str(count)) for kind, count in measured.left.items()),
     ]
-    return f"## {size} at once\n\n{_table(('what', 'measured'), rows)}"
+    return f"## {size} at once\n\n{BATCH}\n\n{_table(('what', 'measured'), rows)}"
+
+
+def _load(name: str, load: Load) -> list[tuple[str, ...]]:
+    return [
+        (f"{name}: calls a second", f"{load.calls_per_second:.0f}"),
+        (f"{name}: CPU time of the server for a call, µs", f"{load.cpu_seconds * 1e6:.0f}"),
+    ]
 
 
 def _times(name: str, samples: Samples) -> tuple[str, ...]:

@@ -24,12 +24,24 @@ LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    """`url` is the base of every address; `owner` is what its containers are labelled with."""
+class Running:
+    """A server that is a process."""
 
     url: str
-    owner: str
     pid: int
+
+    @property
+    def cpu_seconds(self) -> float:
+        """User and system time of its process so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Server(Running):
+    """`url` is the base of every address; `owner` is what its containers are labelled with."""
+
+    owner: str
 
     def task(self, task: str) -> str:
         return f"{self.url}/tasks/{task}/mcp"
@@ -46,12 +58,6 @@ class Server:
         """Wait until no sandbox is in use any more."""
         while (await self.health())["sandboxes"]:  # noqa: ASYNC110  (a count of another process)
             await anyio.sleep(LOOK_SECONDS)
-
-    @property
-    def cpu_seconds(self) -> float:
-        """User and system time of its process so far."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @asynccontextmanager
@@ -76,20 +82,20 @@ async def decathlon(image: str, sandboxes: int) -> AsyncGenerator[Server]:
                 while not ready.exists():  # noqa: ASYNC110  (a file of another process)
                     await anyio.sleep(LOOK_SECONDS)
             (owner,) = (file.name for file in (folder / "servers").iterdir())
-            yield Server(ready.read_text().strip(), owner, process.pid)
+            yield Server(ready.read_text().strip(), process.pid, owner)
 
 
 @asynccontextmanager
-async def tool_server(answers: Literal["json", "events"]) -> AsyncGenerator[str]:
-    """The suite's tool server over the SDK's HTTP, outside Docker; its address.
+async def tool_server(answers: Literal["json", "events"]) -> AsyncGenerator[Running]:
+    """The suite's tool server over the SDK's HTTP, outside Docker.
 
     `events` is what the SDK does when nobody says otherwise, `json` the fastest that it can. uvicorn takes
     uvloop and httptools where it finds them, here as in this project's server.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         command = [sys.executable, str(TOOL_SERVER), str(listener.fileno()), answers]
-        async with _running(command, listener.fileno()):
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
+        async with _running(command, listener.fileno()) as process:
+            yield Running(f"http://127.0.0.1:{listener.getsockname()[1]}/mcp", process.pid)
 
 
 @asynccontextmanager

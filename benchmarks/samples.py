@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -33,11 +34,11 @@ class Samples:
 
 
 async def in_turns(ways: Mapping[K, Way], *, rounds: int, warm_up: int) -> dict[K, Samples]:
-    """Every way once a round; the first rounds, `warm_up` of them, are thrown away."""
+    """Every way once a round, in an order drawn anew; the first `warm_up` rounds are thrown away."""
     taken: dict[K, list[float]] = {name: [] for name in ways}
     for _ in range(warm_up + rounds):
-        for name, way in ways.items():
-            taken[name].append(await way())
+        for name in random.sample([*ways], len(ways)):
+            taken[name].append(await ways[name]())
     return {name: Samples(tuple(seconds[warm_up:])) for name, seconds in taken.items()}
 
 
