@@ -121,9 +121,12 @@ class Link:
             )
         return reply
 
-    async def freeze(self) -> None:
-        """Kill every process of the sandbox but the driver; no server runs again."""
-        await self._conversation.request(wire.FREEZE, {}, timeout_seconds=30.0)
+    async def freeze(self, *, spare: Sequence[str] = ()) -> None:
+        """Kill every process of the sandbox but the driver; no server runs again.
+
+        `spare`: patterns of command lines that are let live, such as `kubectl port-forward*`.
+        """
+        await self._conversation.request(wire.FREEZE, {"spare": list(spare)}, timeout_seconds=30.0)
 
     async def ping(self) -> None:
         """Does the driver answer? Renews its lease."""

@@ -229,6 +229,7 @@ def _task(task_id: str, suite: str, means: Means, folder: Folder) -> Task:
         has_initial_workspace=INITIAL in folder.names,
         has_token_file=TASK_FILE in folder.names,
         in_place=bool(said.in_place),
+        spared=said.spared or (),
         grader_network=needs.network if said.grader_network is None else said.grader_network,
         deadlines=said.deadlines,
         max_turns=folder.said.max_turns,

@@ -12,7 +12,7 @@ dialect it names:
     accounts: {notion: ["notion-*"]}    # tasks that share an account: the same
     services: {canvas: {available: true}}
     servers: {my-server: {network: true, credentials: [token.my_key], services: [canvas]}}
-    tasks: {"k8s-*": {in_place: true, grader_network: true, deadlines: {...}}}
+    tasks: {"k8s-*": {in_place: true, spared: ["kubectl port-forward*"], deadlines: {...}}}
 
 Names of tasks and servers may be patterns (`*`, `?`, `[...]`): all that match count, in the file's order,
 the exact name last.
@@ -75,6 +75,7 @@ class TaskSettings(Model):
     """What a suite says of a task beyond the task's own files. None: not said."""
 
     in_place: bool | None = None
+    spared: Words | None = None
     network: bool | None = None
     grader_network: bool | None = None
     credentials: Words | None = None

@@ -55,6 +55,8 @@ class Task:
     has_token_file: bool = False
     in_place: bool = False
     """Is it evaluated on the agent's own machine?"""
+    spared: tuple[str, ...] = ()
+    """There, the processes that go on running, by their command lines: its evaluator is about them."""
     grader_network: bool = False
     deadlines: Deadlines = field(default_factory=Deadlines)
     max_turns: int | None = None

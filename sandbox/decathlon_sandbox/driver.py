@@ -205,7 +205,7 @@ class Driver:
         self._servers.call(request, params)
 
     def _freeze(self, request: Request, params: dict[str, Any]) -> None:
-        self._servers.freeze(request)
+        self._servers.freeze(request, params)
 
     def _ping(self, request: Request, params: dict[str, Any]) -> None:
         request.answer({})

@@ -54,6 +54,8 @@ class Family:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._children: dict[int, Child] = {}
+        self.spared: frozenset[int] = frozenset()
+        """Processes that nothing but our own end ends."""
         self._mark = os.urandom(8).hex()
         self._started = 0
         label = os.environ.get(wire.SANDBOX_VARIABLE)
@@ -123,10 +125,10 @@ class Family:
         """The living processes that stem from `child`, daemons included.
 
         Its descendants, its session, and all that carry its mark. When nothing else of ours runs, everything
-        below us: even what wiped its environment.
+        below us: even what wiped its environment. What is spared is nobody's.
         """
         table = processes.living()
-        all_ours = processes.below(os.getpid(), table)
+        all_ours = processes.below(os.getpid(), table) - self.spared
         if all(other is child for other in self._children.values()):
             return all_ours
         found = {pid for pid, process in table.items() if process.session == child.pid}
@@ -134,10 +136,18 @@ class Family:
         for pid in tuple(found):
             found |= processes.below(pid, table)
         suspects = (all_ours if self._adopts else table.keys()) - found - self._children.keys()
-        return found | {pid for pid in suspects if processes.marked(pid, child.mark)}
+        return (found | {pid for pid in suspects if processes.marked(pid, child.mark)}) - self.spared
+
+    def spare(self, patterns: Sequence[str]) -> None:
+        """Those of everybody whose command line is of one of these outlive whatever ends, but for us."""
+        if patterns:
+            self.spared = frozenset(pid for pid in self.everybody() if processes.is_of(pid, patterns))
 
     def everybody(self) -> set[int]:
-        """Every living process that is ours to end: as the first process of a machine all but ourselves."""
+        """Every living process that is ours to end: as the first process of a machine all but ourselves.
+
+        What is spared is among them.
+        """
         table = processes.living()
         if os.getpid() == 1:
             return table.keys() - {1}
@@ -148,11 +158,12 @@ class Family:
 
     def end(self, child: Child, then: Callable[[], object]) -> None:
         """Kill the tree of `child`, then call: at most CLEAR_SECONDS later."""
-        self._clear(lambda: self.tree(child), processes.kill, lambda _: then())
+        self._clear(lambda: self.tree(child), self._kill, lambda _: then())
 
     def end_all(self, then: Callable[[set[int]], object]) -> None:
-        """Kill everybody; `then` gets what would not die within CLEAR_SECONDS."""
-        self._clear(self.everybody, _kill_everybody, then)
+        """Kill everybody but the spared; `then` gets what would not die within CLEAR_SECONDS."""
+        strike = self._kill if self.spared else _kill_everybody
+        self._clear(lambda: self.everybody() - self.spared, strike, then)
 
     def end_all_now(self) -> None:
         """The same, waiting, without the loop: the last thing that the driver does."""
@@ -179,6 +190,9 @@ class Family:
                 then(left)
 
         another_round()
+
+    def _kill(self, pids: set[int]) -> None:
+        processes.kill(pids, self.spared)
 
     def _reap(self) -> None:
         for child in self._collect():

@@ -74,21 +74,54 @@ def marked(pid: int, mark: str) -> bool:
     return (b"\0" + environment).find(f"\0{wire.MARK_VARIABLE}={mark}".encode()) >= 0
 
 
-def kill(pids: Iterable[int]) -> None:
-    """SIGKILL to them and their process groups; what is gone already is fine.
+def is_of(pid: int, patterns: Iterable[str]) -> bool:
+    """Is its command line of one of these patterns? (`wire.FREEZE` says how.)"""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().rstrip(b"\0").decode("utf-8", "replace").split("\0")
+    except OSError:
+        return False
+    line, short = " ".join(words), " ".join([os.path.basename(words[0]), *words[1:]])
+    return any(_fits(line, pattern) or _fits(short, pattern) for pattern in patterns)
+
+
+def _fits(text: str, pattern: str) -> bool:
+    """`fnmatch` would have to be imported from a file system that is the agent's by now."""
+    head, *parts = pattern.split("*")
+    if not parts:
+        return text == pattern
+    if not text.startswith(head):
+        return False
+    at = len(head)
+    for part in parts[:-1]:
+        at = text.find(part, at) + len(part)
+        if at < len(part):
+            return False
+    return len(text) - at >= len(parts[-1]) and text.endswith(parts[-1])
+
+
+def kill(pids: Iterable[int], spared: Iterable[int] = ()) -> None:
+    """SIGKILL to them and their process groups, but to those that hold a spared one; what is gone is fine.
 
     A group lies within a session, and all of ours have their own: it holds nobody else. At once it reaches
     what forks faster than /proc can be read.
     """
-    ours = os.getpgrp()
+    kept = {os.getpgrp(), *map(_group, spared)}
     for pid in pids:
         try:
             group = os.getpgid(pid)
-            if group != ours:
+            if group not in kept:
                 os.killpg(group, signal.SIGKILL)
             os.kill(pid, signal.SIGKILL)
         except OSError:
             pass
+
+
+def _group(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return 0
 
 
 def harden() -> bool:

@@ -71,10 +71,11 @@ class Servers:
         )
         call.begin(method, read.mapping(params, "params"), timeout_seconds)
 
-    def freeze(self, request: Request) -> None:
+    def freeze(self, request: Request, params: dict[str, Any]) -> None:
         """Everything stops: servers as the MCP SDK stops them, whatever is left with SIGKILL."""
+        self._family.spare(read.strings(params, "spare"))
         self._frozen = True
-        before = self._family.everybody()
+        before = self._family.everybody() - self._family.spared
         fault = Fault(wire.FROZEN, "the sandbox is frozen")
         for start in tuple(self._starts):
             start.give_up(fault)

@@ -49,10 +49,12 @@ Requests, their params, their results:
             `request_seconds`. While it runs, `progress` and `message` notifications may come. A progress
             token in `params` is replaced on the way. Codes TIMEOUT (the server is told that it is cancelled),
             SERVER (died, or its reply is not JSON; data as above), TOO_LONG.
-`freeze`    {} -> {"killed": INT}. Every server and every process of the sandbox but the driver itself is
-            killed, for good: `call` and `start` fail with FROZEN from now on, those under way included; `run`
-            and `arrange` go on working. Servers have their stdin closed first and a second to end by
-            themselves, then one more after SIGTERM.
+`freeze`    {"spare": [PATTERN...]?} -> {"killed": INT}. Every server and every process of the sandbox but
+            the driver itself is killed, for good: `call` and `start` fail with FROZEN from now on, those
+            under way included; `run` and `arrange` go on working. Servers have their stdin closed first and
+            a second to end by themselves, then one more after SIGTERM. Spared, to the driver's end, are
+            processes that run when this is asked and whose command line, its words joined by spaces, is of a
+            PATTERN (`*` stands for anything), with the first word's folder or without.
 `ping`      {} -> {}
 
 Notifications, server to driver: `cancel` {"id": INT}: the request of that id is given up; where it is a

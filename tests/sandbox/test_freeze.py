@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from decathlon_sandbox import wire
+from decathlon_sandbox import processes, wire
 
 from tests.sandbox.peer import BOUND_SECONDS, DriverPeer, WireError, driver
 
@@ -68,6 +69,77 @@ async def test_a_server_that_ends_with_its_stdin_may_tidy_up(peer: DriverPeer, t
     await peer.start({**tidy, "command": "sh", "cwd": str(tmp_path)})
     await peer.request(wire.FREEZE)
     assert (tmp_path / "note").read_text() == "tidied\n"
+
+
+def sleeps(*names: str) -> str:
+    """A script that leaves a process of each name behind, all of one process group."""
+    return "".join(f"(exec -a '{name}' sleep 1000) & " for name in names) + "wait"
+
+
+@pytest.mark.parametrize("first", [False, True])
+async def test_what_is_spared_runs_on_and_everything_else_is_killed(python: str, first: bool) -> None:
+    async with driver(python, wrap=first_process() if first else ()) as peer:
+        tokens = [f"{name} {peer.token}" for name in ("forward --to 80", "forwarder", "worker")]
+        script = sleeps(*tokens)
+        run = await peer.begin(wire.RUN, **{**shell(script), "argv": ["bash", "-c", script]})
+        await peer.until_left(4)
+        await peer.start(peer.zoo("daemonic"))
+        said = await peer.request(wire.FREEZE, spare=["forward --*", "nothing of this name"])
+        assert said["killed"] >= 5
+        assert (await peer.answer(run))["signal"] == 9
+        assert [line.split()[0] for line in commands(peer)] == ["forward"]
+        assert await peer.request(wire.FREEZE) == {"killed": 0}
+
+
+async def test_the_end_of_a_run_spares_it_and_the_drivers_end_does_not(python: str) -> None:
+    async with driver(python) as peer:
+        script = sleeps(f"forward {peer.token}")
+        await peer.begin(wire.RUN, **{**shell(script), "argv": ["bash", "-c", script]})
+        await peer.until_left(2)
+        await peer.request(wire.FREEZE, spare=["forward *"])
+        for _ in range(2):
+            await peer.request(wire.RUN, **shell(f"sh -c 'sleep 1000; : {peer.token}' & :"))
+        assert [line.split()[0] for line in commands(peer)] == ["forward"]
+        await peer.close()
+        assert peer.left() == []
+
+
+async def test_what_begins_to_look_spared_afterwards_is_not(peer: DriverPeer) -> None:
+    script = f"trap '' TERM; sleep 0.3; exec -a 'forward {peer.token}' sleep 1000"
+    await peer.begin(wire.RUN, **{**shell(script), "argv": ["bash", "-c", script]})
+    await peer.until_left(1)
+    await peer.start(peer.zoo("stubborn", "stubborn"))  # it takes the freeze two seconds
+    await peer.request(wire.FREEZE, spare=["forward *"])
+    assert peer.left() == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fits"),
+    [
+        ("/usr/bin/kubectl port-forward svc/a 80", True),
+        ("kubectl port-forward*", True),
+        ("kubectl *svc* 80", True),
+        ("kubectl*80*80", False),
+        ("kubectl", False),
+        ("*", True),
+        ("port-forward*", False),
+        ("", False),
+    ],
+)
+def test_a_pattern_is_of_the_whole_command_line(
+    monkeypatch: pytest.MonkeyPatch, pattern: str, fits: bool
+) -> None:
+    def opened(path: str, mode: str) -> io.BytesIO:
+        return io.BytesIO(b"/usr/bin/kubectl\0port-forward\0svc/a\0" + b"80\0")
+
+    monkeypatch.setattr("builtins.open", opened)
+    assert processes.is_of(1, [pattern]) is fits
+
+
+def commands(peer: DriverPeer) -> list[str]:
+    """The command lines of what is left of its servers and runs."""
+    lines = (Path(f"/proc/{pid}/cmdline").read_bytes() for pid in peer.left())
+    return [line.replace(b"\0", b" ").decode() for line in lines]
 
 
 def first_process(*dropping: str) -> list[str]:
