@@ -24,6 +24,8 @@ FREEZE_AGAIN_SECONDS = (0.05, 0.2, 0.5, 1.0, 2.0)
 """A busy kernel (cgroup v1) may not get to stop all processes in the time that runc gives it."""
 _SCRATCH = PurePosixPath("/tmp")
 _CONFLICT = 409
+_NO_FOLDER = ("not a directory", "too many links", "too many levels of symbolic links")
+"""What an engine says of a path at which there is none."""
 _T = TypeVar("_T")
 
 
@@ -53,6 +55,10 @@ class DockerSandbox:
     def out_of_memory(self) -> bool:
         return self._fate.out_of_memory
 
+    @property
+    def image_digest(self) -> str | None:
+        return self._container.image_digest
+
     async def put(self, folder: PurePosixPath, archive: Path | bytes) -> None:
         _check(folder)
         user, group = self._container.user
@@ -80,7 +86,9 @@ class DockerSandbox:
                 with closing(archive_of(api, identity, f"{folder}/.")) as chunks:
                     save(self._while_open(chunks), archive, limit_bytes)
             except APIError as error:
-                if not isinstance(error, NotFound) and "not a directory" not in said_by(error):
+                if not isinstance(error, NotFound) and not any(
+                    fault in said_by(error) for fault in _NO_FOLDER
+                ):
                     raise
                 api.inspect_container(identity)  # a sandbox that is gone must not pass for an empty folder
                 save(nothing(), archive, limit_bytes)

@@ -1,0 +1,8 @@
+"""Passes when the agent has written a program at all."""
+
+import sys
+from pathlib import Path
+
+from utils.arguments import read_arguments
+
+sys.exit(0 if (Path(read_arguments().agent_workspace) / "double.py").is_file() else 1)
