@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from decathlon_mcp.model import Names
 
 ProviderName = Literal["docker", "local"]
-RewardPolicy = Literal["visible", "meta"]
+RewardPolicy = Literal["visible", "meta", "controller"]
+"""The later, the fewer see a reward."""
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 
@@ -44,7 +45,9 @@ class Settings(BaseModel):
         "auto", description="Network of sandboxes; `auto`: none for a task that needs none."
     )
     reward: RewardPolicy = Field(
-        "visible", description="`visible`: evaluate's reply tells the reward; `meta`: only its `_meta` does."
+        "visible",
+        description="`visible`: evaluate's reply tells the reward; `meta`: only its `_meta` does; "
+        "`controller`: only whoever started the episode may evaluate, or a controller's token.",
     )
     overlong: Literal["cut", "raw"] | None = Field(
         None,

@@ -16,9 +16,8 @@ from decathlon_mcp.edge.envelope import enveloped, is_modern
 from decathlon_mcp.edge.errors import INVALID_PARAMS, translated
 from decathlon_mcp.edge.relay import LEVELS, call_tool, list_tools, require_object
 from decathlon_mcp.edge.visit import Context, connection_of, visiting
-from decathlon_mcp.episodes import Episode
+from decathlon_mcp.episodes import Seat
 from decathlon_mcp.model import JsonObject, as_object
-from decathlon_mcp.settings import RewardPolicy
 
 EPISODE_KEY = "decathlon/episode"
 PROMPT_NAME = "task"
@@ -30,25 +29,24 @@ class Way(Protocol):
     handshake_only: bool
     """Is the MCP session the episode? Then revisions without one are declined."""
 
-    def episode(self, ctx: Context) -> Episode:
-        """The episode of this request. Raises DecathlonError."""
+    def seat(self, ctx: Context) -> Seat:
+        """Where this request sits, and at which episode. Raises DecathlonError."""
         ...
 
-    def opened(self, ctx: Context) -> Episode:
-        """The episode of the connection that is being initialized. Raises DecathlonError."""
+    def opened(self, ctx: Context) -> Seat:
+        """The same of the connection that is being initialized. Raises DecathlonError."""
         ...
 
-    def address(self, ctx: Context, episode: Episode) -> str | None:
-        """Where that episode has an address of its own, if it can have one."""
+    def address(self, ctx: Context, seat: Seat) -> str | None:
+        """Where that seat has an address of its own, if it can have one."""
         ...
 
 
 class EpisodeServer:
     """`server` is the SDK's; what it answers about tools is raw, past the SDK's models (see `envelope`)."""
 
-    def __init__(self, way: Way, policy: RewardPolicy) -> None:
+    def __init__(self, way: Way) -> None:
         self._way = way
-        self._policy: RewardPolicy = policy
         self.server: Server[Any] = Server(
             "decathlon-mcp",
             version=__version__,
@@ -71,44 +69,43 @@ class EpisodeServer:
             case "server/discover":
                 return await self._discover(ctx, call_next)
             case "tools/list":
-                episode = self._episode(ctx)
-                return enveloped(await list_tools(episode, ctx), ctx.protocol_version, keeps=True)
+                seat = self._seat(ctx)
+                return enveloped(await list_tools(seat, ctx), ctx.protocol_version, keeps=True)
             case "tools/call":
                 name, arguments = call_params(ctx)
-                result = await call_tool(self._episode(ctx), ctx, name, arguments, self._policy)
+                result = await call_tool(self._seat(ctx), ctx, name, arguments)
                 return enveloped(result, ctx.protocol_version)
             case _:
                 return await call_next(ctx)
 
-    def _episode(self, ctx: Context) -> Episode:
+    def _seat(self, ctx: Context) -> Seat:
         require_initialized(ctx)
         with translated():
-            return self._way.episode(ctx)
+            return self._way.seat(ctx)
 
     async def _initialize(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         result = as_object(await call_next(ctx)) or {}
         with translated():
-            episode = self._way.opened(ctx)
+            episode = (seat := self._way.opened(ctx)).episode
             told = {
-                "id": episode.id,
+                "id": seat.id,
                 "task": episode.task_name,
                 "phase": str(episode.state.phase),
-                "address": self._way.address(ctx, episode),
+                "address": self._way.address(ctx, seat),
             }
             return {**result, "instructions": episode.prompt.instructions, "_meta": {EPISODE_KEY: told}}
 
     async def _discover(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         result = as_object(await call_next(ctx)) or {}
         with translated():
-            episode = self._way.episode(ctx)
-            return {**result, "instructions": episode.prompt.instructions}
+            return {**result, "instructions": self._way.seat(ctx).episode.prompt.instructions}
 
     def _input_schema(self, name: str) -> Mapping[str, Any] | None:
         """For the SDK's check of `Mcp-Param-*` headers; it gives no context, hence the context variable."""
         visit = visiting.get()
-        if visit is None or visit.episode is None or visit.episode.playground is None:
+        if visit is None or visit.seat is None or visit.seat.episode.playground is None:
             return None
-        tools = visit.episode.playground.toolbox.tools
+        tools = visit.seat.episode.playground.toolbox.judges_tools
         return next((tool["inputSchema"] for tool in tools if tool["name"] == name), None)
 
     async def _list_prompts(
@@ -122,7 +119,7 @@ class EpisodeServer:
         if params.name != PROMPT_NAME:
             raise MCPError(INVALID_PARAMS, f"there is no prompt {params.name!r}; there is {PROMPT_NAME!r}")
         with translated():
-            prompt = self._way.episode(ctx).prompt
+            prompt = self._way.seat(ctx).episode.prompt
         text = types.TextContent(type="text", text=prompt.instructions)
         return types.GetPromptResult(messages=[types.PromptMessage(role="user", content=text)])
 

@@ -38,10 +38,10 @@ def error_data(error: DecathlonError) -> JsonObject:
     return {"code": error.code, "retryable": error.retryable, **error.data}
 
 
-def as_result(error: DecathlonError) -> JsonObject:
+def as_result(error: DecathlonError, what_next: str = "") -> JsonObject:
     """An error as the result of a tool call, with the last words of a server that died."""
     stderr = str((as_object(error.data.get("about")) or {}).get("stderr") or "").strip()
-    text = f"{error.message}; its last words: {stderr[-2000:]}" if stderr else error.message
+    text = f"{error.message}; its last words: {stderr[-2000:]}" if stderr else error.message + what_next
     return {
         "content": [{"type": "text", "text": text}],
         "isError": True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ FRONT = """decathlon-mcp: Toolathlon as an environment for MCP clients.
 /tasks/random/mcp          a task drawn at random (?split=NAME&seed=N)
 /episodes/EPISODE/mcp      an episode's own address
 /healthz                   is the server up
+/.well-known/decathlon-key the key that verdicts are signed with
 """
 
 
@@ -70,7 +72,7 @@ class Addresses:
         self._episodes = episodes
         self._tokens = tokens
         self._public_url = public_url.rstrip("/") if public_url else None
-        policy, idle = episodes.settings.reward, episodes.settings.idle_seconds
+        idle = episodes.settings.idle_seconds
 
         def managed(server: EpisodeServer | Lobby, *, owns: bool) -> SessionManager:
             return SessionManager(
@@ -81,8 +83,8 @@ class Addresses:
                 ended=_let_go if owns else lambda visit: None,
             )
 
-        self.tasks = managed(EpisodeServer(TaskWay(episodes), policy), owns=True)
-        self.attached = managed(EpisodeServer(AddressWay(), policy), owns=False)
+        self.tasks = managed(EpisodeServer(TaskWay(episodes)), owns=True)
+        self.attached = managed(EpisodeServer(AddressWay()), owns=False)
         self.lobby = managed(Lobby(episodes), owns=False)
 
     async def serve_task(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,7 +92,7 @@ class Addresses:
         visit = self._visit(request)
         opener = self.tasks.opening_visit(request.headers.get(SESSION_HEADER))
         if opener is not None:
-            visit.episode = opener.episode
+            visit.seat = opener.seat
         elif SESSION_HEADER not in request.headers and request.method == "POST":
             visit.task_id = self._task_id(request)
             # Only the handshake opens sessions, and the SDK would keep one whose opening was refused.
@@ -100,16 +102,21 @@ class Addresses:
 
     async def serve_episode(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        visit = self._visit(request)
-        visit.episode = self._episodes.find(request.path_params["episode_id"], visit.caller)
+        handle = request.path_params["episode_id"]
+        seat = self._episodes.agents_seat(handle)
+        visit = self._visit(request, is_known=seat is not None)
+        visit.seat = seat or self._episodes.seat(handle, visit.caller)
         await self._serve(self.attached, visit, request, send)
 
     async def serve_lobby(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         await self._serve(self.lobby, self._visit(request), request, send)
 
-    def _visit(self, request: Request) -> Visit:
+    def _visit(self, request: Request, *, is_known: bool = False) -> Visit:
+        """`is_known`: by an address that only an agent has been given; then it needs no token."""
         caller = self._tokens.caller(request.headers.get("authorization"))
+        if is_known:
+            caller = Caller()
         if caller is None:
             raise _Unauthorized
         session = request.headers.get(SESSION_HEADER)
@@ -126,7 +133,7 @@ class Addresses:
             catalogue.find(task_id)
             return task_id
         seed = request.query_params.get("seed")
-        if seed is not None and not seed.lstrip("-").isdecimal():
+        if seed is not None and not re.fullmatch(r"-?\d{1,18}", seed, re.ASCII):
             raise BadRequestError(f"seed must be a whole number, not {seed!r}")
         return draw(
             catalogue,
@@ -147,7 +154,7 @@ class Addresses:
             answer_as_json(not visit.streams)
         request.scope[SCOPE_KEY] = visit
         visiting.set(visit)
-        with visit.episode.hold() if visit.episode is not None else nullcontext():
+        with visit.seat.episode.hold() if visit.seat is not None else nullcontext():
             await manager.handle_request(request.scope, receive, send)
 
 
@@ -156,8 +163,8 @@ class _Unauthorized(Exception):  # noqa: N818
 
 
 def _let_go(visit: Visit) -> None:
-    if visit.episode is not None:
-        visit.episode.close()
+    if visit.seat is not None:
+        visit.seat.episode.close()
 
 
 async def _read(receive: Receive) -> tuple[bytes, Receive]:
@@ -226,6 +233,9 @@ def http_app(
             }
         )
 
+    async def key(request: Request) -> Response:
+        return JSONResponse(episodes.signer.public.to_json())
+
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         async with AsyncExitStack() as managers:
@@ -237,6 +247,7 @@ def http_app(
         routes=[
             Route("/", front),
             Route("/healthz", health),
+            Route("/.well-known/decathlon-key", key),
             Route("/mcp", _Endpoint(addresses.serve_lobby)),
             Route("/tasks/{task_id}/mcp", _Endpoint(addresses.serve_task)),
             Route("/episodes/{episode_id}/mcp", _Endpoint(addresses.serve_episode)),

@@ -28,14 +28,14 @@ from decathlon_mcp.edge.lobby_tools import (
     ListEpisodes,
     ListTasks,
     ListTools,
+    LobbyTool,
     StartEpisode,
 )
 from decathlon_mcp.edge.visit import Context, connection_of, notify, visit_of
 from decathlon_mcp.edge.ways import episode_address
-from decathlon_mcp.episodes import Caller, Episode, Episodes, draw, list_tasks
-from decathlon_mcp.errors import BadRequestError, DecathlonError, UnknownEpisodeError
+from decathlon_mcp.episodes import Caller, Episode, Episodes, Seat, draw, list_tasks, may_judge
+from decathlon_mcp.errors import AccessDeniedError, BadRequestError, DecathlonError, UnknownEpisodeError
 from decathlon_mcp.model import JsonObject, Phase, as_object
-from decathlon_mcp.settings import RewardPolicy
 
 INSTRUCTIONS = (
     "This server gives you Toolathlon's tasks, each in a fresh sandbox with its own tools. `list_tasks` says "
@@ -51,8 +51,7 @@ class Lobby:
 
     def __init__(self, episodes: Episodes) -> None:
         self._episodes = episodes
-        self._policy: RewardPolicy = episodes.settings.reward
-        self._tools: list[JsonObject] = [kind.described() for kind in LOBBY_TOOLS.values()]
+        self._described = {name: kind.described() for name, kind in LOBBY_TOOLS.items()}
         self.server: Server[Any] = Server(
             "decathlon-mcp",
             version=__version__,
@@ -73,7 +72,8 @@ class Lobby:
                 return {**result, "capabilities": {**capabilities, "tools": {"listChanged": True}}}
             case "tools/list":
                 require_initialized(ctx)
-                tools = {"tools": [*self._tools, *self._current_tools(ctx)]}
+                ours = [self._described[name] for name in self._kinds(ctx)]
+                tools = {"tools": [*ours, *self._current_tools(ctx)]}
                 return enveloped(tools, ctx.protocol_version, keeps=True)
             case "tools/call":
                 require_initialized(ctx)
@@ -82,30 +82,37 @@ class Lobby:
             case _:
                 return await call_next(ctx)
 
-    def _current(self, ctx: Context) -> Episode | None:
+    def _kinds(self, ctx: Context) -> dict[str, type[LobbyTool]]:
+        """The lobby's tools that this caller may use."""
+        if may_judge(self._episodes.settings.reward, visit_of(ctx).caller):
+            return LOBBY_TOOLS
+        return {name: kind for name, kind in LOBBY_TOOLS.items() if kind is not Evaluate}
+
+    def _current(self, ctx: Context) -> Seat | None:
         return connection_of(ctx).state.get(CURRENT)
 
     def _current_tools(self, ctx: Context) -> list[JsonObject]:
         """The tools of the episode started last, but for those the lobby has itself."""
-        episode = self._current(ctx)
-        if episode is None or episode.playground is None:
+        seat = self._current(ctx)
+        if seat is None or seat.episode.playground is None:
             return []
-        toolbox = episode.playground.toolbox
-        ours = {toolbox.claim_name, toolbox.evaluate_name, *LOBBY_TOOLS}
+        toolbox = seat.episode.playground.toolbox
+        ours = {toolbox.claim_name, *LOBBY_TOOLS}
         return [tool for tool in toolbox.tools if tool["name"] not in ours]
 
     async def _call(self, ctx: Context, name: str, arguments: JsonObject | None) -> JsonObject:
         with translated():
-            kind = LOBBY_TOOLS.get(name)
+            kinds = self._kinds(ctx)
+            kind = kinds.get(name)
             if kind is None:
                 current = self._current(ctx)
                 if current is None:
-                    known = ", ".join(LOBBY_TOOLS)
+                    known = ", ".join(kinds)
                     raise MCPError(
                         INVALID_PARAMS, f"there is no tool {name!r} in the lobby; there are {known}"
                     )
-                with current.hold():
-                    return await relay.call_tool(current, ctx, name, arguments, self._policy)
+                with current.episode.hold():
+                    return await relay.call_tool(current, ctx, name, arguments)
             try:
                 return await self._answer(ctx, kind.parsed(arguments))
             except DecathlonError as error:
@@ -123,22 +130,22 @@ class Lobby:
                 mine = self._episodes.owned_by(self._caller(ctx))
                 return _structured({"episodes": [_status(episode) for episode in mine]})
             case EpisodeStatus():
-                return _structured(_status(self._find(ctx, asked.episode)))
+                with (seat := self._find(ctx, asked.episode)).episode.hold():
+                    return _structured(_status(seat.episode))
             case ListTools():
-                with (episode := self._find(ctx, asked.episode)).hold():
-                    return _structured(await relay.list_tools(episode, ctx))
+                with (seat := self._find(ctx, asked.episode)).episode.hold():
+                    return _structured(await relay.list_tools(seat, ctx))
             case CallTool():
-                with (episode := self._find(ctx, asked.episode)).hold():
-                    return await relay.call_tool(episode, ctx, asked.name, asked.arguments, self._policy)
+                with (seat := self._find(ctx, asked.episode)).episode.hold():
+                    return await relay.call_tool(seat, ctx, asked.name, asked.arguments)
             case ClaimDone():
-                with (episode := self._find(ctx, asked.episode)).hold():
-                    answer = {} if asked.answer is None else {"answer": asked.answer}
-                    return await relay.claim_done(episode, answer)
+                return await self._claim(self._find(ctx, asked.episode), asked)
             case Evaluate():
-                with (episode := self._find(ctx, asked.episode)).hold():
-                    return await relay.evaluate(episode, ctx, {}, self._policy)
+                _require_judge(seat := self._find(ctx, asked.episode), "evaluate it")
+                with seat.episode.hold():
+                    return await relay.evaluate(seat.episode, ctx)
             case CloseEpisode():
-                (episode := self._find(ctx, asked.episode)).close()
+                (episode := self._find(ctx, asked.episode).episode).close()
                 return _structured({"episode": episode.id, "closed": True})
             case _:
                 raise AssertionError(asked)
@@ -155,47 +162,66 @@ class Lobby:
     async def _start(self, ctx: Context, asked: StartEpisode) -> JsonObject:
         caller = self._caller(ctx)
         task = asked.task or draw(self._episodes.catalogue, split=asked.split, seed=asked.seed)
-        episode = self._episodes.start(task, caller, launch_time=asked.launch_time, max_calls=asked.max_calls)
+        episode = self._episodes.start(
+            task, caller, launch_time=asked.launch_time, policy=asked.policy, max_calls=asked.max_calls
+        )
+        seat = Seat.at_handle(episode, caller)
         told: JsonObject = {
             "episode": episode.id,
             "task": episode.task_name,
-            "address": episode_address(ctx, episode),
+            "address": episode_address(ctx, episode.id),
+            "agent": episode.agent_id,
+            "agent_address": episode_address(ctx, episode.agent_id),
+            "policy": episode.policy,
             "phase": str(episode.state.phase),
             "prompt": episode.prompt.instructions,
             "lease_seconds": self._episodes.settings.idle_seconds,
         }
         if asked.wait:
             with episode.hold():
-                told |= await self._ready(ctx, episode)
+                told |= await self._ready(ctx, seat)
         if not is_modern(ctx.protocol_version):
-            connection_of(ctx).state[CURRENT] = episode
+            connection_of(ctx).state[CURRENT] = seat
             await notify(ctx, "notifications/tools/list_changed", {}, with_reply=False)
         names = "".join(f"\n- {tool['name']}" for tool in told.get("tools", []))
         text = f"Episode {episode.id} of {task} is {told['phase']}.\n\n{told['prompt']}"
         return _structured(told, text=f"{text}\n\nIts tools:{names}" if names else text)
 
-    async def _ready(self, ctx: Context, episode: Episode) -> JsonObject:
+    async def _ready(self, ctx: Context, seat: Seat) -> JsonObject:
         """Phase and tools. Who gives up waiting has no handle, so the episode goes too."""
         try:
-            tools = await relay.list_tools(episode, ctx)
+            tools = await relay.list_tools(seat, ctx)
         except BaseException:
-            episode.close()
+            seat.episode.close()
             raise
-        return {**tools, "phase": str(episode.state.phase)}
+        return {**tools, "phase": str(seat.episode.state.phase)}
+
+    async def _claim(self, seat: Seat, asked: ClaimDone) -> JsonObject:
+        if asked.truncated or asked.turns is not None:
+            _require_judge(seat, "say how long its agent took, or that it was cut short")
+        with seat.episode.hold():
+            first = await seat.episode.claim_done(asked.answer, truncated=asked.truncated, turns=asked.turns)
+        return relay.claimed(seat, first)
 
     def _caller(self, ctx: Context) -> Caller:
         caller, connection = visit_of(ctx).caller, connection_of(ctx)
         session = connection.session_id or (None if is_modern(ctx.protocol_version) else str(id(connection)))
         return Caller(token=caller.token, role=caller.role, session=session or caller.session)
 
-    def _find(self, ctx: Context, handle: str | None) -> Episode:
+    def _find(self, ctx: Context, handle: str | None) -> Seat:
         if handle is not None:
-            return self._episodes.find(handle, self._caller(ctx))
+            caller = self._caller(ctx)
+            return Seat.at_handle(self._episodes.find(handle, caller), caller)
         if (current := self._current(ctx)) is not None:
             return current
         if is_modern(ctx.protocol_version):
             raise BadRequestError("`episode` is needed: this revision of MCP has no session to remember one")
         raise UnknownEpisodeError("this session has started no episode; start one, or give `episode`")
+
+
+def _require_judge(seat: Seat, what: str) -> None:
+    if not seat.judges:
+        raise AccessDeniedError(f"this episode is its controller's: only a controller's token may {what}")
 
 
 def _status(episode: Episode) -> JsonObject:
@@ -204,6 +230,7 @@ def _status(episode: Episode) -> JsonObject:
         "episode": episode.id,
         "task": episode.task_name,
         "phase": str(state.phase),
+        "policy": episode.policy,
         "calls": episode.calls,
         "started_at": episode.started_at,
         "claimed": episode.claim is not None,

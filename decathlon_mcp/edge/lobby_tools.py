@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.model import JsonObject
+from decathlon_mcp.settings import RewardPolicy
 
 HANDLE = "The handle that `start_episode` gave."
 OPTIONAL_HANDLE = "The handle that `start_episode` gave; without it, the episode this session started last."
@@ -62,8 +63,9 @@ class ListTasks(LobbyTool):
 
 class StartEpisode(LobbyTool):
     """Start a task in a fresh sandbox of its own. Gives the episode's handle, its address, the prompt and the
-    tools. The handle stays good until the episode is closed, or has not been used for its lease (30 minutes
-    unless the server says otherwise); close it with `close_episode` when you are done."""
+    tools, and `agent_address`, where it can be played and no more: neither evaluated nor closed. The handle
+    stays good until the episode is closed, or has not been used for its lease (30 minutes unless the server
+    says otherwise); close it with `close_episode` when you are done."""
 
     tool = "start_episode"
     task: str | None = Field(None, description="The task's id; without it, one is drawn at random.")
@@ -72,6 +74,9 @@ class StartEpisode(LobbyTool):
     wait: bool = Field(True, description="Wait until the episode is ready; if false, answer at once.")
     launch_time: datetime | None = Field(None, description="What time it is for the task, ISO 8601. [now]")
     max_calls: int | None = Field(None, ge=1, description="Tool calls the episode may make.")
+    policy: RewardPolicy | None = Field(
+        None, description="Who sees the reward; not more open than the server's own. [the server's]"
+    )
 
 
 class ListEpisodes(LobbyTool):
@@ -112,6 +117,10 @@ class ClaimDone(LobbyTool):
     tool = "claim_done"
     episode: str | None = Field(None, description=OPTIONAL_HANDLE)
     answer: str | None = Field(None, description="The last words on the task: the answer, a summary.")
+    truncated: bool = Field(
+        False, description="The agent has not claimed anything: its client gives up. The verdict says so."
+    )
+    turns: int | None = Field(None, ge=0, description="Turns the agent took, for a rubric that weighs them.")
 
 
 class Evaluate(LobbyTool):

@@ -12,7 +12,7 @@ from mcp.shared.message import SessionMessage
 from decathlon_mcp.edge.episode_server import EpisodeServer
 from decathlon_mcp.edge.lobby import Lobby
 from decathlon_mcp.edge.ways import PipeWay
-from decathlon_mcp.episodes import Caller, Episode, Episodes
+from decathlon_mcp.episodes import Caller, Episodes, Seat
 
 
 async def serve_pipe(
@@ -24,19 +24,19 @@ async def serve_pipe(
     episode: str | None = None,
 ) -> None:
     """The lobby until the streams end; with `task`, an episode of it, which ends with them; with `episode`,
-    the one that has this id, which does not.
+    the one that has this handle or agent's id, which does not.
 
     Raises UnknownTaskError, NotRunnableError, AtCapacityError, UnknownEpisodeError at once.
     """
     if episode is not None:
-        await _run_episode(episodes, episodes.find(episode, Caller()), read, write)
+        await _run_episode(episodes.seat(episode, Caller()), read, write)
         return
     if task is None:
         await _run(Lobby(episodes).server, read, write)
         return
     started = episodes.start(task, Caller())
     try:
-        await _run_episode(episodes, started, read, write)
+        await _run_episode(Seat.at_session(started, Caller()), read, write)
     finally:
         started.close()
 
@@ -48,13 +48,12 @@ async def serve_stdio(episodes: Episodes, *, task: str | None = None) -> None:
 
 
 async def _run_episode(
-    episodes: Episodes,
-    episode: Episode,
+    seat: Seat,
     read: ReadStream[SessionMessage | Exception],
     write: WriteStream[SessionMessage],
 ) -> None:
-    with episode.hold():
-        await _run(EpisodeServer(PipeWay(episode), episodes.settings.reward).server, read, write)
+    with seat.episode.hold():
+        await _run(EpisodeServer(PipeWay(seat)).server, read, write)
 
 
 async def _run(

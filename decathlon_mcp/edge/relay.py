@@ -14,79 +14,82 @@ from decathlon_mcp.beside import beside
 from decathlon_mcp.edge.envelope import is_modern
 from decathlon_mcp.edge.errors import INVALID_PARAMS, TOOL_FAILURES, as_result, translated
 from decathlon_mcp.edge.visit import Context, connection_of, notify, visit_of
-from decathlon_mcp.episodes import Episode
-from decathlon_mcp.errors import BadRequestError, DecathlonError
+from decathlon_mcp.episodes import Episode, Seat
+from decathlon_mcp.errors import BadRequestError, DecathlonError, EpisodeClaimedError
 from decathlon_mcp.model import JsonObject, as_object
-from decathlon_mcp.settings import RewardPolicy
 
 VERDICT_KEY = "decathlon/verdict"
+WHAT_NEXT = "; `evaluate` gives the verdict"
 PROGRESS_SECONDS = 5.0
 ENVELOPE_PREFIX = "io.modelcontextprotocol/"
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 
 
-async def list_tools(episode: Episode, ctx: Context) -> JsonObject:
+async def list_tools(seat: Seat, ctx: Context) -> JsonObject:
     """The episode's tools, waited for."""
     with translated():
         async with heartbeat(ctx, "the sandbox is being set up"):
-            return {"tools": (await episode.ready()).tools}
+            toolbox = await seat.episode.ready()
+        return {"tools": toolbox.judges_tools if seat.judges else toolbox.tools}
 
 
-async def call_tool(
-    episode: Episode, ctx: Context, name: str, arguments: JsonObject | None, policy: RewardPolicy
-) -> JsonObject:
-    """Call one of the episode's tools, ours or the task's.
+async def call_tool(seat: Seat, ctx: Context, name: str, arguments: JsonObject | None) -> JsonObject:
+    """Call one of the episode's tools, ours or the task's; to who may not judge, there is no `evaluate`.
 
     The task's reply is relayed as it came: its error as an error, its result as a result.
     """
+    episode = seat.episode
     with translated():
         try:
             async with heartbeat(ctx, "the sandbox is being set up"):
                 toolbox = await episode.ready()
             if name == toolbox.claim_name:
-                return await claim_done(episode, arguments)
-            if name == toolbox.evaluate_name:
-                return await evaluate(episode, ctx, arguments, policy)
+                answer = _only(arguments, "claim_done", "answer")
+                if answer is not None and not isinstance(answer, str):
+                    raise BadRequestError(
+                        f"claim_done: `answer` must be a string, not {type(answer).__name__}"
+                    )
+                return claimed(seat, await episode.claim_done(answer))
+            if name == toolbox.evaluate_name and seat.judges:
+                _only(arguments, "evaluate")
+                return await evaluate(episode, ctx)
             return await _relay(episode, ctx, name, arguments)
         except DecathlonError as error:
             if error.code in TOOL_FAILURES:
-                return as_result(error)
-            if name == "evaluate" and episode.verdict is not None:
-                return _verdict_result(episode, policy)
+                return as_result(error, WHAT_NEXT if _leads_to_verdict(error, seat) else "")
+            if name == "evaluate" and seat.judges and episode.verdict is not None:
+                return _verdict_result(episode)
             raise
 
 
-async def claim_done(episode: Episode, arguments: JsonObject | None) -> JsonObject:
-    """Close the attempt. Raises BadRequestError when the arguments do not fit."""
-    answer = _only(arguments, "claim_done", "answer")
-    if answer is not None and not isinstance(answer, str):
-        raise BadRequestError(f"claim_done: `answer` must be a string, not {type(answer).__name__}")
-    first = await episode.claim_done(answer)
+def claimed(seat: Seat, first: bool) -> JsonObject:
+    """What is said of an attempt that is closed, by this claim or by an earlier one."""
     said = "The attempt is closed" if first else "The attempt was closed before"
+    text = f"{said}. It is graded as it is{WHAT_NEXT if seat.judges else ''}."
     return {
-        "content": [
-            {"type": "text", "text": f"{said}. It is graded as it is; `evaluate` gives the verdict."}
-        ],
+        "content": [{"type": "text", "text": text}],
         "structuredContent": {"claimed": True, "first": first},
         "isError": False,
     }
 
 
-async def evaluate(
-    episode: Episode, ctx: Context, arguments: JsonObject | None, policy: RewardPolicy
-) -> JsonObject:
+async def evaluate(episode: Episode, ctx: Context) -> JsonObject:
     """The verdict, waited for. One without a score is an error that says why, never a reward of zero."""
-    _only(arguments, "evaluate")
     async with heartbeat(ctx, "the attempt is being graded"):
         await episode.evaluate()
-    return _verdict_result(episode, policy)
+    return _verdict_result(episode)
 
 
-def _verdict_result(episode: Episode, policy: RewardPolicy) -> JsonObject:
+def _leads_to_verdict(error: DecathlonError, seat: Seat) -> bool:
+    return seat.judges and isinstance(error, EpisodeClaimedError)
+
+
+def _verdict_result(episode: Episode) -> JsonObject:
+    """By policy: whoever evaluates where it is `controller` is one, and reads all of it."""
     verdict = episode.verdict
     assert verdict is not None
     told, scored = verdict.to_json(), verdict.status == "scored"
-    if policy == "meta":
+    if episode.policy == "meta":
         text = "The evaluation is done." if scored else "The evaluation gave no verdict."
         return {
             "content": [{"type": "text", "text": text}],
@@ -156,7 +159,8 @@ def _only(arguments: JsonObject | None, tool: str, *allowed: str) -> Any:
 @asynccontextmanager
 async def heartbeat(ctx: Context, message: str) -> AsyncGenerator[None]:
     """Report progress every few seconds, to a client that asked for it, while something takes long."""
-    if (as_object((ctx.params or {}).get("_meta")) or {}).get("progressToken") is None:
+    asked = (as_object((ctx.params or {}).get("_meta")) or {}).get("progressToken") is not None
+    if not asked or not (visit_of(ctx).streams or is_modern(ctx.protocol_version)):
         yield
         return
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Generator
@@ -56,6 +57,14 @@ def hosts_for(host: str, more: tuple[str, ...], tokens: Tokens) -> Hosts:
     return Hosts(tuple(dict.fromkeys((*Hosts().names, *own, *more))))
 
 
+def raise_file_limit() -> None:
+    """As many open files as this user may have: an episode has a line, a journal, its clients' sockets."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 takes a free one. Raises SettingsError where it cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -84,6 +93,7 @@ async def serve_http(
 
     A second signal ends the wait.
     """
+    raise_file_limit()
     config = uvicorn.Config(
         app,
         log_config=None,

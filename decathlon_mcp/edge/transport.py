@@ -8,9 +8,10 @@ the SDK's insides; nothing else does.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import uuid4
 
 from mcp.server.auth.middleware.bearer_auth import AuthorizationContext
@@ -18,10 +19,14 @@ from mcp.server.lowlevel import Server
 from mcp.server.streamable_http import StreamableHTTPServerTransport
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
+from mcp.shared._stream_protocols import ReadStream, WriteStream
+from mcp.shared.message import SessionMessage
 
 from decathlon_mcp.edge.visit import Visit, visiting
 
 log = logging.getLogger("decathlon.edge")
+
+Streams: TypeAlias = tuple[ReadStream[SessionMessage | Exception], WriteStream[SessionMessage]]
 
 _as_json: ContextVar[bool] = ContextVar("as_json", default=False)
 
@@ -54,6 +59,13 @@ class _Transport(StreamableHTTPServerTransport):
     @is_json_response_enabled.setter
     def is_json_response_enabled(self, value: bool) -> None:
         del value
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncGenerator[Streams]:
+        """In the session's own task, whose context is its first POST's: not one for the router to inherit."""
+        _as_json.set(False)
+        async with super().connect() as streams:
+            yield streams
 
 
 class SessionManager(StreamableHTTPSessionManager):

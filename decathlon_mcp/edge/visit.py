@@ -9,7 +9,7 @@ from typing import Any
 from mcp.server.connection import Connection
 from mcp.server.context import ServerRequestContext
 
-from decathlon_mcp.episodes import Caller, Episode
+from decathlon_mcp.episodes import Caller, Seat
 
 Context = ServerRequestContext[Any, Any]
 
@@ -24,7 +24,7 @@ class Visit:
     path: str = ""
     public_url: str | None = None
     task_id: str | None = None
-    episode: Episode | None = None
+    seat: Seat | None = None
     streams: bool = True
 
 

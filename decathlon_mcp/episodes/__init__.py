@@ -5,6 +5,7 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.house import open_episodes, provider_for
 from decathlon_mcp.episodes.listing import draw, list_tasks
 from decathlon_mcp.episodes.registry import Episodes
+from decathlon_mcp.episodes.seat import Seat, may_judge
 from decathlon_mcp.episodes.toolbox import Toolbox, claim_tool, evaluate_tool
 
 __all__ = [
@@ -12,11 +13,13 @@ __all__ = [
     "Episode",
     "Episodes",
     "Role",
+    "Seat",
     "Toolbox",
     "claim_tool",
     "draw",
     "evaluate_tool",
     "list_tasks",
+    "may_judge",
     "open_episodes",
     "provider_for",
 ]

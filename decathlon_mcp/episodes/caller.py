@@ -16,6 +16,11 @@ class Caller:
     role: Role = "player"
     session: str | None = None
 
+    @property
+    def controls(self) -> bool:
+        """Is this a controller's token, or an administrator's?"""
+        return self.role != "player"
+
     def may_use(self, owner: Caller) -> bool:
         """May this caller use an episode of `owner`, given that it knows the episode's id?"""
         return owner.token is None or self.role == "admin" or self.token == owner.token

@@ -11,6 +11,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 
 import anyio
 
@@ -25,16 +26,21 @@ from decathlon_mcp.link import Note
 from decathlon_mcp.model import Ending, JsonObject, Phase, as_object
 from decathlon_mcp.observe import Journal
 from decathlon_mcp.rewards import Verdict
+from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.suites import Prompt, Task
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """How an attempt was closed to tools: by its agent, or by the server (a limit, `evaluate` unclaimed)."""
+    """How an attempt was closed to tools: by its agent, or by others (a limit, `evaluate` unclaimed).
+
+    `turns`: how many the agent took, where its client says so.
+    """
 
     by_agent: bool
     answer: str | None = None
     truncated: bool = False
+    turns: int | None = None
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
@@ -48,12 +54,14 @@ class Playground:
 
 
 class Episode:
-    """`id` is a capability (192 bits); `label`, its first quarter, is fit for logs and containers' names."""
+    """`id` is a capability (192 bits), and `agent_id` another (`seat.py`); `label`, the first quarter of the
+    former, is fit for logs and containers' names."""
 
     def __init__(
         self,
         *,
         episode_id: str,
+        agent_id: str,
         task: Task,
         task_name: str,
         owner: Caller,
@@ -61,9 +69,11 @@ class Episode:
         journal: Journal,
         lease: Lease,
         launch_time: datetime,
+        policy: RewardPolicy,
         max_calls: int | None,
     ) -> None:
         self.id = episode_id
+        self.agent_id = agent_id
         self.label = episode_id[:12]
         self.task = task
         self.task_name = task_name
@@ -72,9 +82,11 @@ class Episode:
         self.journal = journal
         self.lease = lease
         self.launch_time = launch_time
+        self.policy: RewardPolicy = policy
         self.started_at = time.time()
         self.state = State()
         self.ready_at: datetime | None = None
+        self.image_digest: str | None = None
         self.playground: Playground | None = None
         self.claim: Claim | None = None
         self.claimed = anyio.Event()
@@ -83,9 +95,9 @@ class Episode:
         self.calls = 0
         self._max_calls = max_calls
 
-    @property
+    @cached_property
     def prompt(self) -> Prompt:
-        """What the agent is told. It needs no sandbox."""
+        """What the agent is told. It needs no sandbox. Raises SuiteError, when it is first asked for."""
         return self.stage.suite.prompt(
             self.task,
             root=self.stage.root(f"{self.label}-agent"),
@@ -140,15 +152,18 @@ class Episode:
             outcome["result"] = {"error": reply.get("error")} if result is None else result
         return reply
 
-    async def claim_done(self, answer: str | None) -> bool:
+    async def claim_done(
+        self, answer: str | None, *, truncated: bool = False, turns: int | None = None
+    ) -> bool:
         """Close the attempt; grading starts behind it. False where it was closed already.
 
-        Raises the cause of a set-up that failed, or EpisodeEndedError.
+        `truncated`: it is not the agent that is done, but its client whose patience is at an end. Raises the
+        cause of a set-up that failed, or EpisodeEndedError.
         """
         await self.ready()
         if self.state.phase is Phase.ENDED and self.claim is None:
             raise self._over()
-        return self.close_attempt(Claim(by_agent=True, answer=answer))
+        return self.close_attempt(Claim(not truncated, answer, truncated, turns))
 
     async def evaluate(self) -> Verdict:
         """Grade the attempt, once; later calls return the same verdict. Claims first where nobody has.
@@ -169,8 +184,14 @@ class Episode:
         self.claim = claim
         self.lease.suspend()
         self.state.move(Phase.CLAIMED)
-        self.journal.add("claim", by_agent=claim.by_agent, answer=claim.answer, truncated=claim.truncated)
         self.claimed.set()
+        self.journal.add(
+            "claim",
+            by_agent=claim.by_agent,
+            answer=claim.answer,
+            truncated=claim.truncated,
+            turns=claim.turns,
+        )
         return True
 
     def close(self, ending: Ending = Ending.CLOSED) -> None:
@@ -183,14 +204,12 @@ class Episode:
         if self.state.phase is Phase.ENDED:
             raise self._over()
         if self.playground is None or self.state.phase is not Phase.READY:
-            raise EpisodeClaimedError(
-                "this attempt was claimed and is closed: no tool works any more; `evaluate` gives the verdict"
-            )
+            raise EpisodeClaimedError("this attempt was claimed and is closed: no tool works any more")
         if self._max_calls is not None and self.calls >= self._max_calls:
             self.close_attempt(Claim(by_agent=False, truncated=True))
             raise EpisodeClaimedError(
                 f"the limit of {self._max_calls} tool calls is reached: this attempt is closed and will be "
-                "graded as it is; `evaluate` gives the verdict",
+                "graded as it is",
                 truncated=True,
             )
         return self.playground.calls
@@ -221,9 +240,7 @@ class Episode:
             with anyio.move_on_after(5):
                 await self.state.reach(Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
         if self.state.phase in (Phase.CLAIMED, Phase.SCORED):
-            return EpisodeClaimedError(
-                "this attempt was closed while the call ran; `evaluate` gives the verdict"
-            )
+            return EpisodeClaimedError("this attempt was closed while the call ran")
         return self._over() if self.state.phase is Phase.ENDED else error
 
     def _over(self) -> DecathlonError:

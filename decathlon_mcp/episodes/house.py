@@ -37,6 +37,10 @@ async def open_episodes(settings: Settings) -> AsyncGenerator[Episodes]:
     """
     suites = [await anyio.to_thread.run_sync(load_suite, where) for where in settings.suite]
     async with AsyncExitStack() as house:
+        # The names of folders below are episodes' handles: nobody else may list them.
+        for folder in (settings.state, settings.state / "episodes"):
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o700)
         owner, dead = house.enter_context(owner_name(settings.state))
         scratch = settings.state / "scratch"
         scratch.mkdir(exist_ok=True, mode=0o700)

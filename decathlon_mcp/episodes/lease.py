@@ -18,6 +18,7 @@ class Lease:
         self._holders = 0
         self._renewed_at = anyio.current_time()
         self._scope: anyio.CancelScope | None = None
+        self._ended = False
 
     @property
     def deadline(self) -> float:
@@ -33,14 +34,18 @@ class Lease:
     @property
     def ended(self) -> bool:
         """Has it run out, or been ended?"""
-        return self._scope is not None and self._scope.cancel_called
+        return self._ended or (self._scope is not None and self._scope.cancel_called)
 
     @contextmanager
     def limit(self) -> Generator[anyio.CancelScope]:
         """Cancel what is inside when the lease runs out, or `end` is called."""
-        with anyio.CancelScope(deadline=self.deadline) as self._scope:
-            yield self._scope
-        self._scope = None
+        try:
+            with anyio.CancelScope(deadline=self.deadline) as self._scope:
+                if self._ended:
+                    self._scope.cancel()
+                yield self._scope
+        finally:
+            self._scope = None
 
     @contextmanager
     def hold(self) -> Generator[None]:
@@ -54,7 +59,8 @@ class Lease:
             self._renew()
 
     def end(self) -> None:
-        """Cancel what is inside `limit` now."""
+        """Cancel what is inside `limit`, now or as soon as it is entered."""
+        self._ended = True
         if self._scope is not None:
             self._scope.cancel()
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import shutil
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,14 +16,15 @@ import anyio.to_thread
 from decathlon_mcp.episodes.admission import Admission, Ticket
 from decathlon_mcp.episodes.calls import Calls
 from decathlon_mcp.episodes.episode import Episode, Playground
+from decathlon_mcp.episodes.judge import Judge, Left, attempt_of
 from decathlon_mcp.episodes.set_up import Deadlines, SetUp
 from decathlon_mcp.episodes.toolbox import Toolbox
 from decathlon_mcp.errors import DecathlonError, LimitExceededError, SandboxLostError
 from decathlon_mcp.link import Link, ServerFacts
-from decathlon_mcp.model import Ending, Network, Phase
+from decathlon_mcp.model import Ending, Phase
 from decathlon_mcp.observe import fields
 from decathlon_mcp.providers.base import Sandbox
-from decathlon_mcp.rewards import Attempt, CallRecord, Verdict, grade, verdict_without_grading
+from decathlon_mcp.rewards import Signer, Verdict, verdict_without_grading
 from decathlon_mcp.rewards.verdict import Status
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.suites import LOCAL
@@ -38,22 +37,16 @@ _STATUS: dict[Ending, Status] = {Ending.SANDBOX_LOST: "sandbox_lost", Ending.SET
 """What the verdict says of an episode that ended without being graded; else `not_evaluated`."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Left:
-    """What the agent leaves behind: archives on the server's disk, and what could not be taken."""
-
-    workspace: Path | None
-    sealed: Path | None
-    refused: tuple[str, ...] = ()
-
-
 class Life:
     """Runs one episode. `run` never raises but when it is cancelled, and then nothing is left either."""
 
-    def __init__(self, episode: Episode, *, admission: Admission, settings: Settings, scratch: Path) -> None:
+    def __init__(
+        self, episode: Episode, *, admission: Admission, settings: Settings, signer: Signer, scratch: Path
+    ) -> None:
         self._episode = episode
         self._admission = admission
         self._settings = settings
+        self._signer = signer
         self._scratch = scratch / episode.label
 
     async def run(self, ticket: Ticket) -> None:
@@ -72,6 +65,7 @@ class Life:
             ending = Ending.FAULT
             log.exception("episode failed", extra=fields(episode=episode.label, task=episode.task_name))
         finally:
+            self._admission.give_back(ticket)
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(lambda: shutil.rmtree(self._scratch, ignore_errors=True))
                 await self._end(ending, cause)
@@ -82,7 +76,7 @@ class Life:
         async with AsyncExitStack() as place:
             with episode.lease.limit():
                 await place.enter_async_context(self._admission.place(ticket))
-                self._settle(await self._grade(await self._play()))
+                self._settle(await self._play())
         if episode.verdict is None:
             return episode.left or (Ending.TIME_OVER if episode.lease.over else Ending.LEASE_EXPIRED)
         if episode.verdict.status != "scored":
@@ -94,29 +88,38 @@ class Life:
         return episode.left or Ending.SCORED
 
     def _settle(self, verdict: Verdict) -> None:
-        self._episode.verdict = verdict
+        self._episode.verdict = verdict = self._signer.sign(verdict)
         self._episode.journal.write_verdict(verdict.to_json())
 
-    async def _play(self) -> _Left:
-        """Open, set up, wait for the claim, take the workspace; then the agent's sandbox is removed."""
+    async def _play(self) -> Verdict:
+        """Open, set up, wait for the claim, grade: the agent's sandbox is gone before another is opened."""
+        judge = Judge(self._episode, self._admission, self._settings)
+        async with AsyncExitStack() as agents:
+            sandbox, link, sealed = await self._open(agents)
+            await _until(self._episode.claimed, link)
+            if self._episode.task.in_place:
+                await link.freeze(spare=self._episode.task.spared)
+                return await judge.in_place(sandbox, link, sealed)
+            left = await self._leave(sandbox, link, sealed)
+        return await judge.afresh(left)
+
+    async def _open(self, agents: AsyncExitStack) -> tuple[Sandbox, Link, Path | None]:
+        """The agent's sandbox, ready to be played, and the task's folder as preprocess left it."""
         episode, stage = self._episode, self._episode.stage
         episode.state.move(Phase.OPENING)
-        async with AsyncExitStack() as sandboxes:
-            async with self._admission.opening:
-                network = stage.network_for(episode.task)
-                sandbox, link = await sandboxes.enter_async_context(
-                    stage.open(f"{episode.label}-agent", network)
-                )
-                servers, sealed = await self._set_up().run(sandbox, link)
-                episode.playground = await self._furnish(sandbox, link, servers)
-            episode.ready_at = datetime.now(UTC)
-            episode.state.move(Phase.READY)
-            log.info(
-                "episode ready",
-                extra=fields(episode=episode.label, seconds=round(time.time() - episode.started_at, 3)),
-            )
-            await _until(episode.claimed, link)
-            return await self._leave(sandbox, link, sealed)
+        async with self._admission.opening:
+            network = stage.network_for(episode.task)
+            sandbox, link = await agents.enter_async_context(stage.open(f"{episode.label}-agent", network))
+            episode.image_digest = sandbox.image_digest
+            servers, sealed = await self._set_up().run(sandbox, link)
+            episode.playground = await self._furnish(sandbox, link, servers)
+        episode.ready_at = datetime.now(UTC)
+        episode.state.move(Phase.READY)
+        log.info(
+            "episode ready",
+            extra=fields(episode=episode.label, seconds=round(time.time() - episode.started_at, 3)),
+        )
+        return sandbox, link, sealed
 
     async def _furnish(self, sandbox: Sandbox, link: Link, servers: Mapping[str, ServerFacts]) -> Playground:
         """What the agent gets to play with: the servers' tools and the suite's own, and a way to each."""
@@ -153,7 +156,7 @@ class Life:
             ),
         )
 
-    async def _leave(self, sandbox: Sandbox, link: Link, sealed: Path | None) -> _Left:
+    async def _leave(self, sandbox: Sandbox, link: Link, sealed: Path | None) -> Left:
         """Take the workspace once nothing inside runs any more; one that is too large does not cross."""
         await link.freeze()
         await sandbox.pause()
@@ -162,74 +165,34 @@ class Life:
         try:
             await sandbox.get(folder, archive, self._settings.workspace_mib << 20)
         except LimitExceededError as error:
-            return _Left(None, sealed, (f"the whole workspace: {error.message}",))
-        return _Left(archive, sealed)
-
-    async def _grade(self, left: _Left) -> Verdict:
-        episode, stage = self._episode, self._episode.stage
-        names = (f"{episode.label}-grader{number}" for number in itertools.count(1))
-
-        @asynccontextmanager
-        async def open_sandbox(network: Network) -> AsyncGenerator[tuple[Sandbox, Link]]:
-            async with AsyncExitStack() as sandboxes:
-                async with self._admission.opening:
-                    opened = await sandboxes.enter_async_context(stage.open(next(names), network))
-                yield opened
-
-        return await grade(
-            await anyio.to_thread.run_sync(self._attempt),
-            open_sandbox=open_sandbox,
-            suite=stage.suite,
-            task=episode.task,
-            sealed=left.sealed,
-            workspace=left.workspace,
-            common=stage.common,
-            refused=left.refused,
-            deadline_seconds=episode.task.deadlines.evaluation_seconds or self._settings.evaluation_seconds,
-        )
-
-    def _attempt(self) -> Attempt:
-        """What is known of the attempt so far; complete once it is claimed. Reads the whole trajectory."""
-        episode, stage, claim = self._episode, self._episode.stage, self._episode.claim
-        network = stage.network_for(episode.task)
-        return Attempt(
-            episode=episode.id,
-            task=episode.task_name,
-            suite=stage.suite.name,
-            suite_revision=stage.suite.revision,
-            isolation=stage.provider.isolation,
-            agent_network=network,
-            grader_network=stage.grader_network_for(episode.task),
-            launch_time=episode.launch_time,
-            prompt=episode.prompt,
-            calls=[CallRecord.from_journal(event) for event in episode.journal.events("call")],
-            tools=episode.playground.offered if episode.playground else {},
-            claimed=claim is not None and claim.by_agent,
-            truncated=claim is not None and claim.truncated,
-            answer=claim.answer if claim else None,
-            started_at=episode.ready_at,
-            claimed_at=claim.at if claim else None,
-        )
+            return Left(None, sealed, (f"the whole workspace: {error.message}",))
+        return Left(archive, sealed)
 
     async def _end(self, ending: Ending, cause: DecathlonError | None) -> None:
         episode = self._episode
-        if episode.verdict is None:
-            detail = cause.message if cause is not None else str(ending)
-            status = _STATUS.get(ending, "not_evaluated")
-            attempt = await anyio.to_thread.run_sync(self._attempt)
-            self._settle(verdict_without_grading(attempt, status=status, detail=detail))
-        episode.state.end(ending, cause)
-        episode.playground = None
+        try:
+            if episode.verdict is None:
+                detail = cause.message if cause is not None else str(ending)
+                status = _STATUS.get(ending, "not_evaluated")
+                attempt = await anyio.to_thread.run_sync(attempt_of, episode)
+                self._settle(verdict_without_grading(attempt, status=status, detail=detail))
+        except Exception:
+            log.exception("no verdict could be made", extra=fields(episode=episode.label))
+        finally:
+            episode.state.end(ending, cause)
+            episode.playground = None
         episode.journal.add("end", ending=str(ending), cause=cause.message if cause else None)
         episode.journal.close()
+        # Whoever plays over a pipe reads this log.
+        told = {"reward": episode.verdict.reward} if episode.verdict and episode.policy == "visible" else {}
         log.info(
             "episode ended",
             extra=fields(
                 episode=episode.label,
                 task=episode.task_name,
                 ending=ending,
-                reward=episode.verdict.reward if episode.verdict else None,
                 calls=episode.calls,
+                **told,
                 **({"cause": cause.message} if cause else {}),
             ),
         )

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import get_args
 
 import anyio
 from anyio.abc import TaskGroup
@@ -18,12 +19,13 @@ from decathlon_mcp.episodes.caller import Caller
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.lease import Lease
 from decathlon_mcp.episodes.life import Life
+from decathlon_mcp.episodes.seat import Seat
 from decathlon_mcp.episodes.stage import Stage
-from decathlon_mcp.errors import AtCapacityError, NotRunnableError, UnknownEpisodeError
+from decathlon_mcp.errors import AccessDeniedError, AtCapacityError, NotRunnableError, UnknownEpisodeError
 from decathlon_mcp.model import Ending, Phase
 from decathlon_mcp.observe import Journal, fields
-from decathlon_mcp.rewards import load_rubric
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.rewards import Signer, load_rubric
+from decathlon_mcp.settings import RewardPolicy, Settings
 from decathlon_mcp.suites import Catalogue, Suite, Task
 
 log = logging.getLogger("decathlon.episodes")
@@ -46,6 +48,7 @@ class Episodes:
     ) -> None:
         self.catalogue = catalogue
         self.settings = settings
+        self.signer = Signer.at(settings.state)
         self.admission = Admission(
             max_sandboxes=settings.max_sandboxes,
             max_opening=settings.max_opening,
@@ -55,8 +58,10 @@ class Episodes:
         self._scratch = scratch
         self._tasks = tasks
         self._episodes: dict[str, Episode] = {}
+        self._by_agent: dict[str, Episode] = {}
         self.closing = False
         """Is the server ending? Then no episode starts."""
+        self._drained_by: float | None = None
 
     def stage(self, suite: str) -> Stage:
         """What that suite's episodes are played on."""
@@ -68,18 +73,49 @@ class Episodes:
         caller: Caller,
         *,
         launch_time: datetime | None = None,
+        policy: RewardPolicy | None = None,
         max_calls: int | None = None,
     ) -> Episode:
         """A new episode, at once; its sandbox opens behind it.
 
-        Raises UnknownTaskError, NotRunnableError (naming what is missing), AtCapacityError, and SuiteError
-        for a task or a rubric that is broken.
+        Raises UnknownTaskError, NotRunnableError (naming what is missing), AtCapacityError, AccessDeniedError
+        for a policy more open than the server's, and SuiteError for a task or a rubric that is broken.
         """
         suite, task = self._playable(task_id)
+        policy = self._allowed(policy, caller)
         ticket = self.admission.reserve(task_id, suite.conflicts(task.id))
-        episode_id = secrets.token_hex(24)
+        try:
+            episode = self._born(suite, task, task_id, caller, launch_time, policy, max_calls)
+        except BaseException:
+            self.admission.give_back(ticket)
+            raise
+        self._forget_the_oldest()
+        self._episodes[episode.id] = self._by_agent[episode.agent_id] = episode
+        life = Life(
+            episode,
+            admission=self.admission,
+            settings=self.settings,
+            signer=self.signer,
+            scratch=self._scratch,
+        )
+        self._tasks.start_soon(life.run, ticket)
+        return episode
+
+    def _born(
+        self,
+        suite: Suite,
+        task: Task,
+        task_id: str,
+        caller: Caller,
+        launch_time: datetime | None,
+        policy: RewardPolicy,
+        max_calls: int | None,
+    ) -> Episode:
+        """An episode that nobody owns yet. Raises SuiteError where its prompt cannot be read, and OSError."""
+        episode_id, agent_id = secrets.token_hex(24), secrets.token_hex(24)
         episode = Episode(
             episode_id=episode_id,
+            agent_id=agent_id,
             task=task,
             task_name=task_id,
             owner=caller,
@@ -89,12 +125,10 @@ class Episodes:
                 idle_seconds=self.settings.idle_seconds, absolute_seconds=self.settings.episode_seconds
             ),
             launch_time=launch_time or datetime.now().astimezone(),
+            policy=policy,
             max_calls=max_calls or self.settings.max_calls,
         )
-        self._forget_the_oldest()
-        self._episodes[episode_id] = episode
-        life = Life(episode, admission=self.admission, settings=self.settings, scratch=self._scratch)
-        self._tasks.start_soon(life.run, ticket)
+        assert episode.prompt
         return episode
 
     def refuse_unless_startable(self, task_id: str) -> None:
@@ -112,6 +146,15 @@ class Episodes:
             )
         return episode
 
+    def seat(self, handle: str, caller: Caller) -> Seat:
+        """The place of who knows this handle, or an agent's id. Raises UnknownEpisodeError, as `find`."""
+        return self.agents_seat(handle) or Seat.at_handle(self.find(handle, caller), caller)
+
+    def agents_seat(self, agent_id: str) -> Seat | None:
+        """The place that an agent's id gives, to whoever knows it; None where it is not one."""
+        episode = self._by_agent.get(agent_id)
+        return None if episode is None else Seat.of_agent(episode)
+
     def owned_by(self, caller: Caller) -> list[Episode]:
         """The caller's own episodes, the newest first."""
         return [episode for episode in reversed(self._episodes.values()) if caller.owns(episode.owner)]
@@ -128,7 +171,8 @@ class Episodes:
             log.info("draining", extra=fields(episodes=len(self.live)))
         for episode in self.live:
             episode.close(Ending.SERVER_STOPPED)
-        with anyio.move_on_after(self.settings.drain_seconds):
+        self._drained_by = self._drained_by or anyio.current_time() + self.settings.drain_seconds
+        with anyio.CancelScope(deadline=self._drained_by):
             for episode in self.live:
                 await episode.state.reach(Phase.ENDED)
 
@@ -141,10 +185,19 @@ class Episodes:
         load_rubric(suite, task)
         return suite, task
 
+    def _allowed(self, asked: RewardPolicy | None, caller: Caller) -> RewardPolicy:
+        own, order = self.settings.reward, get_args(RewardPolicy)
+        if asked is not None and not caller.controls and order.index(asked) < order.index(own):
+            raise AccessDeniedError(
+                f"this server's policy of the reward is {own!r}: only a controller's token may start an "
+                f"episode with one more open, such as {asked!r}"
+            )
+        return asked or own
+
     def _forget_the_oldest(self) -> None:
         ended = [key for key, episode in self._episodes.items() if episode.state.phase is Phase.ENDED]
         for key in ended[: max(0, len(ended) - REMEMBERED)]:
-            del self._episodes[key]
+            del self._by_agent[self._episodes.pop(key).agent_id]
 
 
 @asynccontextmanager

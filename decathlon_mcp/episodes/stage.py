@@ -46,17 +46,20 @@ class Stage:
         return self.provider.root(self._spec(name, "none"))
 
     @asynccontextmanager
-    async def open(self, name: str, network: Network) -> AsyncGenerator[tuple[Sandbox, Link]]:
-        """A fresh sandbox with its driver booted; gone on exit."""
-        async with self.provider.open(self._spec(name, network)) as sandbox, connect(sandbox) as link:
+    async def open(
+        self, name: str, network: Network, *, image: str | None = None
+    ) -> AsyncGenerator[tuple[Sandbox, Link]]:
+        """A fresh sandbox with its driver booted; gone on exit. `image`: instead of the stage's."""
+        spec = self._spec(name, network, image or self.image)
+        async with self.provider.open(spec) as sandbox, connect(sandbox) as link:
             yield sandbox, link
 
-    def _spec(self, name: str, network: Network) -> SandboxSpec:
+    def _spec(self, name: str, network: Network, image: str | None = None) -> SandboxSpec:
         return SandboxSpec(
             name=name,
             command=BOOT_COMMAND,
             root=self.suite.dialect.root,
-            image=self.image,
+            image=image,
             network=network,
             limits=self.limits,
         )

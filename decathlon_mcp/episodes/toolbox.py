@@ -86,7 +86,9 @@ class Toolbox:
                     )
                 self._routes[name] = Route(server, original)
                 described[name] = _described(tool, name, Route(server, original))
-        self.tools: list[JsonObject] = [*(described[name] for name in sorted(described)), claim, evaluate]
+        self.tools: list[JsonObject] = [*(described[name] for name in sorted(described)), claim]
+        """All but `evaluate`, which is for those who may judge."""
+        self.judges_tools = [*self.tools, evaluate]
 
     def route(self, name: str) -> Route:
         """Where a tool is. Raises UnknownToolError naming those that look like it."""

@@ -3,44 +3,60 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from decathlon_mcp.model import JsonObject, as_json
+from decathlon_mcp.model import JsonObject, as_json, as_object
+from decathlon_mcp.observe.logs import fields
+
+log = logging.getLogger("decathlon.observe")
 
 
 class Journal:
-    """One episode's folder. Readable by its owner alone; made at once, so that a full disk is known early."""
+    """One episode's folder. Readable by its owner alone; made at once, so that a full disk is known early.
+
+    Later a disk that fails costs lines of the trajectory, said in the log, and never the episode.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, mode=0o700)
-        self._trajectory = (folder / "trajectory.jsonl").open("ab")
+        self._trajectory = (folder / "trajectory.jsonl").open("ab", buffering=0)
 
     def add(self, event: str, **values: Any) -> None:
         """Write one line: `event`, the time (Unix seconds), the values."""
         if self._trajectory.closed:
             return
-        self._trajectory.write(as_json({"event": event, "time": round(time.time(), 6), **values}) + b"\n")
-        self._trajectory.flush()
+        line = as_json({"event": event, "time": round(time.time(), 6), **values}) + b"\n"
+        try:
+            self._trajectory.write(line)
+        except OSError as error:
+            log.warning("a line of a trajectory is lost", extra=fields(event=event, why=error.strerror))
 
     def events(self, event: str) -> Iterator[JsonObject]:
-        """The lines of one kind, in order."""
+        """The lines of one kind, in order; what a failing disk has cut short is passed over."""
         with (self.folder / "trajectory.jsonl").open(encoding="utf-8") as lines:
             for line in lines:
-                value: JsonObject = json.loads(line)
-                if value["event"] == event:
+                try:
+                    value = as_object(json.loads(line)) or {}
+                except ValueError:
+                    continue
+                if value.get("event") == event:
                     yield value
 
     def write_verdict(self, verdict: JsonObject) -> None:
         """Keep the verdict; whoever reads the file sees the whole of it or none."""
         target = self.folder / "verdict.json"
         partial = target.with_suffix(".partial")
-        partial.write_text(json.dumps(verdict, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(partial, target)  # noqa: PTH105  (atomic, as its documentation says)
+        try:
+            partial.write_text(json.dumps(verdict, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            os.replace(partial, target)  # noqa: PTH105  (atomic, as its documentation says)
+        except OSError as error:
+            log.warning("a verdict could not be kept", extra=fields(why=error.strerror))
 
     def close(self) -> None:
         self._trajectory.close()

@@ -77,6 +77,11 @@ class Sandbox(Protocol):
         """Was a process inside killed for want of memory? The first may live on; `local` never knows."""
         ...
 
+    @property
+    def image_digest(self) -> str | None:
+        """What its image is, by content (`sha256:...`); names such an image too. None where there is none."""
+        ...
+
     async def put(self, folder: PurePosixPath, archive: Path | bytes) -> None:
         """Unpack a tar archive (plain or gzip) into `folder`, an absolute path inside; it is made if missing.
 

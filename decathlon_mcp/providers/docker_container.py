@@ -34,6 +34,7 @@ class Container:
         self.spec = spec
         self.socket: socket.socket | None = None
         self.user = (0, 0)
+        self.image_digest: str | None = None
         self._pull = pull
         self._lock = threading.Lock()
         self._identity: str | None = None
@@ -57,6 +58,7 @@ class Container:
             if self._given_up:
                 raise SandboxLostError("the sandbox was closed before it was open")
             image = find_image(api, self.spec.image, pull=self._pull)
+            self.image_digest = image.identity
             self._create(api)
             try:
                 self._prepare(api, image)

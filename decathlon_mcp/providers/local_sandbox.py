@@ -117,6 +117,7 @@ class LocalSandbox:
         self.root = PurePosixPath(root)
         self.stream = line
         self.out_of_memory = False
+        self.image_digest = None
         self._process = process
         self._tree = tree
         self._threads = CapacityLimiter(4)

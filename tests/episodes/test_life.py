@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -256,3 +257,40 @@ async def test_the_trajectory_stays_on_disk(tmp_path: Path) -> None:
     assert [line.split('"')[3] for line in lines] == ["call", "claim", "end"]
     assert "kept" in lines[0]
     assert "last words" in lines[1]
+
+
+async def test_an_episode_closed_before_it_began_never_opens_a_sandbox(tmp_path: Path) -> None:
+    provider = FakeProvider(tools=TOOLS)
+    async with house(tmp_path, provider) as episodes:
+        episode = episodes.start("find-answer", Caller())
+        episode.close()
+        await over(episode)
+        assert episode.state.ending is Ending.CLOSED
+        assert provider.opened == []
+
+
+async def test_a_disk_that_fails_costs_no_episode_and_no_verdict(tmp_path: Path) -> None:
+    async with house(tmp_path, FakeProvider(tools=TOOLS, run=grading(0))) as episodes:
+        unlucky = episodes.start("find-answer", Caller())
+        other = episodes.start("find-answer", Caller())
+        await unlucky.call("probe__echo", {"text": "kept in memory only"})
+        with (unlucky.journal.folder / "trajectory.jsonl").open("ab") as trajectory:
+            trajectory.write(b'{"event": "call", "torn')
+        await unlucky.claim_done(None)
+        shutil.rmtree(unlucky.journal.folder)
+        unlucky.close()
+        await over(unlucky)
+        assert (await other.evaluate()).reward == 1.0
+
+
+async def test_a_start_that_fails_gives_its_place_back(tmp_path: Path) -> None:
+    async with house(tmp_path, FakeProvider(tools=TOOLS), max_sandboxes=1, max_queue=0) as episodes:
+        folder = tmp_path / "state" / "episodes"
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.write_text("in the way")
+        for _ in range(3):
+            with pytest.raises(OSError, match="episodes"):
+                episodes.start("find-answer", Caller())
+        assert episodes.admission.active == 0
+        folder.unlink()
+        await episodes.start("find-answer", Caller()).ready()

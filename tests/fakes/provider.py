@@ -55,6 +55,10 @@ class FakeSandbox:
     def out_of_memory(self) -> bool:
         return self.death is not None and self.death.out_of_memory
 
+    @property
+    def image_digest(self) -> str | None:
+        return f"sha256:{self.spec.image}" if self.spec.image else None
+
     async def put(self, folder: PurePosixPath, archive: Path | bytes) -> None:
         self._check(folder)
         await anyio.lowlevel.checkpoint()
