@@ -40,9 +40,10 @@ from decathlon_mcp.model import JsonObject, Phase, as_object
 INSTRUCTIONS = (
     "This server gives you Toolathlon's tasks, each in a fresh sandbox with its own tools. `list_tasks` says "
     "what there is; `start_episode` opens one and gives its handle, its prompt and its tools; use them with "
-    "`call_tool` (or by name, where your client shows them); end with `claim_done`, then `evaluate` gives "
-    "the reward."
+    "`call_tool` (or by name, where your client shows them); end with `claim_done`"
 )
+JUDGES_INSTRUCTIONS = f"{INSTRUCTIONS}, then `evaluate` gives the reward."
+PLAYERS_INSTRUCTIONS = f"{INSTRUCTIONS}."
 CURRENT = "decathlon/current"
 
 
@@ -56,7 +57,7 @@ class Lobby:
             "decathlon-mcp",
             version=__version__,
             title="Toolathlon",
-            instructions=INSTRUCTIONS,
+            instructions=JUDGES_INSTRUCTIONS,
             on_list_tools=_never,
             on_call_tool=_never,
             get_tool_input_schema=lambda name: None,
@@ -69,7 +70,10 @@ class Lobby:
             case "initialize":
                 result = as_object(await call_next(ctx)) or {}
                 capabilities = as_object(result.get("capabilities")) or {}
-                return {**result, "capabilities": {**capabilities, "tools": {"listChanged": True}}}
+                more = {"capabilities": {**capabilities, "tools": {"listChanged": True}}}
+                return {**result, **self._instructions(ctx), **more}
+            case "server/discover":
+                return {**(as_object(await call_next(ctx)) or {}), **self._instructions(ctx)}
             case "tools/list":
                 require_initialized(ctx)
                 ours = [self._described[name] for name in self._kinds(ctx)]
@@ -82,9 +86,15 @@ class Lobby:
             case _:
                 return await call_next(ctx)
 
+    def _judges(self, ctx: Context) -> bool:
+        return may_judge(self._episodes.settings.reward, visit_of(ctx).caller)
+
+    def _instructions(self, ctx: Context) -> JsonObject:
+        return {"instructions": JUDGES_INSTRUCTIONS if self._judges(ctx) else PLAYERS_INSTRUCTIONS}
+
     def _kinds(self, ctx: Context) -> dict[str, type[LobbyTool]]:
         """The lobby's tools that this caller may use."""
-        if may_judge(self._episodes.settings.reward, visit_of(ctx).caller):
+        if self._judges(ctx):
             return LOBBY_TOOLS
         return {name: kind for name, kind in LOBBY_TOOLS.items() if kind is not Evaluate}
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
+from mcp.shared._httpx_utils import create_mcp_http_client
 
 from tests.probe.serving import Served
 
@@ -19,10 +20,14 @@ ERAS = {"handshake": "legacy", "sessionless": "auto"}
 
 
 @asynccontextmanager
-async def connected(url: str, era: str = "handshake", **options: Any) -> AsyncGenerator[Client]:
-    """A client of that era."""
-    async with Client(streamable_http_client(url), mode=ERAS[era], **options) as client:
-        yield client
+async def connected(
+    url: str, era: str = "handshake", *, token: str | None = None, **options: Any
+) -> AsyncGenerator[Client]:
+    """A client of that era, which shows that token."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with create_mcp_http_client(headers=headers) as http:
+        async with Client(streamable_http_client(url, http_client=http), mode=ERAS[era], **options) as client:
+            yield client
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,93 @@
+"""Attempts that somebody else than their agent ends: a client out of patience, and what it may say then."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from mcp.shared.exceptions import MCPError
+
+from tests.probe.clients import connected, start
+from tests.probe.serving import SUITE, Served, serving
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
+
+
+@pytest.fixture(scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
+    suite = tmp_path_factory.mktemp("suites") / "suite"
+    shutil.copytree(SUITE, suite)
+    rubric = "weights: {'turns < 5': 1, success: 2}"
+    (suite / "tasks" / "probe" / "find-answer" / "rubric.yaml").write_text(rubric)
+    async with serving(tmp_path_factory.mktemp("state"), suite=(str(suite),), provider="local") as served:
+        yield served
+
+
+@pytest.fixture(params=["handshake", "sessionless"])
+def era(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+async def verdict_of(served: Served, era: str, handle: str, **claim: Any) -> dict[str, Any]:
+    async with connected(served.lobby, era) as lobby:
+        closed: Any = await lobby.call_tool("claim_done", {"episode": handle, **claim})
+        assert closed.structured_content["first"]
+        verdict: Any = await lobby.call_tool("evaluate", {"episode": handle})
+    return verdict.structured_content
+
+
+async def test_a_client_out_of_patience_closes_the_attempt_as_truncated(served: Served, era: str) -> None:
+    started = await start(served, "made-answer")
+    verdict = await verdict_of(served, era, started["episode"], truncated=True)
+    assert (verdict["status"], verdict["truncated"], verdict["claimed"]) == ("scored", True, False)
+
+
+async def test_what_was_done_before_still_counts(served: Served, era: str) -> None:
+    started = await start(served, "find-answer")
+    async with connected(started["agent_address"], era) as agent:
+        await agent.call_tool("probe__write", {"path": "answer.txt", "text": "42"})
+        verdict = await verdict_of(served, era, started["episode"], truncated=True, turns=3)
+        late: Any = await agent.call_tool("probe__echo", {"text": "hi"})
+    assert late.is_error
+    assert (verdict["success"], verdict["truncated"], verdict["reward"]) == (True, True, 3.0)
+
+
+@pytest.mark.parametrize(("turns", "reward"), [(4, 1.0), (5, 0.0)])
+async def test_turns_are_a_metric_where_the_client_says_how_many(
+    served: Served, turns: int, reward: float
+) -> None:
+    started = await start(served, "find-answer")
+    verdict = await verdict_of(served, "handshake", started["episode"], turns=turns)
+    assert verdict["metrics"]["turns"] == turns
+    assert (verdict["reward"], verdict["claimed"], verdict["truncated"]) == (reward, True, False)
+
+
+async def test_a_rubric_that_weighs_turns_gives_no_reward_without_them(served: Served) -> None:
+    started = await start(served, "find-answer")
+    verdict = await verdict_of(served, "handshake", started["episode"])
+    assert verdict["status"] == "evaluator_error"
+    assert "turns" in verdict["detail"]
+    assert "reward" not in verdict
+
+
+async def test_an_attempt_that_was_claimed_is_not_truncated_afterwards(served: Served) -> None:
+    started = await start(served, "made-answer")
+    async with connected(started["agent_address"]) as agent:
+        await agent.call_tool("claim_done", {})
+    async with connected(served.lobby) as lobby:
+        late: Any = await lobby.call_tool("claim_done", {"episode": started["episode"], "truncated": True})
+        assert late.structured_content["first"] is False
+        verdict: Any = await lobby.call_tool("evaluate", {"episode": started["episode"]})
+    assert (verdict.structured_content["claimed"], verdict.structured_content["truncated"]) == (True, False)
+
+
+async def test_an_agent_cannot_say_so_itself(served: Served) -> None:
+    started = await start(served, "find-answer")
+    for address in ("agent_address", "address"):
+        async with connected(started[address]) as agent:
+            with pytest.raises(MCPError, match="unknown argument `truncated`"):
+                await agent.call_tool("claim_done", {"truncated": True})
+            with pytest.raises(MCPError, match="unknown argument `turns`"):
+                await agent.call_tool("claim_done", {"turns": 1})
