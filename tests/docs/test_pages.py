@@ -19,7 +19,9 @@ import yaml
 
 from decathlon_mcp.model import MOVES
 from decathlon_mcp.rewards.attempt import COUNTED
+from decathlon_mcp.rewards.signing import PublicKey
 from decathlon_mcp.rewards.verdict import Status, Verdict
+from decathlon_mcp.settings import RewardPolicy
 from docs.tables import rewritten
 from tests.docs.pages import PAGES, REPOSITORY, anchors, block, blocks, inline, links, rows
 
@@ -102,9 +104,16 @@ def test_tables_are_as_the_code_has_them(page: Path) -> None:
     assert text == rewritten(text), "write them anew: python docs/tables.py"
 
 
-def test_the_verdict_shown_is_a_verdict() -> None:
+def test_the_verdict_shown_is_one_that_the_key_shown_signed() -> None:
     shown = json.loads(block("docs/rewards.md", "Rewards", "json").text)
-    assert Verdict.model_validate(shown).to_json().keys() == shown.keys()
+    assert Verdict.model_validate(shown).to_json() == shown
+    key = block("docs/rewards.md", "Who it is from", "json").text
+    PublicKey.read(key.encode()).check(shown)
+
+
+def test_every_policy_is_told() -> None:
+    told = [cells[0].strip("`") for cells in rows(DOCS / "rewards.md", "Who sees it")]
+    assert told == list(get_args(RewardPolicy))
 
 
 def test_every_status_is_told() -> None:
@@ -116,7 +125,7 @@ def test_every_metric_that_the_server_counts_is_told() -> None:
     (section,) = re.findall(
         r"## What the server counts\n(.*?)\n## ", (DOCS / "rewards.md").read_text("utf-8"), re.DOTALL
     )
-    assert set(re.findall(r"`(\w+)`", section)) - {"metrics"} == set(COUNTED)
+    assert set(COUNTED) <= set(re.findall(r"`(\w+)`", section))
 
 
 def test_phases_are_told_in_their_order() -> None:
