@@ -170,6 +170,45 @@ def token(
 
 
 @app.command(sort_key=5)
+def verify(
+    files: Annotated[tuple[Path, ...], Parameter(metavar="FILE", negative=())],
+    /,
+    *,
+    key: Annotated[tuple[str, ...], Parameter(metavar="KEY", negative=(), show_default=False)] = (),
+    state: Annotated[Path | None, Parameter(metavar="DIR")] = None,
+) -> int:
+    """Check that verdicts are what a server signed; the status is 0 only when all of them are.
+
+    Parameters
+    ----------
+    files
+        A `verdict.json`, a kept reply of `evaluate`, or many of them, one a line.
+    key
+        The server's public key (hexadecimal, base64), a file with it, or the server's address. May be given
+        more than once. [that of the state folder]
+    state
+        The server's state folder, whose key it is. [the default one]
+    """
+    from decathlon_mcp.cli.verify import verify as check
+
+    return check(files, key, state)
+
+
+@app.command(sort_key=6)
+def key(*, state: Annotated[Path | None, Parameter(metavar="DIR")] = None) -> int:
+    """Print the public key of the server's signatures; it is made where there is none yet.
+
+    Parameters
+    ----------
+    state
+        The server's state folder. [the default one]
+    """
+    from decathlon_mcp.cli.verify import show_key
+
+    return show_key(state)
+
+
+@app.command(sort_key=7)
 def demo(
     *,
     task: Annotated[str | None, Parameter(metavar="ID")] = None,
@@ -189,7 +228,7 @@ def demo(
     return _run(play, task, all)
 
 
-@app.command(sort_key=6)
+@app.command(sort_key=8)
 def version() -> int:
     """Print the version."""
     sys.stdout.write(f"{__version__}\n")
