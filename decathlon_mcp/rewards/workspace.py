@@ -81,7 +81,7 @@ class _Cleaner:
         try:
             self._take(member)
         except _RefusedError as refusal:
-            self.report(f"{_shown(member.name)}: {refusal}")
+            self.report(f"{_shown(member.name.removeprefix(b'./'))}: {refusal}")
 
     def report(self, line: str) -> None:
         if len(self._reports) < MAX_REPORTED:
