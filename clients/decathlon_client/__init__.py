@@ -28,7 +28,7 @@ from decathlon_client.errors import (
     UnknownTaskError,
     UnknownToolError,
 )
-from decathlon_client.values import OnProgress, Reply, Task, Tool, Verdict
+from decathlon_client.values import OnProgress, Policy, Reply, Task, Tool, Verdict
 
 __all__ = [
     "AccessDeniedError",
@@ -42,6 +42,7 @@ __all__ = [
     "NoVerdictError",
     "NotRunnableError",
     "OnProgress",
+    "Policy",
     "ProtocolError",
     "Reply",
     "RequestError",

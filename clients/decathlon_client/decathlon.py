@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from os import PathLike, fspath
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import anyio
 from anyio.abc import TaskGroup
@@ -25,7 +25,7 @@ from decathlon_client.embedded import EmbeddedServer
 from decathlon_client.episode import Episode, attached
 from decathlon_client.errors import ClientError, ConnectionLostError, ProtocolError
 from decathlon_client.server import HttpServer, Server
-from decathlon_client.values import JsonObject, OnProgress, Reply, Task, as_objects
+from decathlon_client.values import JsonObject, OnProgress, Policy, Reply, Task, as_objects
 
 START_SECONDS = 30.0
 CLOSE_SECONDS = 10.0
@@ -111,43 +111,47 @@ class Decathlon:
         seed: int | None = None,
         launch_time: datetime | str | None = None,
         max_calls: int | None = None,
+        policy: Policy | None = None,
         on_progress: OnProgress | None = None,
     ) -> AsyncGenerator[Episode]:
         """An episode of the task, or of one drawn at random (of that split, the same for the same seed).
 
-        Waits until it is ready; `on_progress` hears of the waiting. On exit it is closed: its sandbox goes;
-        an attempt that was claimed is graded all the same. Raises UnknownTaskError, NotRunnableError,
-        AtCapacityError, SetUpError.
+        `policy`: who sees the reward, if it is to be fewer than the server says. Waits until it is ready;
+        `on_progress` hears of the waiting. On exit it is closed: its sandbox goes; an attempt that was claimed
+        is graded all the same. Raises UnknownTaskError, NotRunnableError, AtCapacityError, SetUpError.
         """
         when = launch_time.isoformat() if isinstance(launch_time, datetime) else launch_time
         drawn = {"task": task or self._task, "split": split, "seed": seed}
-        asked = {**drawn, "launch_time": when, "max_calls": max_calls, "wait": False}
-        handle, address = await self._start({key: value for key, value in asked.items() if value is not None})
+        asked = {**drawn, "launch_time": when, "max_calls": max_calls, "policy": policy, "wait": False}
+        started = await self._start({key: value for key, value in asked.items() if value is not None})
         try:
-            async with self._attached(address or handle, on_progress) as episode:
+            async with self._attached(started.address, on_progress, started.agent_address) as episode:
                 yield episode
         finally:
-            await self._close(handle)
+            await self._close(started.handle)
 
     @asynccontextmanager
     async def attach(self, episode: str) -> AsyncGenerator[Episode]:
         """An episode that is there already, by its handle or address; it goes on when this is left.
 
-        Raises UnknownEpisodeError, EpisodeEndedError.
+        By its agent's address it can be played, and neither evaluated nor truncated. Raises
+        UnknownEpisodeError, EpisodeEndedError.
         """
         async with self._attached(episode, None) as found:
             yield found
 
     @asynccontextmanager
-    async def _attached(self, episode: str, on_progress: OnProgress | None) -> AsyncGenerator[Episode]:
+    async def _attached(
+        self, episode: str, on_progress: OnProgress | None, agent_address: str | None = None
+    ) -> AsyncGenerator[Episode]:
         line = self._line(episode)
         try:
-            yield await attached(line, on_progress=on_progress)
+            yield await attached(line, self._ask, agent_address=agent_address, on_progress=on_progress)
         finally:
             await line.aclose()
 
-    async def _start(self, arguments: JsonObject) -> tuple[str, str | None]:
-        """Handle and address of a new episode. Cannot be cancelled between its start and our knowing."""
+    async def _start(self, arguments: JsonObject) -> _Started:
+        """Start an episode. Cannot be cancelled between its start and our knowing."""
         reply: Reply | None = None
         with anyio.move_on_after(START_SECONDS, shield=True):
             reply = await self._ask("start_episode", arguments)
@@ -156,7 +160,9 @@ class Decathlon:
         told = reply.structured or {}
         if "episode" not in told:
             raise ProtocolError("`start_episode` gave no handle; is this a decathlon-mcp server?")
-        return str(told["episode"]), told.get("address")
+        handle = str(told["episode"])
+        agent_address = told.get("agent_address") or told.get("agent")
+        return _Started(handle, told.get("address") or handle, agent_address)
 
     async def _close(self, handle: str) -> None:
         """Bounded, never raising: what ended the body is the better error, and the lease ends it anyway."""
@@ -180,6 +186,14 @@ class Decathlon:
             raise RuntimeError("this Decathlon is not open: use it in `async with`")
         server = self._server
         return Line(self._tasks, server.where(episode), lambda connection: server.dial(connection, episode))
+
+
+class _Started(NamedTuple):
+    """Where there are no addresses, in this process, ids are in their place."""
+
+    handle: str
+    address: str
+    agent_address: str | None
 
 
 @asynccontextmanager

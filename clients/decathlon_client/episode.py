@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
 
 from decathlon_client.connection import Line
 from decathlon_client.errors import NoVerdictError, ProtocolError, SandboxLostError
@@ -12,25 +13,39 @@ CLAIM_NAMES = ("claim_done", "local-claim_done")
 EVALUATE_NAME = "evaluate"
 EPISODE_KEY = "decathlon/episode"
 
+Lobby: TypeAlias = Callable[[str, JsonObject], Awaitable[Reply]]
+"""One of the lobby's tools and its arguments in, its reply out."""
+
 
 class Episode:
     """Made by `Decathlon.episode` and `Decathlon.attach`; ready to be played.
 
     `id` is its handle and a secret: whoever knows it can play. `address` is where it can be reached from
-    elsewhere (of a server in this process, the handle again). `prompt` is what to tell the model, `tools`
-    what to show it: the task's own and `claim_done`. `evaluate` is not among them: it is for whoever trains
-    or measures, and would be an oracle in the model's hands.
+    elsewhere (of a server in this process, the handle again), `agent_address` where it can be played and no
+    more, to be handed to whoever plays (None where it was attached to). `prompt` is what to tell the model,
+    `tools` what to show it: the task's own and `claim_done`. `evaluate` is not among them: it is for whoever
+    trains or measures, and would be an oracle in the model's hands.
     """
 
     def __init__(
-        self, line: Line, *, episode_id: str, task: str, prompt: str, listed: list[JsonObject]
+        self,
+        line: Line,
+        lobby: Lobby,
+        *,
+        episode_id: str,
+        agent_address: str | None,
+        task: str,
+        prompt: str,
+        listed: list[JsonObject],
     ) -> None:
         self.id = episode_id
         self.task = task
         self.prompt = prompt
         self.address = line.where if "://" in line.where else episode_id
+        self.agent_address = agent_address
         self.tools = tuple(Tool.read(raw) for raw in listed if raw.get("name") != EVALUATE_NAME)
         self._line = line
+        self._lobby = lobby
         names = [tool.name for tool in self.tools]
         self._claim_name = next((name for name in CLAIM_NAMES if name in names), CLAIM_NAMES[0])
 
@@ -62,6 +77,17 @@ class Episode:
         """
         return await self.call(self._claim_name, None if answer is None else {"answer": answer})
 
+    async def truncate(self, answer: str | None = None, *, turns: int | None = None) -> Reply:
+        """Close the attempt because the patience of whoever runs it is at an end: the agent claims nothing.
+
+        What was done is graded, and the verdict's `truncated` is true. `turns`: how many the agent took, for
+        a rubric that weighs them. Raises AccessDeniedError where another is this episode's controller.
+        """
+        asked = {"episode": self.id, "truncated": True, "answer": answer, "turns": turns}
+        return await self._lobby(
+            "claim_done", {key: value for key, value in asked.items() if value is not None}
+        )
+
     async def evaluate(
         self, *, on_progress: OnProgress | None = None, timeout: float | None = None
     ) -> Verdict:
@@ -85,7 +111,9 @@ class Episode:
         return Verdict.read(told)
 
 
-async def attached(line: Line, *, on_progress: OnProgress | None = None) -> Episode:
+async def attached(
+    line: Line, lobby: Lobby, *, agent_address: str | None = None, on_progress: OnProgress | None = None
+) -> Episode:
     """The episode at the end of a line, once it is ready. Raises SetUpError where it never will be."""
     info = await line.open()
     listed = await line.request("tools/list", {}, on_progress=on_progress)
@@ -94,6 +122,8 @@ async def attached(line: Line, *, on_progress: OnProgress | None = None) -> Epis
         raise ProtocolError(f"there is no episode at {line.where}")
     return Episode(
         line,
+        lobby,
+        agent_address=agent_address,
         episode_id=str(told["id"]),
         task=str(told.get("task", "")),
         prompt=str(info.get("instructions") or ""),

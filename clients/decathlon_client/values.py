@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 JsonObject: TypeAlias = dict[str, Any]
 OnProgress: TypeAlias = Callable[[float, float | None, str | None], Awaitable[None]]
 """Called with progress, total (where it is known) and a message (where there is one)."""
+
+Policy: TypeAlias = Literal["visible", "meta", "controller"]
+"""Who sees a reward; the later, the fewer."""
 
 VERDICT_KEY = "decathlon/verdict"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Literal
 
 import anyio
 import pytest
@@ -180,6 +181,34 @@ async def test_past_max_calls_the_attempt_is_closed(d: Decathlon) -> None:
         await e.call("probe__echo", {"text": ""})
         assert "limit of 1" in (await e.call("probe__echo", {"text": ""})).text
         assert (await e.evaluate()).raw["truncated"] is True
+
+
+async def test_a_client_out_of_patience_truncates_the_attempt(d: Decathlon) -> None:
+    async with d.episode("find-answer") as e:
+        await e.call("probe__write", {"path": "answer.txt", "text": "42"})
+        assert not (await e.truncate("no more time", turns=3)).is_error
+        assert (await e.call("probe__echo", {"text": ""})).is_error
+        verdict = await e.evaluate()
+    assert (verdict.raw["truncated"], verdict.raw["claimed"]) == (True, False)
+    assert (verdict.reward, verdict.metrics["turns"]) == (1.0, 3)
+
+
+@pytest.mark.parametrize("policy", [None, "controller"])
+async def test_whoever_is_handed_the_agents_address_plays_and_does_not_judge(
+    d: Decathlon, policy: Literal["controller"] | None
+) -> None:
+    async with d.episode("find-answer", policy=policy) as e:
+        assert e.agent_address is not None
+        assert e.id not in e.agent_address
+        async with d.attach(e.agent_address) as agent:
+            assert agent.tools == e.tools
+            await agent.call("probe__write", {"path": "answer.txt", "text": "42"})
+            with pytest.raises(UnknownToolError):
+                await agent.evaluate()
+            with pytest.raises(UnknownEpisodeError):
+                await agent.truncate()
+            await agent.claim_done()
+        assert (await e.evaluate()).reward == 1.0
 
 
 async def test_an_episode_can_be_attached_to_and_outlives_that(d: Decathlon) -> None:
