@@ -21,6 +21,8 @@ from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.providers.base import Finding, finding
 from decathlon_mcp.providers.docker import DockerProvider
 from decathlon_mcp.providers.local import LocalProvider
+from decathlon_mcp.rewards import Signer
+from decathlon_mcp.rewards.signing import FILE as KEY_FILE
 from decathlon_mcp.settings import ProviderName, Settings
 from decathlon_mcp.suites import Catalogue, Suite, load_suite
 
@@ -65,6 +67,7 @@ async def _findings(settings: Settings, host: str, port: int) -> AsyncGenerator[
     async for each in _about_providers(suites, settings):
         yield each
     yield _about_state(settings.state)
+    yield _about_key(settings.state)
     yield _about_address(settings, host, port)
 
 
@@ -140,6 +143,15 @@ def _about_state(folder: Path) -> Finding:
     return finding(
         "state", writable, f"{folder}", f"{existing} cannot be written to: name another with --state"
     )
+
+
+def _about_key(state: Path) -> Finding:
+    if not (state / KEY_FILE).exists():
+        return Finding("key", True, "none yet: made at the first start")
+    try:
+        return Finding("key", True, f"verdicts are signed with {Signer.at(state).public.id}")
+    except DecathlonError as error:
+        return Finding("key", False, error.message, "let it be this user's alone, or remove it for another")
 
 
 def _about_address(settings: Settings, host: str, port: int) -> Finding:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from tests.probe.serving import SUITE
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.cli.conftest import Shell
 
 
@@ -29,6 +31,16 @@ def test_where_the_default_job_can_run_all_is_well(shell: Shell) -> None:
     found = findings(shell, status=0)
     assert all(each["ok"] for each in found.values())
     assert {"python", "suite starter", "tasks", "local python3", "starter servers", "state"} <= set(found)
+
+
+def test_the_key_of_signatures_is_named_and_one_that_others_can_read_is_told(
+    shell: Shell, tmp_path: Path
+) -> None:
+    assert "made at the first start" in findings(shell, status=0)["key"]["detail"]
+    told = json.loads(shell.run("key").stdout)
+    assert told["id"] in findings(shell, status=0)["key"]["detail"]
+    (tmp_path / "state" / "decathlon-mcp" / "key").chmod(0o644)
+    assert "can be read by others" in findings(shell, status=1)["key"]["detail"]
 
 
 def test_people_read_ok_and_crosses_with_cures(shell: Shell) -> None:
