@@ -117,8 +117,9 @@ class Decathlon:
         """An episode of the task, or of one drawn at random (of that split, the same for the same seed).
 
         `policy`: who sees the reward, if it is to be fewer than the server says. Waits until it is ready;
-        `on_progress` hears of the waiting. On exit it is closed: its sandbox goes; an attempt that was claimed
-        is graded all the same. Raises UnknownTaskError, NotRunnableError, AtCapacityError, SetUpError.
+        `on_progress` hears of the waiting. On exit it is closed: its sandbox goes; an attempt that was
+        claimed is graded all the same. Raises UnknownTaskError, NotRunnableError, AtCapacityError,
+        SetUpError.
         """
         when = launch_time.isoformat() if isinstance(launch_time, datetime) else launch_time
         drawn = {"task": task or self._task, "split": split, "seed": seed}
