@@ -67,7 +67,11 @@ class Driver:
         self._lines = Lines(wire.MAX_LINE_BYTES, self._take, self._too_long)
         Source(self._loop, reading, self._hear, self._loop.stop)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            self._loop.on_signal(number, self._loop.stop)
+            if os.getpid() == 1:
+                # Of a machine of its own only the machine's own processes would send one.
+                signal.signal(number, signal.SIG_IGN)
+            else:
+                self._loop.on_signal(number, self._loop.stop)
         self._lease_seconds = _lease_seconds()
         self._heard_at = time.monotonic()
         self._live: dict[int, Request] = {}

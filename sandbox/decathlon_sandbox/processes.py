@@ -129,14 +129,19 @@ def harden() -> bool:
 
     The former (PR_SET_DUMPABLE) keeps everybody without CAP_SYS_PTRACE out of /proc/<us>/fd, environ and mem,
     and from attaching. Costs 3 ms for ctypes; without ctypes neither is had, and orphans are found by their
-    mark alone.
+    mark alone. As the first process, which only its own limits can end from inside, keep those too.
     """
     first = os.getpid() == 1
     try:
         import ctypes
 
-        prctl = ctypes.CDLL(None).prctl
+        libc = ctypes.CDLL(None)
+        prctl = libc.prctl
     except (ImportError, OSError, AttributeError):
         return first
     prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    if first:
+        from decathlon_sandbox.seccomp import keep_the_first_process
+
+        keep_the_first_process(libc)
     return prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0 or first
