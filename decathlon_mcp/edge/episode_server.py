@@ -15,7 +15,7 @@ from decathlon_mcp import __version__
 from decathlon_mcp.edge.envelope import enveloped, is_modern
 from decathlon_mcp.edge.errors import INVALID_PARAMS, translated
 from decathlon_mcp.edge.relay import LEVELS, call_tool, list_tools, require_object
-from decathlon_mcp.edge.visit import Context, connection_of, visiting
+from decathlon_mcp.edge.visit import Context, connection_of, visit_of, visiting
 from decathlon_mcp.episodes import Seat
 from decathlon_mcp.model import JsonObject, as_object
 
@@ -84,6 +84,7 @@ class EpisodeServer:
             return self._way.seat(ctx)
 
     async def _initialize(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+        visit_of(ctx).refused = True
         result = as_object(await call_next(ctx)) or {}
         with translated():
             episode = (seat := self._way.opened(ctx)).episode
@@ -93,7 +94,9 @@ class EpisodeServer:
                 "phase": str(episode.state.phase),
                 "address": self._way.address(ctx, seat),
             }
-            return {**result, "instructions": episode.prompt.instructions, "_meta": {EPISODE_KEY: told}}
+            said = {**result, "instructions": episode.prompt.instructions, "_meta": {EPISODE_KEY: told}}
+        visit_of(ctx).refused = False
+        return said
 
     async def _discover(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         result = as_object(await call_next(ctx)) or {}

@@ -95,10 +95,12 @@ class Addresses:
             visit.seat = opener.seat
         elif SESSION_HEADER not in request.headers and request.method == "POST":
             visit.task_id = self._task_id(request)
-            # Only the handshake opens sessions, and the SDK would keep one whose opening was refused.
+            # Only the handshake opens sessions.
             if not is_modern(request.headers.get("mcp-protocol-version", "")):
                 self._episodes.refuse_unless_startable(visit.task_id)
         await self._serve(self.tasks, visit, request, send)
+        if visit.refused:
+            await self.tasks.forget(visit)
 
     async def serve_episode(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)

@@ -93,6 +93,11 @@ class SessionManager(StreamableHTTPSessionManager):
         """The visit that opened this session, if it is still there."""
         return self._visits.get(session_id) if session_id else None
 
+    async def forget(self, visit: Visit) -> None:
+        """End the session that this visit opened: the SDK keeps one whose opening was refused."""
+        for session_id in [session_id for session_id, opener in self._visits.items() if opener is visit]:
+            await self._discard_session(session_id, self._server_instances[session_id])
+
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
         if self.max_sessions is not None and len(self._server_instances) >= self.max_sessions:
             return None

@@ -18,7 +18,10 @@ SCOPE_KEY = "decathlon.visit"
 
 @dataclass(slots=True)
 class Visit:
-    """`streams`: may notifications go before this request's result? `public_url`: ours, if known."""
+    """`streams`: may notifications go before this request's result? `public_url`: ours, if known.
+
+    `refused`: its `initialize` failed, and the session that the SDK made for it leads nowhere.
+    """
 
     caller: Caller = field(default_factory=Caller)
     path: str = ""
@@ -26,6 +29,7 @@ class Visit:
     task_id: str | None = None
     seat: Seat | None = None
     streams: bool = True
+    refused: bool = False
 
 
 visiting: ContextVar[Visit | None] = ContextVar("visiting", default=None)

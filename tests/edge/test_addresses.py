@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx2
 import pytest
 from mcp.shared.exceptions import MCPError
@@ -190,6 +191,28 @@ async def test_a_full_server_refuses_with_a_time_to_retry_after(tmp_path: Path) 
                 async with connected(served.task("find-answer")):
                     pass
             assert len(served.episodes.live) == 1
+
+
+async def test_those_who_come_at_once_past_capacity_keep_no_session(tmp_path: Path) -> None:
+    async with serving(tmp_path, provider="local", max_sandboxes=1, max_queue=0) as served:
+        url = served.task("find-answer")
+        answers: list[httpx2.Response] = []
+        async with httpx2.AsyncClient(headers=BOTH, timeout=60) as http:
+
+            async def ask() -> None:
+                answers.append(await http.post(url, json=INITIALIZE))
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(8):
+                    tasks.start_soon(ask)
+            assert len(served.episodes.live) == 1
+            refusals = [answer for answer in answers if "ask again in" in answer.text]
+            assert len(refusals) == 7
+            for answer in refusals:
+                if session := answer.headers.get("mcp-session-id"):
+                    assert (await http.delete(url, headers={"mcp-session-id": session})).status_code == 404
+            (let_in,) = [answer for answer in answers if answer not in refusals]
+            await http.delete(url, headers={"mcp-session-id": let_in.headers["mcp-session-id"]})
 
 
 async def test_an_episode_that_nobody_asks_anything_is_ended(tmp_path: Path) -> None:
