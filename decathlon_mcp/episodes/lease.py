@@ -10,11 +10,12 @@ import anyio
 
 
 class Lease:
-    """An idle lease within an absolute one, both in seconds; the absolute one counts from the making."""
+    """An idle lease within an absolute one, both in seconds; the absolute one counts from `begin`."""
 
     def __init__(self, *, idle_seconds: float, absolute_seconds: float) -> None:
         self._idle_seconds = idle_seconds
-        self._over_at = anyio.current_time() + absolute_seconds
+        self._absolute_seconds = absolute_seconds
+        self._over_at = math.inf
         self._holders = 0
         self._renewed_at = anyio.current_time()
         self._scope: anyio.CancelScope | None = None
@@ -46,6 +47,11 @@ class Lease:
                 yield self._scope
         finally:
             self._scope = None
+
+    def begin(self) -> None:
+        """The waiting is over: from now on the absolute lease runs."""
+        self._over_at = anyio.current_time() + self._absolute_seconds
+        self._renew()
 
     @contextmanager
     def hold(self) -> Generator[None]:

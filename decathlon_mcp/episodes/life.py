@@ -76,6 +76,7 @@ class Life:
         async with AsyncExitStack() as place:
             with episode.lease.limit():
                 await place.enter_async_context(self._admission.place(ticket))
+                episode.lease.begin()
                 self._settle(await self._play())
         if episode.verdict is None:
             return episode.left or (Ending.TIME_OVER if episode.lease.over else Ending.LEASE_EXPIRED)

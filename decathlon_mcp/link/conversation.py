@@ -17,6 +17,7 @@ from decathlon_mcp.link.line import Line
 from decathlon_mcp.model import JsonObject, as_object
 
 MAX_NOTES = 10_000
+MAX_NOTES_BYTES = 8 << 20
 """Notifications kept for a request whose caller is slow; the oldest go first."""
 
 Note = Callable[[JsonObject], Awaitable[None]]
@@ -27,8 +28,21 @@ class _Pending:
     """A request on the line, and what has come for it."""
 
     news: anyio.Event = field(default_factory=anyio.Event)
-    notes: deque[tuple[str, JsonObject]] = field(default_factory=lambda: deque(maxlen=MAX_NOTES))
+    notes: deque[tuple[str, JsonObject, int]] = field(default_factory=deque[tuple[str, JsonObject, int]])
+    notes_bytes: int = 0
     reply: JsonObject | None = None
+
+    def note(self, kind: str, params: JsonObject, size: int) -> None:
+        self.notes.append((kind, params, size))
+        self.notes_bytes += size
+        while len(self.notes) > MAX_NOTES or self.notes_bytes > MAX_NOTES_BYTES:
+            self.next_note()
+        self.news.set()
+
+    def next_note(self) -> tuple[str, JsonObject]:
+        kind, params, size = self.notes.popleft()
+        self.notes_bytes -= size
+        return kind, params
 
 
 class Conversation:
@@ -89,8 +103,8 @@ class Conversation:
     async def read(self) -> None:
         """Take what comes until the line ends."""
         try:
-            async for message in self._line.messages():
-                self._take(message)
+            async for message, size in self._line.messages():
+                self._take(message, size)
         except LimitExceededError as error:
             self.lose(error.message)
         self.lose()
@@ -113,7 +127,7 @@ class Conversation:
             await pending.news.wait()
             pending.news = anyio.Event()
             while pending.notes:
-                kind, note = pending.notes.popleft()
+                kind, note = pending.next_note()
                 if (listener := listeners.get(kind)) is not None:
                     await listener(note)
             if pending.reply is not None:
@@ -137,7 +151,7 @@ class Conversation:
             except SandboxLostError as error:
                 self.lose(error.message)
 
-    def _take(self, message: JsonObject) -> None:
+    def _take(self, message: JsonObject, size: int) -> None:
         number = message.get("id")
         if isinstance(number, int):
             if (pending := self._pending.get(number)) is not None and pending.reply is None:
@@ -148,8 +162,7 @@ class Conversation:
         if method in (wire.PROGRESS, wire.MESSAGE):
             note, number = as_object(params.get("params")), params.get("id")
             if note is not None and isinstance(number, int) and (pending := self._pending.get(number)):
-                pending.notes.append((str(method), note))
-                pending.news.set()
+                pending.note(str(method), note, size)
         elif method == wire.READY:
             self.ready = True
             self.settled.set()

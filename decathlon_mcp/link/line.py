@@ -46,8 +46,8 @@ class Line:
             if scope.cancelled_caught:
                 raise SandboxLostError(f"the sandbox has not read from its line for {SEND_SECONDS:.0f} s")
 
-    async def messages(self) -> AsyncGenerator[dict[str, Any]]:
-        """Every message until the stream ends. What is no JSON object is passed over.
+    async def messages(self) -> AsyncGenerator[tuple[dict[str, Any], int]]:
+        """Every message with its bytes, until the stream ends. What is no JSON object is passed over.
 
         Raises LimitExceededError for a line that is too long.
         """
@@ -63,7 +63,7 @@ class Line:
                 raise LimitExceededError(f"the driver sent a line of more than {self._max_bytes} bytes")
             for following in others:
                 if (message := _parse(begun)) is not None:
-                    yield message
+                    yield message, len(begun)
                 begun = bytearray(following)
 
 

@@ -24,7 +24,9 @@ async def test_who_holds_it_keeps_it_and_it_is_renewed_on_release() -> None:
     lease = Lease(idle_seconds=0.2, absolute_seconds=60)
     with anyio.fail_after(5), lease.limit() as scope:
         with lease.hold():
-            assert lease.deadline > anyio.current_time() + 50
+            assert lease.deadline == math.inf
+            lease.begin()
+            assert anyio.current_time() + 50 < lease.deadline < math.inf
             await anyio.sleep(0.3)
         assert lease.deadline > anyio.current_time()
         assert not scope.cancel_called
@@ -33,6 +35,9 @@ async def test_who_holds_it_keeps_it_and_it_is_renewed_on_release() -> None:
 async def test_the_absolute_lease_is_over_whoever_holds_it() -> None:
     lease = Lease(idle_seconds=60, absolute_seconds=0.05)
     with anyio.fail_after(5), lease.limit() as scope, lease.hold():
+        await anyio.sleep(0.1)
+        assert not lease.over
+        lease.begin()
         await anyio.sleep_forever()
     assert scope.cancelled_caught
     assert lease.over
