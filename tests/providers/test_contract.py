@@ -173,11 +173,10 @@ async def test_an_opening_cancelled_at_any_moment_leaves_nothing(bench: Bench, w
             if way == "scope":
                 with anyio.move_on_after(seconds):
                     await one()
-                assert bench.left() == [], f"after {seconds:.3f} s"
             else:
-                # Nobody waits for an exit that is itself cancelled, but it is gone through to the end.
                 await cancelled_as_asyncio_does(one, seconds)
-                await bench.nothing_is_left()
+            # What is killed may take a moment to go, and nobody waits for an exit that is itself cancelled.
+            await bench.nothing_is_left()
             if finished and step > 5:
                 break
     assert finished

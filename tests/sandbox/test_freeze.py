@@ -156,10 +156,13 @@ def first_process(*dropping: str) -> list[str]:
 async def test_as_first_process_it_kills_even_what_is_not_below_it(python: str) -> None:
     async with driver(python, wrap=first_process()) as peer:
         await peer.start(peer.zoo("daemonic"), peer.zoo("plain", "other"))
-        entered = enter(peer, "sh", "-c", "sleep 1000; :", peer.token)
-        await peer.until_left(5)
-        assert (await peer.request(wire.FREEZE))["killed"] == 5
-        assert entered.wait(timeout=BOUND_SECONDS) != 0
+        with enter(peer, "sh", "-c", "sleep 1000; :", peer.token) as entered:
+            try:
+                await peer.until_left(5)
+                assert (await peer.request(wire.FREEZE))["killed"] == 5
+                assert entered.wait(timeout=BOUND_SECONDS) != 0
+            finally:
+                entered.kill()
         said = await peer.request(wire.RUN, **shell("ls /proc | grep -c '^[0-9]'"))
         assert said["stdout"] == "4\n"  # the driver, sh, ls, grep
 
