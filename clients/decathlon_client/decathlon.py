@@ -131,6 +131,18 @@ class Decathlon:
         finally:
             await self._close(started.handle)
 
+    async def ask(
+        self, tool: str, arguments: JsonObject | None = None, *, on_progress: OnProgress | None = None
+    ) -> Reply:
+        """One of the lobby's own tools, its reply as it came: for episodes that outlive this connection.
+
+        Raises ClientError where the server refuses; a reply with `is_error` is the tool's own.
+        """
+        if self._lobby is None:
+            raise RuntimeError("this Decathlon is not open: use it in `async with`")
+        params = {"name": tool, "arguments": arguments or {}}
+        return Reply.read(await self._lobby.request("tools/call", params, on_progress=on_progress))
+
     @asynccontextmanager
     async def attach(self, episode: str) -> AsyncGenerator[Episode]:
         """An episode that is there already, by its handle or address; it goes on when this is left.
