@@ -56,6 +56,8 @@ class Family:
         self._children: dict[int, Child] = {}
         self.spared: frozenset[int] = frozenset()
         """Processes that nothing but our own end ends."""
+        self._left: set[int] = set()
+        self._left_marks: set[str] = set()
         self._mark = os.urandom(8).hex()
         self._started = 0
         label = os.environ.get(wire.SANDBOX_VARIABLE)
@@ -125,10 +127,11 @@ class Family:
         """The living processes that stem from `child`, daemons included.
 
         Its descendants, its session, and all that carry its mark. When nothing else of ours runs, everything
-        below us: even what wiped its environment. What is spared is nobody's.
+        below us: even what wiped its environment. What is spared is nobody's, and so is what was left.
         """
         table = processes.living()
-        all_ours = processes.below(os.getpid(), table) - self.spared
+        spared = self.spared | self._left_now(table)
+        all_ours = processes.below(os.getpid(), table) - spared
         if all(other is child for other in self._children.values()):
             return all_ours
         found = {pid for pid, process in table.items() if process.session == child.pid}
@@ -136,7 +139,24 @@ class Family:
         for pid in tuple(found):
             found |= processes.below(pid, table)
         suspects = (all_ours if self._adopts else table.keys()) - found - self._children.keys()
-        return (found | {pid for pid in suspects if processes.marked(pid, child.mark)}) - self.spared
+        return (found | {pid for pid in suspects if processes.marked(pid, child.mark)}) - spared
+
+    def leave(self, child: Child) -> None:
+        """What still lives of the tree of `child`, which has ended, is let live: see `wire.RUN`."""
+        left = self.tree(child)
+        if left:
+            self._left |= left
+            self._left_marks.add(child.mark)
+
+    def _left_now(self, table: dict[int, processes.Process]) -> set[int]:
+        """Those that were left, and what they have started since."""
+        if self._left_marks:
+            self._left &= table.keys()
+            marks = self._left_marks
+            self._left |= {pid for pid in table if any(processes.marked(pid, mark) for mark in marks)}
+            for pid in tuple(self._left):
+                self._left |= processes.below(pid, table)
+        return self._left
 
     def spare(self, patterns: Sequence[str]) -> None:
         """Those of everybody whose command line is of one of these outlive whatever ends, but for us."""
@@ -207,6 +227,7 @@ class Family:
                 return ended
             if pid == 0:
                 return ended
+            self._left.discard(pid)
             child = self._children.pop(pid, None)
             if child is not None:
                 child.exit_code = child.popen.returncode = os.waitstatus_to_exitcode(status)

@@ -33,6 +33,7 @@ class Run:
         kept_bytes = read.whole_number(params, "output_bytes", MOST_OUTPUT_BYTES)
         timeout_seconds = read.number(params, "timeout_seconds")
         with_channel = read.flag(params, "channel")
+        self._leave = read.flag(params, "leave")
         self._began_at = time.monotonic()
         self._child = self._spawn(params, with_channel=with_channel)
         self._stdout, self._stderr, self._channel = Tail(kept_bytes), Tail(kept_bytes), Head(CHANNEL_BYTES)
@@ -69,11 +70,21 @@ class Run:
     def _exited(self, exit_code: int) -> None:
         self._deadline.cancel()
         self._seconds = time.monotonic() - self._began_at
-        self._family.end(self._child, self._answer)
+        if self._leave and not (self._timed_out or self._cancelled):
+            self._family.leave(self._child)
+            # Whoever lives on may write to these pipes: read on, or it is ended by a broken one.
+            for source in self._sources:
+                source.take()
+            self._answer()
+        else:
+            self._family.end(self._child, self._clear)
 
-    def _answer(self) -> None:
+    def _clear(self) -> None:
         for source in self._sources:
             source.drain()
+        self._answer()
+
+    def _answer(self) -> None:
         if self._cancelled:
             self._request.fail(Fault(wire.CANCELLED, "the run was given up"))
             return

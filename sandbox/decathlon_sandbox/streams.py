@@ -84,6 +84,11 @@ class Source:
 
     def drain(self) -> None:
         """Take what is there already, at most what a pipe holds, and close."""
+        self.take()
+        self.close()
+
+    def take(self) -> None:
+        """Take what is there already, at most what a pipe holds."""
         taken = 0
         while not self._closed and taken < PIPE_BYTES:
             chunk = self._read()
@@ -91,7 +96,6 @@ class Source:
                 break
             taken += len(chunk)
             self._on_chunk(chunk)
-        self.close()
 
     def close(self) -> None:
         if self._closed:

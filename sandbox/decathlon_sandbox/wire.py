@@ -19,7 +19,7 @@ Requests, their params, their results:
                                              fails if anything below DIR (links not followed) has one of
                                              these names, or lies at one of these absolute paths
 `run`       {"argv": [STR...], "cwd": DIR, "env": {STR: STR}, "inherit": "all" | "minimal",
-             "timeout_seconds": NUM, "output_bytes": INT, "channel": BOOL}
+             "timeout_seconds": NUM, "output_bytes": INT, "channel": BOOL, "leave": BOOL?}
             -> {"exit_code": INT | null, "signal": INT | null, "timed_out": BOOL, "stdout": STR,
                 "stderr": STR, "truncated": BOOL, "channel": STR | null, "seconds": NUM}
             Runs a process that ends, in a session of its own; when it ends or its time is over, its whole
@@ -27,7 +27,8 @@ Requests, their params, their results:
             (at most 4 MiB) each are kept (UTF-8, bad bytes replaced). With `channel` the process is given a
             pipe whose write end's number is in the environment variable CHANNEL_VARIABLE; what it wrote there
             (the first MiB) is `channel`. `truncated`: there was more of any of the three. A program that is
-            not there is an error (code SPAWN).
+            not there is an error (code SPAWN). With `leave` what the process leaves running when it ends by
+            itself is let live, whatever else ends, until `freeze` or the driver's end.
 `start`     {"servers": [SERVER...], "deadline_seconds": NUM} -> {"servers": {NAME: FACTS}}
             Starts the task's MCP servers side by side, shakes hands and lists their tools (all pages).
             SERVER: {"name": STR, "type": "stdio", "command": STR, "args": [STR...], "env": {STR: STR},

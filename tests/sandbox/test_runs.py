@@ -171,6 +171,39 @@ async def test_daemons_are_told_apart_from_servers_and_other_runs(peer: DriverPe
     assert len(peer.left()) == 2
 
 
+def leaving(token: str) -> list[str]:
+    """A process that ends and leaves one that goes on writing to its pipes, in an environment of its own."""
+    left = f"env -i PATH=$PATH setsid sh -c 'while :; do echo tick; sleep 0.02; done; : {token}'"
+    return ["sh", "-c", f"{left} & echo started"]
+
+
+async def test_what_a_run_may_leave_lives_on_until_the_freeze(peer: DriverPeer) -> None:
+    said = await peer.request(wire.RUN, **process(*leaving(peer.token), leave=True))
+    assert (said["exit_code"], said["stdout"].splitlines()[0]) == (0, "started")
+    left = min(peer.left())
+    for _ in range(3):
+        await peer.request(wire.RUN, **process("sh", "-c", "sleep 0.1"))
+    await peer.start(peer.zoo("daemonic"))
+    await peer.request(wire.RUN, **process("true"))
+    assert left in peer.left()
+    await peer.request(wire.FREEZE)
+    assert peer.left() == []
+
+
+async def test_what_a_run_may_leave_ends_with_the_driver(peer: DriverPeer) -> None:
+    await peer.request(wire.RUN, **process(*leaving(peer.token), leave=True))
+    assert peer.left()
+    await peer.close()
+    assert peer.left() == []
+
+
+async def test_a_run_whose_time_is_over_leaves_nothing(peer: DriverPeer) -> None:
+    script = f"{leaving(peer.token)[2]}; sleep 1000"
+    said = await peer.request(wire.RUN, **process("sh", "-c", script, leave=True, timeout_seconds=0.5))
+    assert said["timed_out"]
+    assert peer.left() == []
+
+
 async def test_a_run_that_is_given_up_is_killed_before_it_is_answered(peer: DriverPeer) -> None:
     number = await peer.begin(wire.RUN, **process("sh", "-c", "sleep 1000; :", peer.token))
     await peer.until_left(1)
