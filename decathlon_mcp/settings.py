@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from decathlon_mcp.model import Names
+from decathlon_mcp.model import Language, Names
 
 ProviderName = Literal["docker", "local"]
 RewardPolicy = Literal["visible", "meta", "controller"]
@@ -44,6 +44,9 @@ class Settings(BaseModel):
     network: Literal["auto", "none", "outbound"] = Field(
         "auto", description="Network of sandboxes; `auto`: none for a task that needs none."
     )
+    docker_network: str | None = Field(
+        None, description="Docker's network that sandboxes with a network are in. [Docker's own, bridge]"
+    )
     reward: RewardPolicy = Field(
         "visible",
         description="`visible`: evaluate's reply tells the reward; `meta`: only its `_meta` does; "
@@ -53,6 +56,13 @@ class Settings(BaseModel):
         None,
         description="Replies over 100,000 characters: `cut`, the whole saved in the workspace, or `raw`. "
         "[the suite's own]",
+    )
+    results: Path | None = Field(
+        None,
+        description="File of verdicts, from which tasks' pass rates are read: for draws and lists by difficulty.",
+    )
+    language: Language = Field(
+        "en", description="`cn`: tasks in Chinese, as Toolathlon's `--cn_mode` has them, where they are there."
     )
     max_calls: Count | None = Field(
         None, description="Tool calls an episode may make; past it, it is claimed."

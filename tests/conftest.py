@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any, NoReturn, cast
 
@@ -52,6 +53,17 @@ def test_image(docker_engine: Any) -> str:
     except ImageNotFound:
         _go_without(f"there is no image {STARTER_IMAGE}; make it with tests/image/build")
     return STARTER_IMAGE
+
+
+@pytest.fixture
+def docker_network(docker_engine: Any) -> Iterator[str]:
+    """The name of a network of the engine's that leads nowhere else."""
+    name = f"decathlon-test-{secrets.token_hex(4)}"
+    identity = docker_engine.create_network(name, driver="bridge", internal=True)["Id"]
+    try:
+        yield name
+    finally:
+        docker_engine.remove_network(identity)
 
 
 def _go_without(reason: str) -> NoReturn:

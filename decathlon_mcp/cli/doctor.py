@@ -19,7 +19,7 @@ from decathlon_mcp.cli.options import strange_variables
 from decathlon_mcp.episodes import provider_for
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.providers.base import Finding, finding
-from decathlon_mcp.providers.docker import DockerProvider
+from decathlon_mcp.providers.docker import DEFAULT_NETWORK, DockerProvider
 from decathlon_mcp.providers.local import LocalProvider
 from decathlon_mcp.rewards import Signer
 from decathlon_mcp.rewards.signing import FILE as KEY_FILE
@@ -133,7 +133,8 @@ async def _checked(name: ProviderName, image: str | None, settings: Settings) ->
     owner = f"doctor-{os.getpid()}"
     if name == "local":
         return await LocalProvider(owner, settings.state / "sandboxes").check(None)
-    async with DockerProvider(owner) as provider:
+    network = settings.docker_network or DEFAULT_NETWORK
+    async with DockerProvider(owner, network=network) as provider:
         return await provider.check(image)
 
 

@@ -22,10 +22,21 @@ PREFIX = "DECATHLON_"
 DEFAULT_FILE = Path("decathlon.toml")
 SERVE_NAMES = ("host", "port", "public_url", "allowed_host", "ready_file")
 """What only `serve` takes, and the file and variables may hold too."""
+CLIENT_NAMES = ("url", "token")
+"""What only commands that connect to a server take, from variables."""
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Tasks": ("suite", "names", "overlong", "reward", "max_calls"),
-    "Sandboxes": ("provider", "image", "network", "memory_mib", "cpus", "pids", "workspace_mib"),
+    "Tasks": ("suite", "names", "language", "results", "overlong", "reward", "max_calls"),
+    "Sandboxes": (
+        "provider",
+        "image",
+        "network",
+        "docker_network",
+        "memory_mib",
+        "cpus",
+        "pids",
+        "workspace_mib",
+    ),
     "How many": ("max_sandboxes", "max_opening", "max_queue"),
     "How long (seconds)": (
         "idle_seconds",
@@ -85,7 +96,7 @@ def _default(value: object) -> str | None:
 
 
 ServerOptions = _model("ServerOptions")
-TasksOptions = _model("TasksOptions", ("suite", "config"))
+TasksOptions = _model("TasksOptions", ("suite", "language", "results", "config"))
 DoctorOptions = _model("DoctorOptions", ("suite", "provider", "image", "state", "tokens", "config"))
 
 ServerSettings = Annotated[ServerOptions, Parameter(name="*")]
@@ -134,7 +145,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def strange_variables() -> list[str]:
     """Variables that look like settings and are none, sorted."""
-    known = {PREFIX + name.upper() for name in _known()}
+    known = {PREFIX + name.upper() for name in (*_known(), *CLIENT_NAMES)}
     return sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
 
 

@@ -16,10 +16,10 @@ from decathlon_mcp.episodes.registry import Episodes, running
 from decathlon_mcp.episodes.stage import Stage
 from decathlon_mcp.observe import fields
 from decathlon_mcp.providers.base import Limits, Provider
-from decathlon_mcp.providers.docker import DockerProvider
+from decathlon_mcp.providers.docker import DEFAULT_NETWORK, DockerProvider
 from decathlon_mcp.providers.local import LocalProvider
 from decathlon_mcp.settings import ProviderName, Settings
-from decathlon_mcp.suites import Catalogue, Suite, load_suite
+from decathlon_mcp.suites import Catalogue, Suite, load_suite, read_pass_rates
 
 log = logging.getLogger("decathlon.episodes")
 
@@ -29,13 +29,22 @@ def provider_for(suite: Suite, settings: Settings) -> ProviderName:
     return settings.provider or ("local" if suite.dialect.name == "starter" else "docker")
 
 
+def read_catalogue(settings: Settings) -> Catalogue:
+    """All tasks of the suites that the settings name, with what is known of their difficulty.
+
+    Raises SuiteError, SettingsError.
+    """
+    suites = [load_suite(where, settings.language) for where in settings.suite]
+    return Catalogue(suites, read_pass_rates(settings.results) if settings.results else None)
+
+
 @asynccontextmanager
 async def open_episodes(settings: Settings) -> AsyncGenerator[Episodes]:
     """Everything below the edge; on exit nothing of it is left.
 
-    Raises SuiteError, ProviderUnavailableError.
+    Raises SuiteError, SettingsError, ProviderUnavailableError.
     """
-    suites = [await anyio.to_thread.run_sync(load_suite, where) for where in settings.suite]
+    catalogue = await anyio.to_thread.run_sync(read_catalogue, settings)
     async with AsyncExitStack() as house:
         # The names of folders below are episodes' handles: nobody else may list them.
         for folder in (settings.state, settings.state / "episodes"):
@@ -47,15 +56,15 @@ async def open_episodes(settings: Settings) -> AsyncGenerator[Episodes]:
         archives = Path(house.enter_context(tempfile.TemporaryDirectory(prefix=f"{owner}-", dir=scratch)))
         providers: dict[ProviderName, Provider] = {}
         stages: dict[str, Stage] = {}
-        for suite in suites:
+        for suite in catalogue.suites:
             name = provider_for(suite, settings)
             if name not in providers:
-                providers[name] = await _open_provider(house, name, owner, settings.state / "sandboxes")
+                providers[name] = await _open_provider(house, name, owner, settings)
             common = archives / f"{suite.name}.tar"
             await anyio.to_thread.run_sync(suite.common_archive, common)
             stages[suite.name] = _stage(suite, providers[name], common, settings)
         await _sweep(providers, dead, settings)
-        yield await house.enter_async_context(running(Catalogue(suites), stages, settings, archives))
+        yield await house.enter_async_context(running(catalogue, stages, settings, archives))
 
 
 def _stage(suite: Suite, provider: Provider, common: Path, settings: Settings) -> Stage:
@@ -73,10 +82,13 @@ def _stage(suite: Suite, provider: Provider, common: Path, settings: Settings) -
     )
 
 
-async def _open_provider(house: AsyncExitStack, name: ProviderName, owner: str, folder: Path) -> Provider:
+async def _open_provider(
+    house: AsyncExitStack, name: ProviderName, owner: str, settings: Settings
+) -> Provider:
     if name == "local":
-        return await house.enter_async_context(LocalProvider(owner, folder))
-    return await house.enter_async_context(DockerProvider(owner))
+        return await house.enter_async_context(LocalProvider(owner, settings.state / "sandboxes"))
+    network = settings.docker_network or DEFAULT_NETWORK
+    return await house.enter_async_context(DockerProvider(owner, network=network))
 
 
 async def _sweep(providers: dict[ProviderName, Provider], dead: list[str], settings: Settings) -> None:

@@ -20,12 +20,12 @@ from typing import Self
 import anyio
 from anyio import CancelScope, CapacityLimiter
 from anyio.abc import TaskGroup
-from docker.errors import APIError
+from docker.errors import APIError, NotFound
 
 from decathlon_mcp.errors import BadRequestError, DecathlonError, ImageError, ProviderUnavailableError
 from decathlon_mcp.observe.logs import fields
 from decathlon_mcp.providers.base import Finding, Isolation, Limits, SandboxSpec, finding
-from decathlon_mcp.providers.docker_container import Container, remove_container
+from decathlon_mcp.providers.docker_container import DEFAULT_NETWORK, Container, remove_container
 from decathlon_mcp.providers.docker_engine import Api, Engine, said_by
 from decathlon_mcp.providers.docker_events import OWNER_LABEL, SANDBOX_LABEL, EventWatch
 from decathlon_mcp.providers.docker_image import find_image, how_to_get
@@ -47,6 +47,8 @@ _log = logging.getLogger(__name__)
 class DockerProvider:
     """Opens sandboxes as containers labelled with `owner`.
 
+    `network`, a name of the engine's, is what sandboxes with a network are in: one that an operator makes
+    resolves the names of the containers beside them.
     `pull`: an image that is missing is fetched, else that is an ImageError. `at_once` bounds how many are
     being opened, and how many removed, at the same time: past four, each only becomes slower.
     """
@@ -54,8 +56,11 @@ class DockerProvider:
     name = "docker"
     isolation: Isolation = "container"
 
-    def __init__(self, owner: str, *, pull: bool = False, at_once: int = 4) -> None:
+    def __init__(
+        self, owner: str, *, network: str = DEFAULT_NETWORK, pull: bool = False, at_once: int = 4
+    ) -> None:
         self._owner = owner
+        self._network = network
         self._pull = pull
         self._engine = Engine()
         self._events = EventWatch(self._engine, owner)
@@ -89,7 +94,7 @@ class DockerProvider:
         await self._engine.api()
         with anyio.move_on_after(LISTEN_SECONDS):
             await self._events.listening.wait()
-        container = Container(self._owner, spec, pull=self._pull)
+        container = Container(self._owner, spec, network=self._network, pull=self._pull)
         streams: list[AttachedStream] = []
 
         async def hang_up() -> None:
@@ -168,6 +173,8 @@ class DockerProvider:
         version = await self._engine.run(lambda api: api.version(), abandon=True)
         findings.append(finding("engine", True, f"Docker {version.get('Version')} at {self._engine.where}"))
         findings += await self._engine.run(_disk, abandon=True)
+        if self._network != DEFAULT_NETWORK:
+            findings.append(await self._engine.run(self._find_network, abandon=True))
         if image is None:
             return
         try:
@@ -180,6 +187,14 @@ class DockerProvider:
             findings.append(await self._try_python(image))
         if trial.cancelled_caught:
             findings.append(Finding("python3", True, "not tried: the engine is busy"))
+
+    def _find_network(self, api: Api) -> Finding:
+        try:
+            found = api.inspect_network(self._network)
+        except NotFound:
+            cure = f"docker network create {self._network}"
+            return Finding("network", False, f"the engine has no network {self._network}", cure)
+        return Finding("network", True, f"{self._network}, {found['Driver']}")
 
     async def _try_python(self, image: str) -> Finding:
         name, command = f"check-{secrets.token_hex(8)}", ("python3", "-I", "-S", "-c", _TRIAL)

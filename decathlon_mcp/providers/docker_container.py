@@ -17,6 +17,7 @@ from decathlon_mcp.providers.docker_engine import Api, put_archive, said_by
 from decathlon_mcp.providers.docker_events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.providers.docker_image import Image, find_image, missing, numbers_of
 
+DEFAULT_NETWORK = "bridge"
 GONE_SECONDS = 10.0
 _CONFLICT = 409
 _NOT_FOUND = 404
@@ -29,9 +30,10 @@ class Container:
     way, and forbids a later one.
     """
 
-    def __init__(self, owner: str, spec: SandboxSpec, *, pull: bool) -> None:
+    def __init__(self, owner: str, spec: SandboxSpec, *, network: str, pull: bool) -> None:
         self.owner = owner
         self.spec = spec
+        self.network = "none" if spec.network == "none" else network
         self.socket: socket.socket | None = None
         self.user = (0, 0)
         self.image_digest: str | None = None
@@ -88,7 +90,7 @@ class Container:
         self._asked_for = True
         try:
             made = api.create_container_from_config(
-                _config(self.owner, self.spec), f"decathlon-{self.spec.name}"
+                _config(self.owner, self.spec, self.network), f"decathlon-{self.spec.name}"
             )
         except APIError as error:
             self._asked_for = False
@@ -150,7 +152,7 @@ def _attach(api: Api, identity: str) -> socket.socket:
     return attached
 
 
-def _config(owner: str, spec: SandboxSpec) -> JsonObject:
+def _config(owner: str, spec: SandboxSpec, network: str) -> JsonObject:
     """What the engine is asked for (Docker Engine API, "Create a container").
 
     The first process is the entry point, whatever the image has for one. `StdinOnce`: the server's death is
@@ -172,13 +174,13 @@ def _config(owner: str, spec: SandboxSpec) -> JsonObject:
         "AttachStderr": True,
         "Tty": False,
         # More than a mode of none: the engine's network layer is not even asked, which halves the start.
-        "NetworkDisabled": spec.network == "none",
+        "NetworkDisabled": network == "none",
         "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": {
             "AutoRemove": True,
             "Init": False,
             "LogConfig": {"Type": "none", "Config": {}},
-            "NetworkMode": "none" if spec.network == "none" else "bridge",
+            "NetworkMode": network,
             "CapDrop": ["ALL"],
             "SecurityOpt": ["no-new-privileges:true"],
             "Tmpfs": {"/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={limits.scratch_mib}m"},

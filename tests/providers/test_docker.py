@@ -118,6 +118,27 @@ async def test_with_a_network_it_is_the_bridge_and_nothing_is_published(docker: 
     assert not any(found["NetworkSettings"]["Ports"].values())
 
 
+async def test_another_network_of_the_engines_may_be_chosen(docker: Bench, docker_network: str) -> None:
+    async with DockerProvider(docker.owner, network=docker_network) as provider:
+        spec, without = docker.spec(network="outbound"), docker.spec()
+        async with provider.open(spec), provider.open(without):
+            found = docker.engine.inspect_container(f"decathlon-{spec.name}")["NetworkSettings"]
+            cut_off = docker.engine.inspect_container(f"decathlon-{without.name}")
+        findings = {each.what: each for each in await provider.check(None)}
+    assert [*found["Networks"]] == [docker_network]
+    assert cut_off["HostConfig"]["NetworkMode"] == "none"
+    assert findings["network"].ok
+
+
+async def test_a_network_that_is_not_there_is_said(docker: Bench) -> None:
+    async with DockerProvider(docker.owner, network="decathlon-nowhere") as provider:
+        findings = {each.what: each for each in await provider.check(None)}
+        with pytest.raises(ProviderUnavailableError, match="network decathlon-nowhere not found"):
+            async with provider.open(docker.spec(network="outbound")):
+                pytest.fail("it opened")
+    assert findings["network"].cure == "docker network create decathlon-nowhere"
+
+
 async def test_processes_are_limited(docker: Bench) -> None:
     script = """
 import os, time
