@@ -9,6 +9,7 @@ async with Decathlon("http://127.0.0.1:8765") as d:
         print(verdict.reward)
 """
 
+from decathlon_client.batch import Batch, Fault, Player, Result
 from decathlon_client.decathlon import Decathlon
 from decathlon_client.episode import Episode
 from decathlon_client.errors import (
@@ -28,26 +29,38 @@ from decathlon_client.errors import (
     UnknownTaskError,
     UnknownToolError,
 )
+from decathlon_client.lockstep import Call, Lockstep, Slot
+from decathlon_client.openings import OpeningOptions
+from decathlon_client.tally import Tally
 from decathlon_client.values import OnProgress, Policy, Reply, Task, Tool, Verdict
 
 __all__ = [
     "AccessDeniedError",
     "AtCapacityError",
+    "Batch",
+    "Call",
     "CallTimeoutError",
     "ClientError",
     "ConnectionLostError",
     "Decathlon",
     "Episode",
     "EpisodeEndedError",
+    "Fault",
+    "Lockstep",
     "NoVerdictError",
     "NotRunnableError",
     "OnProgress",
+    "OpeningOptions",
+    "Player",
     "Policy",
     "ProtocolError",
     "Reply",
     "RequestError",
+    "Result",
     "SandboxLostError",
     "SetUpError",
+    "Slot",
+    "Tally",
     "Task",
     "Tool",
     "UnknownEpisodeError",

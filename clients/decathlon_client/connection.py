@@ -20,6 +20,7 @@ from decathlon_client.errors import (
     ProtocolError,
     error_from_json_rpc,
 )
+from decathlon_client.parting import Parting
 from decathlon_client.sdk import CLOSED, Refusal, SdkError, Session, ValidationError, cause_of, json_rpc
 from decathlon_client.values import JsonObject, OnProgress
 
@@ -75,10 +76,10 @@ class Connection:
                     self.lose(told)
                 raise told from None
 
-    async def aclose(self) -> None:
+    async def aclose(self, parting: Parting) -> None:
         """End the session, with a DELETE. Bounded; never raises but for being cancelled afterwards."""
         self._stop.set()
-        with anyio.move_on_after(CLOSE_SECONDS, shield=True):
+        with parting.shielded(CLOSE_SECONDS):
             await self._ended.wait()
 
     def lose(self, why: str | ClientError) -> None:
@@ -182,11 +183,11 @@ class Line:
                 return await (await self._connected()).request(method, params, on_progress)
         raise CallTimeoutError(f"{params.get('name', method)}: no answer within {timeout:g} s")
 
-    async def aclose(self) -> None:
+    async def aclose(self, parting: Parting) -> None:
         """End the session if there is one; there will be no other."""
         self._closed = True
         if self._connection is not None:
-            await self._connection.aclose()
+            await self._connection.aclose(parting)
 
     async def _connected(self) -> Connection:
         async with self._dialling:

@@ -10,25 +10,31 @@ of its own outlives a connection that breaks.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from os import PathLike, fspath
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self, Unpack
 
 import anyio
 from anyio.abc import TaskGroup
 
+from decathlon_client.batch import Batch, batching
 from decathlon_client.connection import Line
 from decathlon_client.embedded import EmbeddedServer
 from decathlon_client.episode import Episode, attached
 from decathlon_client.errors import ClientError, ConnectionLostError, ProtocolError
+from decathlon_client.lockstep import Lockstep, lockstep
+from decathlon_client.openings import OpeningOptions, Openings
+from decathlon_client.owners import owners
+from decathlon_client.parting import Parting
 from decathlon_client.server import HttpServer, Server
 from decathlon_client.values import JsonObject, OnProgress, Policy, Reply, Task, as_objects
 
 START_SECONDS = 30.0
 CLOSE_SECONDS = 10.0
+INTERRUPTED_SECONDS = 1.0
 
 log = logging.getLogger("decathlon.client")
 
@@ -71,15 +77,16 @@ class Decathlon:
         self._stack: AsyncExitStack | None = None
         self._lobby: Line | None = None
         self._tasks: TaskGroup | None = None
+        self._parting = Parting()
 
     async def __aenter__(self) -> Self:
         if self._stack is not None:
             raise RuntimeError("this Decathlon is open already")
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._server.running())
-            self._tasks = await stack.enter_async_context(_owners())
+            self._tasks = await stack.enter_async_context(owners())
             self._lobby = self._line(None)
-            stack.push_async_callback(self._lobby.aclose)
+            stack.push_async_callback(self._lobby.aclose, self._parting)
             await self._lobby.open()
             self._stack = stack.pop_all()
         return self
@@ -88,8 +95,10 @@ class Decathlon:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._stack is not None, "this Decathlon is not open"
-        stack = self._stack
+        stack, parting = self._stack, self._parting
         self._reset()
+        if kind is not None and issubclass(kind, (KeyboardInterrupt, anyio.get_cancelled_exc_class())):
+            parting.hurry(INTERRUPTED_SECONDS)
         await stack.__aexit__(kind, error, trace)
 
     async def tasks(
@@ -121,15 +130,42 @@ class Decathlon:
         claimed is graded all the same. Raises UnknownTaskError, NotRunnableError, AtCapacityError,
         SetUpError.
         """
-        when = launch_time.isoformat() if isinstance(launch_time, datetime) else launch_time
         drawn = {"task": task or self._task, "split": split, "seed": seed}
-        asked = {**drawn, "launch_time": when, "max_calls": max_calls, "policy": policy, "wait": False}
-        started = await self._start({key: value for key, value in asked.items() if value is not None})
-        try:
-            async with self._attached(started.address, on_progress, started.agent_address) as episode:
-                yield episode
-        finally:
-            await self._close(started.handle)
+        asked = {**drawn, "launch_time": launch_time, "max_calls": max_calls, "policy": policy}
+        async with self._started(asked, Parting(), on_progress) as episode:
+            yield episode
+
+    @asynccontextmanager
+    async def episodes(
+        self, tasks: Iterable[str | Task], **options: Unpack[OpeningOptions]
+    ) -> AsyncGenerator[Lockstep]:
+        """An episode of each of these tasks, all at once and held together, for whoever generates for all.
+
+        Waits until each is ready or has failed; a failure is its own slot's (`slot.failure`). On exit all are
+        closed. The server must have room for all of them.
+        """
+        async with lockstep(Openings(self._opened, options), tasks) as held:
+            yield held
+
+    @asynccontextmanager
+    async def batch(
+        self,
+        tasks: Iterable[str | Task] | AsyncIterable[str | Task],
+        *,
+        concurrency: int,
+        progress: bool = True,
+        player_seconds: float | None = None,
+        **options: Unpack[OpeningOptions],
+    ) -> AsyncGenerator[Batch]:
+        """So many episodes at a time until the tasks, which are drawn as they are needed, are played.
+
+        `progress`: a bar on stderr (with `rich`, on a terminal), or else a line now and then. An attempt
+        whose player takes longer than `player_seconds` is truncated, and graded as it is. Left early or
+        interrupted, it closes what is open, when interrupted within 5 s.
+        """
+        openings = Openings(self._opened, options)
+        async with batching(openings, tasks, concurrency, progress, player_seconds) as batch:
+            yield batch
 
     async def ask(
         self, tool: str, arguments: JsonObject | None = None, *, on_progress: OnProgress | None = None
@@ -150,36 +186,58 @@ class Decathlon:
         By its agent's address it can be played, and neither evaluated nor truncated. Raises
         UnknownEpisodeError, EpisodeEndedError.
         """
-        async with self._attached(episode, None) as found:
+        async with self._attached(episode, None, Parting()) as found:
             yield found
+
+    def _opened(self, task: str, *, parting: Parting, **asked: Any) -> AbstractAsyncContextManager[Episode]:
+        return self._started({"task": task, **asked}, parting, None)
+
+    @asynccontextmanager
+    async def _started(
+        self, asked: JsonObject, parting: Parting, on_progress: OnProgress | None
+    ) -> AsyncGenerator[Episode]:
+        with parting.hurried():
+            told = await self._start(asked, parting)
+            handle = str(told["episode"])
+            agent_address = told.get("agent_address") or told.get("agent")
+            try:
+                address = told.get("address") or handle
+                async with self._attached(address, on_progress, parting, agent_address) as episode:
+                    yield episode
+            finally:
+                await self._close(handle, parting)
 
     @asynccontextmanager
     async def _attached(
-        self, episode: str, on_progress: OnProgress | None, agent_address: str | None = None
+        self,
+        episode: str,
+        on_progress: OnProgress | None,
+        parting: Parting,
+        agent_address: str | None = None,
     ) -> AsyncGenerator[Episode]:
         line = self._line(episode)
         try:
             yield await attached(line, self._ask, agent_address=agent_address, on_progress=on_progress)
         finally:
-            await line.aclose()
+            await line.aclose(parting)
 
-    async def _start(self, arguments: JsonObject) -> _Started:
+    async def _start(self, asked: JsonObject, parting: Parting) -> JsonObject:
         """Start an episode. Cannot be cancelled between its start and our knowing."""
-        reply: Reply | None = None
-        with anyio.move_on_after(START_SECONDS, shield=True):
-            reply = await self._ask("start_episode", arguments)
-        if reply is None:
+        when = asked.get("launch_time")
+        told = {**asked, "launch_time": when.isoformat() if isinstance(when, datetime) else when}
+        arguments = {key: value for key, value in told.items() if value is not None}
+        started: JsonObject = {}
+        with parting.shielded(START_SECONDS) as scope:
+            started |= (await self._ask("start_episode", {**arguments, "wait": False})).structured or {}
+        if scope.cancelled_caught:
             raise ConnectionLostError(f"the server did not answer within {START_SECONDS:g} s")
-        told = reply.structured or {}
-        if "episode" not in told:
+        if "episode" not in started:
             raise ProtocolError("`start_episode` gave no handle; is this a decathlon-mcp server?")
-        handle = str(told["episode"])
-        agent_address = told.get("agent_address") or told.get("agent")
-        return _Started(handle, told.get("address") or handle, agent_address)
+        return started
 
-    async def _close(self, handle: str) -> None:
+    async def _close(self, handle: str, parting: Parting) -> None:
         """Bounded, never raising: what ended the body is the better error, and the lease ends it anyway."""
-        with anyio.move_on_after(CLOSE_SECONDS, shield=True):
+        with parting.shielded(CLOSE_SECONDS):
             try:
                 await self._ask("close_episode", {"episode": handle})
             except ClientError as error:
@@ -199,25 +257,3 @@ class Decathlon:
             raise RuntimeError("this Decathlon is not open: use it in `async with`")
         server = self._server
         return Line(self._tasks, server.where(episode), lambda connection: server.dial(connection, episode))
-
-
-class _Started(NamedTuple):
-    """Where there are no addresses, in this process, ids are in their place."""
-
-    handle: str
-    address: str
-    agent_address: str | None
-
-
-@asynccontextmanager
-async def _owners() -> AsyncGenerator[TaskGroup]:
-    """For the tasks that own connections. They end with the body, whose own error leaves as itself."""
-    failure: Exception | None = None
-    async with anyio.create_task_group() as tasks:
-        try:
-            yield tasks
-        except Exception as error:  # noqa: BLE001
-            failure = error
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure

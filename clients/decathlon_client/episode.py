@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 from decathlon_client.connection import Line
-from decathlon_client.errors import NoVerdictError, ProtocolError, SandboxLostError
+from decathlon_client.errors import (
+    CallTimeoutError,
+    NoVerdictError,
+    ProtocolError,
+    RequestError,
+    SandboxLostError,
+    UnknownToolError,
+)
 from decathlon_client.values import JsonObject, OnProgress, Reply, Tool, Verdict, as_object, as_objects
 
 CLAIM_NAMES = ("claim_done", "local-claim_done")
 EVALUATE_NAME = "evaluate"
 EPISODE_KEY = "decathlon/episode"
+ERROR_KEY = "decathlon/error"
+MISTAKES = (UnknownToolError, RequestError, CallTimeoutError)
+"""What comes of a call that should not have been made so; the episode goes on."""
 
 Lobby: TypeAlias = Callable[[str, JsonObject], Awaitable[Reply]]
 """One of the lobby's tools and its arguments in, its reply out."""
@@ -24,7 +35,8 @@ class Episode:
     elsewhere (of a server in this process, the handle again), `agent_address` where it can be played and no
     more, to be handed to whoever plays (None where it was attached to). `prompt` is what to tell the model,
     `tools` what to show it: the task's own and `claim_done`. `evaluate` is not among them: it is for whoever
-    trains or measures, and would be an oracle in the model's hands.
+    trains or measures, and would be an oracle in the model's hands. `claimed`: the attempt is closed to
+    tools, as far as was heard here.
     """
 
     def __init__(
@@ -44,6 +56,7 @@ class Episode:
         self.address = line.where if "://" in line.where else episode_id
         self.agent_address = agent_address
         self.tools = tuple(Tool.read(raw) for raw in listed if raw.get("name") != EVALUATE_NAME)
+        self.claimed = False
         self._line = line
         self._lobby = lobby
         names = [tool.name for tool in self.tools]
@@ -66,9 +79,33 @@ class Episode:
         RequestError, CallTimeoutError, EpisodeEndedError, SandboxLostError, ConnectionLostError.
         """
         params: dict[str, Any] = {"name": name, "arguments": arguments or {}}
-        return Reply.read(
-            await self._line.request("tools/call", params, on_progress=on_progress, timeout=timeout)
-        )
+        raw = await self._line.request("tools/call", params, on_progress=on_progress, timeout=timeout)
+        reply = Reply.read(raw)
+        closed = (as_object(reply.meta.get(ERROR_KEY)) or {}).get("code") == "episode_claimed"
+        self.claimed |= closed or (name in (self._claim_name, EVALUATE_NAME) and not reply.is_error)
+        return reply
+
+    async def act(
+        self,
+        name: str,
+        arguments: JsonObject | str | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+        timeout: float | None = None,
+    ) -> Reply:
+        """As `call`, for a model: where the call was a mistake, a reply with `is_error` tells it so.
+
+        Mistakes are a tool that is not there, arguments refused, a call past its `timeout`. `arguments` may
+        be the JSON text that a model wrote. There is no `evaluate` here. Raises EpisodeEndedError,
+        SandboxLostError, ConnectionLostError: what no model is to blame for.
+        """
+        if name == EVALUATE_NAME:
+            return Reply.mistake(f"there is no tool {name!r}")
+        try:
+            given = _parsed(arguments) if isinstance(arguments, str) else arguments
+            return await self.call(name, given, on_progress=on_progress, timeout=timeout)
+        except MISTAKES as error:
+            return Reply.mistake(error.message)
 
     async def claim_done(self, answer: str | None = None) -> Reply:
         """Close the attempt: no tool works any more, and the server starts to grade it.
@@ -84,9 +121,11 @@ class Episode:
         a rubric that weighs them. Raises AccessDeniedError where another is this episode's controller.
         """
         asked = {"episode": self.id, "truncated": True, "answer": answer, "turns": turns}
-        return await self._lobby(
+        reply = await self._lobby(
             "claim_done", {key: value for key, value in asked.items() if value is not None}
         )
+        self.claimed = True
+        return reply
 
     async def evaluate(
         self, *, on_progress: OnProgress | None = None, timeout: float | None = None
@@ -129,3 +168,14 @@ async def attached(
         prompt=str(info.get("instructions") or ""),
         listed=as_objects(listed.get("tools")),
     )
+
+
+def _parsed(arguments: str) -> JsonObject:
+    """Raises RequestError where they are no JSON object."""
+    try:
+        parsed = as_object(json.loads(arguments)) if arguments.strip() else {}
+    except ValueError as error:
+        raise RequestError(f"the arguments are not JSON: {error}") from None
+    if parsed is None:
+        raise RequestError("the arguments must be a JSON object")
+    return parsed

@@ -78,6 +78,12 @@ class Tool:
             raw=raw,
         )
 
+    @property
+    def function(self) -> JsonObject:
+        """As the `tools` of OpenAI's endpoints, and of those like them, take it."""
+        told = {"name": self.name, "description": self.description, "parameters": dict(self.input_schema)}
+        return {"type": "function", "function": told}
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -105,6 +111,11 @@ class Reply:
             meta=as_object(raw.get("_meta")) or {},
             raw=raw,
         )
+
+    @classmethod
+    def mistake(cls, why: str) -> Reply:
+        """To a call that never reached a tool, in the form of a tool's own failure."""
+        return cls.read({"content": [{"type": "text", "text": why}], "isError": True})
 
     @property
     def verdict(self) -> JsonObject | None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
 import pytest
-from anyio.abc import SocketStream
 from decathlon_client import (
     AccessDeniedError,
     AtCapacityError,
@@ -25,53 +22,10 @@ from decathlon_client import (
 from decathlon_mcp.edge import Tokens, new_token
 from decathlon_mcp.model import Phase
 from tests.clients.processes import server_process
+from tests.clients.relay import port_of, relayed
 from tests.probe.serving import Served, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
-
-
-class Relay:
-    """A port between client and server, whose connections can be cut."""
-
-    def __init__(self, port: int) -> None:
-        self.port = port
-        self._open: set[SocketStream] = set()
-
-    async def serve(self, near: SocketStream) -> None:
-        far = await anyio.connect_tcp("127.0.0.1", self.port)
-        self._open |= {near, far}
-        async with near, far, anyio.create_task_group() as tasks:
-            tasks.start_soon(self._copy, near, far)
-            await self._copy(far, near)
-            tasks.cancel_scope.cancel()
-        self._open -= {near, far}
-
-    async def cut(self) -> None:
-        """All there are; new ones are welcome."""
-        for stream in list(self._open):
-            await anyio.aclose_forcefully(stream)
-
-    async def _copy(self, source: SocketStream, into: SocketStream) -> None:
-        try:
-            async for chunk in source:
-                await into.send(chunk)
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            pass
-
-
-def port_of(served: Served) -> int:
-    return int(served.url.rpartition(":")[2])
-
-
-@asynccontextmanager
-async def relayed(served: Served) -> AsyncGenerator[tuple[Relay, str]]:
-    relay = Relay(port_of(served))
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
-    port = listener.extra(anyio.abc.SocketAttribute.local_port)
-    async with listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, relay.serve)
-        yield relay, f"http://127.0.0.1:{port}"
-        tasks.cancel_scope.cancel()
 
 
 class UnderWay:

@@ -1,0 +1,38 @@
+"""How a batch is told of, on a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+from decathlon_client import Tally
+from decathlon_client.progress import Lines, shown
+
+
+def test_lines_are_few_and_the_last_one_is_there() -> None:
+    out = io.StringIO()
+    lines = Lines(out, every_seconds=3600)
+    tally = Tally(total=2, playing=1)
+    lines.show(tally)
+    tally.scored, tally.lost, tally.playing, tally.rewards = 1, 1, 0, 0.5
+    lines.show(tally)
+    assert out.getvalue() == "2 of 2 episodes: reward 0.500, 0 opening, 0 playing, 0 grading, 1 lost\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("has_rich", [True, False])
+def test_on_a_terminal_there_is_a_bar_where_rich_is(has_rich: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Terminal()
+    monkeypatch.setattr(sys, "stderr", out)
+    monkeypatch.setenv("TERM", "xterm")
+    if not has_rich:
+        monkeypatch.setitem(sys.modules, "rich", None)
+    with shown(True) as show:
+        show(Tally(total=1, scored=1, rewards=1.0))
+    assert ("\x1b[" in out.getvalue()) is has_rich
+    assert "reward 1.000" in out.getvalue()
