@@ -13,6 +13,7 @@ from anyio.abc import ByteStream
 from decathlon_sandbox import wire
 
 from decathlon_mcp.errors import CallTimeoutError, DriverError, LimitExceededError, SandboxLostError
+from decathlon_mcp.link.connections import OF_CONNECTIONS, Connections
 from decathlon_mcp.link.line import Line
 from decathlon_mcp.model import JsonObject, as_object
 
@@ -59,6 +60,7 @@ class Conversation:
         self._explain = explain
         self._ids = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
+        self.connections = Connections(self.notify)
         self._why_lost: str | None = None
         self.ready = False
         """Has the driver said that it is up?"""
@@ -96,6 +98,10 @@ class Conversation:
             if not finished and not self.lost.is_set():
                 await self._send_cancel(number)
 
+    async def notify(self, method: str, params: JsonObject) -> None:
+        """Tell the driver something that has no answer. Raises SandboxLostError."""
+        await self._send({"jsonrpc": "2.0", "method": method, "params": params})
+
     async def say(self, data: bytes) -> None:
         """Write bytes that are no message: the driver's own source."""
         await self._line.send_bytes(data)
@@ -117,6 +123,7 @@ class Conversation:
             self.settled.set()
             for pending in self._pending.values():
                 pending.news.set()
+            self.connections.end()
 
     async def loss(self) -> SandboxLostError:
         """Why the line ended."""
@@ -163,6 +170,8 @@ class Conversation:
             note, number = as_object(params.get("params")), params.get("id")
             if note is not None and isinstance(number, int) and (pending := self._pending.get(number)):
                 pending.note(str(method), note, size)
+        elif method in OF_CONNECTIONS:
+            self.connections.hear(str(method), params)
         elif method == wire.READY:
             self.ready = True
             self.settled.set()

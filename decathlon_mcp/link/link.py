@@ -8,12 +8,15 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal, TypeVar
 
 import anyio
+from anyio import aclose_forcefully
+from anyio.abc import ByteStream, TaskGroup
 from decathlon_sandbox import wire
 from pydantic import ValidationError
 
 from decathlon_mcp.beside import beside
 from decathlon_mcp.errors import CallTimeoutError, DecathlonError, DriverError, ImageError, SandboxLostError
 from decathlon_mcp.link.boot import boot_message
+from decathlon_mcp.link.connections import Dial
 from decathlon_mcp.link.conversation import Conversation, Note
 from decathlon_mcp.link.facts import RunResult, ServerFacts
 from decathlon_mcp.model import as_object
@@ -33,8 +36,9 @@ class Link:
     reasons when the driver could not do what was asked.
     """
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: Conversation, tasks: TaskGroup) -> None:
         self._conversation = conversation
+        self._tasks = tasks
 
     @property
     def lost(self) -> anyio.Event:
@@ -59,8 +63,12 @@ class Link:
         inherit: Literal["all", "minimal"] = "all",
         output_bytes: int = 65536,
         channel: bool = False,
+        leave: bool = False,
     ) -> RunResult:
-        """Run a process that ends. A program that is not there is a DriverError with reason `spawn`."""
+        """Run a process that ends. A program that is not there is a DriverError with reason `spawn`.
+
+        `leave`: what it leaves running runs on, until the sandbox is frozen or gone.
+        """
         said = await self._conversation.request(
             wire.RUN,
             {
@@ -71,6 +79,7 @@ class Link:
                 "timeout_seconds": timeout_seconds,
                 "output_bytes": output_bytes,
                 "channel": channel,
+                "leave": leave,
             },
             timeout_seconds=timeout_seconds + GRACE_SECONDS,
         )
@@ -128,6 +137,27 @@ class Link:
         """
         await self._conversation.request(wire.FREEZE, {"spare": list(spare)}, timeout_seconds=30.0)
 
+    async def forward(self, targets: Mapping[int, Dial]) -> None:
+        """Lead whoever connects to these ports of the sandbox's loopback to what the dials open.
+
+        Raises DriverError with reason `network` when one of the ports is taken.
+        """
+        self._conversation.connections.serve(targets, self._tasks)
+        await self._conversation.request(wire.FORWARD, {"ports": [*targets]})
+
+    async def dial(self, port: int) -> ByteStream:
+        """Connect to a port of the sandbox's loopback.
+
+        Raises DriverError with reason `network` when nothing answers there.
+        """
+        connection = self._conversation.connections.dialled()
+        try:
+            await self._conversation.request(wire.DIAL, {"port": port, "conn": connection.number})
+        except BaseException:
+            await aclose_forcefully(connection)
+            raise
+        return connection
+
     async def ping(self) -> None:
         """Does the driver answer? Renews its lease."""
         await self._conversation.request(wire.PING, {}, timeout_seconds=wire.LEASE_SECONDS)
@@ -148,8 +178,8 @@ async def connect(sandbox: Sandbox) -> AsyncGenerator[Link]:
         return SandboxLostError(f"sandbox lost: {why}{f' ({cause})' if cause else ''}", cause=cause)
 
     conversation = Conversation(sandbox.stream, explain)
-    link = Link(conversation)
     async with beside() as tasks:
+        link = Link(conversation, tasks)
         tasks.start_soon(conversation.read)
         try:
             await conversation.say(boot_message())

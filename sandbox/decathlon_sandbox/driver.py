@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from decathlon_sandbox.family import Family
+    from decathlon_sandbox.forwards import Forwards
     from decathlon_sandbox.servers import Servers
+
+
+_OF_CONNECTIONS = (wire.DATA, wire.TAKEN, wire.FINISHED, wire.RESET)
 
 
 def main() -> int:
@@ -78,12 +82,15 @@ class Driver:
         self._seen = _Seen()
         self._family_or_none: Family | None = None
         self._servers_or_none: Servers | None = None
+        self._forwards_or_none: Forwards | None = None
         self._methods = {
             wire.ARRANGE: self._arrange,
             wire.RUN: self._run,
             wire.START: self._start,
             wire.CALL: self._call,
             wire.FREEZE: self._freeze,
+            wire.FORWARD: self._forward,
+            wire.DIAL: self._dial,
             wire.PING: self._ping,
         }
 
@@ -125,6 +132,8 @@ class Driver:
             number = (as_object(message.get("params")) or {}).get("id")
             if type(number) is int and number in self._live:
                 self._live[number].cancel()
+        elif message["method"] in _OF_CONNECTIONS and self._forwards_or_none is not None:
+            self._forwards_or_none.hear(message["method"], as_object(message.get("params")) or {})
 
     def _too_long(self, head: bytes, tail: bytes) -> None:
         self._sink.send(
@@ -192,6 +201,14 @@ class Driver:
             self._servers_or_none = Servers(self._loop, self._family, self._gate, self._notify)
         return self._servers_or_none
 
+    @property
+    def _forwards(self) -> Forwards:
+        if self._forwards_or_none is None:
+            from decathlon_sandbox.forwards import Forwards
+
+            self._forwards_or_none = Forwards(self._loop, self._notify)
+        return self._forwards_or_none
+
     def _arrange(self, request: Request, params: dict[str, Any]) -> None:
         from decathlon_sandbox.files import arrange
 
@@ -210,6 +227,12 @@ class Driver:
 
     def _freeze(self, request: Request, params: dict[str, Any]) -> None:
         self._servers.freeze(request, params)
+
+    def _forward(self, request: Request, params: dict[str, Any]) -> None:
+        self._forwards.listen(request, params)
+
+    def _dial(self, request: Request, params: dict[str, Any]) -> None:
+        self._forwards.dial(request, params)
 
     def _ping(self, request: Request, params: dict[str, Any]) -> None:
         request.answer({})

@@ -51,6 +51,20 @@ def whole_number(params: dict[str, Any], name: str, most: int) -> int:
     return value
 
 
+def port(params: dict[str, Any], name: str) -> int:
+    value = whole_number(params, name, 65535)
+    if not value:
+        raise _wrong(name, "a port")
+    return value
+
+
+def ports(params: dict[str, Any], name: str) -> list[int]:
+    value = as_list(params.get(name, []))
+    if value is None:
+        raise _wrong(name, "a list of ports")
+    return [port({name: item}, name) for item in value]
+
+
 def flag(params: dict[str, Any], name: str) -> bool:
     value = params.get(name, False)
     if not isinstance(value, bool):

@@ -56,7 +56,19 @@ Requests, their params, their results:
             a second to end by themselves, then one more after SIGTERM. Spared, to the driver's end, are
             processes that run when this is asked and whose command line, its words joined by spaces, is of a
             PATTERN (`*` stands for anything), with the first word's folder or without.
+`forward`   {"ports": [INT...]} -> {}
+            Listens at these TCP ports of the sandbox's loopback (127.0.0.1, and ::1 where there is one): each
+            connection that comes is told with `opened` and carried over the line. For good: a freeze ends
+            whoever is connected, not the listening. Code NETWORK.
+`dial`      {"port": INT, "conn": INT} -> {}. Connects to a TCP port of the sandbox's 127.0.0.1, and carries
+            that over the line. `conn`, negative, is to be the connection's number. Code NETWORK.
 `ping`      {} -> {}
+
+A connection has a number that is never used twice. Of it either end tells the other by notifications:
+`data` {"conn": INT, "data": BASE64} (at most CHUNK_BYTES), `taken` {"conn": INT, "bytes": INT} (so many of
+what the other has sent were passed on; never more than WINDOW_BYTES each way may wait to be), `finished`
+{"conn": INT} (nothing more comes from this end), `reset` {"conn": INT} (it is broken, or closed both ways).
+It is over when both have finished, or one has reset. What is said of a number that is over is passed over.
 
 Notifications, server to driver: `cancel` {"id": INT}: the request of that id is given up; where it is a
 `call`, the task's server is told with `notifications/cancelled`; it is then answered with code CANCELLED, a
@@ -64,6 +76,7 @@ Notifications, server to driver: `cancel` {"id": INT}: the request of that id is
 Driver to server: `ready` {"version": INT, "python": STR, "pid": INT}; `progress` {"id": INT, "params": {...}}
 (id: the `call`'s; params as the task's server sent them); `message` {"id": INT | null, "server": NAME,
 "params": {...}} (a log message of the task's server; id where exactly one call runs on that server);
+`opened` {"conn": INT, "port": INT} (somebody inside has connected to a port that is forwarded);
 `changed` {"server": NAME} (it said tools/list_changed); `exited` {"server": NAME, "exit_code": INT | null,
 "stderr": STR} (a server that was up has died).
 
@@ -80,6 +93,8 @@ CHANNEL_VARIABLE = "DECATHLON_CHANNEL"
 SANDBOX_VARIABLE = "DECATHLON_SANDBOX"
 MARK_VARIABLE = "DECATHLON_MARK"
 MAX_LINE_BYTES = 64 * 1024 * 1024
+WINDOW_BYTES = 256 * 1024
+CHUNK_BYTES = 48 * 1024
 
 # methods
 ARRANGE = "arrange"
@@ -87,6 +102,8 @@ RUN = "run"
 START = "start"
 CALL = "call"
 FREEZE = "freeze"
+FORWARD = "forward"
+DIAL = "dial"
 PING = "ping"
 
 # notifications
@@ -96,6 +113,11 @@ PROGRESS = "progress"
 MESSAGE = "message"
 CHANGED = "changed"
 EXITED = "exited"
+OPENED = "opened"
+DATA = "data"
+TAKEN = "taken"
+FINISHED = "finished"
+RESET = "reset"
 
 # The closed table of error codes: what comes out of a sandbox is looked up here and nowhere else.
 PARSE = -32700
@@ -110,6 +132,7 @@ TIMEOUT = 4
 CANCELLED = 5
 FROZEN = 6
 TOO_LONG = 7
+NETWORK = 8
 REASONS = {
     PARSE: "parse_error",
     INVALID: "invalid_request",
@@ -123,6 +146,7 @@ REASONS = {
     CANCELLED: "cancelled",
     FROZEN: "frozen",
     TOO_LONG: "too_long",
+    NETWORK: "network",
 }
 
 # What the sandbox's first process runs. It needs nothing but `os` and `sys` until the sources are there, and
