@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import anyio.to_thread
 
@@ -121,6 +121,7 @@ class SetUp:
     ) -> None:
         """Take away what no server needs, then search for the answers: what is not shown to be gone fails.
 
+        What no server needs are also the suite's credentials for other tasks' servers.
         `made` are the names that preprocess left in the task's folder: drafts and caches among them.
         """
         folder = sandbox.root / self.task.folder
@@ -128,10 +129,21 @@ class SetUp:
         try:
             await link.arrange(
                 *({"remove": str(folder / name)} for name in going),
+                *(await anyio.to_thread.run_sync(self._withholding, sandbox.root, values)),
                 {"absent": list(self.suite.sealed_names), "under": str(sandbox.root / "tasks"), "except": []},
             )
         except DriverError as error:
             raise SetUpError(f"the answers could not be sealed: {error.message}") from None
+
+    def _withholding(self, root: PurePosixPath, values: Mapping[str, str]) -> list[JsonObject]:
+        """How the credentials go that no server of the task needs, and what Python compiled of them."""
+        steps: list[JsonObject] = []
+        for secret, stand_in in self.suite.withheld(self.task, root=root, values=values).items():
+            path = root / secret
+            steps += [{"remove": str(path)}, {"remove": str(path.parent / "__pycache__")}]
+            if stand_in is not None and (file := self.suite.path / stand_in).is_file():
+                steps.append({"write": str(path), "text": file.read_text("utf-8")})
+        return steps
 
     async def _values(self, sandbox: Sandbox, link: Link) -> Mapping[str, str]:
         """What `${config.*}` and `${token.*}` stand for, computed by the suite's own Python, once."""

@@ -95,6 +95,9 @@ class Dialect:
     """Names in a task's folder that the task's servers may need while the agent plays."""
     purged: tuple[Inside, ...] = ()
     """What the image may have brought along and no sandbox may keep."""
+    secrets: tuple[Inside, ...] = ()
+    """Files with credentials of the whole suite. An agent's sandbox keeps those that the task's servers are
+    pointed to, or are said to need."""
     placeholders: tuple[str, ...] = ("",)
     """Values of a token that mean that nobody has filled it in."""
 

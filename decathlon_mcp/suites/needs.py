@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.suites.dialect import Dialect
@@ -37,6 +38,10 @@ class Means:
         """The names `config.x` and `token.x` that these servers' yaml use."""
         names = frozenset[str]().union(*(self.servers[s].templates for s in servers if s in self.servers))
         return frozenset(name for name in names if name.startswith(_VALUES))
+
+    def wants_values(self, table: Literal["servers", "local_tools"], name: str) -> bool:
+        """Is a server, or a local tool, said to need a value of a token file?"""
+        return any(credential.startswith(_VALUES) for credential in self._want(table, name).credentials)
 
     def needs(self, folder: Folder, said: TaskSettings) -> Needs:
         """A task's needs; a template's value that nobody has filled in is a credential too."""

@@ -23,7 +23,7 @@ from decathlon_mcp.suites.servers import ServerConfig, read_servers
 from decathlon_mcp.suites.splits import conflicts_of, read_conflicts, splits_of, warn_of_strangers
 from decathlon_mcp.suites.suitefile import FILE, SuiteFile, read_suite_file
 from decathlon_mcp.suites.tasks import CONFIG, FOLDER, Folder, Task, find_folders, ids_of, read_folder
-from decathlon_mcp.suites.tokens import TASK_FILE, VALUES_SCRIPT
+from decathlon_mcp.suites.tokens import SOURCES, TASK_FILE, VALUES_SCRIPT
 
 STARTER = Path(__file__).parent.parent / "starter" / "suite"
 GROUNDTRUTH = "groundtruth_workspace"
@@ -133,6 +133,24 @@ class Suite:
             if place.is_relative_to(folder) and place != folder:
                 needed.add(place.relative_to(folder).parts[0])
         return tuple(sorted({*self.sealed_names, *task.names, *made} - (needed - {*self.sealed_names})))
+
+    def withheld(
+        self, task: Task, *, root: PurePosixPath, values: Mapping[str, str]
+    ) -> Mapping[PurePosixPath, PurePosixPath | None]:
+        """The dialect's secrets that this task's agent must not find, with what stands in for each.
+
+        Local tools read the suite's token files by themselves: where one needs a credential, these stay.
+        """
+        needed = {PurePosixPath(name) for name in task.needs.credentials}
+        if any(self.means.wants_values("local_tools", name) for name in task.needs.local_tools):
+            needed |= {PurePosixPath(file) for file, _ in SOURCES.values()}
+        pointed = [PurePosixPath(root, value) for value in values.values()]
+        stand_ins = dict(self.dialect.stand_ins)
+        return {
+            secret: stand_ins.get(str(secret))
+            for secret in self.dialect.secrets
+            if secret not in needed and not any(path.is_relative_to(root / secret) for path in pointed)
+        }
 
     def wanted_values(self, task: Task) -> frozenset[str]:
         """The names `config.x` and `token.x` that the yaml of the task's servers use."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 import pytest
@@ -91,3 +92,35 @@ def test_a_channel_that_says_nothing_of_the_kind_is_an_error(checkout: Checkout,
     checkout.task()
     with pytest.raises(SuiteError, match="gave no values"):
         checkout.load().parse_values(channel)
+
+
+ROOT = PurePosixPath("/episode")
+SECRETS = """
+dialect: starter
+secrets: [configs/token_key_session.py, configs/global_configs.py, configs/a.json, configs/b.json, configs/c]
+stand_ins: {configs/token_key_session.py: configs/token_key_session_example.py}
+servers:
+  reader: {credentials: [configs/b.json]}
+local_tools:
+  searching: {credentials: [token.search_key]}
+local_code: {searching: utils.tools:search, sleeping: utils.tools:sleep}
+"""
+
+
+def test_credentials_of_others_are_withheld_and_what_a_task_needs_is_not(checkout: Checkout) -> None:
+    checkout.write("suite.yaml", SECRETS)
+    checkout.server("reader")
+    checkout.server("other")
+    checkout.task("one", servers=("reader",), local_tools=("sleeping",))
+    checkout.task("two", servers=("other",), local_tools=("searching",))
+    suite = checkout.load()
+
+    def withheld(task: str, **values: str) -> dict[str, str | None]:
+        found = suite.withheld(suite.tasks[task], root=ROOT, values=values)
+        return {str(path): stand_in and str(stand_in) for path, stand_in in found.items()}
+
+    example = "configs/token_key_session_example.py"
+    tokens = {"configs/token_key_session.py": example, "configs/global_configs.py": None}
+    assert withheld("one") == {**tokens, "configs/a.json": None, "configs/c": None}
+    assert withheld("one", x="configs/a.json", y=f"{ROOT}/configs/c/key") == tokens
+    assert withheld("two") == {"configs/a.json": None, "configs/b.json": None, "configs/c": None}
