@@ -10,6 +10,7 @@ from pydantic_core import to_json
 
 JsonObject: TypeAlias = dict[str, Any]
 Names: TypeAlias = Literal["decathlon", "toolathlon", "raw"]
+Language: TypeAlias = Literal["en", "cn"]
 Network: TypeAlias = Literal["none", "outbound"]
 
 

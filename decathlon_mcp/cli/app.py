@@ -14,6 +14,7 @@ from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 from pydantic import ValidationError
 
 from decathlon_mcp import __version__
+from decathlon_mcp.cli.episode import episode
 from decathlon_mcp.cli.options import (
     DOCTOR_DEFAULTS,
     SERVER_DEFAULTS,
@@ -42,6 +43,7 @@ app = App(
     config=SOURCES,
     group_parameters=THIS,
 )
+app.command(episode)
 
 
 def _fits_as_name(kind: object, name: str) -> None:
@@ -88,7 +90,7 @@ def stdio(
     task: Annotated[str | None, Parameter(metavar="ID")] = None,
     settings: ServerSettings = SERVER_DEFAULTS,
 ) -> int:
-    """Serve one client over stdin and stdout: the lobby or, with `--task`, an episode of that task.
+    """Serve one client over stdin and stdout: the lobby, or an episode of `--task`.
 
     Parameters
     ----------
@@ -177,7 +179,7 @@ def verify(
     key: Annotated[tuple[str, ...], Parameter(metavar="KEY", negative=(), show_default=False)] = (),
     state: Annotated[Path | None, Parameter(metavar="DIR")] = None,
 ) -> int:
-    """Check that verdicts are what a server signed; the status is 0 only when all of them are.
+    """Check that verdicts are what a server signed; 0 only when all of them are.
 
     Parameters
     ----------
@@ -196,7 +198,7 @@ def verify(
 
 @app.command(sort_key=6)
 def key(*, state: Annotated[Path | None, Parameter(metavar="DIR")] = None) -> int:
-    """Print the public key of the server's signatures; it is made where there is none yet.
+    """Print the public key of the server's signatures, made where there is none yet.
 
     Parameters
     ----------
@@ -214,7 +216,7 @@ def demo(
     task: Annotated[str | None, Parameter(metavar="ID")] = None,
     all: Annotated[bool, Parameter(negative=(), show_default=False)] = False,  # noqa: A002
 ) -> int:
-    """Start a server, play a bundled task through it with a scripted player, show each step.
+    """Start a server, play a bundled task through it by a script, show each step.
 
     Parameters
     ----------

@@ -9,16 +9,24 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from decathlon_mcp.episodes import list_tasks
+from decathlon_mcp.episodes import list_tasks, read_catalogue
+from decathlon_mcp.episodes.draws import Draws
 from decathlon_mcp.model import JsonObject
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.suites import Catalogue, load_suite
+from decathlon_mcp.suites import Draw, filtered
 
 
-def show(settings: Settings, *, split: str | None, search: str | None, as_json: bool) -> int:
-    """Print the tasks on stdout: a table on a terminal, in a pipe a line each with tabs, or JSON."""
-    catalogue = Catalogue([load_suite(where) for where in settings.suite])
-    found = list_tasks(catalogue, split=split, search=search)
+def show(settings: Settings, wanted: Draw, *, sample: int | None, as_json: bool) -> int:
+    """Print the tasks on stdout: a table on a terminal, in a pipe a line each with tabs, or JSON.
+
+    Raises SuiteError, SettingsError, BadRequestError.
+    """
+    catalogue = read_catalogue(settings)
+    if sample is None:
+        names = [name for name, _, _ in filtered(catalogue, wanted)]
+    else:
+        names = Draws(catalogue).take(wanted, count=sample)
+    found = list_tasks(catalogue, names)
     if as_json:
         sys.stdout.write(json.dumps({"tasks": found}, indent=2, ensure_ascii=False) + "\n")
     elif sys.stdout.isatty():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.applications import Starlette
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -19,17 +19,20 @@ from decathlon_mcp.edge.envelope import is_modern
 from decathlon_mcp.edge.episode_server import EpisodeServer
 from decathlon_mcp.edge.errors import INVALID_PARAMS, error_code, error_data
 from decathlon_mcp.edge.lobby import Lobby
+from decathlon_mcp.edge.lobby_tools import parsed
 from decathlon_mcp.edge.tokens import Tokens
 from decathlon_mcp.edge.transport import SessionManager, answer_as_json, wants_stream
 from decathlon_mcp.edge.visit import SCOPE_KEY, Visit, visiting
 from decathlon_mcp.edge.ways import AddressWay, TaskWay
-from decathlon_mcp.episodes import Caller, Episodes, draw
-from decathlon_mcp.errors import BadRequestError, DecathlonError
+from decathlon_mcp.episodes import Caller, Episodes
+from decathlon_mcp.errors import DecathlonError
+from decathlon_mcp.suites import Draw
 
 log = logging.getLogger("decathlon.edge")
 
 MAX_BODY_BYTES = 64 << 20
 SESSION_HEADER = "mcp-session-id"
+RANDOM = "random"
 STATUS = {
     "unknown_task": 404,
     "unknown_episode": 404,
@@ -42,7 +45,7 @@ FRONT = """decathlon-mcp: Toolathlon as an environment for MCP clients.
 
 /mcp                       the lobby: list tasks, start episodes
 /tasks/TASK/mcp            one task; the MCP session is the episode
-/tasks/random/mcp          a task drawn at random (?split=NAME&seed=N)
+/tasks/random/mcp          a task drawn at random (?split=NAME&needs=WORD&without=WORD&seed=N&order=ORDER)
 /episodes/EPISODE/mcp      an episode's own address
 /healthz                   is the server up
 /.well-known/decathlon-key the key that verdicts are signed with
@@ -94,9 +97,10 @@ class Addresses:
         if opener is not None:
             visit.seat = opener.seat
         elif SESSION_HEADER not in request.headers and request.method == "POST":
-            visit.task_id = self._task_id(request)
             # Only the handshake opens sessions.
-            if not is_modern(request.headers.get("mcp-protocol-version", "")):
+            opens = not is_modern(request.headers.get("mcp-protocol-version", ""))
+            visit.task_id = self._task_id(request, visit.caller, draws=opens)
+            if opens:
                 self._episodes.refuse_unless_startable(visit.task_id)
         await self._serve(self.tasks, visit, request, send)
         if visit.refused:
@@ -128,20 +132,17 @@ class Addresses:
             public_url=self._public_url,
         )
 
-    def _task_id(self, request: Request) -> str:
-        """The task that the address names. Raises UnknownTaskError, BadRequestError."""
-        catalogue, task_id = self._episodes.catalogue, request.path_params["task_id"]
-        if task_id != "random":
-            catalogue.find(task_id)
-            return task_id
-        seed = request.query_params.get("seed")
-        if seed is not None and not re.fullmatch(r"-?\d{1,18}", seed, re.ASCII):
-            raise BadRequestError(f"seed must be a whole number, not {seed!r}")
-        return draw(
-            catalogue,
-            split=request.query_params.get("split"),
-            seed=None if seed is None else int(seed),
-        )
+    def _task_id(self, request: Request, caller: Caller, *, draws: bool) -> str:
+        """The task that the address names, or draws where one is to be opened.
+
+        Raises UnknownTaskError, BadRequestError, AtCapacityError.
+        """
+        task_id = request.path_params["task_id"]
+        if task_id != RANDOM:
+            self._episodes.catalogue.find(task_id)
+        elif draws:
+            return self._episodes.draw(_asked(request.query_params), caller)
+        return task_id
 
     async def _serve(self, manager: SessionManager, visit: Visit, request: Request, send: Send) -> None:
         session = request.headers.get(SESSION_HEADER)
@@ -162,6 +163,17 @@ class Addresses:
 
 class _Unauthorized(Exception):  # noqa: N818
     """No token, or none we know."""
+
+
+def _asked(parameters: QueryParams) -> Draw:
+    """What an address's parameters ask for; lists with commas, or a parameter more than once."""
+    said = {name: parameters.getlist(name) for name in parameters}
+    lists = ("needs", "without")
+    return parsed(
+        Draw,
+        RANDOM,
+        {name: each if name in lists or len(each) > 1 else each[0] for name, each in said.items()},
+    )
 
 
 def _let_go(visit: Visit) -> None:

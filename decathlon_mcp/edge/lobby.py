@@ -33,9 +33,10 @@ from decathlon_mcp.edge.lobby_tools import (
 )
 from decathlon_mcp.edge.visit import Context, connection_of, notify, visit_of
 from decathlon_mcp.edge.ways import episode_address
-from decathlon_mcp.episodes import Caller, Episode, Episodes, Seat, draw, list_tasks, may_judge
+from decathlon_mcp.episodes import Caller, Episode, Episodes, Seat, list_tasks, may_judge
 from decathlon_mcp.errors import AccessDeniedError, BadRequestError, DecathlonError, UnknownEpisodeError
 from decathlon_mcp.model import JsonObject, Phase, as_object
+from decathlon_mcp.suites import filtered
 
 INSTRUCTIONS = (
     "This server gives you Toolathlon's tasks, each in a fresh sandbox with its own tools. `list_tasks` says "
@@ -133,7 +134,7 @@ class Lobby:
     async def _answer(self, ctx: Context, asked: object) -> JsonObject:
         match asked:
             case ListTasks():
-                return self._list_tasks(asked)
+                return self._list_tasks(ctx, asked)
             case StartEpisode():
                 return await self._start(ctx, asked)
             case ListEpisodes():
@@ -160,9 +161,13 @@ class Lobby:
             case _:
                 raise AssertionError(asked)
 
-    def _list_tasks(self, asked: ListTasks) -> JsonObject:
-        episodes = self._episodes
-        tasks = list_tasks(episodes.catalogue, split=asked.split, search=asked.search, prompts=asked.prompts)
+    def _list_tasks(self, ctx: Context, asked: ListTasks) -> JsonObject:
+        catalogue = self._episodes.catalogue
+        if asked.sample is None:
+            names = [name for name, _, _ in filtered(catalogue, asked)]
+        else:
+            names = self._episodes.draws.take(asked, token=visit_of(ctx).caller.token, count=asked.sample)
+        tasks = list_tasks(catalogue, names, prompts=asked.prompts)
         lines = [
             f"{task['id']}: {', '.join(task['servers'])}{'' if task['runnable'] else ' (cannot run here)'}"
             for task in tasks
@@ -171,7 +176,7 @@ class Lobby:
 
     async def _start(self, ctx: Context, asked: StartEpisode) -> JsonObject:
         caller = self._caller(ctx)
-        task = asked.task or draw(self._episodes.catalogue, split=asked.split, seed=asked.seed)
+        task = asked.task or self._episodes.draw(asked, caller)
         episode = self._episodes.start(
             task, caller, launch_time=asked.launch_time, policy=asked.policy, max_calls=asked.max_calls
         )

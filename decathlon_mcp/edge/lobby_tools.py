@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.model import JsonObject
 from decathlon_mcp.settings import RewardPolicy
+from decathlon_mcp.suites import Draw
 
 HANDLE = "The handle that `start_episode` gave."
+SAMPLE_LIMIT = 100_000
 OPTIONAL_HANDLE = "The handle that `start_episode` gave; without it, the episode this session started last."
 
 
@@ -40,43 +43,71 @@ class LobbyTool(BaseModel):
     @classmethod
     def parsed(cls, arguments: JsonObject | None) -> Any:
         """Raises BadRequestError naming each argument that does not fit, and how."""
-        try:
-            return cls.model_validate(arguments or {})
-        except ValidationError as error:
-            faults = "; ".join(
-                f"`{'.'.join(str(part) for part in fault['loc']) or 'arguments'}`: {fault['msg'].lower()}"
-                for fault in error.errors(include_url=False, include_context=False, include_input=False)
-            )
-            takes = ", ".join(f"`{name}`" for name in cls.model_fields) or "no arguments"
-            raise BadRequestError(f"{cls.tool}: {faults}; it takes {takes}") from None
+        return parsed(cls, cls.tool, arguments or {})
 
 
-class ListTasks(LobbyTool):
+Shape = TypeVar("Shape", bound=BaseModel)
+
+
+def parsed(shape: type[Shape], what: str, said: Mapping[str, Any]) -> Shape:
+    """What was said as the shape has it. Raises BadRequestError naming what does not fit, and how."""
+    try:
+        return shape.model_validate(said)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"`{'.'.join(str(part) for part in fault['loc']) or 'arguments'}`: {fault['msg'].lower()}"
+            for fault in error.errors(include_url=False, include_context=False, include_input=False)
+        )
+        takes = ", ".join(f"`{name}`" for name in shape.model_fields) or "no arguments"
+        raise BadRequestError(f"{what}: {faults}; it takes {takes}") from None
+
+
+class ListTasks(Draw, LobbyTool):
     """List the tasks there are: id, suite, splits, what each needs, whether it can run here."""
 
     tool = "list_tasks"
     read_only = True
-    split: str | None = Field(None, description="Only tasks of this split, e.g. `train`.")
-    search: str | None = Field(None, description="Only tasks whose id contains this.")
+    sample: int | None = Field(
+        None,
+        ge=1,
+        le=SAMPLE_LIMIT,
+        description="Instead of all, draw so many of those that can run here, all different if there are enough.",
+    )
     prompts: bool = Field(False, description="Give each task's prompt as well.")
 
+    @model_validator(mode="after")
+    def _seeds_are_for_samples(self) -> Self:
+        if self.seed is not None and self.sample is None:
+            raise ValueError("`seed` is for a `sample`")
+        return self
 
-class StartEpisode(LobbyTool):
+
+class _Named(BaseModel):
+    """Its field stands before those of the draw."""
+
+    task: str | None = Field(None, description="The task's id; without it, one is drawn.")
+
+
+class StartEpisode(Draw, LobbyTool, _Named):
     """Start a task in a fresh sandbox of its own. Gives the episode's handle, its address, the prompt and the
     tools, and `agent_address`, where it can be played and no more: neither evaluated nor closed. The handle
     stays good until the episode is closed, or has not been used for its lease (30 minutes unless the server
     says otherwise); close it with `close_episode` when you are done."""
 
     tool = "start_episode"
-    task: str | None = Field(None, description="The task's id; without it, one is drawn at random.")
-    split: str | None = Field(None, description="Draw from this split only.")
-    seed: int | None = Field(None, description="Makes the draw repeatable.")
     wait: bool = Field(True, description="Wait until the episode is ready; if false, answer at once.")
     launch_time: datetime | None = Field(None, description="What time it is for the task, ISO 8601. [now]")
     max_calls: int | None = Field(None, ge=1, description="Tool calls the episode may make.")
     policy: RewardPolicy | None = Field(
         None, description="Who sees the reward; not more open than the server's own. [the server's]"
     )
+
+    @model_validator(mode="after")
+    def _named_or_drawn(self) -> Self:
+        said = [name for name in Draw.model_fields if getattr(self, name) not in (None, ())]
+        if self.task is not None and said:
+            raise ValueError(f"`task` names one, {', '.join(f'`{name}`' for name in said)} would draw one")
+        return self
 
 
 class ListEpisodes(LobbyTool):

@@ -2,8 +2,8 @@
 
 from decathlon_mcp.episodes.caller import Caller, Role
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.house import open_episodes, provider_for
-from decathlon_mcp.episodes.listing import draw, list_tasks
+from decathlon_mcp.episodes.house import open_episodes, provider_for, read_catalogue
+from decathlon_mcp.episodes.listing import list_tasks
 from decathlon_mcp.episodes.registry import Episodes
 from decathlon_mcp.episodes.seat import Seat, may_judge
 from decathlon_mcp.episodes.toolbox import Toolbox, claim_tool, evaluate_tool
@@ -16,10 +16,10 @@ __all__ = [
     "Seat",
     "Toolbox",
     "claim_tool",
-    "draw",
     "evaluate_tool",
     "list_tasks",
     "may_judge",
     "open_episodes",
     "provider_for",
+    "read_catalogue",
 ]

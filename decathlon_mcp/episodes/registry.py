@@ -16,6 +16,7 @@ from anyio.abc import TaskGroup
 from decathlon_mcp.beside import beside
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.caller import Caller
+from decathlon_mcp.episodes.draws import Draws
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.lease import Lease
 from decathlon_mcp.episodes.life import Life
@@ -26,7 +27,7 @@ from decathlon_mcp.model import Ending, Phase
 from decathlon_mcp.observe import Journal, fields
 from decathlon_mcp.rewards import Signer, load_rubric
 from decathlon_mcp.settings import RewardPolicy, Settings
-from decathlon_mcp.suites import Catalogue, Suite, Task
+from decathlon_mcp.suites import Catalogue, Draw, Suite, Task
 
 log = logging.getLogger("decathlon.episodes")
 
@@ -47,6 +48,7 @@ class Episodes:
         tasks: TaskGroup,
     ) -> None:
         self.catalogue = catalogue
+        self.draws = Draws(catalogue)
         self.settings = settings
         self.signer = Signer.at(settings.state)
         self.admission = Admission(
@@ -131,6 +133,13 @@ class Episodes:
         assert episode.prompt
         return episode
 
+    def draw(self, wanted: Draw, caller: Caller) -> str:
+        """A task for an episode to be started, see `Draws`; none is drawn where none could be started."""
+        self._refuse_when_closing()
+        self.admission.refuse_if_full()
+        (name,) = self.draws.take(wanted, token=caller.token)
+        return name
+
     def refuse_unless_startable(self, task_id: str) -> None:
         """Raise what `start` would, without starting anything."""
         self._playable(task_id)
@@ -177,13 +186,16 @@ class Episodes:
                 await episode.state.reach(Phase.ENDED)
 
     def _playable(self, task_id: str) -> tuple[Suite, Task]:
-        if self.closing:
-            raise AtCapacityError("the server is shutting down: no new episodes", retryAfterSeconds=30.0)
+        self._refuse_when_closing()
         suite, task = self.catalogue.find(task_id)
         if missing := suite.missing(task):
             raise NotRunnableError(f"task {task_id} cannot run here: {'; '.join(missing)}", missing=missing)
         load_rubric(suite, task)
         return suite, task
+
+    def _refuse_when_closing(self) -> None:
+        if self.closing:
+            raise AtCapacityError("the server is shutting down: no new episodes", retryAfterSeconds=30.0)
 
     def _allowed(self, asked: RewardPolicy | None, caller: Caller) -> RewardPolicy:
         own, order = self.settings.reward, get_args(RewardPolicy)

@@ -82,8 +82,8 @@ class SetUp:
         archive.unlink()
         workspace = str(sandbox.root / dialect.workspace)
         steps: list[JsonObject] = [{"make": workspace}]
-        if self.task.has_initial_workspace:
-            initial = sandbox.root / self.task.folder / "initial_workspace"
+        if self.task.parts.initial_workspace:
+            initial = sandbox.root / self.task.folder / self.task.parts.initial_workspace
             steps.append({"copy": str(initial), "to": workspace})
         steps += [{"make": f"{workspace}/{folder}"} for folder in self.suite.server_folders(self.task)]
         await link.arrange(*steps)
@@ -95,7 +95,7 @@ class SetUp:
 
     async def _preprocess(self, sandbox: Sandbox, link: Link) -> None:
         dialect = self.suite.dialect
-        module = ".".join((*self.task.folder.parts, "preprocess", "main"))
+        module = ".".join((*self.task.folder.parts, str(self.task.parts.preprocess)))
         result = await link.run(
             [
                 *dialect.run_module,

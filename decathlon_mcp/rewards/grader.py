@@ -187,7 +187,7 @@ class Grader:
         dialect = self.suite.dialect
         return [
             *dialect.run_module,
-            f"{self._package}.evaluation.main",
+            f"{self._package}.{self.task.parts.evaluation}",
             "--res_log_file",
             str(root / dialect.log_file),
             "--agent_workspace",
@@ -220,7 +220,7 @@ class Grader:
     @property
     def _groundtruth(self) -> PurePosixPath | None:
         """Relative to the root, as upstream has it; its absence is the word None there."""
-        return self.task.folder / "groundtruth_workspace" if self.task.has_groundtruth else None
+        return self.task.folder / self.task.parts.groundtruth if self.task.parts.groundtruth else None
 
 
 @cache

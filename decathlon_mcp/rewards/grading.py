@@ -65,7 +65,7 @@ async def grade(
     async def outcome(scratch: Path) -> dict[str, Any]:
         """The fields of a scored verdict."""
         rubric = await anyio.to_thread.run_sync(load_rubric, suite, task)
-        if not (suite.path / task.folder / "evaluation" / "main.py").is_file():
+        if not (suite.path / task.folder / f"{task.parts.evaluation.replace('.', '/')}.py").is_file():
             raise _NoScoreError("evaluator_error", f"{task.id} has no evaluator")
         baggage = await anyio.to_thread.run_sync(
             lambda: pack(

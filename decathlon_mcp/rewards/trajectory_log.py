@@ -48,7 +48,7 @@ def _config(attempt: Attempt, suite: Suite, task: Task, root: PurePosixPath) -> 
     task_dir = suite.task_dir(task)
     command = " ".join(dialect.run_module)
     module = ".".join(task.folder.parts)
-    log_file = root / dialect.log_file
+    log_file, parts = root / dialect.log_file, task.parts
     return {
         "task_dir": task_dir,
         "id": task_dir.replace("/", "-"),
@@ -62,18 +62,16 @@ def _config(attempt: Attempt, suite: Suite, task: Task, root: PurePosixPath) -> 
         "max_turns": task.max_turns or MAX_TURNS,
         "max_steps_under_single_turn_mode": MAX_STEPS,
         "single_turn_mode": True,
-        "cn_mode": False,
+        "cn_mode": suite.language == "cn",
         "system_prompts": {"agent": attempt.prompt.system, "user": None},
         "initialization": {
-            "workspace": str(task.folder / "initial_workspace") if task.has_initial_workspace else None,
-            "process_command": f"{command} {module}.preprocess.main" if task.has_preprocess else None,
+            "workspace": str(task.folder / parts.initial_workspace) if parts.initial_workspace else None,
+            "process_command": f"{command} {module}.{parts.preprocess}" if parts.preprocess else None,
         },
         "stop": {"user_phrases": ["#### STOP"], "tool_names": ["local-claim_done"]},
         "evaluation": {
-            "groundtruth_workspace": str(task.folder / "groundtruth_workspace")
-            if task.has_groundtruth
-            else None,
-            "evaluation_command": f"{command} {module}.evaluation.main",
+            "groundtruth_workspace": str(task.folder / parts.groundtruth) if parts.groundtruth else None,
+            "evaluation_command": f"{command} {module}.{parts.evaluation}",
         },
         "meta": dict(task.meta),
         "local_token_key_session": None,

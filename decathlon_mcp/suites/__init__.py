@@ -3,7 +3,9 @@
 from decathlon_mcp.suites.catalogue import Catalogue
 from decathlon_mcp.suites.dialect import Dialect
 from decathlon_mcp.suites.documents import broken, check, read_json, read_yaml
+from decathlon_mcp.suites.draws import Draw, Filters, drawn, filtered
 from decathlon_mcp.suites.names import CLAIM, EVALUATE, LOCAL, spell
+from decathlon_mcp.suites.pass_rates import read_pass_rates
 from decathlon_mcp.suites.prompts import Prompt
 from decathlon_mcp.suites.servers import ServerConfig
 from decathlon_mcp.suites.suite import Suite, load_suite
@@ -17,6 +19,8 @@ __all__ = [
     "Catalogue",
     "Deadlines",
     "Dialect",
+    "Draw",
+    "Filters",
     "Needs",
     "Prompt",
     "ServerConfig",
@@ -24,8 +28,11 @@ __all__ = [
     "Task",
     "broken",
     "check",
+    "drawn",
+    "filtered",
     "load_suite",
     "read_json",
+    "read_pass_rates",
     "read_yaml",
     "spell",
 ]

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from decathlon_mcp.model import Names
+from decathlon_mcp.model import Language, Names
 from decathlon_mcp.suites.dialect import Dialect
 from decathlon_mcp.suites.documents import read_text
 from decathlon_mcp.suites.names import CLAIM, LOCAL, spell
@@ -38,6 +38,8 @@ LOCAL_TOOLS = (
 _UPSTREAM = re.compile(
     r"If you believe the task is completed, you can either call the `?[\w-]*claim_done`? tool "
     r"or respond without calling any tool to indicate completion\."
+    r"|若你认为任务已完成，可以调用`?[\w-]*claim[_-]done`?工具，来(?:表明|claim)自己已经完成了给定的任务",
+    re.ASCII,
 )
 
 
@@ -62,17 +64,18 @@ def read_prompt(
     time: str,
     names: Names,
     servers: Collection[str],
-    language: str = "en",
+    language: Language = "en",
 ) -> Prompt:
     """The prompt of the task in `folder`, its paths those below `root`. Raises SuiteError where it has none.
 
-    `language` other than `en` reads Toolathlon's files of that suffix (`cn`: `task_cn.md`).
+    In `cn` it is made of `task_cn.md` and `agent_system_prompt_cn.md`; as upstream has it, the sentence on
+    independence stays as it is.
     """
-    suffix = "" if language == "en" else f"_{language}"
+    suffix = suffix_of(language)
     system_file = folder / "docs" / f"agent_system_prompt{suffix}.md"
     task = respell(read_text(folder / "docs" / f"task{suffix}.md"), names, servers)
     if not system_file.exists():
-        return Prompt(_claim(names), task)
+        return Prompt(_claim(names, language), task)
     values = {
         "current_working_dir": str(root),
         "workspace_dir": str(root / dialect.workspace),
@@ -82,7 +85,7 @@ def read_prompt(
     system = read_text(system_file)
     for name, value in values.items():
         system = system.replace(f"!!<<<<||||{name}||||>>>>!!", value)
-    claim = _claim(names)
+    claim = _claim(names, language)
     system, replaced = _UPSTREAM.subn(lambda _: claim, system)
     system = f"{respell(system, names, servers)}\n{INDEPENDENCE}"
     return Prompt(system if replaced else f"{system}\n{claim}", task)
@@ -116,7 +119,17 @@ def _any(words: Collection[str]) -> str:
     return "|".join(sorted(map(re.escape, words), key=len, reverse=True))
 
 
-def _claim(names: Names) -> str:
+def suffix_of(language: Language) -> str:
+    """What the names of a language's files end with."""
+    return "" if language == "en" else f"_{language}"
+
+
+def _claim(names: Names, language: Language) -> str:
+    if language == "cn":
+        return (
+            f"只有调用`{spell(names, LOCAL, CLAIM)}`工具才会结束本次任务：当你认为任务已完成时请调用它，"
+            "并将最后要说的话（如果任务要求给出答案，则为答案）写入`answer`参数"
+        )
     return (
         f"Nothing but the `{spell(names, LOCAL, CLAIM)}` tool ends your attempt: call it when you believe "
         "that the task is completed, with your last words (the answer, if the task asks for one) in `answer`."

@@ -6,17 +6,19 @@ import hashlib
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, Field, TypeAdapter
 
-from decathlon_mcp.suites.documents import check, read_json
+from decathlon_mcp.suites.documents import check, read_json, read_yaml
 
 log = logging.getLogger("decathlon.suites")
 
 TRAIN_PERCENT = 80
 CONFLICTS = "task_conflict.json"
+PACKAGED = Path(__file__).parent / "dialects" / "splits"
 
 
 class _Conflicts(BaseModel):
@@ -26,13 +28,24 @@ class _Conflicts(BaseModel):
 _CONFLICTS = TypeAdapter(_Conflicts)
 
 
-def splits_of(task_id: str, lists: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """The splits that list a task; without lists `train` or `test`, by a hash of its id, 80 to 20.
+@cache
+def packaged_splits(dialect: str) -> Mapping[str, str]:
+    """The split of each task that this package lists for a dialect (`docs/splits.py` says how)."""
+    path = PACKAGED / f"{dialect}.yaml"
+    lists = read_yaml(path) if path.is_file() else {}
+    return {task_id: split for split, listed in lists.items() for task_id in listed}
 
-    The folder below `tasks/` says nothing of it: upstream keeps all tasks in one.
+
+def splits_of(task_id: str, lists: Mapping[str, Sequence[str]], dialect: str = "") -> tuple[str, ...]:
+    """The splits that list a task: those of the checkout's own lists, else of the package's for its dialect.
+
+    What neither has is in `train` or `test` by a hash of its id, 80 to 20. The folder below `tasks/` says
+    nothing of it: upstream keeps all tasks in one.
     """
     if lists:
         return tuple(name for name, listed in lists.items() if any(fnmatchcase(task_id, p) for p in listed))
+    if (split := packaged_splits(dialect).get(task_id)) is not None:
+        return (split,)
     number = int.from_bytes(hashlib.sha256(task_id.encode()).digest()[:8], "big") % 100
     return ("train",) if number < TRAIN_PERCENT else ("test",)
 

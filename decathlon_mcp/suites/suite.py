@@ -12,22 +12,29 @@ from pathlib import Path, PurePosixPath
 from typing import cast
 
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.model import JsonObject, Names
+from decathlon_mcp.model import JsonObject, Language, Names
 from decathlon_mcp.suites import archives
 from decathlon_mcp.suites.dialect import Dialect
 from decathlon_mcp.suites.needs import Means
-from decathlon_mcp.suites.prompts import Prompt, read_prompt
+from decathlon_mcp.suites.prompts import Prompt, read_prompt, suffix_of
 from decathlon_mcp.suites.revision import revision
 from decathlon_mcp.suites.servers import FOLDER as SERVERS
 from decathlon_mcp.suites.servers import ServerConfig, read_servers
 from decathlon_mcp.suites.splits import conflicts_of, read_conflicts, splits_of, warn_of_strangers
 from decathlon_mcp.suites.suitefile import FILE, SuiteFile, read_suite_file
-from decathlon_mcp.suites.tasks import CONFIG, FOLDER, Folder, Task, find_folders, ids_of, read_folder
+from decathlon_mcp.suites.tasks import (
+    CONFIG,
+    FOLDER,
+    Folder,
+    Task,
+    find_folders,
+    ids_of,
+    parts_of,
+    read_folder,
+)
 from decathlon_mcp.suites.tokens import SOURCES, TASK_FILE, VALUES_SCRIPT
 
 STARTER = Path(__file__).parent.parent / "starter" / "suite"
-GROUNDTRUTH = "groundtruth_workspace"
-INITIAL = "initial_workspace"
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,7 @@ class Suite:
     tasks: Mapping[str, Task] = field(repr=False)
     means: Means = field(repr=False)
     _conflicts: Mapping[str, frozenset[str]] = field(repr=False)
+    language: Language = "en"
 
     @property
     def servers(self) -> Mapping[str, ServerConfig]:
@@ -65,7 +73,16 @@ class Suite:
 
     def missing(self, task: Task) -> list[str]:
         """Why a task cannot run, a sentence each; empty where it can."""
-        return self.means.missing(task)
+        text = f"docs/task{suffix_of(self.language)}.md"
+        without = (
+            []
+            if task.parts.has_text or self.language == "en"
+            else [
+                f"needs a text in the language of `--language {self.language}` ({text}), which is not there: "
+                "play it with `--language en`"
+            ]
+        )
+        return [*without, *self.means.missing(task)]
 
     def conflicts(self, task_id: str) -> frozenset[str]:
         """The tasks never run beside this one; where there are any, itself is among them."""
@@ -79,9 +96,7 @@ class Suite:
         """What Toolathlon calls the task's `task_dir`."""
         return str(task.folder.relative_to(self.dialect.task_base))
 
-    def prompt(
-        self, task: Task, *, root: PurePosixPath, launch_time: datetime, names: Names, language: str = "en"
-    ) -> Prompt:
+    def prompt(self, task: Task, *, root: PurePosixPath, launch_time: datetime, names: Names) -> Prompt:
         """What the agent is told. Raises SuiteError where the task's files cannot be read."""
         return read_prompt(
             self.path / task.folder,
@@ -90,7 +105,7 @@ class Suite:
             time=self.launch_time(launch_time),
             names=names,
             servers=task.needs.servers,
-            language=language,
+            language=self.language,
         )
 
     def common_archive(self, into: Path) -> None:
@@ -209,8 +224,8 @@ class Suite:
         raise SuiteError(f"no file in {self.path / SERVERS} describes a server {name!r}")
 
 
-def load_suite(where: str | Path) -> Suite:
-    """Read a checkout; `starter` is the bundled suite.
+def load_suite(where: str | Path, language: Language = "en") -> Suite:
+    """Read a checkout, to be played in that language; `starter` is the bundled suite.
 
     Without a `suite.yaml` its dialect is recognised by its marks (see `dialect.recognise`). What is broken
     about a task or a server is kept with the tasks that it concerns. Raises SuiteError where the folder is no
@@ -224,16 +239,18 @@ def load_suite(where: str | Path) -> Suite:
     servers, errors = read_servers(path)
     means = Means(path, dialect, said, servers, errors)
     name = said.name or re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name).strip("-.") or dialect.name
-    tasks = dict(_tasks(name, means, folders))
-    return Suite(name, path, dialect, tasks, means, _all_conflicts(path, said, tasks))
+    tasks = dict(_tasks(name, means, folders, language))
+    return Suite(name, path, dialect, tasks, means, _all_conflicts(path, said, tasks), language)
 
 
-def _tasks(suite: str, means: Means, folders: Collection[PurePosixPath]) -> Iterable[tuple[str, Task]]:
+def _tasks(
+    suite: str, means: Means, folders: Collection[PurePosixPath], language: Language
+) -> Iterable[tuple[str, Task]]:
     for task_id, path in zip(ids_of([*folders]), folders, strict=True):
-        yield task_id, _task(task_id, suite, means, read_folder(means.checkout, path))
+        yield task_id, _task(task_id, suite, means, read_folder(means.checkout, path), language)
 
 
-def _task(task_id: str, suite: str, means: Means, folder: Folder) -> Task:
+def _task(task_id: str, suite: str, means: Means, folder: Folder, language: Language) -> Task:
     said = means.settings.task(task_id)
     needs = means.needs(folder, said)
     return Task(
@@ -241,10 +258,8 @@ def _task(task_id: str, suite: str, means: Means, folder: Folder) -> Task:
         suite=suite,
         folder=folder.path,
         needs=needs,
-        splits=splits_of(task_id, means.settings.splits),
-        has_preprocess=folder.has_preprocess,
-        has_groundtruth=GROUNDTRUTH in folder.names,
-        has_initial_workspace=INITIAL in folder.names,
+        splits=splits_of(task_id, means.settings.splits, means.dialect.name),
+        parts=parts_of(means.checkout, folder, language),
         has_token_file=TASK_FILE in folder.names,
         in_place=bool(said.in_place),
         spared=said.spared or (),

@@ -12,9 +12,10 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.model import JsonObject
+from decathlon_mcp.model import JsonObject, Language
 from decathlon_mcp.suites.documents import broken, check, read_json
 from decathlon_mcp.suites.names import CLAIM
+from decathlon_mcp.suites.prompts import suffix_of
 from decathlon_mcp.suites.suitefile import Deadlines
 
 log = logging.getLogger("decathlon.suites")
@@ -40,6 +41,18 @@ class Needs:
     services: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Which of its files a task is made of in a language: modules and folders in the task's own folder."""
+
+    has_text: bool = True
+    preprocess: str | None = None
+    """`preprocess.main`, where it has one."""
+    evaluation: str = "evaluation.main"
+    groundtruth: str | None = None
+    initial_workspace: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One task. `folder` is relative to the checkout, and to the suite's root inside a sandbox."""
@@ -49,9 +62,7 @@ class Task:
     folder: PurePosixPath
     needs: Needs = Needs()
     splits: tuple[str, ...] = ()
-    has_preprocess: bool = False
-    has_groundtruth: bool = False
-    has_initial_workspace: bool = False
+    parts: Parts = Parts()
     has_token_file: bool = False
     in_place: bool = False
     """Is it evaluated on the agent's own machine?"""
@@ -67,6 +78,10 @@ class Task:
     """What lies in its folder, sorted."""
     errors: tuple[SuiteError, ...] = ()
     """What is broken about it; such a task is listed, and cannot be started."""
+
+    @property
+    def has_preprocess(self) -> bool:
+        return self.parts.preprocess is not None
 
 
 class TaskConfig(BaseModel):
@@ -97,7 +112,6 @@ class Folder:
 
     path: PurePosixPath
     names: tuple[str, ...]
-    has_preprocess: bool
     config: JsonObject
     said: TaskConfig
     errors: tuple[SuiteError, ...]
@@ -139,8 +153,30 @@ def read_folder(checkout: Path, path: PurePosixPath) -> Folder:
         for part in ("docs/task.md", "evaluation/main.py")
         if not (folder / part).is_file()
     ]
-    has_preprocess = "preprocess" in names and (folder / "preprocess" / "main.py").is_file()
-    return Folder(path, names, has_preprocess, config, said, tuple(errors))
+    return Folder(path, names, config, said, tuple(errors))
+
+
+def parts_of(checkout: Path, folder: Folder, language: Language) -> Parts:
+    """As Toolathlon takes them (`utils/data_structures/task_config.py`, `cn_mode`): texts of that language or
+    none, of all else that of the language where it is there, else the one that has no language.
+    """
+    suffix = suffix_of(language)
+
+    def first(package: str, *names: str) -> str | None:
+        there = (name for name in names if (checkout / folder.path / package / f"{name}.py").is_file())
+        found = next(there, None) if package in folder.names else None
+        return f"{package}.{found}" if found else None
+
+    def either(name: str) -> str | None:
+        return next((each for each in (f"{name}{suffix}", name) if each in folder.names), None)
+
+    return Parts(
+        has_text=(checkout / folder.path / "docs" / f"task{suffix}.md").is_file(),
+        preprocess=first("preprocess", f"main{suffix}", "main"),
+        evaluation=first("evaluation", f"main{suffix}", "main") or "evaluation.main",
+        groundtruth=either("groundtruth_workspace"),
+        initial_workspace=either("initial_workspace"),
+    )
 
 
 def _folders(parent: Path) -> Iterator[str]:

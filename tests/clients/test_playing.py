@@ -19,7 +19,7 @@ from decathlon_client import (
     UnknownToolError,
 )
 
-from decathlon_mcp.episodes import draw
+from decathlon_mcp.suites import Draw
 from tests.probe.serving import Served
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
@@ -61,7 +61,8 @@ async def test_tasks_can_be_searched_and_listed_without_prompts(d: Decathlon) ->
     assert [(task.id, task.prompt) for task in await d.tasks(search="find-", prompts=False)] == [
         ("find-answer", None)
     ]
-    assert await d.tasks(split="no such split") == []
+    with pytest.raises(RequestError, match="there is no split 'nowhere'; the splits are"):
+        await d.tasks(split="nowhere")
 
 
 async def test_the_tools_are_the_tasks_own_and_the_claim_but_not_the_oracle(d: Decathlon) -> None:
@@ -251,6 +252,7 @@ async def test_an_error_of_the_body_leaves_as_itself(d: Decathlon) -> None:
 
 
 async def test_a_task_is_drawn_the_same_for_the_same_seed(d: Decathlon, served: Served) -> None:
-    seed = next(seed for seed in range(1000) if draw(served.episodes.catalogue, seed=seed) == "find-answer")
+    draws = served.episodes.draws
+    seed = next(seed for seed in range(1000) if draws.take(Draw(seed=seed)) == ["find-answer"])
     async with d.episode(seed=seed) as e:
         assert e.task == "find-answer"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.suites import Prompt
+from decathlon_mcp.suites import Prompt, load_suite
 
 if TYPE_CHECKING:
-    from decathlon_mcp.model import Names
+    from decathlon_mcp.model import Language, Names
     from tests.suites.conftest import Checkout
 
 FRIDAY = datetime(2026, 1, 2, 3, 4, 5)
@@ -38,7 +38,7 @@ def prompt(
     *,
     system: str | None = UPSTREAM,
     task: str = "Find the paper.",
-    language: str = "en",
+    language: Language = "en",
     root: str = "/workspace",
 ) -> Prompt:
     checkout.server("files")
@@ -46,13 +46,12 @@ def prompt(
     checkout.write("tasks/finalpool/find-paper/docs/task.md", task)
     if system is not None:
         checkout.write("tasks/finalpool/find-paper/docs/agent_system_prompt.md", system)
-    suite = checkout.load()
+    suite = load_suite(checkout.path, language)
     return suite.prompt(
         suite.tasks["find-paper"],
         root=PurePosixPath(root),
         launch_time=FRIDAY,
         names=names,
-        language=language,
     )
 
 
@@ -125,10 +124,15 @@ def test_what_is_not_surely_a_tool_is_left_alone(checkout: Checkout, text: str) 
 def test_another_language_reads_the_files_of_that_language(checkout: Checkout) -> None:
     folder = "tasks/finalpool/find-paper/docs"
     checkout.write(f"{folder}/task_cn.md", "找论文。")
-    checkout.write(f"{folder}/agent_system_prompt_cn.md", "若你认为任务已完成，可以调用local-claim_done工具")
+    upstream = "工作区：!!<<<<||||workspace_dir||||>>>>!!\n"
+    upstream += "若你认为任务已完成，可以调用local-claim-done工具，来表明自己已经完成了给定的任务"
+    checkout.write(f"{folder}/agent_system_prompt_cn.md", upstream)
     told = prompt(checkout, language="cn")
     assert told.task == "找论文。"
-    assert (told.system or "").startswith("若你认为任务已完成，可以调用claim_done工具")
+    workspace, claim, independence = (told.system or "").splitlines()
+    assert workspace == "工作区：/workspace/dumps/workspace"
+    assert claim.startswith("只有调用`claim_done`工具才会结束本次任务")
+    assert independence == INDEPENDENCE
 
 
 def test_a_language_that_a_task_does_not_have_is_an_error(checkout: Checkout) -> None:

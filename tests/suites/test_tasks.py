@@ -9,6 +9,7 @@ import pytest
 
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.suites import load_suite
+from decathlon_mcp.suites.tasks import Parts
 
 if TYPE_CHECKING:
     from tests.suites.conftest import Checkout
@@ -32,7 +33,11 @@ def test_a_task_is_its_folder(checkout: Checkout) -> None:
     task = checkout.load().tasks["find-paper"]
     assert task.folder == PurePosixPath("tasks/finalpool/find-paper")
     assert task.suite == "checkout"
-    assert (task.has_preprocess, task.has_groundtruth, task.has_initial_workspace) == (True, True, True)
+    assert task.parts == Parts(
+        preprocess="preprocess.main",
+        groundtruth="groundtruth_workspace",
+        initial_workspace="initial_workspace",
+    )
     assert task.has_token_file
     assert not task.in_place
     assert (task.max_turns, task.meta) == (10, {"difficulty": "easy"})

@@ -1,0 +1,160 @@
+"""`episode`: a whole attempt from a shell, one process a step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio.to_thread
+import pytest
+
+from decathlon_mcp.cli.app import run
+from decathlon_mcp.edge import Tokens
+from decathlon_mcp.edge.tokens import new_token
+from tests.probe.serving import Served, serving
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Shell
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
+
+
+@pytest.fixture
+async def served(
+    tmp_path: Path, anyio_backend: object, monkeypatch: pytest.MonkeyPatch
+) -> AsyncGenerator[Served]:
+    async with serving(tmp_path / "state", provider="local", max_sandboxes=1, max_queue=0) as served:
+        monkeypatch.setenv("DECATHLON_URL", served.url)
+        monkeypatch.delenv("DECATHLON_TOKEN", raising=False)
+        yield served
+
+
+class Steps:
+    """Steps taken in this process, each in a loop of its own, for what needs no process of its own."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    async def take(self, *words: str) -> tuple[int, str, str]:
+        """Status, stdout, and the line of stderr that is the command's own."""
+        self._capsys.readouterr()
+        status = await anyio.to_thread.run_sync(run, ("episode", *words))
+        said = self._capsys.readouterr()
+        own = [line for line in said.err.splitlines() if line.startswith("decathlon-mcp: ")]
+        return status, said.out, own[-1].removeprefix("decathlon-mcp: ") if own else ""
+
+    async def told(self, *words: str, status: int = 0) -> dict[str, Any]:
+        """The one JSON value that a step prints."""
+        ended, out, said = await self.take(*words)
+        assert ended == status, (ended, said)
+        assert out.count("\n") == 1
+        return json.loads(out)
+
+    async def fault(self, *words: str, status: int) -> str:
+        """The one line that a step fails with."""
+        ended, out, said = await self.take(*words)
+        assert (ended, out) == (status, "")
+        return said
+
+
+@pytest.fixture
+def steps(capsys: pytest.CaptureFixture[str]) -> Steps:
+    return Steps(capsys)
+
+
+async def test_setup_execute_and_evaluate_are_processes_that_share_a_handle(
+    shell: Shell, served: Served
+) -> None:
+    async def step(*words: str) -> tuple[int, dict[str, Any]]:
+        done = await anyio.to_thread.run_sync(
+            lambda: shell.run("episode", *words, DECATHLON_URL=served.url), abandon_on_cancel=True
+        )
+        assert done.stderr == ""
+        return done.returncode, json.loads(done.stdout)
+
+    _, started = await step("start", "find-answer")
+    handle = started["episode"]
+    assert "answer.txt" in started["prompt"]
+    assert "probe__write" in {tool["name"] for tool in started["tools"]}
+    status, reply = await step("call", handle, "probe__write", '{"path": "answer.txt", "text": "42"}')
+    assert (status, reply.get("isError", False)) == (0, False)
+    status, verdict = await step("evaluate", handle)
+    assert (status, verdict["reward"], verdict["claimed"]) == (0, 1.0, False)
+    assert (await step("close", handle)) == (0, {"episode": handle, "closed": True})
+    await served.episodes.drain()
+    assert served.episodes.live == []
+
+
+async def test_statuses_tell_a_failed_tool_a_failed_attempt_and_a_full_server(
+    served: Served, steps: Steps
+) -> None:
+    handle = (await steps.told("start", "find-answer"))["episode"]
+    assert "full" in await steps.fault("start", "find-answer", status=75)
+    assert (await steps.told("call", handle, "probe__fail", status=3))["isError"] is True
+    assert "there is no tool 'nothing'" in await steps.fault("call", handle, "nothing", status=1)
+    assert (await steps.told("claim", handle, "I give up."))["claimed"] is True
+    assert (await steps.told("evaluate", handle, status=4))["reward"] == 0.0
+    assert (await steps.told("status", handle))["claimed"] is True
+
+
+async def test_no_verdict_is_told_apart_from_a_bad_one(served: Served, steps: Steps) -> None:
+    handle = (await steps.told("start", "crashing-verdict"))["episode"]
+    verdict = await steps.told("evaluate", handle, status=5)
+    assert "reward" not in verdict
+
+
+async def test_an_attempt_can_be_said_to_be_cut_short(served: Served, steps: Steps) -> None:
+    handle = (await steps.told("start", "find-answer", "--max-calls", "9"))["episode"]
+    await steps.told("claim", handle, "--truncated", "--turns", "3")
+    assert (await steps.told("evaluate", handle, status=4))["truncated"] is True
+
+
+async def test_an_address_is_as_good_as_a_handle_and_arguments_may_be_a_file(
+    served: Served, steps: Steps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = await steps.told("start", "find-answer", "--no-wait")
+    assert "tools" not in started
+    monkeypatch.setenv("DECATHLON_URL", "http://127.0.0.1:1")
+    assert (await steps.told("tools", started["address"]))["tools"]
+    (tmp_path / "arguments").write_text('{"path": "answer.txt", "text": "42"}')
+    await steps.told("call", started["address"], "probe__write", f"@{tmp_path / 'arguments'}")
+    assert (await steps.told("evaluate", started["address"]))["reward"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (("call", "e" * 48, "tool", "[1"), 2, "the arguments are not JSON"),
+        (("call", "e" * 48, "tool", "[1]"), 2, "must be a JSON object"),
+        (("call", "e" * 48, "tool", "@nowhere"), 2, "nowhere: No such file"),
+        (("status", "http://127.0.0.1:1/mcp"), 2, "neither an episode's handle nor its address"),
+        (("status", "e" * 48, "--url", "nowhere"), 2, "not the address of a server"),
+        (("status", "e" * 48, "--url", "http://127.0.0.1:1"), 1, "no server answers at http://127.0.0.1:1"),
+        (("status", "e" * 48), 1, "there is no such episode here"),
+        (("start", "find-anser"), 1, "there is no task 'find-anser'"),
+        (("start", "--seed", "soon"), 2, "Invalid value for --seed"),
+    ],
+    ids=str,
+)
+async def test_what_goes_wrong_is_one_line(
+    words: tuple[str, ...], status: int, said: str, served: Served, steps: Steps
+) -> None:
+    assert said in await steps.fault(*words, status=status)
+
+
+async def test_a_token_comes_from_the_environment(
+    tmp_path: Path, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret, line = new_token("alice", "player")
+    (tmp_path / "tokens").write_text(line)
+    async with serving(
+        tmp_path / "state", tokens=Tokens.read(tmp_path / "tokens"), provider="local"
+    ) as served:
+        monkeypatch.setenv("DECATHLON_URL", served.url)
+        monkeypatch.delenv("DECATHLON_TOKEN", raising=False)
+        assert "a token is needed" in await steps.fault("start", "find-answer", status=1)
+        monkeypatch.setenv("DECATHLON_TOKEN", secret)
+        handle = (await steps.told("start", "find-answer", "--no-wait"))["episode"]
+        await steps.told("close", handle)
