@@ -1,0 +1,1 @@
+"""An arXiv of our own for sandboxes, and a small suite that speaks to it."""

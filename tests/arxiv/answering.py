@@ -1,0 +1,195 @@
+"""A stand-in for arXiv, a program by itself: the Atom API, abstracts, and PDFs that say which paper they are.
+
+    python3 answering.py '{"papers": [...], "identity": PEM or null}'
+
+A paper is `{"id", "versions", "title", "authors", "summary", "published", "updated", "categories"}`. Ports 80
+and, with an identity (certificate and key), 443 speak the same. What the API answers follows arXiv's manual
+(info.arxiv.org/help/api/user-manual.html): `id_list`, `search_query` with fields, AND, OR, ANDNOT and
+parentheses, `start`, `max_results`, `sortBy`, `sortOrder`. Bare words are all wanted; there is no ranking.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+import sys
+import tempfile
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+from xml.sax.saxutils import escape
+
+Paper = dict[str, Any]
+
+TOKEN = re.compile(r'(?:\w+:)?"[^"]*"|[()]|[^\s()]+')
+ADDRESS = re.compile(r"/(abs|pdf)/(?P<id>[\w./-]*?\d)(?:v(?P<version>\d+))?(?:\.pdf)?")
+FIELDS = {"ti": ("title",), "au": ("authors",), "abs": ("summary",), "cat": ("categories",)}
+EVERYWHERE = ("title", "authors", "summary", "categories")
+ORDERS = {"submittedDate": "published", "lastUpdatedDate": "updated"}
+
+FEED = """<?xml version="1.0" encoding="UTF-8"?>
+<feed xmlns="http://www.w3.org/2005/Atom">
+<title type="html">ArXiv Query</title><id>http://arxiv.org/api/query</id><updated>2026-01-01T00:00:00Z</updated>
+<opensearch:totalResults xmlns:opensearch="http://a9.com/-/spec/opensearch/1.1/">{total}</opensearch:totalResults>
+<opensearch:startIndex xmlns:opensearch="http://a9.com/-/spec/opensearch/1.1/">{start}</opensearch:startIndex>
+{entries}
+</feed>
+"""
+ENTRY = """<entry>
+<id>http://arxiv.org/abs/{address}</id><title>{title}</title><summary>{summary}</summary>
+<published>{published}</published><updated>{updated}</updated>
+{authors}{categories}
+<arxiv:primary_category xmlns:arxiv="http://arxiv.org/schemas/atom" term="{primary}"/>
+<link href="http://arxiv.org/abs/{address}" rel="alternate" type="text/html"/>
+<link title="pdf" href="https://arxiv.org/pdf/{address}" rel="related" type="application/pdf"/>
+</entry>"""
+
+
+def found(papers: list[Paper], query: str) -> list[Paper]:
+    """The papers that a `search_query` finds."""
+    tokens = TOKEN.findall(query)
+    return [paper for paper in papers if _any(list(tokens), paper)] if tokens else []
+
+
+def _any(tokens: list[str], paper: Paper) -> bool:
+    """From left to right: what a parenthesis holds is one term, a missing operator is AND."""
+    holds = True
+    while tokens and tokens[0] != ")":
+        operator = tokens.pop(0) if tokens[0] in ("AND", "OR", "ANDNOT") else "AND"
+        if not tokens:
+            break
+        token = tokens.pop(0)
+        term = _any(tokens, paper) if token == "(" else _has(paper, token)
+        holds = (holds or term) if operator == "OR" else (holds and term == (operator == "AND"))
+    if tokens:
+        tokens.pop(0)
+    return holds
+
+
+def _has(paper: Paper, term: str) -> bool:
+    field, colon, words = term.rpartition(":") if term.split(":")[0] in {*FIELDS, "all"} else ("", "", term)
+    text = json.dumps([paper[name] for name in (FIELDS.get(field, EVERYWHERE) if colon else EVERYWHERE)])
+    return words.strip('"').casefold() in text.casefold()
+
+
+def feed(papers: list[Paper], asked: dict[str, str]) -> str:
+    """What `/api/query` answers."""
+    chosen = papers
+    if identities := [each for each in asked.get("id_list", "").split(",") if each]:
+        wanted = {re.sub(r"v\d+$", "", each) for each in identities}
+        chosen = [paper for paper in papers if paper["id"] in wanted]
+    if query := asked.get("search_query", ""):
+        chosen = found(chosen, query)
+    elif not identities:
+        chosen = []
+    if order := ORDERS.get(asked.get("sortBy", "")):
+        chosen = sorted(chosen, key=lambda paper: paper[order], reverse=asked.get("sortOrder") != "ascending")
+    start, count = int(asked.get("start") or 0), int(asked.get("max_results") or 10)
+    entries = "\n".join(_entry(paper) for paper in chosen[start : start + count])
+    return FEED.format(total=len(chosen), start=start, entries=entries)
+
+
+def _entry(paper: Paper) -> str:
+    told = {name: escape(paper[name]) for name in ("title", "summary", "published", "updated")}
+    authors = "".join(f"<author><name>{escape(name)}</name></author>" for name in paper["authors"])
+    scheme = "http://arxiv.org/schemas/atom"
+    categories = "".join(f'<category term="{term}" scheme="{scheme}"/>' for term in paper["categories"])
+    address = f"{paper['id']}v{paper['versions']}"
+    return ENTRY.format(
+        address=address, authors=authors, categories=categories, primary=paper["categories"][0], **told
+    )
+
+
+def pdf(paper: Paper, version: int) -> bytes:
+    """One page with the paper's title, its version and its summary: another file for every version."""
+    lines = [
+        paper["title"],
+        f"arXiv:{paper['id']}v{version}",
+        *re.findall(r".{1,80}(?:\s|$)", paper["summary"]),
+    ]
+    escaped = [re.sub(r"([()\\])", r"\\\1", line) for line in lines]
+    shown = " ".join(f"({line}) Tj T*" for line in escaped)
+    text = f"BT /F1 11 Tf 14 TL 56 760 Td {shown} ET".encode("latin-1", "replace")
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 595 842] /Contents 4 0 R /Resources 6 0 R >>",
+        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(text), text),
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+        b"<< /Font << /F1 5 0 R >> >>",
+    ]
+    made, offsets = b"%PDF-1.4\n", list[int]()
+    for number, content in enumerate(objects, 1):
+        offsets.append(len(made))
+        made += b"%d 0 obj\n%s\nendobj\n" % (number, content)
+    table = b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
+    size = len(objects) + 1
+    made_at = len(made)
+    made += b"xref\n0 %d\n0000000000 65535 f \n%s" % (size, table)
+    return made + b"trailer\n<< /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n" % (size, made_at)
+
+
+class Answering(BaseHTTPRequestHandler):
+    """One request."""
+
+    papers: list[Paper] = []  # noqa: RUF012  (set once, before the first request)
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        address = urlsplit(self.path)
+        if address.path == "/api/query":
+            asked = {name: values[0] for name, values in parse_qs(address.query).items()}
+            self._answer("application/atom+xml; charset=utf-8", feed(self.papers, asked).encode())
+        elif (part := ADDRESS.fullmatch(address.path)) and (paper := self._paper(part)):
+            version = int(part["version"] or paper["versions"])
+            if part[1] == "pdf":
+                self._answer("application/pdf", pdf(paper, version))
+            else:
+                self._answer("text/html; charset=utf-8", f"<h1>{escape(paper['title'])}</h1>".encode())
+        else:
+            self.send_error(404)
+
+    def _paper(self, part: re.Match[str]) -> Paper | None:
+        return next(
+            (
+                paper
+                for paper in self.papers
+                if paper["id"] == part["id"] and 1 <= int(part["version"] or 1) <= paper["versions"]
+            ),
+            None,
+        )
+
+    def _answer(self, kind: str, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def main() -> None:
+    told = json.loads(sys.argv[1])
+    Answering.papers = told["papers"]
+    servers = [ThreadingHTTPServer(("", 80), Answering)]
+    if told["identity"]:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
+            file.write(told["identity"])
+            file.flush()
+            context.load_cert_chain(file.name)
+        over_tls = ThreadingHTTPServer(("", 443), Answering)
+        # The handshake belongs into the request's own thread.
+        over_tls.socket = context.wrap_socket(
+            over_tls.socket, server_side=True, do_handshake_on_connect=False
+        )
+        servers.append(over_tls)
+    for server in servers:
+        threading.Thread(target=server.serve_forever).start()
+    sys.stdout.write("listening\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

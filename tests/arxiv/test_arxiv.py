@@ -1,0 +1,52 @@
+"""A task whose server and whose evaluator ask arXiv, in a network where a container answers to its names."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.arxiv.authority import Authority
+from tests.arxiv.container import arxiv
+from tests.probe.clients import playing
+from tests.probe.serving import Served, serving
+
+pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.usefixtures("bounded")]
+
+HERE = Path(__file__).parent
+PAPERS: list[dict[str, Any]] = json.loads((HERE / "papers.json").read_text())
+
+
+@pytest.fixture
+async def served(
+    tmp_path: Path, docker_engine: Any, test_image: str, docker_network: str
+) -> AsyncGenerator[Served]:
+    authority = Authority()
+    suite = await anyio.to_thread.run_sync(shutil.copytree, HERE / "suite", tmp_path / "suite")
+    (suite / "configs/authority.pem").write_text(authority.pem)
+    settings: dict[str, Any] = {
+        "suite": (str(suite),),
+        "provider": "docker",
+        "docker_network": docker_network,
+    }
+    with arxiv(docker_engine, test_image, docker_network, PAPERS, authority):
+        async with serving(tmp_path / "state", **settings) as served:
+            yield served
+
+
+@pytest.mark.parametrize(("query", "reward"), [("ti:stilts", 1.0), ("all:walking ANDNOT ti:stilts", 0.0)])
+async def test_the_paper_asked_for_is_rewarded_and_another_is_not(
+    served: Served, query: str, reward: float
+) -> None:
+    async with playing(served, "find-paper", "task") as player:
+        (address,) = (await player.call("papers__search", query=query)).structured_content
+        assert not (await player.call("papers__download", address=address, file="paper.pdf")).is_error
+        await player.call("claim_done")
+        verdict = (await player.call("evaluate")).structured_content
+    assert (verdict["status"], verdict["reward"]) == ("scored", reward)
+    assert (verdict["agent_network"], verdict["grader_network"]) == ("outbound", "outbound")
