@@ -55,6 +55,8 @@ class Result(Generic[T]):
 class Batch:
     """Made by `Decathlon.batch`. `tally` says how far it is, at any time."""
 
+    tally: Tally
+
     def __init__(
         self,
         openings: Openings,

@@ -17,7 +17,6 @@ from os import PathLike, fspath
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-import anyio
 from anyio.abc import TaskGroup
 
 from decathlon_client.batch import Batch, batching
@@ -28,7 +27,7 @@ from decathlon_client.errors import ClientError, ConnectionLostError, ProtocolEr
 from decathlon_client.lockstep import Lockstep, lockstep
 from decathlon_client.openings import OpeningOptions, Openings
 from decathlon_client.owners import owners
-from decathlon_client.parting import Parting
+from decathlon_client.parting import Parting, is_interruption
 from decathlon_client.server import HttpServer, Server
 from decathlon_client.values import JsonObject, OnProgress, Policy, Reply, Task, as_objects
 
@@ -97,7 +96,7 @@ class Decathlon:
         assert self._stack is not None, "this Decathlon is not open"
         stack, parting = self._stack, self._parting
         self._reset()
-        if kind is not None and issubclass(kind, (KeyboardInterrupt, anyio.get_cancelled_exc_class())):
+        if is_interruption(error):
             parting.hurry(INTERRUPTED_SECONDS)
         await stack.__aexit__(kind, error, trace)
 

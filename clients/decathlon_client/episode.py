@@ -39,6 +39,14 @@ class Episode:
     tools, as far as was heard here.
     """
 
+    id: str
+    task: str
+    prompt: str
+    address: str
+    agent_address: str | None
+    tools: tuple[Tool, ...]
+    claimed: bool
+
     def __init__(
         self,
         line: Line,

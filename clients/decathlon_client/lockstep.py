@@ -27,11 +27,16 @@ Call: TypeAlias = tuple[str, JsonObject | str | None]
 class Slot:
     """The place of one task: its episode, or its `failure` where there is none, and its `verdict`."""
 
+    index: int
+    task: str
+    failure: ClientError | None
+    verdict: Verdict | None
+
     def __init__(self, index: int, task: str) -> None:
         self.index = index
         self.task = task
-        self.failure: ClientError | None = None
-        self.verdict: Verdict | None = None
+        self.failure = None
+        self.verdict = None
         self._episode: Episode | None = None
 
     def __repr__(self) -> str:
@@ -79,7 +84,7 @@ class Slot:
                 self.failure = error
 
 
-class Lockstep(Sequence[Slot]):
+class Lockstep:
     """The slots, in the tasks' order. Made by `Decathlon.episodes`."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
@@ -91,7 +96,7 @@ class Lockstep(Sequence[Slot]):
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._slots)
 
-    def __getitem__(self, index: int) -> Slot:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __getitem__(self, index: int) -> Slot:
         return self._slots[index]
 
     @property

@@ -12,6 +12,10 @@ HURRY_SECONDS = 3.5
 """What is left of closing, however much there is to close, once whoever waits for it was interrupted."""
 
 
+class ThreadInterrupted(Exception):  # noqa: N818
+    """Ctrl-C in another thread, told to the event loop's."""
+
+
 class Parting:
     """Shared by what is closed together."""
 
@@ -38,9 +42,16 @@ class Parting:
 
     @contextmanager
     def hurried(self, seconds: float = HURRY_SECONDS) -> Generator[None]:
-        """A body that is interrupted, by a cancellation or Ctrl-C, leaves in a hurry."""
+        """A body that is interrupted leaves in a hurry."""
         try:
             yield
-        except (KeyboardInterrupt, anyio.get_cancelled_exc_class()):
-            self.hurry(seconds)
+        except BaseException as error:
+            if is_interruption(error):
+                self.hurry(seconds)
             raise
+
+
+def is_interruption(error: BaseException | None) -> bool:
+    """A cancellation, or Ctrl-C."""
+    kinds = (KeyboardInterrupt, ThreadInterrupted, anyio.get_cancelled_exc_class())
+    return isinstance(error, kinds)

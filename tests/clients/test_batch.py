@@ -20,7 +20,7 @@ from tests.clients.processes import server_process
 from tests.clients.relay import relayed
 from tests.probe.serving import Served, serving
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
+pytestmark = pytest.mark.anyio
 
 INTERRUPTED = Path(__file__).parent / "interrupted.py"
 AT_MOST_SECONDS = 15.0

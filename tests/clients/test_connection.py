@@ -25,7 +25,7 @@ from tests.clients.processes import server_process
 from tests.clients.relay import port_of, relayed
 from tests.probe.serving import Served, serving
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
+pytestmark = pytest.mark.anyio
 
 
 class UnderWay:

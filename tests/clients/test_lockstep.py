@@ -18,7 +18,7 @@ from decathlon_mcp.episodes import Episode as ServersEpisode
 from decathlon_mcp.model import Phase
 from tests.probe.serving import Served
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
+pytestmark = pytest.mark.anyio
 
 
 def texts(replies: list[Reply]) -> list[str]:

@@ -35,7 +35,6 @@ def test_importing_the_client_brings_nothing_of_the_server() -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.usefixtures("bounded")
 class TestEmbedded:
     async def test_the_task_named_at_first_is_played_when_none_is(self, tmp_path: Path) -> None:
         async with (

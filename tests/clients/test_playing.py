@@ -22,7 +22,7 @@ from decathlon_client import (
 from decathlon_mcp.suites import Draw
 from tests.probe.serving import Served
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
+pytestmark = pytest.mark.anyio
 
 
 async def test_the_right_answer_is_rewarded_with_one(d: Decathlon) -> None:

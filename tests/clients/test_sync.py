@@ -1,0 +1,110 @@
+"""The synchronous twin: the same names, the same replies, and no event loop of the caller's."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import decathlon_client
+import pytest
+from decathlon_client import ConnectionLostError, SetUpError, UnknownToolError, sync
+from decathlon_client.sync import Decathlon, Episode
+
+from tests.clients.stubs import STUB, stub
+from tests.probe.serving import SUITE
+
+INTERRUPTED = Path(__file__).parent / "interrupted_sync.py"
+AT_MOST_SECONDS = 15.0
+"""5 s are promised; the rest is for a machine that is busy starting and ending Pythons."""
+
+
+@pytest.fixture(scope="module")
+def d(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Decathlon]:
+    state = tmp_path_factory.mktemp("state")
+    with Decathlon.embedded(SUITE, "local", state=state, drain_seconds=5) as d:
+        yield d
+
+
+def solve(e: Episode) -> str:
+    e.call("probe__write", {"path": "answer.txt", "text": "42"})
+    e.claim_done()
+    return e.task
+
+
+def test_its_types_are_those_of_the_asynchronous_classes() -> None:
+    assert STUB.read_text("utf-8") == stub(), "write them anew: python -m tests.clients.stubs"
+
+
+@pytest.mark.parametrize("name", ["Batch", "Decathlon", "Episode", "Lockstep", "Slot"])
+def test_every_method_is_there_with_its_words(name: str) -> None:
+    made: type = getattr(sync, name)
+    original: type = getattr(decathlon_client, name)
+    for method, member in vars(original).items():
+        if not method.startswith("_") and inspect.isfunction(member):
+            assert getattr(made, method).__doc__ == member.__doc__
+            assert not inspect.iscoroutinefunction(getattr(made, method))
+
+
+def test_an_episode_is_played_to_its_reward(d: Decathlon) -> None:
+    assert "find-answer" in {task.id for task in d.tasks(prompts=False)}
+    heard: list[float] = []
+    with d.episode("find-answer") as e:
+        assert e.task == "find-answer"
+        assert e.tools[-1].name == "claim_done"
+        e.call("probe__count", {"to": 3, "pause": 0.01}, on_progress=lambda n, total, said: heard.append(n))
+        with pytest.raises(UnknownToolError):
+            e.call("probe__eccho")
+        solve(e)
+        assert e.claimed
+        assert e.evaluate().reward == 1.0
+    assert heard == [1, 2, 3]
+
+
+def test_episodes_are_played_in_lockstep(d: Decathlon) -> None:
+    with d.episodes(["find-answer", "failing-preprocess"], tries=1) as eps:
+        found, failed = eps
+        assert eps[0] is found
+        assert len(eps) == 2
+        assert isinstance(failed.failure, SetUpError)
+        replies = eps.call({found: [("probe__write", {"path": "answer.txt", "text": "42"})]})
+        assert not replies[found][0].is_error
+        assert eps.live == [found]
+        assert [verdict and verdict.reward for verdict in eps.evaluate()] == [1.0, None]
+
+
+def test_a_batch_is_played_by_a_plain_function(d: Decathlon) -> None:
+    with d.batch(["find-answer"] * 3, concurrency=2, progress=False) as batch:
+        results = list(batch.run(solve))
+        assert batch.tally.scored == 3
+    assert [(result.reward, result.played) for result in results] == [(1.0, "find-answer")] * 3
+
+
+def test_a_batch_may_be_left_early(d: Decathlon) -> None:
+    with d.batch(["find-answer"] * 9, concurrency=2, progress=False) as batch:
+        for result in batch.run(solve):
+            assert result.reward == 1.0
+            break
+
+
+def test_no_server_is_said_and_leaves_no_thread() -> None:
+    with pytest.raises(ConnectionLostError), Decathlon("http://127.0.0.1:9"):
+        pass
+
+
+def test_ctrl_c_ends_a_batch_soon(tmp_path: Path) -> None:
+    command = [sys.executable, str(INTERRUPTED), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "playing\n"
+        started = time.monotonic()
+        client.send_signal(signal.SIGINT)
+        assert client.wait(60) == 130
+    assert time.monotonic() - started < AT_MOST_SECONDS
+    ended = [path.read_text() for path in (tmp_path / "episodes").glob("*/trajectory.jsonl")]
+    assert len(ended) == 2
+    assert all('"ended"' in each or "closed by its client" in each for each in ended)
