@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
+from functools import wraps
+from inspect import iscoroutinefunction
 from typing import Any, NoReturn, cast
 
 import anyio
 import pytest
 
 from decathlon_mcp.providers.docker_image import STARTER_IMAGE
+
+BOUND_SECONDS = 120
+"""What an asynchronous test may take; on a slow machine it may be slow."""
 
 
 @pytest.fixture(scope="session")
@@ -19,11 +24,20 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
     return ("asyncio", {"use_uvloop": True})
 
 
-@pytest.fixture
-async def bounded() -> AsyncGenerator[None]:
-    """No asynchronous test hangs for ever; on a slow machine a test may be slow."""
-    with anyio.fail_after(120):
-        yield
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    """No asynchronous test hangs for ever.
+
+    Inside the test's own coroutine: a cancel scope of a fixture would cancel the task that all tests share.
+    """
+    if iscoroutinefunction(test := pyfuncitem.obj):
+
+        @wraps(test)
+        async def bounded(**arguments: Any) -> None:
+            with anyio.fail_after(BOUND_SECONDS):
+                await test(**arguments)
+
+        pyfuncitem.obj = bounded
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from tests.arxiv.container import arxiv
 from tests.probe.clients import playing
 from tests.probe.serving import Served, serving
 
-pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.usefixtures("bounded")]
+pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
 HERE = Path(__file__).parent
 PAPERS: list[dict[str, Any]] = json.loads((HERE / "papers.json").read_text())

@@ -6,7 +6,7 @@ import pytest
 
 from tests.cheats.agent import HONEST, Arena
 
-pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.usefixtures("bounded")]
+pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
 ANSWER = "tasks/cheats/sum-prices/groundtruth_workspace/total.json"
 """In the grader it reads as the report should."""

@@ -6,7 +6,7 @@ import pytest
 
 from tests.cheats.agent import HONEST, Arena
 
-pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.usefixtures("bounded")]
+pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
 
 @pytest.mark.parametrize("task", HONEST)

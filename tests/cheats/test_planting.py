@@ -6,7 +6,7 @@ import pytest
 
 from tests.cheats.agent import Arena
 
-pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.usefixtures("bounded")]
+pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
 PASS = "import os; os._exit(0)"
 TASK = "/episode/tasks/cheats/read-table"

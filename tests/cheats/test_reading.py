@@ -8,7 +8,7 @@ import pytest
 
 from tests.cheats.agent import Agent, Arena
 
-pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.usefixtures("bounded")]
+pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
 EVERY_FILE = """
 import os, sys, time

@@ -18,7 +18,7 @@ from tests.probe.serving import Served, serving
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from tests.probe.serving import SUITE
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
+pytestmark = pytest.mark.anyio
 
 
 @dataclass(frozen=True, slots=True)

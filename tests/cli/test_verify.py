@@ -155,7 +155,6 @@ async def served(tmp_path: Path, anyio_backend: object) -> AsyncGenerator[Served
 
 
 @pytest.mark.anyio
-@pytest.mark.usefixtures("bounded")
 async def test_what_a_server_gave_and_what_it_kept_verify_with_its_address(
     served: Served, shell: Shell
 ) -> None:

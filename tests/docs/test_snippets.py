@@ -15,7 +15,7 @@ from tests.docs.pages import below, block
 from tests.docs.snippets import run
 from tests.probe.serving import Served, serving
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
+pytestmark = pytest.mark.anyio
 
 PROGRAMS = [
     ("README.md", "A program of yours", "1.0 {'calls': 1.0"),

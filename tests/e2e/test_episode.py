@@ -12,7 +12,7 @@ from mcp.shared.exceptions import MCPError
 from tests.probe.clients import Way, playing
 from tests.probe.serving import Served
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
+pytestmark = pytest.mark.anyio
 
 
 async def test_the_right_answer_is_rewarded_with_one(served: Served, way: Way) -> None:

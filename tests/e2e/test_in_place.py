@@ -18,7 +18,7 @@ from tests.probe.clients import Player, Way, playing
 from tests.probe.leftovers import processes_marked
 from tests.probe.serving import SUITE, Served, serving
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
+pytestmark = pytest.mark.anyio
 
 LOOK = '''
 import os

@@ -17,7 +17,7 @@ from tests.probe.clients import ERAS
 from tests.probe.leftovers import processes_marked
 from tests.probe.serving import SUITE
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(params=sorted(ERAS))

@@ -17,7 +17,7 @@ from decathlon_mcp.model import Phase
 from tests.probe.clients import connected, playing, start
 from tests.probe.serving import Served, serving
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
+pytestmark = pytest.mark.anyio
 
 BOTH = {"Accept": "application/json, text/event-stream"}
 INITIALIZE = {

@@ -14,7 +14,7 @@ import yaml
 from tests.probe.clients import playing
 from tests.probe.serving import SUITE, Served, serving
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
+pytestmark = pytest.mark.anyio
 
 TOKENS = """
 all_token_key_session = {

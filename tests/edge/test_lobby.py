@@ -12,7 +12,7 @@ from mcp.shared.exceptions import MCPError
 from tests.probe.clients import connected
 from tests.probe.serving import Served, serving
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from mcp.shared.exceptions import MCPError
 from tests.probe.clients import connected, start
 from tests.probe.serving import SUITE, Served, serving
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(scope="module")

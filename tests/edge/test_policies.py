@@ -22,7 +22,7 @@ from decathlon_mcp.model import Phase
 from tests.probe.clients import ERAS, connected, start
 from tests.probe.serving import Served, serving
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
+pytestmark = pytest.mark.anyio
 
 ROLES = {"ada": "player", "cleo": "controller", "carl": "controller", "root": "admin"}
 VERDICTS_WORDS = ("reward", "success", "verdict", "evaluator_output", "verdict.json")

@@ -29,7 +29,7 @@ from decathlon_mcp.suites import Catalogue, load_suite
 from tests.fakes import Died, FakeCall, FakeProvider, FakeRun, Faults
 from tests.probe.serving import SUITE
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
+pytestmark = pytest.mark.anyio
 
 
 async def echo(call: FakeCall) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -15,15 +15,9 @@ from decathlon_sandbox import wire
 from decathlon_mcp.link.connections import Connections
 from decathlon_mcp.model import JsonObject
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
+pytestmark = pytest.mark.anyio
 
 Said = list[tuple[str, JsonObject]]
-
-
-@pytest.fixture
-async def bounded() -> AsyncGenerator[None]:
-    with anyio.fail_after(30):
-        yield
 
 
 def connections() -> tuple[Connections, Said]:

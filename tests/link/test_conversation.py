@@ -15,7 +15,7 @@ from decathlon_sandbox import wire
 from decathlon_mcp.errors import SandboxLostError
 from decathlon_mcp.link.conversation import MAX_NOTES_BYTES, Conversation
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
+pytestmark = pytest.mark.anyio
 
 
 @dataclass

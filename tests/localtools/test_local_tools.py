@@ -14,7 +14,7 @@ from tests.localtools.conftest import SUITE
 from tests.probe.clients import Player, playing
 from tests.probe.serving import Served, serving
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
+pytestmark = pytest.mark.anyio
 
 NAMES = [
     "count",

@@ -14,7 +14,7 @@ from tests.localtools.conftest import SUITE
 from tests.probe.clients import playing
 from tests.probe.serving import Served, serving
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
+pytestmark = pytest.mark.anyio
 
 AROUND = len('{"type":"text","text":"","annotations":null}')
 FITS = LIMIT_CHARACTERS - AROUND

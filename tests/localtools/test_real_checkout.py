@@ -26,7 +26,7 @@ from decathlon_mcp.suites.local_tools import Described, local_spec
 from decathlon_mcp.suites.overlong import FOLDER, cut
 from tests.probe.serving import serving
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded"), pytest.mark.docker, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.slow]
 
 UPSTREAM = """
 import asyncio, json, os, sys

@@ -19,16 +19,10 @@ from decathlon_mcp.link import BOOT_COMMAND, Link, connect
 from decathlon_mcp.providers.base import SandboxSpec
 from decathlon_mcp.providers.local import LocalProvider
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
+pytestmark = pytest.mark.anyio
 
 BIG = bytes(range(256)) * 20_000
 """Many windows long."""
-
-
-@pytest.fixture
-async def bounded() -> AsyncGenerator[None]:
-    with anyio.fail_after(60):
-        yield
 
 
 @pytest.fixture
