@@ -43,6 +43,31 @@ def test_a_split_can_be_asked_for(shell: Shell) -> None:
     assert set(splits) == {"train"}
 
 
+def test_filters_are_those_of_a_draw(shell: Shell) -> None:
+    words = ("--needs", "probe", "--without", "late,dead", "--split", "train", "--sample", "4", "--seed", "7")
+    done = shell.run("tasks", "--suite", SUITE, *words)
+    assert len(done.stdout.splitlines()) == 4
+    assert "-server" not in done.stdout
+    assert shell.run("tasks", "--suite", SUITE, *words).stdout == done.stdout
+
+
+def test_tasks_are_ordered_by_the_results_that_are_given(shell: Shell) -> None:
+    (shell.folder / "results.jsonl").write_text(
+        '{"task": "dense", "success": false}\n{"task": "say-answer", "success": true}\n'
+    )
+    words = ("--results", "results.jsonl", "--order", "easy_first", "--min-pass-rate", "0")
+    told = json.loads(shell.run("tasks", "--suite", SUITE, *words, "--json").stdout)["tasks"]
+    assert [(task["id"], task["pass_rate"], task["attempts"]) for task in told] == [
+        ("say-answer", 1.0, 1),
+        ("dense", 0.0, 1),
+    ]
+
+
+def test_a_split_that_is_not_there_is_told_those_that_are(shell: Shell) -> None:
+    said = shell.fault("tasks", "--split", "x", status=1)
+    assert said == "there is no split 'x'; the splits are test, train"
+
+
 def test_no_engine_is_needed(shell: Shell) -> None:
     done = shell.run("tasks", "--suite", SUITE, "--provider", "docker", DOCKER_HOST="unix:///nowhere")
     assert done.returncode == 0
