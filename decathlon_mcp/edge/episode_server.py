@@ -93,6 +93,7 @@ class EpisodeServer:
                 "task": episode.task_name,
                 "phase": str(episode.state.phase),
                 "address": self._way.address(ctx, seat),
+                **({} if (waits_for := episode.waits_for) is None else {"waits_for": waits_for}),
             }
             said = {**result, "instructions": episode.prompt.instructions, "_meta": {EPISODE_KEY: told}}
         visit_of(ctx).refused = False

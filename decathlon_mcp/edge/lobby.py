@@ -191,6 +191,7 @@ class Lobby:
             "phase": str(episode.state.phase),
             "prompt": episode.prompt.instructions,
             "lease_seconds": self._episodes.settings.idle_seconds,
+            **({} if asked.wait else _waiting(episode)),
         }
         if asked.wait:
             with episode.hold():
@@ -249,9 +250,15 @@ def _status(episode: Episode) -> JsonObject:
         "calls": episode.calls,
         "started_at": episode.started_at,
         "claimed": episode.claim is not None,
+        **_waiting(episode),
         **({"ending": str(state.ending)} if state.phase is Phase.ENDED else {}),
         **({"cause": state.cause.message} if state.cause else {}),
     }
+
+
+def _waiting(episode: Episode) -> JsonObject:
+    waits_for = episode.waits_for
+    return {} if waits_for is None else {"waits_for": waits_for}
 
 
 def _structured(value: JsonObject, *, text: str | None = None) -> JsonObject:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import anyio
@@ -28,7 +28,7 @@ LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "e
 async def list_tools(seat: Seat, ctx: Context) -> JsonObject:
     """The episode's tools, waited for."""
     with translated():
-        async with heartbeat(ctx, "the sandbox is being set up"):
+        async with before_ready(ctx, seat.episode):
             toolbox = await seat.episode.ready()
         return {"tools": toolbox.judges_tools if seat.judges else toolbox.tools}
 
@@ -41,7 +41,7 @@ async def call_tool(seat: Seat, ctx: Context, name: str, arguments: JsonObject |
     episode = seat.episode
     with translated():
         try:
-            async with heartbeat(ctx, "the sandbox is being set up"):
+            async with before_ready(ctx, episode):
                 toolbox = await episode.ready()
             if name == toolbox.claim_name:
                 answer = _only(arguments, "claim_done", "answer")
@@ -75,9 +75,19 @@ def claimed(seat: Seat, first: bool) -> JsonObject:
 
 async def evaluate(episode: Episode, ctx: Context) -> JsonObject:
     """The verdict, waited for. One without a score is an error that says why, never a reward of zero."""
-    async with heartbeat(ctx, "the attempt is being graded"):
+    async with heartbeat(ctx, lambda: "the attempt is being graded"):
         await episode.evaluate()
     return _verdict_result(episode)
+
+
+def before_ready(ctx: Context, episode: Episode) -> AbstractAsyncContextManager[None]:
+    """Reports what an episode that is not ready yet waits for: at once, where that is not its own set-up."""
+
+    def message() -> str:
+        waits_for = episode.waits_for
+        return "the sandbox is being set up" if waits_for is None else f"waiting for {waits_for}"
+
+    return heartbeat(ctx, message, at_once=episode.waits_for is not None)
 
 
 def _leads_to_verdict(error: DecathlonError, seat: Seat) -> bool:
@@ -157,7 +167,9 @@ def _only(arguments: JsonObject | None, tool: str, *allowed: str) -> Any:
 
 
 @asynccontextmanager
-async def heartbeat(ctx: Context, message: str) -> AsyncGenerator[None]:
+async def heartbeat(
+    ctx: Context, message: Callable[[], str], *, at_once: bool = False
+) -> AsyncGenerator[None]:
     """Report progress every few seconds, to a client that asked for it, while something takes long."""
     asked = (as_object((ctx.params or {}).get("_meta")) or {}).get("progressToken") is not None
     if not asked or not (visit_of(ctx).streams or is_modern(ctx.protocol_version)):
@@ -166,9 +178,11 @@ async def heartbeat(ctx: Context, message: str) -> AsyncGenerator[None]:
 
     async def beat() -> None:
         started = anyio.current_time()
-        while True:
+        if not at_once:
             await anyio.sleep(PROGRESS_SECONDS)
-            await ctx.session.report_progress(round(anyio.current_time() - started), None, message)
+        while True:
+            await ctx.session.report_progress(round(anyio.current_time() - started), None, message())
+            await anyio.sleep(PROGRESS_SECONDS)
 
     async with beside() as tasks:
         tasks.start_soon(beat)

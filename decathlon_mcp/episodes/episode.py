@@ -15,6 +15,7 @@ from functools import cached_property
 
 import anyio
 
+from decathlon_mcp.episodes.admission import Ticket
 from decathlon_mcp.episodes.caller import Caller
 from decathlon_mcp.episodes.calls import Calls
 from decathlon_mcp.episodes.lease import Lease
@@ -65,6 +66,7 @@ class Episode:
         task: Task,
         task_name: str,
         owner: Caller,
+        ticket: Ticket,
         stage: Stage,
         journal: Journal,
         lease: Lease,
@@ -78,6 +80,7 @@ class Episode:
         self.task = task
         self.task_name = task_name
         self.owner = owner
+        self.ticket = ticket
         self.stage = stage
         self.journal = journal
         self.lease = lease
@@ -104,6 +107,11 @@ class Episode:
             launch_time=self.launch_time,
             names=self.stage.names,
         )
+
+    @property
+    def waits_for(self) -> str | None:
+        """What it waits for before its sandbox is opened, for people; None where it does not."""
+        return self.ticket.waits_for
 
     def hold(self) -> AbstractContextManager[None]:
         """Keep the episode from expiring while a request is answered or a stream is open."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from decathlon_mcp.episodes.admission import Admission, Ticket
+from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.calls import Calls
 from decathlon_mcp.episodes.episode import Episode, Playground
 from decathlon_mcp.episodes.judge import Judge, Left, attempt_of
@@ -49,13 +49,13 @@ class Life:
         self._signer = signer
         self._scratch = scratch / episode.label
 
-    async def run(self, ticket: Ticket) -> None:
+    async def run(self) -> None:
         """From QUEUED to ENDED."""
         episode = self._episode
         ending, cause = Ending.SERVER_STOPPED, None
         log.info("episode started", extra=fields(episode=episode.label, task=episode.task_name))
         try:
-            ending = await self._run(ticket)
+            ending = await self._run()
         except DecathlonError as error:
             cause = error
             opened = episode.playground is not None
@@ -65,17 +65,17 @@ class Life:
             ending = Ending.FAULT
             log.exception("episode failed", extra=fields(episode=episode.label, task=episode.task_name))
         finally:
-            self._admission.give_back(ticket)
+            self._admission.give_back(episode.ticket)
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(lambda: shutil.rmtree(self._scratch, ignore_errors=True))
                 await self._end(ending, cause)
 
-    async def _run(self, ticket: Ticket) -> Ending:
+    async def _run(self) -> Ending:
         episode = self._episode
         self._scratch.mkdir(mode=0o700)
         async with AsyncExitStack() as place:
             with episode.lease.limit():
-                await place.enter_async_context(self._admission.place(ticket))
+                await place.enter_async_context(self._admission.place(episode.ticket))
                 episode.lease.begin()
                 self._settle(await self._play())
         if episode.verdict is None:

@@ -14,7 +14,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from decathlon_mcp.beside import beside
-from decathlon_mcp.episodes.admission import Admission
+from decathlon_mcp.episodes.admission import Admission, Ticket
 from decathlon_mcp.episodes.caller import Caller
 from decathlon_mcp.episodes.draws import Draws
 from decathlon_mcp.episodes.episode import Episode
@@ -85,9 +85,9 @@ class Episodes:
         """
         suite, task = self._playable(task_id)
         policy = self._allowed(policy, caller)
-        ticket = self.admission.reserve(task_id, suite.conflicts(task.id))
+        ticket = self.admission.reserve(task_id, suite.shared(task.id))
         try:
-            episode = self._born(suite, task, task_id, caller, launch_time, policy, max_calls)
+            episode = self._born(suite, task, ticket, caller, launch_time, policy, max_calls)
         except BaseException:
             self.admission.give_back(ticket)
             raise
@@ -100,14 +100,14 @@ class Episodes:
             signer=self.signer,
             scratch=self._scratch,
         )
-        self._tasks.start_soon(life.run, ticket)
+        self._tasks.start_soon(life.run)
         return episode
 
     def _born(
         self,
         suite: Suite,
         task: Task,
-        task_id: str,
+        ticket: Ticket,
         caller: Caller,
         launch_time: datetime | None,
         policy: RewardPolicy,
@@ -119,8 +119,9 @@ class Episodes:
             episode_id=episode_id,
             agent_id=agent_id,
             task=task,
-            task_name=task_id,
+            task_name=ticket.task,
             owner=caller,
+            ticket=ticket,
             stage=self._stages[suite.name],
             journal=Journal(self.settings.state / "episodes" / episode_id),
             lease=Lease(

@@ -1,5 +1,6 @@
 """Reading a suite: tasks, prompts, needs, conflicts, servers, and what goes into a sandbox."""
 
+from decathlon_mcp.suites.accounts import Shared
 from decathlon_mcp.suites.catalogue import Catalogue
 from decathlon_mcp.suites.dialect import Dialect
 from decathlon_mcp.suites.documents import broken, check, read_json, read_yaml
@@ -9,7 +10,7 @@ from decathlon_mcp.suites.pass_rates import read_pass_rates
 from decathlon_mcp.suites.prompts import Prompt
 from decathlon_mcp.suites.servers import ServerConfig
 from decathlon_mcp.suites.suite import Suite, load_suite
-from decathlon_mcp.suites.suitefile import Deadlines
+from decathlon_mcp.suites.suitefile import Deadlines, Service
 from decathlon_mcp.suites.tasks import Needs, Task
 
 __all__ = [
@@ -24,6 +25,8 @@ __all__ = [
     "Needs",
     "Prompt",
     "ServerConfig",
+    "Service",
+    "Shared",
     "Suite",
     "Task",
     "broken",

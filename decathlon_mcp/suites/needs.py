@@ -11,7 +11,16 @@ from typing import Literal
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.suites.dialect import Dialect
 from decathlon_mcp.suites.servers import FOLDER, ServerConfig
-from decathlon_mcp.suites.suitefile import FILE, Service, SuiteFile, TaskSettings, Wants, settings_for
+from decathlon_mcp.suites.suitefile import (
+    FILE,
+    Account,
+    Credentials,
+    Service,
+    SuiteFile,
+    TaskSettings,
+    Wants,
+    settings_for,
+)
 from decathlon_mcp.suites.tasks import Folder, Needs, Task
 from decathlon_mcp.suites.tokens import TASK_FILE, Reading, filled, read_checkout, read_task
 
@@ -48,10 +57,11 @@ class Means:
         wants = [self._want("servers", name) for name in folder.said.servers]
         wants += [self._want("local_tools", name) for name in folder.said.local_tools]
         services = said.services if said.services is not None else _ordered(w.services for w in wants)
+        by_network = [name for name in services if not self.service(name).ports]
         credentials = [*_ordered(want.credentials for want in wants), *(said.credentials or ())]
         values = self.wanted_values(folder.said.servers)
         unfilled = [name for name in sorted(values) if not self._there(name, folder)] if values else []
-        network = bool(services) or any(want.network for want in wants)
+        network = bool(by_network) or any(want.network for want in wants)
         return Needs(
             servers=folder.said.servers,
             local_tools=folder.said.local_tools,
@@ -80,18 +90,67 @@ class Means:
             if name not in code
         ]
         own: Reading = read_task(self.checkout / task.folder) if task.has_token_file else {}
+        given = self._given(task)
         sentences += [
             self._cure(name)
             for name in task.needs.credentials
-            if not self._filled(name, {**self.tokens, **own})
+            if name not in given and not self._filled(name, {**self.tokens, **own})
         ]
-        services = self.settings.services
         sentences += [
-            _unavailable(name, services.get(name, Service()))
+            f"needs the file {place} (which goes to {goal} in its sandbox), which is not there"
+            for goal, place in self._places(task).items()
+            if not place.exists()
+        ]
+        sentences += [
+            _unavailable(name, self.service(name))
             for name in task.needs.services
-            if not services.get(name, Service()).available
+            if not self.service(name).available
         ]
         return sentences
+
+    def service(self, name: str) -> Service:
+        """What is said of a service; nothing, of one that is not known."""
+        return self.settings.services.get(name, Service())
+
+    def accounts(self, task: Task) -> dict[str, Account]:
+        """Those that a task works on, by their names."""
+        accounts = self.settings.accounts.items()
+        return {name: account for name, account in accounts if account.is_of(task.id, task.needs.servers)}
+
+    def credentials(self, task: Task, slots: Mapping[str, str]) -> Credentials:
+        """What is laid over a task's sandboxes where it has these slots, by the accounts' names.
+
+        Its files come from where they are on this machine.
+        """
+        wants = [self._want("servers", name) for name in task.needs.servers]
+        wants += [self._want("local_tools", name) for name in task.needs.local_tools]
+        sets = [self.settings.accounts[name].credentials(slot) for name, slot in slots.items()]
+        files = {goal: path for each in (*wants, *sets) for goal, path in each.files.items()}
+        return Credentials(
+            values={name: value for each in sets for name, value in each.values.items()},
+            files={goal: str(self.checkout / path) for goal, path in files.items()},
+        )
+
+    def _given(self, task: Task) -> set[str]:
+        """The credentials that a task gets whichever slots it has."""
+        given: set[str] = set()
+        for account in self.accounts(task).values():
+            slots = [account.credentials(slot) for slot in account.slot_names]
+            if slots:
+                first, *others = ({*slot.values, *slot.files} for slot in slots)
+                given |= first.intersection(*others)
+        return given | {*self.credentials(task, {}).files}
+
+    def _places(self, task: Task) -> dict[str, Path]:
+        """The files that a task may get, where they go and where they are."""
+        accounts = self.accounts(task).items()
+        every = [
+            self.credentials(task, {name: slot}).files
+            for name, account in accounts
+            for slot in account.slot_names
+        ]
+        files = [*every, self.credentials(task, {}).files]
+        return {goal: Path(path) for each in files for goal, path in each.items()}
 
     def _want(self, table: str, name: str) -> Wants:
         if (known := self._wants.get((table, name))) is not None:

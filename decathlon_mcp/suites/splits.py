@@ -59,20 +59,6 @@ def read_conflicts(tasks: Path) -> list[tuple[str, ...]]:
     ]
 
 
-def conflicts_of(ids: Collection[str], groups: Iterable[Sequence[str]]) -> dict[str, frozenset[str]]:
-    """For each task that shares something with others: all who share it, itself included.
-
-    A group's words are ids or patterns. A task that shares with others what is outside of its sandbox shares
-    it with a second episode of itself as well.
-    """
-    conflicts: dict[str, frozenset[str]] = {}
-    for group in groups:
-        members = frozenset(name for name in ids if any(fnmatchcase(name, word) for word in group))
-        for name in members:
-            conflicts[name] = conflicts.get(name, frozenset()) | members
-    return conflicts
-
-
 def warn_of_strangers(ids: Collection[str], field: str, words: Iterable[str]) -> None:
     """Say which words of a list fit no task: most likely a slip of the pen."""
     for word in words:

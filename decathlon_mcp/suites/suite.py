@@ -14,14 +14,16 @@ from typing import cast
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.model import JsonObject, Language, Names
 from decathlon_mcp.suites import archives
-from decathlon_mcp.suites.dialect import Dialect
+from decathlon_mcp.suites.accounts import Shared, shared_of
+from decathlon_mcp.suites.credentials import credentials_of
+from decathlon_mcp.suites.dialect import Dialect, packaged
 from decathlon_mcp.suites.needs import Means
 from decathlon_mcp.suites.prompts import Prompt, read_prompt, suffix_of
 from decathlon_mcp.suites.revision import revision
 from decathlon_mcp.suites.servers import FOLDER as SERVERS
 from decathlon_mcp.suites.servers import ServerConfig, read_servers
-from decathlon_mcp.suites.splits import conflicts_of, read_conflicts, splits_of, warn_of_strangers
-from decathlon_mcp.suites.suitefile import FILE, SuiteFile, read_suite_file
+from decathlon_mcp.suites.splits import read_conflicts, splits_of, warn_of_strangers
+from decathlon_mcp.suites.suitefile import FILE, Service, read_suite_file
 from decathlon_mcp.suites.tasks import (
     CONFIG,
     FOLDER,
@@ -46,7 +48,7 @@ class Suite:
     dialect: Dialect
     tasks: Mapping[str, Task] = field(repr=False)
     means: Means = field(repr=False)
-    _conflicts: Mapping[str, frozenset[str]] = field(repr=False)
+    _shared: Mapping[str, tuple[Shared, ...]] = field(repr=False)
     language: Language = "en"
 
     @property
@@ -78,15 +80,26 @@ class Suite:
             []
             if task.parts.has_text or self.language == "en"
             else [
-                f"needs a text in the language of `--language {self.language}` ({text}), which is not there: "
-                "play it with `--language en`"
+                f"needs a text in the language of `--language {self.language}` ({text}), which is not there"
             ]
         )
         return [*without, *self.means.missing(task)]
 
-    def conflicts(self, task_id: str) -> frozenset[str]:
-        """The tasks never run beside this one; where there are any, itself is among them."""
-        return self._conflicts.get(task_id, frozenset())
+    def shared(self, task_id: str) -> tuple[Shared, ...]:
+        """What a task must have to itself, or one of few slots of, while it runs and is graded."""
+        return self._shared.get(task_id, ())
+
+    def services(self, task: Task) -> dict[str, Service]:
+        """What a task speaks to beside its sandboxes, by name."""
+        return {name: self.means.service(name) for name in task.needs.services}
+
+    def credentials(self, task: Task, slots: Mapping[str, str]) -> list[tuple[PurePosixPath, bytes]]:
+        """Archives that are laid over a task's sandboxes, each with the folder it belongs in: the root of the
+        suite (a path of no parts) or of the machine.
+
+        `slots`: which it has, by the accounts' names. Raises SuiteError for a file that cannot be read.
+        """
+        return credentials_of(self.means, task, slots)
 
     def launch_time(self, when: datetime) -> str:
         """As `--launch_time` and the prompt have it."""
@@ -240,7 +253,7 @@ def load_suite(where: str | Path, language: Language = "en") -> Suite:
     means = Means(path, dialect, said, servers, errors)
     name = said.name or re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name).strip("-.") or dialect.name
     tasks = dict(_tasks(name, means, folders, language))
-    return Suite(name, path, dialect, tasks, means, _all_conflicts(path, said, tasks), language)
+    return Suite(name, path, dialect, tasks, means, _all_shared(name, path, means, tasks), language)
 
 
 def _tasks(
@@ -273,11 +286,17 @@ def _task(task_id: str, suite: str, means: Means, folder: Folder, language: Lang
     )
 
 
-def _all_conflicts(path: Path, said: SuiteFile, tasks: Collection[str]) -> dict[str, frozenset[str]]:
+def _all_shared(
+    suite: str, path: Path, means: Means, tasks: Mapping[str, Task]
+) -> dict[str, tuple[Shared, ...]]:
+    said = means.settings
+    packages: JsonObject = packaged()[means.dialect.name].get("accounts", {})
+    dialects = {word for each in packages.values() for word in each.get("tasks", ())}
+    named = {word for each in said.accounts.values() for word in each.tasks}
     warn_of_strangers(tasks, "conflicts", (word for group in said.conflicts for word in group))
-    warn_of_strangers(tasks, "accounts", (word for group in said.accounts.values() for word in group))
+    warn_of_strangers(tasks, "accounts", sorted(named - dialects))
     warn_of_strangers(tasks, "splits", (word for group in said.splits.values() for word in group))
-    return conflicts_of(tasks, [*read_conflicts(path / FOLDER), *said.conflicts, *said.accounts.values()])
+    return shared_of(suite, tasks, [*read_conflicts(path / FOLDER), *said.conflicts], means)
 
 
 def _no_suite(path: Path) -> SuiteError:

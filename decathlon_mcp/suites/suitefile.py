@@ -9,8 +9,11 @@ dialect it names:
     deadlines: {evaluation_seconds: 60}
     splits: {train: [find-alita-paper, "canvas-*"], test: [...]}
     conflicts: [[one-task, another]]    # never run side by side, nor with themselves
-    accounts: {notion: ["notion-*"]}    # tasks that share an account: the same
-    services: {canvas: {available: true}}
+    accounts:                           # tasks that share an account run one by one, each by itself too
+      shop: ["shop-*"]                  # ... by their names
+      notion: {servers: [notion], slots: {first: {values: {token.key: abc}}, second: {values: {...}}}}
+    services:                           # hosted beside: at `localhost` inside, led to where they are
+      canvas: {available: true, ports: {10001: 10001, 20001: "canvas.example.org:443"}}
     servers: {my-server: {network: true, credentials: [token.my_key], services: [canvas]}}
     tasks: {"k8s-*": {in_place: true, spared: ["kubectl port-forward*"], deadlines: {...}}}
 
@@ -20,13 +23,21 @@ the exact name last.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import Annotated, TypeVar
+from pathlib import Path, PurePosixPath
+from typing import Annotated, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    model_validator,
+)
 
 from decathlon_mcp.model import JsonObject
 from decathlon_mcp.suites.dialect import Dialect, merge, packaged, recognise
@@ -35,7 +46,38 @@ from decathlon_mcp.suites.documents import broken, check, read_yaml
 FILE = "suite.yaml"
 
 Words = tuple[str, ...]
+Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
+
+
+def _address(value: object) -> object:
+    text = f"localhost:{value}" if str(value).isdecimal() else str(value)
+    _split(text)
+    return text
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError("host:port, or just a port, was expected")
+    return host.strip("[]"), int(port)
+
+
+def _same_ports(value: object) -> object:
+    if not isinstance(value, list | tuple):
+        return value
+    return {port: port for port in cast("list[object]", value)}
+
+
+def _not_scratch(path: str) -> str:
+    place = PurePosixPath(path)
+    if ".." in place.parts or place in (PurePosixPath(), PurePosixPath("/")) or place.is_relative_to("/tmp"):
+        raise ValueError("a path of a sandbox was expected, not below /tmp")
+    return path
+
+
+Address = Annotated[str, BeforeValidator(_address)]
+Files = dict[Annotated[str, AfterValidator(_not_scratch)], str]
 
 
 class Model(BaseModel):
@@ -55,20 +97,76 @@ class Wants(Model):
     """What a server or a local tool needs from outside.
 
     A credential is `token.x` or `config.x`, or else a path of the checkout. `network` None: as the server's
-    address says.
+    address says. `files`: as in `Credentials`.
     """
 
     network: bool | None = None
     credentials: Words = ()
     services: Words = ()
+    files: Files = {}
+
+
+class Credentials(Model):
+    """A set of them. `values` are laid over the suite's token files; `files`, over all that a sandbox holds,
+    go to a path (in the suite's root, unless it is absolute) from one (in the checkout, unless it is
+    absolute), whole folders too."""
+
+    values: dict[Annotated[str, Field(pattern=r"^(token|config)\.[A-Za-z_]\w*$")], str] = {}
+    files: Files = {}
+
+
+class Account(Model):
+    """What tasks work on under one name, somewhere outside: those that need one of `servers`, and `tasks`.
+
+    `slots`: how many of them at once, or the sets of credentials of which each of them has one; without,
+    one at a time. `told_by`: the token by whose value several accounts of this kind are told apart.
+    """
+
+    servers: Words = ()
+    tasks: Words = ()
+    told_by: str | None = None
+    slots: Annotated[int, Field(ge=1)] | dict[str, Credentials] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_tasks(cls, value: object) -> object:
+        return {"tasks": cast("list[object]", value)} if isinstance(value, list | tuple) else value
+
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        if isinstance(self.slots, int):
+            return tuple(map(str, range(1, self.slots + 1)))
+        return tuple(self.slots)
+
+    def is_of(self, task_id: str, servers: Iterable[str]) -> bool:
+        """Is this one that a task with these servers works on?"""
+        if any(fnmatchcase(task_id, word) for word in self.tasks):
+            return True
+        return any(fnmatchcase(server, word) for server in servers for word in self.servers)
+
+    def credentials(self, slot: str) -> Credentials:
+        return self.slots.get(slot, Credentials()) if isinstance(self.slots, dict) else Credentials()
 
 
 class Service(Model):
-    """Something hosted beside the sandboxes. `cure` says how to get it."""
+    """Something that tasks speak to beside their sandbox. `cure` says how to get it.
 
-    ports: tuple[int, ...] = ()
+    `ports`: those of the sandbox's `localhost` that lead to it, each with where the server reaches it
+    (`host:port`; just a port: on the server's own `localhost`). One without ports is reached by the sandbox's
+    own network. With `image` it is a sandbox of its own beside each episode's: what `start` leaves running
+    there serves at these very ports.
+    """
+
+    ports: Annotated[dict[Port, Address], BeforeValidator(_same_ports)] = {}
     available: bool = False
     cure: str = ""
+    image: str | None = None
+    start: Words = ()
+
+    @property
+    def targets(self) -> dict[int, tuple[str, int]]:
+        """Ports inside, with host and port as the server reaches them."""
+        return {port: _split(address) for port, address in self.ports.items()}
 
 
 class TaskSettings(Model):
@@ -80,6 +178,7 @@ class TaskSettings(Model):
     grader_network: bool | None = None
     credentials: Words | None = None
     services: Words | None = None
+    leaves_running: bool | None = None
     deadlines: Deadlines = Deadlines()
 
 
@@ -92,7 +191,7 @@ class SuiteFile(Model):
     deadlines: Deadlines = Deadlines()
     splits: dict[str, Words] = {}
     conflicts: tuple[Words, ...] = ()
-    accounts: dict[str, Words] = {}
+    accounts: dict[str, Account] = {}
     services: dict[str, Service] = {}
     servers: dict[str, Wants] = {}
     local_tools: dict[str, Wants] = {}

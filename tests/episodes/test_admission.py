@@ -1,4 +1,4 @@
-"""Who gets a place, and who has to wait."""
+"""Who gets a place, who has to wait, and for what."""
 
 from __future__ import annotations
 
@@ -6,26 +6,35 @@ import pytest
 
 from decathlon_mcp.episodes.admission import Admission, Ticket
 from decathlon_mcp.errors import AtCapacityError
+from decathlon_mcp.suites import Shared
 
 pytestmark = pytest.mark.anyio
+
+MAIL = Shared("mail", "the account mail")
+NOTES = Shared("notes", "the account notes", ("first", "second"), "notes")
 
 
 def admission(places: int = 2, queue: int = 2) -> Admission:
     return Admission(max_sandboxes=places, max_opening=1, max_queue=queue)
 
 
-def reserve(admission: Admission, task: str, *conflicts: str) -> Ticket:
-    return admission.reserve(task, frozenset(conflicts))
+def reserve(admission: Admission, task: str, *shared: Shared) -> Ticket:
+    return admission.reserve(task, shared)
+
+
+def admitted(*tickets: Ticket) -> list[bool]:
+    return [ticket.admitted.is_set() for ticket in tickets]
 
 
 async def test_places_are_given_in_order_and_no_more_than_there_are() -> None:
     door = admission(places=2, queue=5)
     tickets = [reserve(door, f"task-{number}") for number in range(4)]
-    assert [ticket.admitted.is_set() for ticket in tickets] == [True, True, False, False]
+    assert admitted(*tickets) == [True, True, False, False]
     assert (door.active, door.queued) == (2, 2)
+    assert tickets[0].waits_for is None
+    assert tickets[3].waits_for == "a sandbox: 2 of 2 are in use, and 1 episodes wait before this one"
     door.give_back(tickets[0])
-    assert tickets[2].admitted.is_set()
-    assert not tickets[3].admitted.is_set()
+    assert admitted(*tickets[2:]) == [True, False]
 
 
 async def test_past_the_queue_there_is_a_refusal_with_counts_and_a_time() -> None:
@@ -40,20 +49,49 @@ async def test_past_the_queue_there_is_a_refusal_with_counts_and_a_time() -> Non
     assert door.queued == 1
 
 
-async def test_conflicting_tasks_never_run_side_by_side_and_hold_up_nobody_else() -> None:
+async def test_tasks_that_share_something_never_run_side_by_side_and_hold_up_nobody_else() -> None:
     door = admission(places=3, queue=3)
-    first = reserve(door, "mail", "mail", "calendar")
-    second = reserve(door, "mail", "mail", "calendar")
-    third = reserve(door, "calendar")
+    first = reserve(door, "write", MAIL)
+    itself = reserve(door, "write", MAIL)
+    third = reserve(door, "read", MAIL)
     other = reserve(door, "sums")
-    assert first.admitted.is_set()
-    assert other.admitted.is_set()
-    assert not second.admitted.is_set()
-    assert not third.admitted.is_set()
-    assert door.waits_for(second) == ["mail"]
+    assert admitted(first, itself, third, other) == [True, False, False, True]
+    assert itself.waits_for == "the account mail, which write has"
+    assert third.waits_for == "the account mail, which write has, and 1 more before this one"
     door.give_back(first)
-    assert second.admitted.is_set()
-    assert not third.admitted.is_set()
+    assert admitted(itself, third) == [True, False]
+
+
+async def test_as_many_run_at_once_as_there_are_slots_each_with_its_own() -> None:
+    door = admission(places=5, queue=5)
+    tickets = [reserve(door, f"page-{number}", NOTES) for number in range(4)]
+    assert admitted(*tickets) == [True, True, False, False]
+    assert [ticket.accounts for ticket in tickets[:2]] == [{"notes": "first"}, {"notes": "second"}]
+    assert tickets[2].waits_for == "the account notes, which page-0 and page-1 have"
+    door.give_back(tickets[1])
+    assert tickets[2].accounts == {"notes": "second"}
+    assert not tickets[3].admitted.is_set()
+
+
+async def test_who_wants_two_things_is_not_overtaken_for_ever_by_those_who_want_one() -> None:
+    door = admission(places=5, queue=9)
+    mail, notes = reserve(door, "mail", MAIL), [reserve(door, "notes", NOTES) for _ in range(2)]
+    both = reserve(door, "both", MAIL, NOTES)
+    late = reserve(door, "late", MAIL)
+    door.give_back(mail)
+    assert admitted(both, late) == [False, False], "the mail is kept for who came first"
+    assert both.waits_for == "the account notes, which notes has"
+    door.give_back(notes[0])
+    assert admitted(both, late) == [True, False]
+    door.give_back(both)
+    assert late.admitted.is_set()
+
+
+async def test_a_refusal_says_what_was_waited_for() -> None:
+    door = admission(places=2, queue=0)
+    reserve(door, "write", MAIL)
+    with pytest.raises(AtCapacityError, match=r"\(read for the account mail, which write has\)"):
+        reserve(door, "read", MAIL)
 
 
 async def test_a_place_is_free_again_however_it_was_left() -> None:

@@ -61,9 +61,9 @@ def ten(checkout: Checkout, verdicts: Iterable[dict[str, Any]] | None = None) ->
         ({"needs": ["services"]}, ["hosted"]),
         ({"needs": ["credentials"]}, ["keyed"]),
         ({"needs": ["f*"]}, ["offline", "online"]),
-        ({"without": ["network"]}, ["offline"]),
+        ({"without": ["network"]}, ["hosted", "offline"]),
         ({"without": ["credentials", "services"]}, ["offline", "online"]),
-        ({"without": ["f*"], "needs": ["network"]}, ["hosted", "keyed"]),
+        ({"without": ["f*"], "needs": ["network"]}, ["keyed"]),
         ({"search": "o", "without": ["services"]}, ["offline", "online"]),
     ],
 )

@@ -145,10 +145,14 @@ def test_tasks_that_share_something_never_run_side_by_side_nor_twice(checkout: C
     )
     checkout.write("suite.yaml", 'conflicts: [[b, c]]\naccounts: {notion: ["notion-*"]}\n')
     suite = checkout.load()
-    assert suite.conflicts("a") == {"a", "b"}
-    assert suite.conflicts("b") == {"a", "b", "c"}
-    assert suite.conflicts("d") == frozenset()
-    assert suite.conflicts("notion-x") == {"notion-x", "notion-y"}
+    shared = {name: {each.key for each in suite.shared(name)} for name in suite.tasks}
+    assert (len(shared["a"]), len(shared["b"]), len(shared["c"])) == (1, 2, 1)
+    assert shared["b"] == shared["a"] | shared["c"]
+    assert shared["d"] == set()
+    assert shared["notion-x"] == shared["notion-y"]
+    assert [each.name for each in suite.shared("notion-x")] == ["the account notion"]
+    assert [each.name for each in suite.shared("a")] == ["the conflict group of a, b"]
+    assert all(each.slots == ("",) for each in suite.shared("b"))
 
 
 def test_a_broken_conflict_file_is_an_error(checkout: Checkout) -> None:

@@ -1,0 +1,84 @@
+"""What is laid over a task's sandboxes because of the accounts it works on and the servers it needs."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+from decathlon_mcp.errors import SuiteError
+from decathlon_mcp.suites.needs import Means
+from decathlon_mcp.suites.suitefile import Credentials
+from decathlon_mcp.suites.tasks import Task
+from decathlon_mcp.suites.tokens import SOURCES
+
+HERE = PurePosixPath()
+MACHINE = PurePosixPath("/")
+_HEADING = "\n# Of the account that this episode has (suite.yaml):\n"
+
+
+def credentials_of(means: Means, task: Task, slots: Mapping[str, str]) -> list[tuple[PurePosixPath, bytes]]:
+    """Archives, each with the folder it belongs in: the suite's root, or that of the machine.
+
+    Blocks: reads files. Raises SuiteError for one that cannot be read.
+    """
+    said = means.credentials(task, slots)
+    members = {PurePosixPath(goal): Path(path) for goal, path in said.files.items()}
+    found: list[tuple[PurePosixPath, bytes]] = []
+    for folder, chosen in (
+        (HERE, {goal: path for goal, path in members.items() if not goal.is_absolute()}),
+        (MACHINE, {goal.relative_to("/"): path for goal, path in members.items() if goal.is_absolute()}),
+    ):
+        texts = dict(_token_files(means, said)) if folder == HERE else {}
+        if chosen or texts:
+            found.append((folder, _pack(chosen, texts)))
+    return found
+
+
+def _token_files(means: Means, said: Credentials) -> Iterator[tuple[PurePosixPath, str]]:
+    """The suite's token files with the account's values set at their ends, where there are any."""
+    for prefix, (file, name) in SOURCES.items():
+        values = {key: value for key, value in said.values.items() if key.startswith(f"{prefix}.")}
+        if values:
+            path = means.checkout / file
+            if not path.exists():
+                path = means.checkout / dict(means.dialect.stand_ins).get(file, file)
+            lines = [f"{name}[{key.partition('.')[2]!r}] = {value!r}\n" for key, value in values.items()]
+            yield PurePosixPath(file), "".join([_read(path).decode(), _HEADING, *lines])
+
+
+def _pack(files: Mapping[PurePosixPath, Path], texts: Mapping[PurePosixPath, str]) -> bytes:
+    """Nobody but the sandbox's own user can read them, folders on the way but for those that exist."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for goal, text in texts.items():
+            _add(archive, goal, text.encode())
+        for goal, path in files.items():
+            for place in _below(path):
+                _add(archive, goal / place.relative_to(path), _read(place))
+    return packed.getvalue()
+
+
+def _below(path: Path) -> Iterator[Path]:
+    """A file itself, or all files of a folder, sorted; links are followed, since the operator made them."""
+    if not path.is_dir():
+        yield path
+        return
+    for folder, folders, names in os.walk(path, followlinks=True):
+        folders.sort()
+        yield from (Path(folder, name) for name in sorted(names))
+
+
+def _add(archive: tarfile.TarFile, goal: PurePosixPath, content: bytes) -> None:
+    member = tarfile.TarInfo(str(goal))
+    member.size, member.mode = len(content), 0o600
+    archive.addfile(member, io.BytesIO(content))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SuiteError(f"{path} cannot be read: {error.strerror}", file=str(path)) from None

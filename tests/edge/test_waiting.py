@@ -1,0 +1,85 @@
+"""A client whose task shares an account with one that is being played: it waits, and is told for what."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.probe.clients import connected, playing, start
+from tests.probe.serving import SUITE, Served, serving
+
+pytestmark = pytest.mark.anyio
+
+WAITS = "the account line, which find-answer has"
+
+
+@pytest.fixture(scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
+    suite = tmp_path_factory.mktemp("suites") / "suite"
+    shutil.copytree(SUITE, suite)
+    with (suite / "suite.yaml").open("a") as file:
+        file.write("accounts: {line: [find-answer, say-answer]}\n")
+    async with serving(tmp_path_factory.mktemp("state"), suite=(str(suite),), provider="local") as served:
+        yield served
+
+
+@pytest.mark.parametrize("era", ["handshake", "sessionless"])
+async def test_who_waits_for_an_account_is_told_so_and_goes_on_when_it_is_free(
+    served: Served, era: str
+) -> None:
+    first = await start(served, "find-answer")
+    second = await start(served, "say-answer", wait=False)
+    assert (second["phase"], second["waits_for"]) == ("queued", WAITS)
+    told: list[str | None] = []
+
+    async with connected(served.lobby, era) as lobby, anyio.create_task_group() as tasks:
+
+        async def note(progress: float, total: float | None, message: str | None) -> None:
+            told.append(message)
+            await close(served, first["episode"])
+
+        async def list_tools() -> None:
+            listed: Any = await lobby.call_tool(
+                "list_tools", {"episode": second["episode"]}, progress_callback=note
+            )
+            assert "claim_done" in {tool["name"] for tool in listed.structured_content["tools"]}
+
+        tasks.start_soon(list_tools)
+        status: Any = await lobby.call_tool("episode_status", {"episode": second["episode"]})
+        assert status.structured_content.get("waits_for", WAITS) == WAITS
+    assert told[0] == f"waiting for {WAITS}"
+    status = await status_of(served, second["episode"])
+    assert (status["phase"], "waits_for" in status) == ("ready", False)
+    await close(served, second["episode"])
+
+
+async def test_a_session_that_is_an_episode_is_told_when_it_begins(served: Served) -> None:
+    async with playing(served, "find-answer", "task"):
+        async with connected(served.task("say-answer")) as waiting:
+            result: Any = waiting.session.initialize_result
+            told = result.meta["decathlon/episode"]
+    assert (told["phase"], told["waits_for"]) == ("queued", WAITS)
+
+
+async def test_a_task_without_anything_in_common_waits_for_nobody(served: Served) -> None:
+    first = await start(served, "find-answer")
+    other = await start(served, "made-answer")
+    assert other["phase"] == "ready"
+    assert "waits_for" not in other
+    for started in (first, other):
+        await close(served, started["episode"])
+
+
+async def status_of(served: Served, episode: str) -> dict[str, Any]:
+    async with connected(served.lobby) as lobby:
+        status: Any = await lobby.call_tool("episode_status", {"episode": episode})
+    return status.structured_content
+
+
+async def close(served: Served, episode: str) -> None:
+    async with connected(served.lobby) as lobby:
+        await lobby.call_tool("close_episode", {"episode": episode})

@@ -1,0 +1,163 @@
+"""Accounts: which tasks work on one, how many at once, and what each of them is given."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+import pytest
+
+from decathlon_mcp.errors import SuiteError
+
+if TYPE_CHECKING:
+    from decathlon_mcp.suites import Suite
+    from tests.suites.conftest import Checkout
+
+KEYED = "params: {command: n, env: {K: '${token.notion_integration_key}'}}\n"
+
+
+def keys(suite: Suite) -> dict[str, set[str]]:
+    return {name: {each.key for each in suite.shared(name)} for name in suite.tasks}
+
+
+def contents(archive: bytes) -> dict[str, str]:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        assert all(member.mode == 0o600 for member in tar)
+        files = {member.name: tar.extractfile(member) for member in tar}
+        return {name: file.read().decode() for name, file in files.items() if file is not None}
+
+
+def test_tasks_whose_servers_work_on_one_account_share_it(checkout: Checkout) -> None:
+    for name in ("github", "google_sheet", "google_forms", "filesystem"):
+        checkout.server(name)
+    checkout.task("repo", servers=("github", "filesystem"))
+    checkout.task("repo-and-sheet", servers=("google_sheet", "github"))
+    checkout.task("forms", servers=("google_forms",))
+    checkout.task("offline", servers=("filesystem",))
+    shared = keys(checkout.load())
+    assert shared["repo-and-sheet"] == shared["repo"] | shared["forms"]
+    assert not shared["repo"] & shared["forms"]
+    assert shared["offline"] == set()
+
+
+def test_accounts_of_one_kind_are_told_apart_by_a_value(checkout: Checkout) -> None:
+    checkout.server("woocommerce")
+    site = "from addict import Dict\nall_token_key_session = Dict(woocommerce_site_url={})\n"
+    for task, url in (("a", "'http://one'"), ("b", "'http://two'"), ("c", "'http://one'"), ("d", "read()")):
+        own = {"token_key_session.py": site.format(url)}
+        checkout.task(task, servers=("woocommerce",), files=own)
+    checkout.task("e", servers=("woocommerce",))
+    shared = keys(checkout.load())
+    assert shared["a"] == shared["c"]
+    assert len({frozenset(shared[name]) for name in "abde"}) == 4, "one that is computed is the task's own"
+    assert all(shared.values()), "none of them runs beside itself"
+
+
+def test_a_suite_of_its_own_mind_says_which_and_how_many(checkout: Checkout) -> None:
+    checkout.server("github")
+    checkout.server("wandb")
+    checkout.task("one", servers=("github",))
+    checkout.task("two", servers=("wandb",))
+    checkout.write(
+        "suite.yaml", "accounts: {wandb: {servers: []}, github: {slots: 3}, mine: {tasks: [two]}}\n"
+    )
+    suite = checkout.load()
+    (github,) = suite.shared("one")
+    (mine,) = suite.shared("two")
+    assert (github.account, github.slots) == ("github", ("1", "2", "3"))
+    assert (mine.account, mine.slots) == ("mine", ("",))
+
+
+def test_a_set_of_credentials_is_laid_over_the_checkouts_own(checkout: Checkout) -> None:
+    checkout.server("notion", KEYED)
+    checkout.task(servers=("notion",))
+    checkout.write("configs/token_key_session_example.py", "all_token_key_session = Dict(other='XX')\n")
+    checkout.write("secrets/b.json", '{"b": 1}')
+    checkout.write("secrets/folder/deep/c.json", "c")
+    checkout.write(
+        "suite.yaml",
+        """\
+        servers:
+          notion: {credentials: [token.notion_integration_key, configs/notion_state.json]}
+        accounts:
+          notion:
+            slots:
+              first:
+                values: {token.notion_integration_key: "o'ne"}
+                files: {configs/notion_state.json: secrets/b.json, /root/.notion: secrets/folder}
+              second:
+                values: {token.notion_integration_key: two}
+                files: {configs/notion_state.json: secrets/b.json}
+        """,
+    )
+    suite = checkout.load()
+    task = suite.tasks["find-paper"]
+    (shared,) = suite.shared(task.id)
+    assert shared.slots == ("first", "second")
+    missing = " ".join(suite.missing(task))
+    assert "notion_integration_key, " not in missing, "every slot has one"
+    assert "notion_state" not in missing
+    (here, ours), (machine, outside) = suite.credentials(task, {"notion": "first"})
+    assert (here, machine) == (PurePosixPath(), PurePosixPath("/"))
+    said = contents(ours)
+    assert said["configs/notion_state.json"] == '{"b": 1}'
+    assert contents(outside) == {"root/.notion/deep/c.json": "c"}
+    values: dict[str, object] = {"Dict": dict}
+    exec(said["configs/token_key_session.py"], values)
+    assert values["all_token_key_session"] == {"other": "XX", "notion_integration_key": "o'ne"}
+    (_, second), *rest = suite.credentials(task, {"notion": "second"})
+    assert "'two'" in contents(second)["configs/token_key_session.py"]
+    assert rest == []
+
+
+def test_a_server_may_be_given_files_and_those_that_are_not_there_are_missing(checkout: Checkout) -> None:
+    checkout.write(
+        "suite.yaml", "dialect: starter\nservers: {mail: {files: {/root/.mail/key.json: secrets/key.json}}}\n"
+    )
+    checkout.server("mail")
+    checkout.server("other")
+    checkout.task("with", servers=("mail",))
+    checkout.task("without", servers=("other",))
+    suite = checkout.load()
+    (sentence,) = suite.missing(suite.tasks["with"])
+    assert sentence.startswith(f"needs the file {checkout.path}/secrets/key.json (which goes to /root/.mail/")
+    with pytest.raises(SuiteError, match="cannot be read"):
+        suite.credentials(suite.tasks["with"], {})
+    checkout.write("secrets/key.json", "{}")
+    assert suite.missing(suite.tasks["with"]) == []
+    assert suite.credentials(suite.tasks["without"], {}) == []
+
+
+@pytest.mark.parametrize("goal", ["/tmp/x", "../x", "/", "a/../../b"])
+def test_files_go_nowhere_that_no_file_can_go(checkout: Checkout, goal: str) -> None:
+    checkout.task()
+    checkout.write("suite.yaml", f"servers: {{mail: {{files: {{{goal}: a}}}}}}\n")
+    with pytest.raises(SuiteError, match=r"servers\.mail\.files"):
+        checkout.load()
+
+
+@pytest.mark.parametrize(
+    ("ports", "targets"),
+    [
+        ("[80]", {80: ("localhost", 80)}),
+        ("{80: 8080}", {80: ("localhost", 8080)}),
+        ("{80: 'shop.lan:81'}", {80: ("shop.lan", 81)}),
+        ("{80: '[::1]:81'}", {80: ("::1", 81)}),
+    ],
+)
+def test_ports_of_a_service_lead_to_where_it_is(
+    checkout: Checkout, ports: str, targets: dict[int, tuple[str, int]]
+) -> None:
+    checkout.write("suite.yaml", f"dialect: starter\nservices: {{shop: {{ports: {ports}}}}}\n")
+    checkout.task()
+    assert checkout.load().means.service("shop").targets == targets
+
+
+@pytest.mark.parametrize("ports", ["[0]", "{80: shop}", "{80: 'shop:x'}", "{80: 99999}"])
+def test_a_port_that_is_none_is_an_error(checkout: Checkout, ports: str) -> None:
+    checkout.write("suite.yaml", f"dialect: starter\nservices: {{shop: {{ports: {ports}}}}}\n")
+    checkout.task()
+    with pytest.raises(SuiteError, match=r"services\.shop\.ports"):
+        checkout.load()
