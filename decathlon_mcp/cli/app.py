@@ -88,6 +88,7 @@ def serve(
 def stdio(
     *,
     task: Annotated[str | None, Parameter(metavar="ID")] = None,
+    url: Annotated[str | None, Parameter(metavar="URL")] = None,
     settings: ServerSettings = SERVER_DEFAULTS,
 ) -> int:
     """Serve one client over stdin and stdout: the lobby, or an episode of `--task`.
@@ -96,7 +97,13 @@ def stdio(
     ----------
     task
         The process is an episode of this task.
+    url
+        Be a bridge to this server, whose settings are its own; its token in `DECATHLON_TOKEN`.
     """
+    if url:
+        from decathlon_mcp.cli.bridge import bridge
+
+        return _run(bridge, url, task)
     from decathlon_mcp.cli.stdio import serve
 
     return _run(serve, settings, task)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
-import threading
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
-
-import anyio
+from contextlib import contextmanager
 
 from decathlon_mcp.beside import beside
 from decathlon_mcp.cli.readiness import require_ready
+from decathlon_mcp.cli.stdin import Valve, end_on_signal
 from decathlon_mcp.episodes import open_episodes
 from decathlon_mcp.observe import configure_logging
 from decathlon_mcp.settings import Settings
@@ -27,45 +24,15 @@ async def serve(settings: Settings, task: str | None) -> int:
             # Only now: it takes a second to import, in which a missing engine can be told.
             from decathlon_mcp.edge import serve_stdio
 
-            tasks.start_soon(_end_on_signal, valve)
+            tasks.start_soon(end_on_signal, valve)
             await serve_stdio(episodes, task=task)
     return 0
 
 
-async def _end_on_signal(valve: _Valve) -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for _ in signals:
-            valve.end()
-            return
-
-
-class _Valve:
-    """Copies one descriptor into a socket, by a thread, until that ends or `end` is called.
-
-    A thread that blocks in a read of stdin cannot be interrupted; this one need not be: nobody waits for it.
-    """
-
-    def __init__(self, source: int, into: socket.socket) -> None:
-        self._source = source
-        self._into = into
-        threading.Thread(target=self._copy, name="stdin", daemon=True).start()
-
-    def _copy(self) -> None:
-        with suppress(OSError):
-            while chunk := os.read(self._source, 1 << 16):
-                self._into.sendall(chunk)
-        self.end()
-
-    def end(self) -> None:
-        """Whoever reads sees the end of the file."""
-        with suppress(OSError):
-            self._into.shutdown(socket.SHUT_WR)
-
-
 @contextmanager
-def _stdin_that_can_be_ended() -> Generator[_Valve]:
+def _stdin_that_can_be_ended() -> Generator[Valve]:
     ours, theirs = socket.socketpair()
     with theirs, ours:
-        valve = _Valve(os.dup(0), ours)
+        valve = Valve(os.dup(0), ours)
         os.dup2(theirs.fileno(), 0)
         yield valve
