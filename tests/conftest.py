@@ -14,8 +14,8 @@ import pytest
 
 from decathlon_mcp.providers.docker_image import STARTER_IMAGE
 
-BOUND_SECONDS = 120
-"""What an asynchronous test may take; on a slow machine it may be slow."""
+BOUND_SECONDS = 180
+"""What an asynchronous test may take on a slow machine; with a `timeout` of its own, a minute less."""
 
 
 @pytest.fixture(scope="session")
@@ -26,15 +26,17 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
-    """No asynchronous test hangs for ever.
+    """No asynchronous test hangs for ever: it fails shortly before pytest-timeout ends the whole process.
 
     Inside the test's own coroutine: a cancel scope of a fixture would cancel the task that all tests share.
     """
     if iscoroutinefunction(test := pyfuncitem.obj):
+        own = pyfuncitem.get_closest_marker("timeout")
+        seconds = own.args[0] - 60 if own else BOUND_SECONDS
 
         @wraps(test)
         async def bounded(**arguments: Any) -> None:
-            with anyio.fail_after(BOUND_SECONDS):
+            with anyio.fail_after(seconds):
                 await test(**arguments)
 
         pyfuncitem.obj = bounded

@@ -66,20 +66,20 @@ class TestEmbedded:
 
 @pytest.mark.slow
 @pytest.mark.anyio
+@pytest.mark.timeout(660)
 @pytest.mark.parametrize("sdk", ["mcp>=1.24,<2", "mcp>=2.3,<3"])
 async def test_installed_bare_it_plays_with_either_sdk(sdk: str, tmp_path: Path) -> None:
     python = tmp_path / "venv" / "bin" / "python"
-    with anyio.fail_after(600):
-        await anyio.run_process([sys.executable, "-m", "venv", str(tmp_path / "venv")])
-        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        await anyio.run_process([*install, str(REPOSITORY), sdk])
-        async with server_process(tmp_path / "state") as (server, url):
-            command = [str(python), str(PLAYER), url, str(server.pid)]
-            played = await anyio.run_process(command, check=False)
-        assert played.returncode == 0, played.stderr.decode()
-        assert played.stdout.decode() == "reward 1.0\n"
-        command = [str(python.parent / "decathlon-mcp"), "serve"]
-        served_bare = await anyio.run_process(command, check=False)
+    await anyio.run_process([sys.executable, "-m", "venv", str(tmp_path / "venv")])
+    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    await anyio.run_process([*install, str(REPOSITORY), sdk])
+    async with server_process(tmp_path / "state") as (server, url):
+        command = [str(python), str(PLAYER), url, str(server.pid)]
+        played = await anyio.run_process(command, check=False)
+    assert played.returncode == 0, played.stderr.decode()
+    assert played.stdout.decode() == "reward 1.0\n"
+    command = [str(python.parent / "decathlon-mcp"), "serve"]
+    served_bare = await anyio.run_process(command, check=False)
     assert served_bare.returncode == 1
     (line,) = served_bare.stderr.decode().splitlines()
     assert "pip install 'decathlon-mcp[server]'" in line

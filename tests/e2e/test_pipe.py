@@ -77,7 +77,9 @@ async def test_without_a_task_it_is_the_lobby(tmp_path: Path, provider: str, era
 
 async def test_a_pipe_that_breaks_leaves_nothing(tmp_path: Path, provider: str, era: str) -> None:
     async with piped(tmp_path, provider, era, "--task", "find-answer") as client:
-        await client.call_tool("probe__shell", {"command": "sleep 1000 & setsid sleep 1000 &"})
+        await client.call_tool(
+            "probe__shell", {"command": "(sleep 1000 & setsid sleep 1000 &) >/dev/null 2>&1"}
+        )
     assert processes_marked(tmp_path) == []
     assert not list((tmp_path / "servers").iterdir())
     assert not list((tmp_path / "scratch").iterdir())
