@@ -14,8 +14,10 @@ from benchmarks.batch import measure_batch
 from benchmarks.calls import measure_calls, measure_processes
 from benchmarks.machine import machine
 from benchmarks.openings import measure_openings
-from benchmarks.running import decathlon
+from benchmarks.running import Server, decathlon
+from benchmarks.servers import measure_servers
 
+PARTS = ("calls", "processes", "openings", "servers", "batch")
 RESULTS = Path(__file__).parent / "RESULTS.md"
 
 
@@ -27,11 +29,13 @@ def main() -> None:
     )
     parser.add_argument("--calls", type=int, default=1000, help="rounds of calls [%(default)s]")
     parser.add_argument("--openings", type=int, default=40, help="rounds of openings [%(default)s]")
+    parser.add_argument("--set-ups", type=int, default=10, help="rounds of set-ups [%(default)s]")
     parser.add_argument("--processes", type=int, default=15, help="rounds of processes [%(default)s]")
     parser.add_argument("--batch", type=int, default=64, help="episodes at once [%(default)s]")
     parser.add_argument(
         "--load-seconds", type=float, default=10, help="of calls over all sessions [%(default)s]"
     )
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="[all]")
     anyio.run(_print, parser.parse_args())
 
 
@@ -49,12 +53,28 @@ async def _measured(options: argparse.Namespace) -> AsyncGenerator[str]:
     image: str = options.image
     yield report.head(machine())
     async with decathlon(image, sandboxes=options.batch) as server:
-        yield report.calls(
-            await measure_calls(server, image, rounds=options.calls, warm_up=options.calls // 10)
-        )
-        yield report.processes(await measure_processes(server, image, rounds=options.processes, warm_up=2))
-        yield report.openings(await measure_openings(server, image, rounds=options.openings, warm_up=3))
-        yield report.batch(await measure_batch(server, size=options.batch, load_seconds=options.load_seconds))
+        for part in options.only:
+            yield await _part(part, server, options)
+
+
+async def _part(part: str, server: Server, options: argparse.Namespace) -> str:
+    image: str = options.image
+    match part:
+        case "calls":
+            warm_up: int = options.calls // 10
+            return report.calls(await measure_calls(server, image, rounds=options.calls, warm_up=warm_up))
+        case "processes":
+            return report.processes(
+                await measure_processes(server, image, rounds=options.processes, warm_up=2)
+            )
+        case "openings":
+            return report.openings(await measure_openings(server, image, rounds=options.openings, warm_up=3))
+        case "servers":
+            return report.servers(await measure_servers(server, rounds=options.set_ups, warm_up=1))
+        case _:
+            return report.batch(
+                await measure_batch(server, size=options.batch, load_seconds=options.load_seconds)
+            )
 
 
 if __name__ == "__main__":

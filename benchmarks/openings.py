@@ -13,6 +13,8 @@ from benchmarks.floors import docker_run
 from benchmarks.running import Server
 from benchmarks.samples import Samples, in_turns, timed
 
+SET_UP_SECONDS = 120.0
+
 
 @dataclass(frozen=True, slots=True)
 class Openings:
@@ -23,21 +25,27 @@ class Openings:
     run: Samples
 
 
+async def open_episode(server: Server, task: str) -> float:
+    """Seconds from `initialize` to the answered `tools/list`; then the client leaves, which ends it."""
+    async with httpx2.AsyncClient(timeout=SET_UP_SECONDS) as http:
+        began_at = time.perf_counter()
+        transport = streamable_http_client(server.task(task), http_client=http)
+        async with Client(transport, mode="legacy") as client:
+            await client.list_tools()
+            return time.perf_counter() - began_at
+
+
 async def measure_openings(server: Server, image: str, *, rounds: int, warm_up: int) -> Openings:
     """One at a time. `docker run --rm` also waits until its container is removed; so does `whole`."""
     whole: list[float] = []
 
-    async def open_episode() -> float:
-        async with httpx2.AsyncClient() as http:
-            began_at = time.perf_counter()
-            transport = streamable_http_client(server.task("bare"), http_client=http)
-            async with Client(transport, mode="legacy") as client:
-                await client.list_tools()
-                opened_after = time.perf_counter() - began_at
+    async def episode() -> float:
+        began_at = time.perf_counter()
+        opened_after = await open_episode(server, "bare")
         await server.empty()
         whole.append(time.perf_counter() - began_at)
         return opened_after
 
-    ways = {"run": timed(lambda: docker_run(image)), "episode": open_episode}
+    ways = {"run": timed(lambda: docker_run(image)), "episode": episode}
     taken = await in_turns(ways, rounds=rounds, warm_up=warm_up)
     return Openings(taken["episode"], Samples(tuple(whole[warm_up:])), taken["run"])

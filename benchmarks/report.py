@@ -8,6 +8,7 @@ from benchmarks.batch import Batch, Load
 from benchmarks.calls import DIRECT, FLOORS, STREAM, WAYS, Calls, Processes
 from benchmarks.openings import Openings
 from benchmarks.samples import Samples
+from benchmarks.servers import ALONE, Servers
 
 CALLS = """\
 The legs are measured in turns with the calls: the same tool server called directly over the SDK's HTTP on
@@ -16,6 +17,11 @@ call over a container's bare attached stream (the tool server its first process,
 blocking socket). Every way has an SDK client of its own, all in one process."""
 PROCESSES = "A call through the server and a sandbox, and what one costs where each starts a process."
 OPENINGS = "From the client's `initialize` to the answered `tools/list`, over HTTP, a container in between."
+SERVERS = """\
+From `initialize` to the answered `tools/list` of tasks with one server each, and of one with all four, in
+turns. `excel`, `git` and `echo` are Python on the MCP SDK and compute while they start (they import): where
+there are fewer cores than servers, four of them take at least what all compute, divided by the cores. `plain`
+is the standard library alone."""
 BATCH = "Opened all at once, called for some seconds by bare HTTP clients, claimed, graded, closed."
 
 
@@ -59,6 +65,21 @@ def openings(measured: Openings) -> str:
     times = _table(("one at a time", "p50 ms", "p99 ms"), (_times(name, of) for name, of in rows))
     ratios = [_ratios(name, of, measured.run) for name, of in rows[:2]]
     return f"## Opening\n\n{OPENINGS}\n\n{times}\n\n{_table(('/ `docker run`', 'p50', 'p99'), ratios)}"
+
+
+def servers(measured: Servers) -> str:
+    taken, slowest, together = measured.taken, measured.slowest, measured.together
+    rows = [*((f"`{name}` alone", taken[name]) for name in ALONE), ("the four together", together)]
+    times = _table(("set-up of a task", "p50 ms", "p99 ms"), (_times(name, of) for name, of in rows))
+    after_another = sum((taken[name] for name in ALONE[1:]), taken[ALONE[0]])
+    ratios = _table(
+        ("the four together", "p50", "p99"),
+        [
+            _ratios(f"/ the slowest alone, `{slowest}`", together, taken[slowest]),
+            _ratios("/ the sum of all alone", together, after_another),
+        ],
+    )
+    return f"## Four servers\n\n{SERVERS}\n\n{times}\n\n{ratios}"
 
 
 def batch(measured: Batch) -> str:

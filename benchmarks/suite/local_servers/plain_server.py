@@ -1,0 +1,27 @@
+"""An MCP server in the standard library alone: it is up as soon as a Python is. Its one tool does nothing."""
+
+import json
+import sys
+from typing import Any
+
+TOOL = {"name": "rest", "description": "Do nothing.", "inputSchema": {"type": "object"}}
+
+
+def answer(method: str, params: dict[str, Any]) -> dict[str, Any]:
+    match method:
+        case "initialize":
+            own = {"name": "plain", "version": "1"}
+            version = params["protocolVersion"]
+            return {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": own}
+        case "tools/list":
+            return {"tools": [TOOL]}
+        case _:
+            return {"content": []}
+
+
+for line in sys.stdin:
+    message = json.loads(line)
+    if "id" in message:
+        result = answer(message["method"], message.get("params") or {})
+        sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}) + "\n")
+        sys.stdout.flush()
