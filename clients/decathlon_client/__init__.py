@@ -29,6 +29,7 @@ from decathlon_client.errors import (
     UnknownTaskError,
     UnknownToolError,
 )
+from decathlon_client.filters import Filters, Order
 from decathlon_client.lockstep import Call, Lockstep, Slot
 from decathlon_client.openings import OpeningOptions
 from decathlon_client.tally import Tally
@@ -46,11 +47,13 @@ __all__ = [
     "Episode",
     "EpisodeEndedError",
     "Fault",
+    "Filters",
     "Lockstep",
     "NoVerdictError",
     "NotRunnableError",
     "OnProgress",
     "OpeningOptions",
+    "Order",
     "Player",
     "Policy",
     "ProtocolError",

@@ -24,6 +24,7 @@ from decathlon_client.connection import Line
 from decathlon_client.embedded import EmbeddedServer
 from decathlon_client.episode import Episode, attached
 from decathlon_client.errors import ClientError, ConnectionLostError, ProtocolError
+from decathlon_client.filters import Filters, said
 from decathlon_client.lockstep import Lockstep, lockstep
 from decathlon_client.openings import OpeningOptions, Openings
 from decathlon_client.owners import owners
@@ -101,19 +102,39 @@ class Decathlon:
         await stack.__aexit__(kind, error, trace)
 
     async def tasks(
-        self, split: str | None = None, *, search: str | None = None, prompts: bool = True
+        self, split: str | None = None, *, prompts: bool = True, **filters: Unpack[Filters]
     ) -> list[Task]:
-        """The tasks there are, with their prompts; no sandbox is opened for them."""
-        asked = {"split": split, "search": search, "prompts": prompts}
-        reply = await self._ask(
-            "list_tasks", {key: value for key, value in asked.items() if value is not None}
-        )
+        """The tasks there are, with their prompts; no sandbox is opened for them.
+
+        Raises RequestError, naming what there is, for a split or a need that no task has.
+        """
+        return await self._listed(split=split, prompts=prompts, **filters)
+
+    async def sample(
+        self,
+        count: int = 1,
+        split: str | None = None,
+        *,
+        seed: int | None = None,
+        prompts: bool = True,
+        **filters: Unpack[Filters],
+    ) -> list[Task]:
+        """So many of the tasks that can run, all different as long as there are enough.
+
+        The same for the same seed; without one a new draw each time. With an `order`, the seed is the number
+        of the page of `count` tasks, from 0, and without one each draw goes on where the last has stopped.
+        Raises RequestError where there is nothing to draw from.
+        """
+        return await self._listed(sample=count, split=split, seed=seed, prompts=prompts, **filters)
+
+    async def _listed(self, **asked: Any) -> list[Task]:
+        reply = await self._ask("list_tasks", said(**asked))
         return [Task.read(raw) for raw in as_objects((reply.structured or {}).get("tasks"))]
 
     @asynccontextmanager
     async def episode(
         self,
-        task: str | None = None,
+        task: str | Task | None = None,
         *,
         split: str | None = None,
         seed: int | None = None,
@@ -121,16 +142,18 @@ class Decathlon:
         max_calls: int | None = None,
         policy: Policy | None = None,
         on_progress: OnProgress | None = None,
+        **filters: Unpack[Filters],
     ) -> AsyncGenerator[Episode]:
-        """An episode of the task, or of one drawn at random (of that split, the same for the same seed).
+        """An episode of the task, or of one drawn, as `sample` draws it.
 
         `policy`: who sees the reward, if it is to be fewer than the server says. Waits until it is ready;
         `on_progress` hears of the waiting. On exit it is closed: its sandbox goes; an attempt that was
         claimed is graded all the same. Raises UnknownTaskError, NotRunnableError, AtCapacityError,
         SetUpError.
         """
-        drawn = {"task": task or self._task, "split": split, "seed": seed}
-        asked = {**drawn, "launch_time": launch_time, "max_calls": max_calls, "policy": policy}
+        drawn = said(split=split, seed=seed, **filters)
+        named = task.id if isinstance(task, Task) else task or (None if drawn else self._task)
+        asked = {**drawn, "task": named, "launch_time": launch_time, "max_calls": max_calls, "policy": policy}
         async with self._started(asked, Parting(), on_progress) as episode:
             yield episode
 

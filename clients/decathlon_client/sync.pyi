@@ -9,6 +9,7 @@ from typing import Any, Self, TypeAlias, TypeVar, Unpack
 
 from decathlon_client.batch import Result
 from decathlon_client.errors import ClientError
+from decathlon_client.filters import Filters
 from decathlon_client.lockstep import Call
 from decathlon_client.openings import OpeningOptions
 from decathlon_client.tally import Tally
@@ -168,13 +169,32 @@ class Decathlon:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
     def tasks(
-        self, split: str | None = None, *, search: str | None = None, prompts: bool = True
+        self, split: str | None = None, *, prompts: bool = True, **filters: Unpack[Filters]
     ) -> list[Task]:
-        """The tasks there are, with their prompts; no sandbox is opened for them."""
+        """The tasks there are, with their prompts; no sandbox is opened for them.
+
+        Raises RequestError, naming what there is, for a split or a need that no task has.
+        """
+
+    def sample(
+        self,
+        count: int = 1,
+        split: str | None = None,
+        *,
+        seed: int | None = None,
+        prompts: bool = True,
+        **filters: Unpack[Filters],
+    ) -> list[Task]:
+        """So many of the tasks that can run, all different as long as there are enough.
+
+        The same for the same seed; without one a new draw each time. With an `order`, the seed is the number
+        of the page of `count` tasks, from 0, and without one each draw goes on where the last has stopped.
+        Raises RequestError where there is nothing to draw from.
+        """
 
     def episode(
         self,
-        task: str | None = None,
+        task: str | Task | None = None,
         *,
         split: str | None = None,
         seed: int | None = None,
@@ -182,8 +202,9 @@ class Decathlon:
         max_calls: int | None = None,
         policy: Policy | None = None,
         on_progress: OnProgress | None = None,
+        **filters: Unpack[Filters],
     ) -> AbstractContextManager[Episode]:
-        """An episode of the task, or of one drawn at random (of that split, the same for the same seed).
+        """An episode of the task, or of one drawn, as `sample` draws it.
 
         `policy`: who sees the reward, if it is to be fewer than the server says. Waits until it is ready;
         `on_progress` hears of the waiting. On exit it is closed: its sandbox goes; an attempt that was

@@ -29,7 +29,10 @@ def as_objects(value: object) -> list[JsonObject]:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task that the server has. `prompt` is None unless prompts were asked for."""
+    """One task that the server has. `prompt` is None unless prompts were asked for, and where it has none.
+
+    `pass_rate` is the share of its `attempts` that succeeded, where the server knows of any.
+    """
 
     id: str
     suite: str
@@ -40,6 +43,8 @@ class Task:
     runnable: bool
     missing: tuple[str, ...]
     prompt: str | None
+    pass_rate: float | None
+    attempts: int
     raw: Mapping[str, Any] = field(repr=False)
 
     @classmethod
@@ -55,6 +60,8 @@ class Task:
             runnable=bool(raw.get("runnable", True)),
             missing=tuple(raw.get("missing", ())),
             prompt=raw.get("prompt"),
+            pass_rate=raw.get("pass_rate"),
+            attempts=int(raw.get("attempts", 0)),
             raw=raw,
         )
 

@@ -31,6 +31,7 @@ from typing import Any, Self, TypeAlias, TypeVar, Unpack
 
 from decathlon_client.batch import Result
 from decathlon_client.errors import ClientError
+from decathlon_client.filters import Filters
 from decathlon_client.lockstep import Call
 from decathlon_client.openings import OpeningOptions
 from decathlon_client.tally import Tally

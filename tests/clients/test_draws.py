@@ -1,0 +1,65 @@
+"""Drawing tasks with the client: `sample`, and episodes of what is drawn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+from decathlon_client import Decathlon, RequestError
+
+from tests.probe.serving import SUITE
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def d(tmp_path: Path) -> AsyncGenerator[Decathlon]:
+    results = tmp_path / "results.jsonl"
+    passes = {"find-answer": True, "dense": False}
+    results.write_text("\n".join(json.dumps({"task": task, "success": it}) for task, it in passes.items()))
+    settings = {"state": tmp_path / "state", "drain_seconds": 5, "results": results}
+    async with Decathlon.embedded(SUITE, "local", task="say-answer", **settings) as d:
+        yield d
+
+
+async def test_a_sample_is_the_same_for_the_same_seed_and_repeats_nothing(d: Decathlon) -> None:
+    sample = await d.sample(6, "train", seed=7, needs=["probe"], without=["dead"])
+    assert [task.id for task in sample] == [
+        task.id for task in await d.sample(6, "train", seed=7, needs="probe", without=("dead", "network"))
+    ]
+    assert len({task.id for task in sample}) == 6
+    assert all(task.prompt and "train" in task.splits for task in sample)
+
+
+async def test_with_an_order_a_seed_is_a_page_and_without_one_each_draw_goes_on(d: Decathlon) -> None:
+    walk = [task.id for task in await d.tasks(order="easy_first", prompts=False)]
+    assert (walk[0], walk[1]) == ("find-answer", "dense")
+    pages = [await d.sample(4, order="easy_first", seed=page, prompts=False) for page in range(2)]
+    assert [task.id for page in pages for task in page] == walk[:8]
+    (first,) = await d.sample(order="easy_first", prompts=False)
+    (second,) = await d.sample(order="easy_first", prompts=False)
+    assert (first.id, first.pass_rate, first.attempts) == ("find-answer", 1.0, 1)
+    assert second.id == "dense"
+
+
+async def test_an_episode_is_of_the_task_that_a_sample_has_or_a_draw_gives(d: Decathlon) -> None:
+    (task,) = await d.sample(search="find-", prompts=False)
+    async with d.episode(task) as e:
+        assert e.task == "find-answer"
+    async with d.episode(order="hard_first", seed=0) as e:
+        assert e.task == "dense"
+    async with d.episode() as e:
+        assert e.task == "say-answer"
+
+
+async def test_what_cannot_be_drawn_by_is_answered_with_what_can(d: Decathlon) -> None:
+    with pytest.raises(RequestError, match="what they need is network"):
+        await d.sample(needs=["teleport"])
+    with pytest.raises(RequestError, match="the splits are"):
+        async with d.episode(split="nowhere"):
+            pass
+    with pytest.raises(RequestError, match="`task` names one, `split` would draw one"):
+        async with d.episode("dense", split="train"):
+            pass
