@@ -71,7 +71,7 @@ COMPILE = $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 
     --no-emit-index-url --no-annotate --custom-compile-command "make lock"
 
 lock:
-	echo "hatchling" | $(COMPILE) pyproject.toml - --extra server --extra starter -o requirements.lock
+	echo "hatchling" | $(COMPILE) pyproject.toml - --extra server --extra starter --extra play -o requirements.lock
 	$(COMPILE) --group dev --constraint requirements.lock -o requirements-dev.lock
 
 clean:

@@ -17,10 +17,12 @@ from decathlon_mcp import __version__
 from decathlon_mcp.cli.episode import episode
 from decathlon_mcp.cli.options import (
     DOCTOR_DEFAULTS,
+    PLAY_DEFAULTS,
     SERVER_DEFAULTS,
     SOURCES,
     TASKS_DEFAULTS,
     DoctorSettings,
+    PlaySettings,
     ServerSettings,
     TasksSettings,
 )
@@ -237,7 +239,32 @@ def demo(
     return _run(play, task, all)
 
 
-@app.command(sort_key=8)
+@app.command(sort_key=8, help_epilogue=EPILOGUE)
+def play(
+    task: Annotated[str | None, Parameter(metavar="TASK")] = None,
+    /,
+    *,
+    url: Annotated[str | None, Parameter(group=ADDRESS, metavar="URL")] = None,
+    script: Annotated[str | None, Parameter(metavar="FILE", env_var=(), allow_leading_hyphen=True)] = None,
+    settings: PlaySettings = PLAY_DEFAULTS,
+) -> int:
+    """Play a task by hand in this terminal; with `--script`, its calls from a file.
+
+    Parameters
+    ----------
+    task
+        The task to play. [picked from a list]
+    url
+        A server that runs already; its token in `DECATHLON_TOKEN`. [one in this process]
+    script
+        JSON calls, one a line, `-` for stdin; prints the verdict. Status 0 only with a pass.
+    """
+    from decathlon_mcp.cli.play import play as play_task
+
+    return _run(play_task, settings, task, url, script)
+
+
+@app.command(sort_key=9)
 def version() -> int:
     """Print the version."""
     sys.stdout.write(f"{__version__}\n")

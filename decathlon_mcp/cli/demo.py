@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
 import tempfile
@@ -19,16 +18,17 @@ from anyio.streams.text import TextReceiveStream
 from decathlon_client import ClientError, Decathlon, Episode, Verdict
 
 from decathlon_mcp.beside import beside
+from decathlon_mcp.cli.departure import departing
 from decathlon_mcp.cli.options import PREFIX
 from decathlon_mcp.cli.screen import Screen
+from decathlon_mcp.cli.script import ScriptError, play_script
 from decathlon_mcp.errors import DecathlonError, UnknownTaskError
 from decathlon_mcp.model import JsonObject
-from decathlon_mcp.starter import CLAIM, Step, oracle, oracle_ids
+from decathlon_mcp.starter import Step, oracle, oracle_ids
 
 DEFAULT_TASK = "tune-reactor"
 READY_SECONDS = 60.0
 STOP_SECONDS = 45.0
-WORKSPACE = re.compile(r"(/\S+/workspace)\b")
 
 
 async def play(task: str | None, everything: bool) -> int:
@@ -40,17 +40,9 @@ async def play(task: str | None, everything: bool) -> int:
             f"no player for {', '.join(unknown)}; there are {', '.join(known)}", near=known
         )
     scripts = {name: oracle(name) for name in names}
-    async with beside() as tasks:
-        tasks.start_soon(_leave_on_sigterm, tasks.cancel_scope)
+    async with departing() as departure:  # the server must not be left behind
         return await _play(scripts)
-    return 128 + signal.SIGTERM
-
-
-async def _leave_on_sigterm(scope: anyio.CancelScope) -> None:
-    """As Ctrl-C does by itself: the server must not be left behind."""
-    with anyio.open_signal_receiver(signal.SIGTERM) as signals:
-        async for _ in signals:
-            scope.cancel()
+    return departure.status or 1
 
 
 async def _play(scripts: Mapping[str, Sequence[Step]]) -> int:
@@ -64,7 +56,7 @@ async def _play(scripts: Mapping[str, Sequence[Step]]) -> int:
             screen.title(f"{name} ({number} of {len(scripts)})")
             try:
                 rewards[name] = (await _attempt(d, name, steps, screen)).reward
-            except (ClientError, _PlayError) as error:
+            except (ClientError, ScriptError) as error:
                 screen.fault(str(error))
                 rewards[name] = None
     screen.title("rewards")
@@ -73,18 +65,12 @@ async def _play(scripts: Mapping[str, Sequence[Step]]) -> int:
     return 0 if all(reward == 1.0 for reward in rewards.values()) else 1
 
 
-class _PlayError(Exception):
-    """A reply was not what the script expects."""
-
-
 async def _attempt(d: Decathlon, name: str, steps: Sequence[Step], screen: Screen) -> Verdict:
     async with AsyncExitStack() as stack:
         async with screen.waiting("opening a sandbox and starting the task's servers"):
             episode = await stack.enter_async_context(d.episode(name))
         _introduce(episode, screen)
-        workspace = WORKSPACE.search(episode.prompt)
-        for step in steps:
-            await _step(episode, step, workspace[1] if workspace else "", screen)
+        await play_script(episode, steps, screen)
         screen.call("evaluate", {})
         async with screen.waiting("grading in a fresh sandbox"):
             verdict = await episode.evaluate()
@@ -96,22 +82,6 @@ def _introduce(episode: Episode, screen: Screen) -> None:
     screen.say("episode", episode.address)
     screen.prompt(episode.prompt)
     screen.say("tools", ", ".join(tool.name for tool in episode.tools))
-
-
-async def _step(episode: Episode, step: Step, workspace: str, screen: Screen) -> None:
-    arguments = step.filled(workspace)
-    screen.call(step.tool, arguments)
-
-    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
-        screen.progress(progress, total, message)
-
-    if step.tool == CLAIM:
-        reply = await episode.claim_done(arguments.get("answer"))
-    else:
-        reply = await episode.call(step.tool, arguments, on_progress=on_progress)
-    screen.reply(reply.text, failed=reply.is_error)
-    if reply.is_error or (step.expect is not None and step.expect not in reply.text):
-        raise _PlayError(f"{step.tool} answered something else than the script expects: {step.expect!r}")
 
 
 def _judge(verdict: Verdict, screen: Screen) -> None:

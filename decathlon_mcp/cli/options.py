@@ -98,15 +98,18 @@ def _default(value: object) -> str | None:
 ServerOptions = _model("ServerOptions")
 TasksOptions = _model("TasksOptions", ("suite", "language", "results", "config"))
 DoctorOptions = _model("DoctorOptions", ("suite", "provider", "image", "state", "tokens", "config"))
+PlayOptions = _model("PlayOptions", ("suite", "provider", "image", "state", "config"))
 
 ServerSettings = Annotated[ServerOptions, Parameter(name="*")]
 TasksSettings = Annotated[TasksOptions, Parameter(name="*")]
 DoctorSettings = Annotated[DoctorOptions, Parameter(name="*")]
+PlaySettings = Annotated[PlayOptions, Parameter(name="*")]
 """The types of the commands' `settings`."""
 
 SERVER_DEFAULTS = ServerOptions.model_validate({})
 TASKS_DEFAULTS = TasksOptions.model_validate({})
 DOCTOR_DEFAULTS = DoctorOptions.model_validate({})
+PLAY_DEFAULTS = PlayOptions.model_validate({})
 
 
 def _known() -> set[str]:

@@ -1,4 +1,4 @@
-"""What the demo shows: colours on a terminal, plain text in a pipe, and never a silent wait."""
+"""What is shown of a script that is played: colours on a terminal, plain text in a pipe, and never a silent wait."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ WIDTH = 100
 
 
 class Screen:
-    """Writes on stdout."""
+    """Writes on stdout, or on stderr."""
 
-    def __init__(self) -> None:
-        self._console = Console(highlight=False, markup=False)
+    def __init__(self, *, stderr: bool = False) -> None:
+        self._console = Console(highlight=False, markup=False, stderr=stderr)
 
     def say(self, what: str, text: str, style: str = "") -> None:
         """One fact: what it is, and it."""

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from decathlon_mcp.errors import UnknownTaskError
 
-__all__ = ["CLAIM", "Step", "oracle", "oracle_ids", "suite_path"]
+__all__ = ["CLAIM", "Step", "oracle", "oracle_ids", "read_steps", "suite_path"]
 
 CLAIM = "claim_done"
 _HERE = Path(__file__).resolve().parent
@@ -52,14 +52,41 @@ def oracle(task_id: str) -> list[Step]:
     known = oracle_ids()
     if task_id not in known:
         raise UnknownTaskError(f"The starter suite has no task {task_id!r}", near=known)
-    lines = (_HERE / "oracles" / f"{task_id}.jsonl").read_text("utf-8").splitlines()
-    return [_step(json.loads(line)) for line in lines if line.strip()]
+    return read_steps((_HERE / "oracles" / f"{task_id}.jsonl").read_text("utf-8"))
 
 
-def _step(line: dict[str, Any]) -> Step:
-    if CLAIM in line:
-        return Step(CLAIM, line[CLAIM])
-    return Step(line["tool"], line["arguments"], line.get("expect"))
+def read_steps(text: str) -> list[Step]:
+    """The steps of a script, a line each: `{"tool": ..., "arguments": {...}, "expect": ...}`, or
+    `{"claim_done": {...}}`.
+
+    Arguments and what is expected may be left out, lines may be empty. Raises ValueError naming the line.
+    """
+    steps: list[Step] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                steps.append(_step(json.loads(line)))
+            except json.JSONDecodeError as error:
+                raise ValueError(f"line {number}: not JSON: {error.msg} at column {error.colno}") from None
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from None
+    return steps
+
+
+def _step(line: object) -> Step:
+    step = cast("dict[str, Any]", line) if isinstance(line, dict) else {}
+    if strange := set(step).difference(("tool", "arguments", "expect"), (CLAIM,)):
+        raise ValueError(f"there is nothing called {', '.join(sorted(strange))} in a step")
+    if (CLAIM in step) == ("tool" in step):
+        raise ValueError(f'a step is {{"tool": NAME, "arguments": {{...}}}} or {{"{CLAIM}": {{...}}}}')
+    tool = CLAIM if CLAIM in step else step["tool"]
+    arguments: object = step.get(CLAIM if CLAIM in step else "arguments") or {}
+    expect: object = step.get("expect")
+    if not isinstance(tool, str) or not isinstance(arguments, dict):
+        raise ValueError("a tool is named by a text, and its arguments are an object")  # noqa: TRY004
+    if expect is not None and not isinstance(expect, str):
+        raise ValueError("what is expected is a text")
+    return Step(tool, cast("dict[str, Any]", arguments), expect)
 
 
 def _fill(value: Any, workspace: str) -> Any:

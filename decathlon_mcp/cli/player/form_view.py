@@ -1,0 +1,330 @@
+"""Fields as widgets. Each knows its draft, on the screen or not, and says at its place what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.text import Text
+from textual import events, on
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+from textual.widget import Widget
+from textual.widgets import Button, Input, Select, Static, TextArea
+
+from decathlon_mcp.cli.player.draft import Draft, blank, touched
+from decathlon_mcp.cli.player.fault import Path
+from decathlon_mcp.cli.player.field import Field, Kind, shown
+from decathlon_mcp.cli.player.saying import clean
+
+Faults = Mapping[Path, str]
+CHOICE_CHARACTERS = 60
+
+
+class FieldView(Vertical):
+    """A field: its label, what it is filled in with, what does not fit."""
+
+    def __init__(self, field: Field, *, label: str | None = None) -> None:
+        super().__init__(classes="field")
+        self.field = field
+        self._label = field.name if label is None else label
+        self._fault = ""
+
+    @property
+    def draft(self) -> Draft:
+        raise NotImplementedError
+
+    def show_faults(self, faults: Faults, path: Path) -> None:
+        """Say what does not fit, here and below."""
+        self._say(faults.get(path, ""))
+
+    @on(Input.Changed)
+    @on(TextArea.Changed)
+    @on(Select.Changed)
+    def _touched(self) -> None:
+        """What was said is out of date."""
+        self._say("")
+
+    def _say(self, fault: str) -> None:
+        self._fault = fault
+        for shown_fault in self.query_children(".fault").results(Static):
+            shown_fault.update(Text(f"✗ {self._fault}"))
+            shown_fault.display = bool(self._fault)
+
+    def first_fault(self) -> FieldView | None:
+        """The topmost field with a fault, this one or one below."""
+        below = (found for each in self.views() if (found := each.first_fault()) is not None)
+        return self if self._fault else next(below, None)
+
+    def views(self) -> list[FieldView]:
+        """The fields in it."""
+        return []
+
+    def compose(self) -> ComposeResult:
+        if self._label or self.field.description:
+            yield Static(self._heading(), classes="label")
+        yield from self.body()
+        fault = Static("", classes="fault")
+        fault.display = False
+        yield fault
+
+    def body(self) -> ComposeResult:
+        yield from ()
+
+    def _heading(self) -> Text:
+        field = self.field
+        told = Text.assemble(
+            (clean(self._label), "bold"), ("* " if field.required and self._label else " ", "bold red")
+        )
+        told.append(field.hint, "italic")
+        if field.has_default:
+            told.append(f", default {clean(shown(field.default))[:CHOICE_CHARACTERS]}", "italic")
+        if field.description:
+            told.append(f"  {clean(field.description)}", "dim")
+        return told
+
+
+class TextView(FieldView):
+    """Text, numbers, JSON: whatever is typed."""
+
+    def __init__(self, field: Field, draft: str, *, label: str | None = None) -> None:
+        super().__init__(field, label=label)
+        self._input: Input | TextArea = self._made(draft)
+
+    @property
+    def draft(self) -> str:
+        return self._input.value if isinstance(self._input, Input) else self._input.text
+
+    def body(self) -> ComposeResult:
+        yield self._input
+
+    def _made(self, text: str) -> Input | TextArea:
+        if self.field.kind in (Kind.LONG_TEXT, Kind.JSON) or "\n" in text:
+            return TextArea(text, compact=True, classes="long")
+        return _Line(text, compact=True)
+
+    @property
+    def text_input(self) -> Input | TextArea:
+        return self._input
+
+    async def write(self, text: str) -> None:
+        """Put a text in, several lines where it has them."""
+        if isinstance(self._input, TextArea):
+            self._input.text = text
+            return
+        old, self._input = self._input, self._made(text)
+        await self.mount(self._input, after=old)
+        await old.remove()
+        self._input.focus()
+        if isinstance(self._input, TextArea):
+            self._input.move_cursor(self._input.document.end)
+
+
+class _Line(Input):
+    """One line; what is pasted keeps its lines."""
+
+    async def action_submit(self) -> None:
+        self.screen.focus_next()
+
+    def _on_paste(self, event: events.Paste) -> None:
+        if "\n" not in event.text.strip("\n") or not isinstance(self.parent, TextView):
+            return
+        event.prevent_default()
+        event.stop()
+        at = self.cursor_position
+        self.run_worker(self.parent.write(self.value[:at] + event.text + self.value[at:]))
+
+
+class ChoiceView(FieldView):
+    """One of several values."""
+
+    def __init__(self, field: Field, draft: int | None, *, label: str | None = None) -> None:
+        super().__init__(field, label=label)
+        self._index = draft
+
+    @property
+    def draft(self) -> int | None:
+        return self._index
+
+    def body(self) -> ComposeResult:
+        told = [
+            (clean(shown(each))[:CHOICE_CHARACTERS] or '""', n) for n, each in enumerate(self.field.choices)
+        ]
+        yield _select(told, self._index)
+
+    @on(Select.Changed)
+    def _chosen(self, event: Select.Changed) -> None:
+        event.stop()
+        self._index = None if event.value is Select.NULL else int(str(event.value))
+
+
+def _select(told: list[tuple[str, int]], index: int | None) -> Select[int]:
+    return Select(
+        [(Text(text), number) for text, number in told],
+        prompt="not sent",
+        value=Select.NULL if index is None else index,
+        compact=True,
+    )
+
+
+class ObjectView(FieldView):
+    """A group of fields; one that is not required is closed until it is wanted."""
+
+    def __init__(self, field: Field, draft: Mapping[str, Draft], *, label: str | None = None) -> None:
+        super().__init__(field, label=label)
+        self._views = [view_of(each, draft[each.name]) for each in field.fields]
+        self._open = field.required or touched(field, draft)
+
+    @property
+    def draft(self) -> dict[str, Draft]:
+        return {view.field.name: view.draft for view in self._views}
+
+    def views(self) -> list[FieldView]:
+        return self._views
+
+    def body(self) -> ComposeResult:
+        if self._open:
+            yield Vertical(*self._views, classes="group" if self._label else "fields")
+        else:
+            yield Button(f"▸ {len(self._views)} fields", compact=True, classes="opens")
+
+    @on(Button.Pressed, ".opens")
+    async def _opened(self, event: Button.Pressed) -> None:
+        event.stop()
+        self._open = True
+        await self.mount(Vertical(*self._views, classes="group"), after=event.button)
+        await event.button.remove()
+        self.screen.focus_next()
+
+    def show_faults(self, faults: Faults, path: Path) -> None:
+        super().show_faults(faults, path)
+        for view in self._views:
+            view.show_faults(faults, (*path, view.field.name))
+
+
+class ArrayView(FieldView):
+    """A list: each of its items with a way to take it out, and a way to add one."""
+
+    def __init__(self, field: Field, draft: list[Draft], *, label: str | None = None) -> None:
+        super().__init__(field, label=label)
+        assert field.items is not None
+        self._items = field.items
+        self._rows = [_Row(view_of(field.items, each, label="")) for each in draft]
+
+    @property
+    def draft(self) -> list[Draft]:
+        return [row.view.draft for row in self._rows]
+
+    def views(self) -> list[FieldView]:
+        return [row.view for row in self._rows]
+
+    def body(self) -> ComposeResult:
+        with Vertical(classes="group"):
+            yield from self._rows
+            yield Button("+ add", compact=True, classes="adds")
+
+    @on(Button.Pressed, ".adds")
+    async def _added(self, event: Button.Pressed) -> None:
+        event.stop()
+        row = _Row(view_of(self._items, blank(self._items), label=""))
+        self._rows.append(row)
+        await self.query_children(".group").first().mount(row, before=event.button)
+        focus_in(row.view)
+
+    @on(Button.Pressed, ".removes")
+    async def _removed(self, event: Button.Pressed) -> None:
+        row = event.button.parent
+        if isinstance(row, _Row) and row in self._rows:
+            event.stop()
+            self.screen.focus_next()
+            self._rows.remove(row)
+            await row.remove()
+
+    def show_faults(self, faults: Faults, path: Path) -> None:
+        super().show_faults(faults, path)
+        for number, row in enumerate(self._rows):
+            row.view.show_faults(faults, (*path, number))
+
+
+class _Row(Horizontal):
+    """An item of a list."""
+
+    def __init__(self, view: FieldView) -> None:
+        super().__init__(classes="row")
+        self.view = view
+
+    def compose(self) -> ComposeResult:
+        yield self.view
+        yield Button("✕", compact=True, classes="removes")
+
+
+class UnionView(FieldView):
+    """A value of one of several kinds: which, and then that."""
+
+    def __init__(self, field: Field, draft: tuple[int | None, Draft], *, label: str | None = None) -> None:
+        super().__init__(field, label=label)
+        self._index, inner = draft
+        self._inner = None if self._index is None else view_of(field.options[self._index], inner, label="")
+
+    @property
+    def draft(self) -> tuple[int | None, Draft]:
+        return (self._index, None if self._inner is None else self._inner.draft)
+
+    def views(self) -> list[FieldView]:
+        return [] if self._inner is None else [self._inner]
+
+    def body(self) -> ComposeResult:
+        yield _select([(_option(each), n) for n, each in enumerate(self.field.options)], self._index)
+        with Vertical(classes="group"):
+            if self._inner is not None:
+                yield self._inner
+
+    @on(Select.Changed)
+    async def _chosen(self, event: Select.Changed) -> None:
+        if event.select.parent is not self:
+            return
+        event.stop()
+        index = None if event.value is Select.NULL else int(str(event.value))
+        if index == self._index:
+            return
+        self._index = index
+        place = self.query_children(".group").first()
+        await place.remove_children()
+        option = None if index is None else self.field.options[index]
+        self._inner = None if option is None else view_of(option, blank(option), label="")
+        if self._inner is not None:
+            await place.mount(self._inner)
+
+    def show_faults(self, faults: Faults, path: Path) -> None:
+        if self._inner is None:
+            super().show_faults(faults, path)
+        else:
+            super().show_faults({}, path)
+            self._inner.show_faults(faults, path)
+
+
+def _option(option: Field) -> str:
+    return f"{option.name}: {option.hint}" if option.name else option.hint
+
+
+def view_of(field: Field, draft: Any, *, label: str | None = None) -> FieldView:
+    """The widget for a field."""
+    match field.kind:
+        case Kind.CHOICE:
+            return ChoiceView(field, draft, label=label)
+        case Kind.OBJECT:
+            return ObjectView(field, draft, label=label)
+        case Kind.ARRAY:
+            return ArrayView(field, draft, label=label)
+        case Kind.UNION:
+            return UnionView(field, draft, label=label)
+        case _:
+            return TextView(field, draft, label=label)
+
+
+def focus_in(widget: Widget) -> None:
+    """Put the focus on the first thing in it that can have it."""
+    for each in widget.query("*"):
+        if each.focusable:
+            each.focus()
+            return
