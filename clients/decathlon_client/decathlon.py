@@ -157,6 +157,12 @@ class Decathlon:
         async with self._started(asked, Parting(), on_progress) as episode:
             yield episode
 
+    def opened(
+        self, task: str | Task, **options: Unpack[OpeningOptions]
+    ) -> AbstractAsyncContextManager[Episode]:
+        """An episode opened as those of a batch are: with patience, and more than one try."""
+        return Openings(self._opened, options).opened(task)
+
     @asynccontextmanager
     async def episodes(
         self, tasks: Iterable[str | Task], **options: Unpack[OpeningOptions]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import json
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -35,6 +36,8 @@ CLOSED = (anyio.ClosedResourceError, anyio.BrokenResourceError)
 _exceptions: Any = mcp.shared.exceptions
 _any_types: Any = types
 IS_1X = not hasattr(_exceptions, "MCPError")
+LIMITS_EVENTS = "max_sse_event_size" in inspect.signature(streamable_http_client).parameters
+"""2.0 and 1.x do not."""
 SdkError: type[Exception] = _exceptions.McpError if IS_1X else _exceptions.MCPError
 
 if not TYPE_CHECKING:
@@ -143,7 +146,7 @@ async def http_session(
             response.stream = _Watched(cast("httpx.AsyncByteStream", response.stream), on_cut)
 
     hook: Callable[[httpx.Response], Awaitable[None]] = watch
-    more: dict[str, Any] = {} if IS_1X else {"max_sse_event_size": None}
+    more: dict[str, Any] = {"max_sse_event_size": None} if LIMITS_EVENTS else {}
     async with httpx.AsyncClient(
         headers=headers,
         timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),

@@ -143,7 +143,6 @@ class Twin:
 
 def _method(name: str, member: Callable[..., Any]) -> Callable[..., Any]:
     """What it is in the event loop decides what it is here."""
-    written = inspect.unwrap(member)
 
     @functools.wraps(member)
     def method(self: Twin, *args: Any, **named: Any) -> Any:
@@ -155,8 +154,8 @@ def _method(name: str, member: Callable[..., Any]) -> Callable[..., Any]:
         told = bound(*there, **{key: loop.there(arg) for key, arg in named.items()})
         if inspect.isasyncgenfunction(member):
             return loop.iterated(told)
-        if inspect.isasyncgenfunction(written):
-            return loop.entered(told)
+        if isinstance(told, AbstractAsyncContextManager):
+            return loop.entered(cast("AbstractAsyncContextManager[Any]", told))
         return map(loop.here, told) if name == "__iter__" else loop.here(told)
 
     return method

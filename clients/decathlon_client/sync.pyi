@@ -212,6 +212,9 @@ class Decathlon:
         SetUpError.
         """
 
+    def opened(self, task: str | Task, **options: Unpack[OpeningOptions]) -> AbstractContextManager[Episode]:
+        """An episode opened as those of a batch are: with patience, and more than one try."""
+
     def episodes(
         self, tasks: Iterable[str | Task], **options: Unpack[OpeningOptions]
     ) -> AbstractContextManager[Lockstep]:

@@ -22,38 +22,65 @@ HIDDEN = {("Slot", "hold"), ("Slot", "act"), ("Slot", "evaluate")}
 CONSTRUCTED = {"Decathlon"}
 HEAD = '''"""Made from the asynchronous classes by `python -m tests.clients.stubs`; not to be edited."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from datetime import datetime
-from os import PathLike
-from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar, Unpack
-
-from decathlon_client.batch import Result
-from decathlon_client.errors import ClientError
-from decathlon_client.filters import Filters
-from decathlon_client.lockstep import Call
-from decathlon_client.openings import OpeningOptions
-from decathlon_client.tally import Tally
-from decathlon_client.values import JsonObject, Policy, Reply, Task, Tool, Verdict
+{imports}
 
 T = TypeVar("T")
 OnProgress: TypeAlias = Callable[[float, float | None, str | None], None]
 Player: TypeAlias = Callable[[Episode], T]
+
+{classes}
 '''
+ELSEWHERE = {
+    "AbstractContextManager": "contextlib",
+    "Call": "decathlon_client.lockstep",
+    "Callable": "collections.abc",
+    "Generator": "collections.abc",
+    "Result": "decathlon_client.batch",
+    "TypeAlias": "typing",
+    "TypeVar": "typing",
+}
+"""What the asynchronous classes' modules do not import."""
+HERE = {"OnProgress", "Player"}
 
 
 def stub() -> str:
     """The text of `sync.pyi`, as ruff formats it."""
+    modules = [ast.parse((CLIENT / f"{module}.py").read_text("utf-8")) for module in TWINS]
+    twins = {name for names in TWINS.values() for name in names}
     classes = [
         _class(node)
-        for module, names in TWINS.items()
-        for node in ast.parse((CLIENT / f"{module}.py").read_text("utf-8")).body
-        if isinstance(node, ast.ClassDef) and node.name in names
+        for module in modules
+        for node in module.body
+        if isinstance(node, ast.ClassDef) and node.name in twins
     ]
-    text = "\n\n".join([HEAD, *(ast.unparse(node) for node in classes)])
-    ruff = [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(STUB), "-"]
-    return subprocess.run(ruff, input=text, capture_output=True, text=True, check=True).stdout
+    head = HEAD.format(imports="", classes="")
+    used = {
+        node.id
+        for tree in [ast.parse(head), *classes]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name)
+    }
+    imports = "\n".join(
+        f"from {where} import {name}"
+        for name, where in sorted({**_imports(modules), **ELSEWHERE}.items())
+        if name in used - twins - HERE
+    )
+    text = HEAD.format(imports=imports, classes="\n\n".join(ast.unparse(node) for node in classes))
+    for command in (["check", "--select", "I", "--fix", "--exit-zero", "--quiet"], ["format", "--quiet"]):
+        ruff = [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(STUB), "-"]
+        text = subprocess.run(ruff, input=text, capture_output=True, text=True, check=True).stdout
+    return text
+
+
+def _imports(modules: list[ast.Module]) -> dict[str, str]:
+    """Where each name that a module imports is from."""
+    return {
+        alias.name: node.module
+        for module in modules
+        for node in module.body
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+    }
 
 
 def _class(node: ast.ClassDef) -> ast.ClassDef:
@@ -89,6 +116,8 @@ class _Synchronous(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.Name:
         if node.id == "AsyncGenerator":
             node.id = self._generator
+        elif node.id == "AbstractAsyncContextManager":
+            node.id = "AbstractContextManager"
         return node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:

@@ -1,0 +1,129 @@
+"""inspect-ai: a task whose samples are the server's tasks, a solver that plays them, a scorer of verdicts.
+
+    inspect eval decathlon_client/tool_decathlon -T url=http://127.0.0.1:8765 --model openai/gpt-5
+
+An attempt without a verdict is an error of its sample, as inspect-ai counts errors (`--fail-on-error`), and
+never a score. A limit of inspect-ai's truncates the attempt, which is then graded as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from inspect_ai import Task, task
+from inspect_ai.dataset import MemoryDataset, Sample
+from inspect_ai.model import ChatMessageUser, execute_tools, get_model
+from inspect_ai.scorer import Score, Scorer, Target, mean, scorer, stderr
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.tool import ContentImage, ContentText, ToolDef, ToolError, ToolParams
+from inspect_ai.util import LimitExceededError
+
+from decathlon_client import sync
+from decathlon_client.decathlon import Decathlon
+from decathlon_client.episode import Episode
+from decathlon_client.values import Reply, Tool
+
+URL = "http://127.0.0.1:8765"
+TOKEN = "DECATHLON_TOKEN"
+"""The environment variable that holds the server's token, if it wants one."""
+VERDICT = "decathlon/verdict"
+
+
+@task
+def tool_decathlon(
+    url: str = URL,
+    split: str | None = None,
+    tasks: str | Sequence[str] | None = None,
+    max_calls: int | None = None,
+    message_limit: int | None = 300,
+) -> Task:
+    """The tasks of a split (all, without one), or those of `tasks`, by their ids."""
+    wanted = [tasks] if isinstance(tasks, str) else tasks
+    launch_time = datetime.now().astimezone().isoformat(timespec="seconds")
+    with sync.Decathlon(url, os.environ.get(TOKEN)) as d:
+        listed = [each for each in d.tasks(split=split) if each.runnable]
+    samples = [
+        Sample(id=each.id, input=each.prompt or "", metadata={"splits": list(each.splits)})
+        for each in listed
+        if wanted is None or each.id in wanted
+    ]
+    return Task(
+        dataset=MemoryDataset(samples, name="tool-decathlon"),
+        solver=play(url, launch_time, max_calls),
+        scorer=verdict(),
+        message_limit=message_limit,
+    )
+
+
+@solver
+def play(url: str = URL, launch_time: str | None = None, max_calls: int | None = None) -> Solver:
+    """An episode of the sample's task, to its verdict."""
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        async with (
+            Decathlon(url, os.environ.get(TOKEN)) as d,
+            d.opened(str(state.sample_id), launch_time=launch_time, max_calls=max_calls) as episode,
+        ):
+            state.messages = [ChatMessageUser(content=episode.prompt)]
+            try:
+                await _turns(state, episode)
+            except LimitExceededError:
+                await episode.truncate(turns=sum(said.role == "assistant" for said in state.messages))
+                state.store.set(VERDICT, dict((await episode.evaluate()).raw))
+                raise
+            state.store.set(VERDICT, dict((await episode.evaluate()).raw))
+        return state
+
+    return solve
+
+
+async def _turns(state: TaskState, episode: Episode) -> None:
+    tools = [_tool(episode, tool) for tool in episode.tools]
+    while not episode.claimed:
+        state.output = await get_model().generate(state.messages, tools)
+        state.messages.append(state.output.message)
+        if not state.output.message.tool_calls:
+            return
+        answered, output = await execute_tools(state.messages, tools)
+        state.messages.extend(answered)
+        state.output = output or state.output
+
+
+@scorer(metrics=[mean(), stderr()])
+def verdict() -> Scorer:
+    """The reward; the whole verdict is its metadata."""
+
+    async def score(state: TaskState, target: Target) -> Score:
+        told: dict[str, Any] = state.store.get(VERDICT)
+        return Score(value=told["reward"], explanation=told.get("evaluator_output"), metadata=told)
+
+    return score
+
+
+def _tool(episode: Episode, tool: Tool) -> ToolDef:
+    async def call(**arguments: Any) -> str | list[Any]:
+        reply = await episode.act(tool.name, arguments)
+        if reply.is_error:
+            raise ToolError(reply.text)
+        return _content(reply)
+
+    schema = {key: tool.input_schema[key] for key in ("properties", "required") if key in tool.input_schema}
+    return ToolDef(
+        call,
+        name=tool.name,
+        description=tool.description or tool.name,
+        parameters=ToolParams.model_validate(schema),
+        max_output=0,
+    )
+
+
+def _content(reply: Reply) -> str | list[Any]:
+    images = [
+        ContentImage(image=f"data:{part['mimeType']};base64,{part['data']}")
+        for part in reply.content
+        if part.get("type") == "image"
+    ]
+    return [ContentText(text=reply.text), *images] if images else reply.text

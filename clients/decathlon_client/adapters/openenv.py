@@ -1,0 +1,105 @@
+"""openenv: a `ResourceSessionFactory` whose sessions are episodes.
+
+A session is driven by openenv's own harnesses (`MCPHarnessAdapter`, `build_harness_rollout_func`). No verdict
+is `env_reward=None`, which openenv says means unscored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any, Self
+
+from openenv.core.env_server.mcp_types import Tool
+from openenv.core.harness import (
+    Message,
+    ResourceSession,
+    ResourceSessionFactory,
+    ToolResult,
+    VerifyResult,
+)
+
+from decathlon_client.errors import NoVerdictError
+from decathlon_client.sync import Decathlon, Episode
+
+
+class ToolDecathlonSession(ResourceSession):
+    """One episode."""
+
+    def __init__(self, episode: Episode, stack: ExitStack) -> None:
+        self.episode = episode
+        self._stack = stack
+
+    def initial_messages(self) -> list[Message]:
+        return [{"role": "user", "content": self.episode.prompt}]
+
+    def list_tools(self) -> list[Tool]:
+        return [
+            Tool(name=tool.name, description=tool.description, input_schema=dict(tool.input_schema))
+            for tool in self.episode.tools
+        ]
+
+    def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        reply = self.episode.act(name, arguments)
+        return ToolResult(
+            data=reply.text,
+            done=self.episode.claimed,
+            metadata={"structured": reply.structured} if reply.structured else {},
+            error=reply.text if reply.is_error else None,
+        )
+
+    def verify(self, transcript: list[Message], final_state: Any | None = None) -> VerifyResult:
+        if (
+            not self.episode.claimed
+            and isinstance(final_state, Mapping)
+            and not final_state.get("done", True)
+        ):
+            self.episode.truncate(turns=sum(said["role"] == "assistant" for said in transcript))
+        try:
+            verdict = self.episode.evaluate()
+        except NoVerdictError as error:
+            return VerifyResult(done=True, artifacts={"verdict": error.verdict, "status": error.status})
+        artifacts = {"verdict": dict(verdict.raw)}
+        return VerifyResult(
+            env_reward=verdict.reward, done=True, metrics=dict(verdict.metrics), artifacts=artifacts
+        )
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+class ToolDecathlonFactory(ResourceSessionFactory[ToolDecathlonSession]):
+    """Used in a `with`; sessions may be made, driven and closed in any threads, side by side."""
+
+    def __init__(self, url: str, token: str | None = None, *, max_calls: int | None = None) -> None:
+        self._decathlon = Decathlon(url, token)
+        self._max_calls = max_calls
+
+    def __enter__(self) -> Self:
+        self._decathlon.__enter__()
+        return self
+
+    def __exit__(self, *ending: Any) -> None:
+        self._decathlon.__exit__(*ending)
+
+    def create(
+        self, task: Any, seed: int | None = None, episode_id: str | None = None
+    ) -> ToolDecathlonSession:
+        """`task`: an id, or a row that has one under `task` or `id`; None draws one, by `seed`."""
+        stack = ExitStack()
+        episode = stack.enter_context(
+            self._decathlon.episode(_id(task), seed=seed, max_calls=self._max_calls)
+            if task is None
+            else self._decathlon.opened(_id(task) or "", max_calls=self._max_calls)
+        )
+        return ToolDecathlonSession(episode, stack)
+
+
+def _id(task: Any) -> str | None:
+    if isinstance(task, Mapping):
+        found = task.get("task") or task.get("id")
+        if found is None:
+            raise ValueError(f"a task's row has its id under `task` or `id`: {json.dumps(dict(task))[:200]}")
+        return str(found)
+    return None if task is None else str(task)

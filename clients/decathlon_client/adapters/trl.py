@@ -1,0 +1,168 @@
+"""TRL: an environment for each task, for `GRPOTrainer(environment_factory=...)`.
+
+TRL reads an environment's tools off the methods of its class, so there is a class for each set of tools, made
+from what the server lists. It resets its environments one after the other: `reset` therefore only begins to
+open an episode, and the first tool call waits for it. `get_reward` is None where there is no verdict; TRL
+leaves such a rollout out.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from decathlon_client.errors import ClientError
+from decathlon_client.sync import Decathlon, Episode
+from decathlon_client.values import Task, Tool
+
+TYPES: dict[str, type] = {
+    "string": str,
+    "integer": int,
+    "number": float,
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+}
+
+
+@dataclass(frozen=True)
+class Environments:
+    """`rows` is the data set, as `datasets.Dataset.from_list` takes it, `factories` its environments."""
+
+    rows: list[dict[str, Any]]
+    factories: dict[str, Callable[[], ToolDecathlonEnvironment]]
+
+
+def environments(
+    url: str,
+    split: str | None = None,
+    *,
+    token: str | None = None,
+    tasks: list[str] | None = None,
+    max_calls: int | None = None,
+    concurrency: int = 64,
+) -> Environments:
+    """The tasks of a split (all, without one), or those of `tasks`, by their ids.
+
+    Opens one episode for each set of servers that a task may have, to see its tools. The connection is closed
+    when the program ends.
+    """
+    stack = ExitStack()
+    atexit.register(stack.close)
+    d = stack.enter_context(Decathlon(url, token))
+    opener = stack.enter_context(ThreadPoolExecutor(concurrency, "tool-decathlon"))
+    launch_time = datetime.now().astimezone().isoformat(timespec="seconds")
+    listed = [task for task in d.tasks(split=split) if task.runnable and (tasks is None or task.id in tasks)]
+    known: dict[object, tuple[Tool, ...]] = {}
+    factories: dict[str, Callable[[], ToolDecathlonEnvironment]] = {}
+    for task in listed:
+        tools = known.get((task.suite, task.servers, task.local_tools))
+        if tools is None:
+            with d.opened(task) as episode:
+                tools = known[task.suite, task.servers, task.local_tools] = episode.tools
+        kind = _kind(task, tools)
+        factories[task.id] = lambda kind=kind: kind(d, opener, max_calls)
+    rows = [
+        {
+            "environment": task.id,
+            "task": task.id,
+            "launch_time": launch_time,
+            "prompt": [{"role": "user", "content": task.prompt}],
+        }
+        for task in listed
+    ]
+    return Environments(rows, factories)
+
+
+class ToolDecathlonEnvironment:
+    """One place of a batch, in which one episode follows another. Its tools are its public methods."""
+
+    def __init__(self, decathlon: Decathlon, opener: ThreadPoolExecutor, max_calls: int | None) -> None:
+        self._decathlon, self._opener = decathlon, opener
+        self._max_calls = max_calls
+        self._stack = ExitStack()
+        self._opening: Future[Episode] | None = None
+
+    def reset(self, *, task: str, launch_time: str | None = None, **row: Any) -> None:
+        self._close()
+        self._stack = ExitStack()
+        self._opening = self._opener.submit(self._open, self._stack, task, launch_time)
+
+    def get_reward(self) -> float | None:
+        try:
+            return self._episode().evaluate().reward
+        except ClientError:
+            return None
+        finally:
+            self._close()
+
+    def _open(self, stack: ExitStack, task: str, launch_time: str | None) -> Episode:
+        opening = self._decathlon.opened(task, launch_time=launch_time, max_calls=self._max_calls)
+        return stack.enter_context(opening)
+
+    def _episode(self) -> Episode:
+        assert self._opening is not None, "it has not been reset"
+        return self._opening.result()
+
+    def _close(self) -> None:
+        if self._opening is not None:
+            self._opening.exception()
+            self._opening = None
+            self._stack.close()
+
+
+def _kind(task: Task, tools: tuple[Tool, ...]) -> type[ToolDecathlonEnvironment]:
+    methods = {tool.name: _method(tool) for tool in tools}
+    return type("ToolDecathlonEnvironment", (ToolDecathlonEnvironment,), {"__doc__": task.id, **methods})
+
+
+def _method(tool: Tool) -> Callable[..., str]:
+    """A method with the name, the signature and the docstring from which TRL makes a schema again."""
+
+    def call(self: ToolDecathlonEnvironment, **arguments: Any) -> str:
+        given = {name: value for name, value in arguments.items() if value is not None}
+        return self._episode().act(tool.name, given).text
+
+    properties: dict[str, dict[str, Any]] = tool.input_schema.get("properties") or {}
+    required = tool.input_schema.get("required") or []
+    names = sorted(properties, key=lambda name: name not in required)
+    call.__name__ = call.__qualname__ = tool.name
+    call.__annotations__ = {name: _type(properties[name], name in required) for name in names} | {
+        "return": str
+    }
+    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+            *(
+                inspect.Parameter(
+                    name,
+                    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                    default=inspect.Parameter.empty if name in required else None,
+                    annotation=call.__annotations__[name],
+                )
+                for name in names
+            ),
+        ],
+        return_annotation=str,
+    )
+    told = [
+        f"    {name}: {' '.join(str(properties[name].get('description', name)).split())}" for name in names
+    ]
+    call.__doc__ = "\n".join(
+        [" ".join(tool.description.split()) or tool.name, "", "Args:", *told]
+        if told
+        else [tool.description or tool.name]
+    )
+    return call
+
+
+def _type(schema: dict[str, Any], is_required: bool) -> Any:
+    found = schema.get("type")
+    kind: Any = TYPES.get(found, str) if isinstance(found, str) else Any
+    return kind if is_required or kind is Any else kind | None

@@ -1,0 +1,215 @@
+"""verifiers (0.4 and later, `verifiers.v1`): `ToolDecathlonEnv`, which this project comes from.
+
+The task's `setup` hook makes the episode, the harness relays the tool calls, `finalize` has the verdict, the
+rewards are read from it, and the harness's `cleanup` closes the episode. The model's loop runs in this
+process; its calls go through verifiers' interception, which is what records them. No verdict fails the
+rollout: verifiers then records an error and no reward.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+import verifiers.v1 as vf
+from openai import APIStatusError, AsyncOpenAI
+from pydantic import Field, PrivateAttr
+
+from decathlon_client import sync
+from decathlon_client.held import HeldEpisode
+
+ID = "tool-decathlon"
+"""Under which verifiers finds this: the name of the package `tool_decathlon`."""
+
+
+class ToolDecathlonTaskConfig(vf.TaskConfig):
+    """Where the episodes are, and what they are worth; the rest is verifiers' own."""
+
+    url: str = "http://127.0.0.1:8765"
+    token_var: str = "DECATHLON_TOKEN"
+    """The environment variable that holds the server's token, if it wants one."""
+    max_calls: int | None = None
+    """Tool calls an episode may make."""
+    tries: int = 3
+    """How often an episode is opened before its failure counts."""
+    rubric: dict[str, float] = Field(default_factory=dict)
+    """Weights of the verdict's metrics, each a reward of its own. Empty: the reward is the verdict's."""
+
+
+class ToolDecathlonConfig(vf.TasksetConfig):
+    """Which tasks; `task` says where they are."""
+
+    id: str = ID
+    task: ToolDecathlonTaskConfig = ToolDecathlonTaskConfig()
+    split: str | None = None
+    tasks: list[str] | None = None
+    """Only these, by their ids."""
+
+
+class ToolDecathlonData(vf.TaskData):
+    """`launch_time` is the same for all rollouts of a group, and so is the prompt."""
+
+    launch_time: str
+
+
+class ToolDecathlonState(vf.State):
+    """`verdict` once there is one. `agent_address` is for whoever plays by another way than our harness."""
+
+    agent_address: str = ""
+    verdict: dict[str, Any] | None = None
+    _held: HeldEpisode | None = PrivateAttr(None)
+
+    @property
+    def held(self) -> HeldEpisode:
+        assert self._held is not None, "the task was not set up"
+        return self._held
+
+    async def close(self) -> None:
+        if self._held is not None:
+            await self._held.close()
+
+
+class ToolDecathlonTask(vf.Task[ToolDecathlonData, ToolDecathlonState, ToolDecathlonTaskConfig]):
+    """One task of the server."""
+
+    @property
+    def key(self) -> str:
+        return str(self.data.id)
+
+    async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
+        held = await HeldEpisode.open(
+            self.config.url,
+            str(self.data.id),
+            token=os.environ.get(self.config.token_var),
+            options={
+                "launch_time": self.data.launch_time,
+                "max_calls": self.config.max_calls,
+                "tries": self.config.tries,
+            },
+        )
+        trace.state._held = held
+        trace.state.agent_address = held.episode.agent_address or ""
+
+    async def finalize(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
+        episode = trace.state.held.episode
+        try:
+            if not episode.claimed and trace.stop_condition not in (None, "agent_completed"):
+                await episode.truncate(turns=trace.num_turns)
+            verdict = await episode.evaluate()
+        finally:
+            await trace.state.close()
+        trace.state.verdict = trace.info["verdict"] = dict(verdict.raw)
+
+    async def score(self, trace: vf.Trace, runtime: vf.Runtime | None = None) -> None:
+        await super().score(trace, runtime)
+        verdict = trace.info.get("verdict")
+        if verdict is None or self.scoring_deferred:
+            return
+        trace.record_metrics(verdict["metrics"])
+        if not self.config.rubric:
+            trace.record_reward("reward", verdict["reward"])
+        for name, weight in self.config.rubric.items():
+            trace.record_reward(name, verdict["metrics"][name], weight)
+
+
+class ToolDecathlonTaskset(vf.Taskset[ToolDecathlonTask, ToolDecathlonConfig]):
+    """The server's tasks. To list them opens no sandbox."""
+
+    def load(self) -> Iterable[ToolDecathlonTask]:
+        config, now = self.config, datetime.now().astimezone().isoformat(timespec="seconds")
+        with sync.Decathlon(config.task.url, os.environ.get(config.task.token_var)) as d:
+            listed = [task for task in d.tasks(split=config.split) if task.runnable]
+        for task in listed:
+            if config.tasks is None or task.id in config.tasks:
+                data = ToolDecathlonData(id=task.id, name=task.id, prompt=task.prompt, launch_time=now)
+                yield ToolDecathlonTask(data, config.task)
+
+
+class ToolDecathlonHarnessConfig(vf.HarnessConfig):
+    id: str = ID
+
+
+class ToolDecathlonHarness(vf.Harness[ToolDecathlonHarnessConfig]):
+    """Asks the model, calls the tools it names, until it claims or names none."""
+
+    SUPPORTS_MCP = False
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+    APPENDS_SYSTEM_PROMPT = True
+
+    async def launch(
+        self,
+        ctx: vf.ModelContext,
+        trace: vf.Trace,
+        runtime: vf.Runtime,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: vf.TaskData,
+    ) -> vf.ProgramResult:
+        episode = trace.state.held.episode
+        messages: list[Any] = [{"role": "user", "content": episode.prompt}]
+        if data.system_prompt is not None:
+            messages.insert(0, {"role": "system", "content": data.system_prompt})
+        tools: list[Any] = [tool.function for tool in episode.tools]
+        async with AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None) as model:
+            while not episode.claimed:
+                try:
+                    said = await model.chat.completions.create(
+                        model=ctx.model, messages=messages, tools=tools
+                    )
+                except APIStatusError:
+                    if trace.stop_condition is None:
+                        raise
+                    break  # a limit of verifiers' refused the turn
+                message = said.choices[0].message
+                messages.append(message.model_dump(exclude_none=True))
+                if not message.tool_calls:
+                    break
+                for call in message.tool_calls:
+                    reply = await episode.act(
+                        call.function.name,
+                        call.function.arguments,
+                        timeout=self.config.tool_timeout,
+                    )
+                    messages.append({"role": "tool", "tool_call_id": call.id, "content": reply.text})
+        return vf.ProgramResult(exit_code=0, stdout="", stderr="")
+
+    async def cleanup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
+        await trace.state.close()
+
+
+class ToolDecathlonEnvConfig(vf.SingleAgentEnvConfig):
+    """One agent, whose loop needs no box of its own: its sandbox is the server's."""
+
+    taskset: ToolDecathlonConfig = ToolDecathlonConfig()
+    agent: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig(), max_turns=100)
+
+
+class ToolDecathlonEnv(vf.Env[ToolDecathlonEnvConfig]):
+    """Each task in a sandbox of a decathlon-mcp server, its verdict the reward."""
+
+    async def run(self, task: vf.Task, agents: vf.Agents) -> None:
+        await agents.agent.run(task)
+
+
+def load_environment(
+    split: str | None = None,
+    rubric: Mapping[str, float] | None = None,
+    max_turns: int | None = 100,
+    *,
+    url: str = "http://127.0.0.1:8765",
+    tasks: Iterable[str] | None = None,
+    max_calls: int | None = None,
+) -> ToolDecathlonEnv:
+    """The environment over the tasks of a split (all, without one), or those of `tasks`.
+
+    `rubric` weighs the verdict's metrics, each a reward of its own; without it the verdict's reward is the
+    reward. A rollout past `max_turns` is truncated, and graded as it is.
+    """
+    task = ToolDecathlonTaskConfig(url=url, max_calls=max_calls, rubric=dict(rubric or {}))
+    taskset = ToolDecathlonConfig(split=split, tasks=None if tasks is None else list(tasks), task=task)
+    agent = vf.AgentConfig(runtime=vf.SubprocessConfig(), max_turns=max_turns)
+    return ToolDecathlonEnv(ToolDecathlonEnvConfig(taskset=taskset, agent=agent))

@@ -1,0 +1,10 @@
+"""The name under which verifiers finds its adapter: `vf-eval tool-decathlon`."""
+
+from decathlon_client.adapters.verifiers import (
+    ToolDecathlonEnv,
+    ToolDecathlonHarness,
+    ToolDecathlonTaskset,
+    load_environment,
+)
+
+__all__ = ["ToolDecathlonEnv", "ToolDecathlonHarness", "ToolDecathlonTaskset", "load_environment"]
