@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from decathlon_mcp.beside import beside
 from decathlon_mcp.edge.envelope import is_modern
 from decathlon_mcp.edge.episode_server import EpisodeServer
 from decathlon_mcp.edge.errors import INVALID_PARAMS, error_code, error_data
@@ -250,11 +251,20 @@ def http_app(
     async def key(request: Request) -> Response:
         return JSONResponse(episodes.signer.public.to_json())
 
+    managers = (addresses.tasks, addresses.attached, addresses.lobby)
+
+    async def end_streams() -> None:
+        """Before the server waits for its connections to close: these never would by themselves."""
+        await episodes.drained.wait()
+        for manager in managers:
+            manager.end_streams()
+
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
-        async with AsyncExitStack() as managers:
-            for manager in (addresses.tasks, addresses.attached, addresses.lobby):
-                await managers.enter_async_context(manager.run())
+        async with AsyncExitStack() as running:
+            for manager in managers:
+                await running.enter_async_context(manager.run())
+            (await running.enter_async_context(beside())).start_soon(end_streams)
             yield
 
     return Starlette(

@@ -93,6 +93,11 @@ class SessionManager(StreamableHTTPSessionManager):
         """The visit that opened this session, if it is still there."""
         return self._visits.get(session_id) if session_id else None
 
+    def end_streams(self) -> None:
+        """The streams that sessions have open without end; replies under way are not touched."""
+        for transport in self._server_instances.values():
+            transport.close_standalone_sse_stream()
+
     async def forget(self, visit: Visit) -> None:
         """End the session that this visit opened: the SDK keeps one whose opening was refused."""
         for session_id in [session_id for session_id, opener in self._visits.items() if opener is visit]:

@@ -62,6 +62,8 @@ class Episodes:
         self._episodes: dict[str, Episode] = {}
         self._by_agent: dict[str, Episode] = {}
         self.closing = False
+        self.drained = anyio.Event()
+        """Set once the server's own end has left no episode to be asked anything."""
         """Is the server ending? Then no episode starts."""
         self._drained_by: float | None = None
 
@@ -185,6 +187,7 @@ class Episodes:
         with anyio.CancelScope(deadline=self._drained_by):
             for episode in self.live:
                 await episode.state.reach(Phase.ENDED)
+        self.drained.set()
 
     def _playable(self, task_id: str) -> tuple[Suite, Task]:
         self._refuse_when_closing()
