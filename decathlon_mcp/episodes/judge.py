@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import anyio.to_thread
 
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.services import Services
 from decathlon_mcp.link import Link
 from decathlon_mcp.model import Network
 from decathlon_mcp.providers.base import Sandbox
@@ -30,12 +31,21 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all sandboxes of an episode have in common."""
+
+    services: Services
+    credentials: Sequence[tuple[PurePosixPath, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
 class Judge:
     """Grades the attempt of one episode, once it is claimed."""
 
     episode: Episode
     admission: Admission
     settings: Settings
+    around: Surroundings
 
     async def afresh(self, left: Left) -> Verdict:
         """In sandboxes that the agent never touched, of the very image that it had."""
@@ -47,7 +57,12 @@ class Judge:
             async with AsyncExitStack() as sandboxes:
                 async with self.admission.opening:
                     opened = await sandboxes.enter_async_context(
-                        stage.open(next(names), network, image=episode.image_digest)
+                        stage.open(
+                            next(names),
+                            network,
+                            image=episode.image_digest,
+                            services=self.around.services,
+                        )
                     )
                 yield opened
 
@@ -72,6 +87,7 @@ class Judge:
             suite=stage.suite,
             task=episode.task,
             common=stage.common,
+            credentials=self.around.credentials,
             deadline_seconds=episode.task.deadlines.evaluation_seconds or self.settings.evaluation_seconds,
             **more,
         )

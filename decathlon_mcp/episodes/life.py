@@ -16,10 +16,10 @@ import anyio.to_thread
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.calls import Calls
 from decathlon_mcp.episodes.episode import Episode, Playground
-from decathlon_mcp.episodes.judge import Judge, Left, attempt_of
+from decathlon_mcp.episodes.judge import Judge, Left, Surroundings, attempt_of
 from decathlon_mcp.episodes.set_up import Deadlines, SetUp
 from decathlon_mcp.episodes.toolbox import Toolbox
-from decathlon_mcp.errors import DecathlonError, LimitExceededError, SandboxLostError
+from decathlon_mcp.errors import DecathlonError, LimitExceededError, SandboxLostError, SetUpError
 from decathlon_mcp.link import Link, ServerFacts
 from decathlon_mcp.model import Ending, Phase
 from decathlon_mcp.observe import fields
@@ -94,25 +94,44 @@ class Life:
 
     async def _play(self) -> Verdict:
         """Open, set up, wait for the claim, grade: the agent's sandbox is gone before another is opened."""
-        judge = Judge(self._episode, self._admission, self._settings)
-        async with AsyncExitStack() as agents:
-            sandbox, link, sealed = await self._open(agents)
-            await _until(self._episode.claimed, link)
-            if self._episode.task.in_place:
-                await link.freeze(spare=self._episode.task.spared)
-                return await judge.in_place(sandbox, link, sealed)
-            left = await self._leave(sandbox, link, sealed)
-        return await judge.afresh(left)
+        self._episode.state.move(Phase.OPENING)
+        async with AsyncExitStack() as beside:
+            around = await self._surround(beside)
+            judge = Judge(self._episode, self._admission, self._settings, around)
+            async with around.services.watched(), AsyncExitStack() as agents:
+                sandbox, link, sealed = await self._open(agents, around)
+                await _until(self._episode.claimed, link)
+                if self._episode.task.in_place:
+                    await link.freeze(spare=self._episode.task.spared)
+                    return await judge.in_place(sandbox, link, sealed)
+                left = await self._leave(sandbox, link, sealed)
+            async with around.services.watched():
+                return await judge.afresh(left)
 
-    async def _open(self, agents: AsyncExitStack) -> tuple[Sandbox, Link, Path | None]:
+    async def _surround(self, beside: AsyncExitStack) -> Surroundings:
+        """The services that all sandboxes of the episode speak to, and the credentials that they get."""
+        episode, stage = self._episode, self._episode.stage
+        suite, accounts = stage.suite, episode.ticket.accounts
+        credentials = await anyio.to_thread.run_sync(suite.credentials, episode.task, accounts)
+        if stage.provider.isolation == "none" and any(folder.is_absolute() for folder, _ in credentials):
+            raise SetUpError("its credentials go to places outside of the suite, which only a container has")
+        seconds = episode.task.deadlines.servers_seconds or self._settings.servers_seconds
+        async with self._admission.opening:
+            services = await beside.enter_async_context(
+                stage.services(episode.task, episode.label, seconds=seconds)
+            )
+        return Surroundings(services, credentials)
+
+    async def _open(self, agents: AsyncExitStack, around: Surroundings) -> tuple[Sandbox, Link, Path | None]:
         """The agent's sandbox, ready to be played, and the task's folder as preprocess left it."""
         episode, stage = self._episode, self._episode.stage
-        episode.state.move(Phase.OPENING)
         async with self._admission.opening:
             network = stage.network_for(episode.task)
-            sandbox, link = await agents.enter_async_context(stage.open(f"{episode.label}-agent", network))
+            sandbox, link = await agents.enter_async_context(
+                stage.open(f"{episode.label}-agent", network, services=around.services)
+            )
             episode.image_digest = sandbox.image_digest
-            servers, sealed = await self._set_up().run(sandbox, link)
+            servers, sealed = await self._set_up(around).run(sandbox, link)
             episode.playground = await self._furnish(sandbox, link, servers)
         episode.ready_at = datetime.now(UTC)
         episode.state.move(Phase.READY)
@@ -142,7 +161,7 @@ class Life:
         )
         return Playground(calls, Toolbox(offered, stage.names), offered)
 
-    def _set_up(self) -> SetUp:
+    def _set_up(self, around: Surroundings) -> SetUp:
         episode, settings, own = self._episode, self._settings, self._episode.task.deadlines
         return SetUp(
             suite=episode.stage.suite,
@@ -150,6 +169,7 @@ class Life:
             launch_time=episode.launch_time,
             common=episode.stage.common,
             scratch=self._scratch,
+            credentials=around.credentials,
             deadlines=Deadlines(
                 servers=own.servers_seconds or settings.servers_seconds,
                 preprocess=own.preprocess_seconds or settings.preprocess_seconds,

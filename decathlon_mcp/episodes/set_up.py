@@ -9,7 +9,7 @@ can reach runs before the answers are gone.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
@@ -46,6 +46,8 @@ class SetUp:
     common: Path
     scratch: Path
     deadlines: Deadlines
+    credentials: Sequence[tuple[PurePosixPath, bytes]] = ()
+    """What is laid over the suite's own files: archives, each with the folder it belongs in."""
 
     async def run(self, sandbox: Sandbox, link: Link) -> tuple[dict[str, ServerFacts], Path | None]:
         """The servers' facts, and the sealed task folder where preprocess may have changed it.
@@ -80,6 +82,8 @@ class SetUp:
             await link.arrange(*({"remove": str(sandbox.root / path)} for path in dialect.purged))
         await sandbox.put(sandbox.root, archive)
         archive.unlink()
+        for folder, papers in self.credentials:
+            await sandbox.put(sandbox.root / folder, papers)
         workspace = str(sandbox.root / dialect.workspace)
         steps: list[JsonObject] = [{"make": workspace}]
         if self.task.parts.initial_workspace:
@@ -108,6 +112,7 @@ class SetUp:
             cwd=str(sandbox.root),
             env=dict(dialect.environment),
             timeout_seconds=self.deadlines.preprocess,
+            leave=self.task.leaves_running,
         )
         if result.timed_out:
             raise SetUpError(f"preprocess took longer than {self.deadlines.preprocess:g} s")

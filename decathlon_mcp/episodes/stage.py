@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from decathlon_mcp.episodes.local_tools import LocalTools
-from decathlon_mcp.link import BOOT_COMMAND, Link, connect
+from decathlon_mcp.episodes.services import Services, hosted, in_sandbox, knock, start
+from decathlon_mcp.link import BOOT_COMMAND, Dial, Link, connect
 from decathlon_mcp.model import Names, Network
 from decathlon_mcp.providers.base import Limits, Provider, Sandbox, SandboxSpec
 from decathlon_mcp.suites import Suite, Task
+
+ROOT = PurePosixPath("/service")
+"""Where what is written beside a service goes, in a sandbox of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +51,39 @@ class Stage:
 
     @asynccontextmanager
     async def open(
-        self, name: str, network: Network, *, image: str | None = None
+        self, name: str, network: Network, *, image: str | None = None, services: Services | None = None
     ) -> AsyncGenerator[tuple[Sandbox, Link]]:
-        """A fresh sandbox with its driver booted; gone on exit. `image`: instead of the stage's."""
+        """A fresh sandbox with its driver booted; gone on exit. `image`: instead of the stage's.
+
+        `services`: what its `localhost` leads to, unless that is the machine's own.
+        """
         spec = self._spec(name, network, image or self.image)
         async with self.provider.open(spec) as sandbox, connect(sandbox) as link:
+            if services is not None and services.targets and not self.provider.shares_loopback(spec):
+                await link.forward(services.targets)
             yield sandbox, link
+
+    @asynccontextmanager
+    async def services(self, task: Task, label: str, *, seconds: float) -> AsyncGenerator[Services]:
+        """What a task speaks to beside its sandboxes, answering; what of it is in sandboxes is gone on exit.
+
+        Raises SetUpError for a service that does not answer, or not within so many seconds.
+        """
+        targets: dict[int, Dial] = {}
+        links: list[Link] = []
+        async with AsyncExitStack() as sandboxes:
+            for name, service in self.suite.services(task).items():
+                if service.image is None:
+                    await knock(name, service)
+                    targets |= hosted(service)
+                    continue
+                spec = replace(self._spec(f"{label}-{name}"[:63], "none", service.image), root=ROOT)
+                sandbox = await sandboxes.enter_async_context(self.provider.open(spec))
+                link = await sandboxes.enter_async_context(connect(sandbox))
+                await start(name, service, link, root=str(sandbox.root), timeout_seconds=seconds)
+                links.append(link)
+                targets |= in_sandbox(service.ports, link)
+            yield Services(targets, tuple(links))
 
     def _spec(self, name: str, network: Network, image: str | None = None) -> SandboxSpec:
         return SandboxSpec(

@@ -154,6 +154,10 @@ class Provider(Protocol):
         """The root that a sandbox of this spec will have, known before it is opened."""
         ...
 
+    def shares_loopback(self, spec: SandboxSpec) -> bool:
+        """Is the `localhost` of a sandbox of this spec that of the machine it is on?"""
+        ...
+
     def open(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
         """A fresh sandbox; removed on exit, on every path.
 

@@ -87,6 +87,9 @@ class DockerProvider:
     def root(self, spec: SandboxSpec) -> PurePosixPath:
         return spec.root
 
+    def shares_loopback(self, spec: SandboxSpec) -> bool:
+        return self._network == "host" and spec.network != "none"
+
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncGenerator[DockerSandbox]:
         if spec.name in self._names:

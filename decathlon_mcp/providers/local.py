@@ -73,6 +73,9 @@ class LocalProvider:
     def root(self, spec: SandboxSpec) -> PurePosixPath:
         return PurePosixPath(self._home(spec.name) / "root")
 
+    def shares_loopback(self, spec: SandboxSpec) -> bool:
+        return True
+
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncGenerator[LocalSandbox]:
         assert self._tasks is not None, "the provider has not been entered"

@@ -68,17 +68,24 @@ class Baggage:
     `refused` says what of the workspace is not in them, `evaluator_digest` which evaluator is.
     """
 
-    archives: Sequence[tuple[PurePosixPath, Path]]
+    archives: Sequence[tuple[PurePosixPath, Path | bytes]]
     refused: tuple[str, ...]
     evaluator_digest: str
 
 
 def pack(
-    suite: Suite, task: Task, *, common: Path, sealed: Path | None, workspace: Path | None, scratch: Path
+    suite: Suite,
+    task: Task,
+    *,
+    common: Path,
+    sealed: Path | None,
+    workspace: Path | None,
+    scratch: Path,
+    credentials: Sequence[tuple[PurePosixPath, bytes]] = (),
 ) -> Baggage:
     """The archives of a grading, new ones in `scratch`. The workspace is rewritten, never unpacked."""
     here = PurePosixPath()
-    archives = [(here, common)]
+    archives: list[tuple[PurePosixPath, Path | bytes]] = [(here, common), *credentials]
     graded_by = suite.dialect.grading
     if sealed is not None:
         archives.append((task.folder, sealed))

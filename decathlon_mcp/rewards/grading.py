@@ -13,7 +13,7 @@ import logging
 import signal
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import anyio
@@ -50,13 +50,15 @@ async def grade(
     deadline_seconds: float,
     in_place: bool = False,
     refused: Sequence[str] = (),
+    credentials: Sequence[tuple[PurePosixPath, bytes]] = (),
 ) -> Verdict:
     """The verdict on an attempt. Raises nothing but its own cancellation.
 
     `open_sandbox` gives a fresh sandbox with its driver for each run (in place: the agent's own). `sealed` is
     a tar of the task's folder as preprocess left it, names relative to that folder; None: the suite's own
     files. `workspace` is a tar of the agent's workspace, written by whoever was inside; None: nothing
-    crosses, and `refused` says why. `common` is the suite's common archive. The deadline is for all runs.
+    crosses, and `refused` says why. `common` is the suite's common archive; `credentials` are laid over it.
+    The deadline is for all runs.
     """
     started = anyio.current_time()
     known: dict[str, Any] = {"in_place": in_place, "refused": tuple(refused)}
@@ -75,6 +77,7 @@ async def grade(
                 sealed=sealed,
                 workspace=None if in_place else workspace,
                 scratch=scratch,
+                credentials=credentials,
             )
         )
         known["refused"] += baggage.refused

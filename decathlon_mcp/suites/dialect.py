@@ -78,6 +78,8 @@ class Dialect:
     or `module:name(workspace)` for what makes it."""
     claim_required: bool = False
     preprocess_must_succeed: bool = True
+    leaves_running: bool = False
+    """May what a preprocess has started run on while the agent plays?"""
     servers_inherit: Literal["minimal", "all"] = "minimal"
     environment: Pairs[str] = field(default=(), repr=False)
     """For preprocess, evaluation and servers."""

@@ -276,6 +276,7 @@ def _task(task_id: str, suite: str, means: Means, folder: Folder, language: Lang
         has_token_file=TASK_FILE in folder.names,
         in_place=bool(said.in_place),
         spared=said.spared or (),
+        leaves_running=means.dialect.leaves_running if said.leaves_running is None else said.leaves_running,
         grader_network=needs.network if said.grader_network is None else said.grader_network,
         deadlines=said.deadlines,
         max_turns=folder.said.max_turns,

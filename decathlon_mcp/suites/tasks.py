@@ -68,6 +68,8 @@ class Task:
     """Is it evaluated on the agent's own machine?"""
     spared: tuple[str, ...] = ()
     """There, the processes that go on running, by their command lines: its evaluator is about them."""
+    leaves_running: bool = False
+    """May what its preprocess has started run on while the agent plays?"""
     grader_network: bool = False
     deadlines: Deadlines = field(default_factory=Deadlines)
     max_turns: int | None = None

@@ -159,6 +159,9 @@ class FakeProvider:
     def root(self, spec: SandboxSpec) -> PurePosixPath:
         return spec.root
 
+    def shares_loopback(self, spec: SandboxSpec) -> bool:
+        return False
+
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncGenerator[FakeSandbox]:
         assert self._tasks is not None, "the provider has not been entered"
