@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from decathlon_mcp import __version__
 from decathlon_mcp.cli.episode import episode
+from decathlon_mcp.cli.install import install
 from decathlon_mcp.cli.options import (
     DOCTOR_DEFAULTS,
     PLAY_DEFAULTS,
@@ -46,6 +47,7 @@ app = App(
     group_parameters=THIS,
 )
 app.command(episode)
+app.command(install, sort_key=3)
 
 
 def _fits_as_name(kind: object, name: str) -> None:
