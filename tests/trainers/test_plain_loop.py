@@ -1,0 +1,45 @@
+"""The programs of `docs/training.md`, against a model that plays oracles."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import block
+from tests.docs.snippets import run
+from tests.probe.serving import Served, serving
+from tests.trainers.oracles import oracles
+
+pytestmark = pytest.mark.anyio
+
+PAGE = "docs/training.md"
+
+
+@pytest.fixture(scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
+    state = tmp_path_factory.mktemp("state")
+    async with serving(state, suite=("starter",), provider="local") as served:
+        yield served
+
+
+async def test_thirty_lines_play_any_task_with_any_endpoint(served: Served, tmp_path: Path) -> None:
+    program = block(PAGE, "Any endpoint, any trainer", "python")
+    with oracles("audit-expenses") as url:
+        environment = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none"}
+        said = await run(program, [sys.executable], url=served.url, folder=tmp_path, environment=environment)
+    assert sorted(said.splitlines()) == ["audit-expenses 0.0 None"] * 2 + ["tune-reactor 1.0 None"] * 2
+    assert served.episodes.live == []
+
+
+@pytest.mark.parametrize(
+    ("heading", "last"), [("In lockstep", "[1.0, 1.0]"), ("Without an event loop", "[1.0, 1.0]")]
+)
+async def test_a_program_gets_the_rewards_that_it_should(
+    heading: str, last: str, served: Served, tmp_path: Path
+) -> None:
+    said = await run(block(PAGE, heading, "python"), [sys.executable], url=served.url, folder=tmp_path)
+    assert said.splitlines()[-1] == last
+    assert served.episodes.live == []

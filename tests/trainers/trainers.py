@@ -1,0 +1,124 @@
+"""The programs of `docs/trainers/`, each with the real library in an environment of its own.
+
+Not run with the others (it installs gigabytes), but by name:
+
+    python -m pytest tests/trainers/trainers.py
+
+The model is ours, and plays the tasks' oracles (`oracles.py`).
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.docs.pages import REPOSITORY, block
+from tests.docs.snippets import run
+from tests.probe.serving import Served, serving
+from tests.trainers.oracles import oracles
+
+INSTALL_SECONDS = 1800
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(2 * INSTALL_SECONDS)]
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+@pytest.fixture(scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
+    state = tmp_path_factory.mktemp("state")
+    async with serving(state, suite=("starter",), provider="local", max_opening=2) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[dict[str, str]]:
+    """The variables by which a trainer finds the model."""
+    with oracles() as url:
+        yield {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Of a trainer's own; what was installed there is removed again."""
+    yield tmp_path
+    shutil.rmtree(tmp_path / "venv", ignore_errors=True)
+
+
+async def installed(folder: Path, *wanted: str) -> Path:
+    """The programs of an environment that has these."""
+    programs = folder / "venv" / "bin"
+    with anyio.fail_after(INSTALL_SECONDS):
+        await anyio.run_process([sys.executable, "-m", "venv", str(folder / "venv")])
+        install = [str(programs / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        await anyio.run_process([*install, *wanted])
+    return programs
+
+
+async def test_verifiers(served: Served, model: dict[str, str], folder: Path) -> None:
+    programs = await installed(folder, f"{REPOSITORY}[verifiers]")
+    page, python = "docs/trainers/verifiers.md", [programs / "python"]
+    said = await run(
+        block(page, "A program", "python"), python, url=served.url, folder=folder, environment=model
+    )
+    assert (
+        sorted(said.splitlines()) == ["audit-expenses True 0.93 1.0"] * 2 + ["tune-reactor True 0.95 1.0"] * 2
+    )
+    assert served.episodes.live == []
+    path = {**model, "PATH": f"{programs}:/usr/bin:/bin"}
+    command = block(page, "From the command line", "sh")
+    await run(command, ["bash"], url=served.url, folder=folder, environment=path)
+    (traces,) = (folder / "outputs").rglob("traces.jsonl")
+    assert traces.read_text("utf-8").count('"score":1.0') == 2
+    program = PROGRAMS / "verifiers_limits.py"
+    done = await anyio.run_process(
+        [str(programs / "python"), str(program), served.url, model["OPENAI_BASE_URL"]]
+    )
+    assert done.stdout.decode().splitlines() == ["truncated 0.0", "no task, no reward"]
+    assert served.episodes.live == []
+
+
+async def test_openai_agents(served: Served, model: dict[str, str], folder: Path) -> None:
+    programs = await installed(folder, f"{REPOSITORY}[openai-agents]")
+    program = block("docs/trainers/openai-agents.md", "openai-agents", "python")
+    said = await run(program, [programs / "python"], url=served.url, folder=folder, environment=model)
+    assert sorted(said.splitlines()) == ["audit-expenses 1.0 8", "tune-reactor 1.0 6"]
+    assert served.episodes.live == []
+
+
+async def test_inspect_ai(served: Served, model: dict[str, str], folder: Path) -> None:
+    programs = await installed(folder, f"{REPOSITORY}[inspect]", "openai")
+    path = {**model, "PATH": f"{programs}:/usr/bin:/bin"}
+    command = block("docs/trainers/inspect-ai.md", "inspect-ai", "bash")
+    await run(command, ["bash"], url=served.url, folder=folder, environment=path)
+    done = await anyio.run_process(
+        [str(programs / "python"), str(PROGRAMS / "inspect_log.py"), str(folder / "logs")]
+    )
+    assert done.stdout.decode().splitlines() == ["success 4 1.0", "metadata scored"]
+    assert served.episodes.live == []
+
+
+async def test_trl(served: Served, model: dict[str, str], folder: Path) -> None:
+    programs = await installed(folder, f"{REPOSITORY}[trl]")
+    command = [
+        str(programs / "python"),
+        str(PROGRAMS / "trl_training.py"),
+        served.url,
+        model["OPENAI_BASE_URL"],
+    ]
+    done = await anyio.run_process(command, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().splitlines()[-1] == "audit-expenses 1.0, tune-reactor 1.0"
+    assert served.episodes.live == []
+
+
+async def test_openenv(served: Served, model: dict[str, str], folder: Path) -> None:
+    programs = await installed(folder, f"{REPOSITORY}[openenv]", "openai")
+    program = block("docs/trainers/openenv.md", "openenv", "python")
+    said = await run(program, [programs / "python"], url=served.url, folder=folder, environment=model)
+    assert said.splitlines()[-1] == "[1.0, 1.0]"
+    assert served.episodes.live == []
