@@ -31,6 +31,7 @@ _OF_CONNECTIONS = (wire.DATA, wire.TAKEN, wire.FINISHED, wire.RESET)
 
 def main() -> int:
     """Until the line ends, the lease does, or SIGTERM. Never returns: no thread or exit hook can hold it."""
+    _name_loopback()
     reading, writing = _take_line()
     driver = Driver(reading, writing)
     status = 0
@@ -41,6 +42,19 @@ def main() -> int:
             log_failure("the driver failed")
             status = 1
     os._exit(status)
+
+
+def _name_loopback() -> None:
+    """An engine that is not asked for a network writes no /etc/hosts: then `localhost` would be no name."""
+    if os.getpid() != 1:
+        return
+    try:
+        with open("/etc/hosts", "a+", encoding="utf-8", errors="replace") as hosts:
+            hosts.seek(0)
+            if "localhost" not in hosts.read():
+                hosts.write("127.0.0.1\tlocalhost\n")
+    except OSError:
+        pass  # only root may
 
 
 def _take_line() -> tuple[int, int]:

@@ -1,0 +1,191 @@
+"""What a task speaks to beside its sandbox: a service of the host's own loopback, and one in a sandbox."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import AsyncGenerator, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import anyio
+import pytest
+import yaml
+from mcp.shared.exceptions import MCPError
+
+from tests.probe.clients import Player, connected, playing, start
+from tests.probe.serving import SUITE, Served, serving
+
+pytestmark = pytest.mark.anyio
+
+GET = """
+import sys, urllib.request
+print(urllib.request.urlopen(f"http://localhost:{sys.argv[1]}/{sys.argv[2]}", timeout=30).read().decode())
+"""
+PREPROCESS = """
+import os, pathlib, subprocess, sys
+workspace = pathlib.Path(sys.argv[sys.argv.index("--agent_workspace") + 1])
+(workspace / "get.py").write_text({get!r})
+order = [sys.executable, workspace / "get.py", {port!r}, "order/pear"]
+asked = subprocess.run(order, text=True, capture_output=True)
+(workspace / "asked").write_text(asked.stdout + asked.stderr)
+key = pathlib.Path("configs/shop.key")
+(workspace / "key").write_text(key.read_text() if key.exists() else "none")
+subprocess.Popen("nohup sh -c 'while :; do date +%s%N >beat; sleep 0.1; done' >/dev/null 2>&1 &",
+                 shell=True, cwd=workspace)
+"""
+EVALUATION = """
+import sys, urllib.request
+said = urllib.request.urlopen("http://localhost:{port}/orders", timeout=30).read().decode()
+print(said)
+sys.exit(0 if "apple" in said else 1)
+"""
+COUNTER = """
+import http.server, os, sys
+hits = []
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        hits.append(self.path.rpartition("/")[2])
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(" ".join(hits).encode())
+    def log_message(self, *words): pass
+server = http.server.HTTPServer(("127.0.0.1", 7000), Handler)
+if os.fork() == 0:
+    server.serve_forever()
+"""
+
+
+class Shop(BaseHTTPRequestHandler):
+    """`/order/THING` orders, `/orders` tells, of everybody."""
+
+    orders: list[str]
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/order/"):
+            self.orders.append(self.path.rpartition("/")[2])
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(" ".join(self.orders).encode())
+
+    def log_request(self, code: Any = "-", size: Any = "-") -> None: ...
+
+
+@pytest.fixture(scope="module")
+def shop() -> Iterator[int]:
+    """A shop on this machine's own loopback; its port."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Mine", (Shop,), {"orders": []}))
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_address[1]
+    server.shutdown()
+    server.server_close()
+
+
+def task(suite: Path, name: str, files: dict[str, str]) -> None:
+    folder = suite / "tasks" / "probe" / name
+    shutil.copytree(suite / "tasks" / "probe" / "find-answer", folder)
+    for file, text in files.items():
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_text(text)
+
+
+@pytest.fixture(scope="module")
+async def served(
+    provider: str, shop: int, tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
+) -> AsyncGenerator[Served]:
+    """Its tasks: one with the shop, one with a service that is down, one with a service of its own."""
+    suite = tmp_path_factory.mktemp("suites") / "suite"
+    shutil.copytree(SUITE, suite)
+    inside = shop if provider == "local" else 10003
+    preprocess = PREPROCESS.format(get=GET, port=str(inside))
+    task(
+        suite,
+        "shopping",
+        {"preprocess/main.py": preprocess, "evaluation/main.py": EVALUATION.format(port=inside)},
+    )
+    task(suite, "down", {})
+    task(suite, "counting", {"evaluation/main.py": EVALUATION.format(port=7000)})
+    (suite / "keys").mkdir()
+    (suite / "keys" / "one").write_text("first key")
+    said = yaml.safe_load((suite / "suite.yaml").read_text())
+    said["services"] = {
+        "shop": {"ports": {inside: shop}, "available": True},
+        "gone": {"ports": {10004: 1}, "available": True},
+        "counter": {
+            "ports": [7000],
+            "available": True,
+            "image": "decathlon-test:latest",
+            "start": ["python3", "-c", COUNTER],
+        },
+    }
+    said["accounts"] = {
+        "shop": {"tasks": ["shopping"], "slots": {"one": {"files": {"configs/shop.key": "keys/one"}}}}
+    }
+    said["tasks"] |= {
+        "shopping": {"services": ["shop"], "leaves_running": True},
+        "down": {"services": ["gone"]},
+        "counting": {"services": ["counter"]},
+    }
+    (suite / "suite.yaml").write_text(json.dumps(said))
+    async with serving(tmp_path_factory.mktemp("state"), suite=(str(suite),), provider=provider) as served:
+        yield served
+
+
+async def ask(player: Player, port: int, path: str) -> str:
+    command = f"python3 -c '{GET}' {port} {path}"
+    return (await player.text("probe__shell", command=command)).strip()
+
+
+async def test_a_service_of_the_hosts_loopback_answers_at_the_sandboxs_own_without_a_network(
+    served: Served, provider: str, shop: int
+) -> None:
+    port = shop if provider == "local" else 10003
+    async with playing(served, "shopping", "task") as player:
+        assert "pear" in await player.text("probe__read", path="asked"), "preprocess can reach it"
+        assert "apple" in await ask(player, port, "order/apple")
+        await player.call("claim_done")
+        verdict = (await player.call("evaluate")).structured_content
+    assert (verdict["agent_network"], verdict["grader_network"]) == ("none", "none")
+    assert (verdict["status"], verdict["reward"]) == ("scored", 1.0), "the evaluator can reach it"
+
+
+async def test_nothing_else_of_the_host_answers(served: Served, provider: str, shop: int) -> None:
+    if provider == "local":
+        return
+    async with playing(served, "shopping", "task") as player:
+        for port in (shop, int(served.url.rpartition(":")[2]), 22):
+            assert "Connection refused" in await ask(player, port, "orders")
+
+
+async def test_what_preprocess_has_started_runs_on_and_credentials_lie_where_they_are_wanted(
+    served: Served,
+) -> None:
+    async with playing(served, "shopping", "task") as player:
+        assert await player.text("probe__read", path="key") == "first key"
+        before = await player.text("probe__read", path="beat")
+        while await player.text("probe__read", path="beat") == before:  # noqa: ASYNC110
+            await anyio.sleep(0.05)
+
+
+async def test_a_service_that_does_not_answer_fails_the_set_up_and_says_which(served: Served) -> None:
+    started = await start(served, "down", wait=False)
+    async with connected(served.lobby) as lobby:
+        with pytest.raises(MCPError, match="the service gone does not answer at localhost:1"):
+            await lobby.call_tool("list_tools", {"episode": started["episode"]})
+
+
+@pytest.mark.docker
+async def test_a_service_in_a_sandbox_of_its_own_is_new_for_each_episode_and_outlives_the_agents(
+    served: Served, provider: str
+) -> None:
+    if provider == "local":
+        return
+    for _ in range(2):
+        async with playing(served, "counting", "task") as player:
+            assert await ask(player, 7000, "order/apple") == "apple"
+            await player.call("claim_done")
+            verdict = (await player.call("evaluate")).structured_content
+        assert (verdict["status"], verdict["reward"]) == ("scored", 1.0)
+        assert verdict["evaluator_output"].strip() == "apple orders"
