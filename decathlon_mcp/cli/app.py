@@ -17,6 +17,7 @@ from decathlon_mcp import __version__
 from decathlon_mcp.cli.episode import episode
 from decathlon_mcp.cli.install import install
 from decathlon_mcp.cli.options import (
+    ANY_TASK,
     DOCTOR_DEFAULTS,
     PLAY_DEFAULTS,
     SERVER_DEFAULTS,
@@ -26,6 +27,7 @@ from decathlon_mcp.cli.options import (
     PlaySettings,
     ServerSettings,
     TasksSettings,
+    Wanted,
 )
 from decathlon_mcp.errors import DecathlonError
 
@@ -53,6 +55,11 @@ app.command(install, sort_key=3)
 def _fits_as_name(kind: object, name: str) -> None:
     if not NAME.fullmatch(name):
         raise ValueError("A token's name is of letters, digits and _.@-, at most 64 of them.")
+
+
+def _at_least_one(kind: object, number: int | None) -> None:
+    if number is not None and number < 1:
+        raise ValueError("At least one.")
 
 
 @app.command(sort_key=0, help_epilogue=EPILOGUE)
@@ -116,25 +123,23 @@ def stdio(
 @app.command(sort_key=2, help_epilogue=EPILOGUE)
 def tasks(
     *,
-    split: Annotated[str | None, Parameter(metavar="NAME")] = None,
-    search: Annotated[str | None, Parameter(metavar="TEXT")] = None,
+    sample: Annotated[int | None, Parameter(metavar="N", validator=_at_least_one)] = None,
     json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    wanted: Wanted = ANY_TASK,
     settings: TasksSettings = TASKS_DEFAULTS,
 ) -> int:
     """List the tasks there are, what each needs, and whether it can run here.
 
     Parameters
     ----------
-    split
-        Only tasks of this split.
-    search
-        Only tasks whose id contains this.
+    sample
+        Instead of all, draw so many of those that can run here.
     json
         Print `{"tasks": [...]}`.
     """
     from decathlon_mcp.cli.tasks import show
 
-    return show(settings, split=split, search=search, as_json=json)
+    return show(settings, wanted, sample=sample, as_json=json)
 
 
 @app.command(sort_key=3, help_epilogue=EPILOGUE)

@@ -17,6 +17,7 @@ from cyclopts.config import Dict, Env
 from pydantic import Field, create_model
 
 from decathlon_mcp.settings import Settings
+from decathlon_mcp.suites import Draw
 
 PREFIX = "DECATHLON_"
 DEFAULT_FILE = Path("decathlon.toml")
@@ -94,6 +95,25 @@ def _default(value: object) -> str | None:
         return f"~/{value.relative_to(Path.home())}"
     return None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
+
+FILTERS = Group("Which tasks", sort_key=1)
+METAVARS = {"split": "NAME", "needs": "WORD", "without": "WORD", "search": "TEXT", "seed": "N"}
+
+
+def _filters() -> type[Draw]:
+    """What draws and lists go by, with its place in the help."""
+    fields: dict[str, Any] = {}
+    for key, field in Draw.model_fields.items():
+        place = Parameter(
+            group=FILTERS, negative=(), show_default=False, metavar=METAVARS.get(key), consume_multiple=False
+        )
+        fields[key] = (Annotated[(field.annotation, *field.metadata, place)], field)
+    return create_model("FilterOptions", __base__=Draw, **fields)
+
+
+FilterOptions = _filters()
+Wanted = Annotated[FilterOptions, Parameter(name="*")]
+ANY_TASK = FilterOptions.model_validate({})
 
 ServerOptions = _model("ServerOptions")
 TasksOptions = _model("TasksOptions", ("suite", "language", "results", "config"))
