@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 UV ?= uv
 
-.PHONY: help demo test check format lock clean
+.PHONY: help demo test check docs format lock clean
 
 help:
 	@echo "make demo    play a task through a server of its own, each step shown (TASK=... or ALL=1)"
 	@echo "make test    check everything: format, lint, layers, types, tests (PYTEST='...' picks tests)"
+	@echo "make docs    make the site, in build/site"
 	@echo "make format  put the code in order"
 	@echo "make lock    pin the newest dependencies that fit (needs uv)"
 	@echo "make clean   remove what these have made"
@@ -27,6 +28,11 @@ check:
 	$(BIN)/lint-imports
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST) || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+
+# Whatever Sphinx warns of is an error: docs/conf.py says more.
+docs: $(VENV)/.installed-docs
+	@$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --conf-dir docs --doctree-dir build/doctrees . build/site
+	@echo "The site is there: build/site/index.html"
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
@@ -66,13 +72,20 @@ $(VENV)/.installed-dev: requirements-dev.lock $(VENV)/.installed
 	@$(PIP) --require-hashes -r requirements-dev.lock
 	@touch $@
 
-# Both for every platform and every Python from 3.11; the second holds what the tests want beside the first.
+# What the site wants, and nothing of what it tells of.
+$(VENV)/.installed-docs: requirements-docs.lock $(BIN)/python
+	@echo "Installing what requirements-docs.lock pins into $(VENV)"
+	@$(PIP) --require-hashes -r requirements-docs.lock
+	@touch $@
+
+# For every platform and every Python from 3.11; the second and third hold what is wanted beside the first.
 COMPILE = $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
     --no-emit-index-url --no-annotate --custom-compile-command "make lock"
 
 lock:
 	echo "hatchling" | $(COMPILE) pyproject.toml - --extra server --extra starter --extra play -o requirements.lock
 	$(COMPILE) --group dev --constraint requirements.lock -o requirements-dev.lock
+	$(COMPILE) --group docs --constraint requirements.lock --constraint requirements-dev.lock -o requirements-docs.lock
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) build .pytest_cache .ruff_cache .import_linter_cache
