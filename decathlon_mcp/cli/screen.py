@@ -1,4 +1,4 @@
-"""What is shown of a script that is played: colours on a terminal, plain text in a pipe, and never a silent wait."""
+"""What is shown of a script as it is played: colours on a terminal, plain text in a pipe, no silent wait."""
 
 from __future__ import annotations
 

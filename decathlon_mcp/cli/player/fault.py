@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
@@ -28,7 +29,7 @@ def faults_of(value: Any, schema: Mapping[str, Any], path: Path) -> list[Fault]:
     try:
         validator: Any = Draft202012Validator(dict(schema), registry=Registry())
         errors = cast("list[ValidationError]", list(validator.iter_errors(value)))
-    except (SchemaError, Unresolvable, RecursionError, TypeError, ValueError, AttributeError):
+    except (SchemaError, Unresolvable, RecursionError, TypeError, ValueError, AttributeError, re.error):
         return []
     return [fault for error in errors for fault in _faults(error, path)]
 

@@ -148,7 +148,7 @@ def _of(name: str, read: Plain, root: Schema, *, required: bool) -> Field | None
             kind = Kind.INTEGER
         case "number":
             kind = Kind.NUMBER
-        case "object" if schema.get("properties"):
+        case "object" if as_object(schema.get("properties")):
             return _object(name, read, root, required=required)
         case "array" if as_object(schema.get("items")) is not None and "prefixItems" not in schema:
             items = _field("", schema["items"], root, read.seen, required=True)

@@ -17,7 +17,8 @@ from textual.widgets import Footer, Input, Select, Static, TextArea
 from decathlon_mcp.cli.player.draft import Draft, UnfitError, best_effort, blank, draft_of, read
 from decathlon_mcp.cli.player.fault import Fault, Path
 from decathlon_mcp.cli.player.field import Kind, form_of
-from decathlon_mcp.cli.player.form_view import FieldView, TextView, focus_in, view_of
+from decathlon_mcp.cli.player.field_view import FieldView, TextView
+from decathlon_mcp.cli.player.form_view import focus_in, view_of
 from decathlon_mcp.cli.player.page import Page
 from decathlon_mcp.cli.player.saying import clean
 from decathlon_mcp.cli.player.text_screens import EditScreen

@@ -101,7 +101,7 @@ def _joined(below: Schema, above: Schema) -> dict[str, Any]:
     both = {**below, **above}
     for key in ("properties", "$defs"):
         if key in below and key in above:
-            both[key] = {**below[key], **above[key]}
+            both[key] = {**above[key], **below[key], **above[key]}
     if "required" in below and "required" in above:
         both["required"] = [*below["required"], *above["required"]]
     return both
