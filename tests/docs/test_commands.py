@@ -97,7 +97,7 @@ def _objects(value: Any) -> Iterator[dict[str, Any]]:
 def _commands(of: App) -> Iterator[App]:
     for name in of:
         if not name.startswith("-"):
-            yield of[name]
+            yield from [of[name]] if of[name].default_command else _commands(of[name])
 
 
 def _options(command: App) -> Iterator[str]:

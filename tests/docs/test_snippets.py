@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 PROGRAMS = [
     ("README.md", "A program of yours", "1.0 {'calls': 1.0"),
     ("README.md", "Any MCP client", "1.0\n"),
-    ("docs/quickstart.md", "3. Play", "0.0 FAIL: recipe.json is missing"),
+    ("docs/quickstart.md", "3. Play", "1.0 PASS"),
     ("docs/clients.md", "decathlon_client", "1.0\n"),
     ("docs/clients.md", "Python SDK 2.x", "1.0\n"),
 ]
