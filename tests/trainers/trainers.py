@@ -103,7 +103,7 @@ async def test_inspect_ai(served: Served, model: dict[str, str], folder: Path) -
 
 
 async def test_trl(served: Served, model: dict[str, str], folder: Path) -> None:
-    programs = await installed(folder, f"{REPOSITORY}[trl]")
+    programs = await installed(folder, f"{REPOSITORY}[trl]", "openai")
     command = [
         str(programs / "python"),
         str(PROGRAMS / "trl_training.py"),

@@ -1,25 +1,27 @@
-"""TRL: an environment for each task, for `GRPOTrainer(environment_factory=...)`.
+"""TRL: an environment for each task, for `GRPOTrainer(environment_factory=..., reward_funcs=...)`.
 
 TRL reads an environment's tools off the methods of its class, so there is a class for each set of tools, made
 from what the server lists. It resets its environments one after the other: `reset` therefore only begins to
-open an episode, and the first tool call waits for it. `get_reward` is None where there is no verdict; TRL
-leaves such a rollout out.
+open an episode, and the first tool call waits for it. The reward is a function over all environments rather
+than their `get_reward`, which TRL would call one after the other, with a column for each class: this grades
+them side by side. It is None where there is no verdict; TRL leaves such a rollout out.
 """
 
 from __future__ import annotations
 
 import atexit
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from decathlon_client.errors import ClientError
 from decathlon_client.sync import Decathlon, Episode
-from decathlon_client.values import Task, Tool
+from decathlon_client.values import Tool
 
 TYPES: dict[str, type] = {
     "string": str,
@@ -33,10 +35,12 @@ TYPES: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Environments:
-    """`rows` is the data set, as `datasets.Dataset.from_list` takes it, `factories` its environments."""
+    """`rows` is the data set, as `datasets.Dataset.from_list` takes it; `factories` is the
+    `environment_factory`, `reward` one of the `reward_funcs`."""
 
     rows: list[dict[str, Any]]
     factories: dict[str, Callable[[], ToolDecathlonEnvironment]]
+    reward: Callable[..., list[float | None]]
 
 
 def environments(
@@ -59,15 +63,18 @@ def environments(
     opener = stack.enter_context(ThreadPoolExecutor(concurrency, "tool-decathlon"))
     launch_time = datetime.now().astimezone().isoformat(timespec="seconds")
     listed = [task for task in d.tasks(split=split) if task.runnable and (tasks is None or task.id in tasks)]
-    known: dict[object, tuple[Tool, ...]] = {}
+    kinds: dict[object, type[ToolDecathlonEnvironment]] = {}
     factories: dict[str, Callable[[], ToolDecathlonEnvironment]] = {}
     for task in listed:
-        tools = known.get((task.suite, task.servers, task.local_tools))
-        if tools is None:
+        servers = (task.suite, task.servers, task.local_tools)
+        if servers not in kinds:
             with d.opened(task) as episode:
-                tools = known[task.suite, task.servers, task.local_tools] = episode.tools
-        kind = _kind(task, tools)
-        factories[task.id] = lambda kind=kind: kind(d, opener, max_calls)
+                kinds[servers] = _kind(episode.tools)
+        factories[task.id] = partial(kinds[servers], d, opener, max_calls)
+
+    def reward(environments: Sequence[ToolDecathlonEnvironment], **row: Any) -> list[float | None]:
+        return list(opener.map(ToolDecathlonEnvironment._reward, environments))
+
     rows = [
         {
             "environment": task.id,
@@ -77,7 +84,7 @@ def environments(
         }
         for task in listed
     ]
-    return Environments(rows, factories)
+    return Environments(rows, factories, reward)
 
 
 class ToolDecathlonEnvironment:
@@ -94,7 +101,7 @@ class ToolDecathlonEnvironment:
         self._stack = ExitStack()
         self._opening = self._opener.submit(self._open, self._stack, task, launch_time)
 
-    def get_reward(self) -> float | None:
+    def _reward(self) -> float | None:
         try:
             return self._episode().evaluate().reward
         except ClientError:
@@ -117,9 +124,9 @@ class ToolDecathlonEnvironment:
             self._stack.close()
 
 
-def _kind(task: Task, tools: tuple[Tool, ...]) -> type[ToolDecathlonEnvironment]:
+def _kind(tools: tuple[Tool, ...]) -> type[ToolDecathlonEnvironment]:
     methods = {tool.name: _method(tool) for tool in tools}
-    return type("ToolDecathlonEnvironment", (ToolDecathlonEnvironment,), {"__doc__": task.id, **methods})
+    return type("ToolDecathlonEnvironment", (ToolDecathlonEnvironment,), methods)
 
 
 def _method(tool: Tool) -> Callable[..., str]:
