@@ -45,7 +45,8 @@ class Settings(BaseModel):
         "auto", description="Network of sandboxes; `auto`: none for a task that needs none."
     )
     docker_network: str | None = Field(
-        None, description="Docker's network that sandboxes with a network are in. [Docker's own, bridge]"
+        None,
+        description="Docker's network for sandboxes that have one. [our own, in which none reaches another]",
     )
     reward: RewardPolicy = Field(
         "visible",
@@ -62,7 +63,8 @@ class Settings(BaseModel):
         description="File of verdicts, from which tasks' pass rates are read: for draws and lists by difficulty.",
     )
     language: Language = Field(
-        "en", description="`cn`: tasks in Chinese, as Toolathlon's `--cn_mode` has them, where they are there."
+        "en",
+        description="`cn`: tasks in Chinese, as Toolathlon's `--cn_mode` has them, where they are there.",
     )
     max_calls: Count | None = Field(
         None, description="Tool calls an episode may make; past it, it is claimed."

@@ -16,8 +16,8 @@ from decathlon_mcp.providers.base import SandboxSpec
 from decathlon_mcp.providers.docker_engine import Api, put_archive, said_by
 from decathlon_mcp.providers.docker_events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.providers.docker_image import Image, find_image, missing, numbers_of
+from decathlon_mcp.providers.docker_network import DEFAULT_NETWORK, default_network
 
-DEFAULT_NETWORK = "bridge"
 GONE_SECONDS = 10.0
 _CONFLICT = 409
 _NOT_FOUND = 404
@@ -61,6 +61,8 @@ class Container:
                 raise SandboxLostError("the sandbox was closed before it was open")
             image = find_image(api, self.spec.image, pull=self._pull)
             self.image_digest = image.identity
+            if self.network == DEFAULT_NETWORK:
+                self.network = default_network(api)
             self._create(api)
             try:
                 self._prepare(api, image)
@@ -160,6 +162,8 @@ def _config(owner: str, spec: SandboxSpec, network: str) -> JsonObject:
     """
     limits = spec.limits
     memory = None if limits.memory_mib is None else limits.memory_mib << 20
+    # What lies there is memory: full, it must not be the end of all that runs.
+    scratch = min(limits.scratch_mib, limits.memory_mib // 2) if limits.memory_mib else limits.scratch_mib
     return {
         "Image": spec.image,
         "Entrypoint": list(spec.command),
@@ -183,7 +187,7 @@ def _config(owner: str, spec: SandboxSpec, network: str) -> JsonObject:
             "NetworkMode": network,
             "CapDrop": ["ALL"],
             "SecurityOpt": ["no-new-privileges:true"],
-            "Tmpfs": {"/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={limits.scratch_mib}m"},
+            "Tmpfs": {"/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={scratch}m"},
             **({} if memory is None else {"Memory": memory, "MemorySwap": memory}),
             **({} if limits.pids is None else {"PidsLimit": limits.pids}),
             **({} if limits.cpus is None else {"NanoCpus": int(limits.cpus * 1_000_000_000)}),

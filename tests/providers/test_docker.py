@@ -25,6 +25,7 @@ from decathlon_mcp.link import connect
 from decathlon_mcp.providers.base import Limits
 from decathlon_mcp.providers.docker import DockerProvider
 from decathlon_mcp.providers.docker_image import STARTER_IMAGE, missing
+from decathlon_mcp.providers.docker_network import DEFAULT_NETWORK
 from decathlon_mcp.suites import load_suite
 from tests.providers.conftest import Bench
 from tests.providers.test_contract import packed, taken
@@ -109,11 +110,14 @@ except OSError as error:
     assert said[1] == "Network is unreachable"
 
 
-async def test_with_a_network_it_is_the_bridge_and_nothing_is_published(docker: Bench) -> None:
+async def test_with_a_network_it_is_one_of_ours_and_nothing_is_published(docker: Bench) -> None:
     spec = docker.spec(network="outbound")
     async with docker.provider.open(spec):
         found = docker.engine.inspect_container(f"decathlon-{spec.name}")
-    assert found["HostConfig"]["NetworkMode"] == "bridge"
+    assert [*found["NetworkSettings"]["Networks"]] == [DEFAULT_NETWORK]
+    network = docker.engine.inspect_network(found["HostConfig"]["NetworkMode"])
+    assert network["Options"]["com.docker.network.bridge.enable_icc"] == "false"
+    assert not network["Internal"]
     assert not found["Config"].get("NetworkDisabled")
     assert not any(found["NetworkSettings"]["Ports"].values())
 
