@@ -124,6 +124,7 @@ def stdio(
 def tasks(
     *,
     sample: Annotated[int | None, Parameter(metavar="N", validator=_at_least_one)] = None,
+    check: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     wanted: Wanted = ANY_TASK,
     settings: TasksSettings = TASKS_DEFAULTS,
@@ -134,9 +135,15 @@ def tasks(
     ----------
     sample
         Instead of all, draw so many of those that can run here.
+    check
+        Look into a sandbox as well, and say of each task what is missing. 0 only where nothing is.
     json
         Print `{"tasks": [...]}`.
     """
+    if check:
+        from decathlon_mcp.cli.check import check as check_tasks
+
+        return _run(check_tasks, settings, wanted, json)
     from decathlon_mcp.cli.tasks import show
 
     return show(settings, wanted, sample=sample, as_json=json)

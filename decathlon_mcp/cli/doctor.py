@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import sys
-from collections import Counter
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -15,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from decathlon_mcp.cli.check import summary
 from decathlon_mcp.cli.options import strange_variables
 from decathlon_mcp.episodes import provider_for
 from decathlon_mcp.errors import DecathlonError
@@ -24,13 +24,10 @@ from decathlon_mcp.providers.local import LocalProvider
 from decathlon_mcp.rewards import Signer
 from decathlon_mcp.rewards.signing import FILE as KEY_FILE
 from decathlon_mcp.settings import ProviderName, Settings
-from decathlon_mcp.suites import Catalogue, Suite, load_suite
+from decathlon_mcp.suites import Catalogue, Here, Lack, Suite, load_suite
 
 STARTER_SERVERS = ("excel_mcp", "mcp_server_git")
 """Modules of the extra `starter`."""
-
-CLASSES = {"the MCP server": "MCP servers not described", "the service": "services not there"}
-LISTED = 8
 
 
 async def examine(settings: Settings, host: str, port: int, as_json: bool) -> int:
@@ -59,7 +56,7 @@ async def _findings(settings: Settings, host: str, port: int) -> AsyncGenerator[
     suites: list[Suite] = []
     for where in settings.suite:
         try:
-            suites.append(load_suite(where))
+            suites.append(load_suite(where, Here(settings.language, settings.network != "none")))
         except DecathlonError as error:
             yield Finding(f"suite {where}", False, error.message, "say where a checkout is with --suite PATH")
     for each in _about_tasks(suites):
@@ -82,32 +79,19 @@ def _about_tasks(suites: list[Suite]) -> Iterable[Finding]:
     except DecathlonError as error:
         yield Finding("suites", False, error.message, "give each suite a name of its own")
         return
-    missing = [suite.missing(task) for _, suite, task in catalogue]
-    runnable = sum(not sentences for sentences in missing)
+    lacking = [suite.lacks(task) for _, suite, task in catalogue]
+    runnable = sum(not lacks for lacks in lacking)
     yield finding(
         "tasks",
         runnable > 0,
-        f"{runnable} of {len(missing)} can run here{_lacks(missing)}",
-        "`decathlon-mcp tasks` says what each of them lacks",
+        f"{runnable} of {len(lacking)} can run here{_lacks(lacking)}",
+        "`decathlon-mcp tasks --check` says what each of them lacks",
     )
 
 
-def _lacks(missing: list[list[str]]) -> str:
-    """What the others lack, in classes, the most wanted first, with how many tasks want it."""
-    classes: dict[str, Counter[str]] = {}
-    for sentence in (sentence for sentences in missing for sentence in sentences):
-        what, _, _ = sentence.removeprefix("needs ").partition(", which")
-        what, _, _ = what.partition(": ")
-        kind = next((kind for start, kind in CLASSES.items() if what.startswith(start)), None)
-        kind = kind or ("credentials not filled in" if sentence.startswith("needs ") else "broken files")
-        for start in CLASSES:
-            what = what.removeprefix(start + " ")
-        classes.setdefault(kind, Counter())[what] += 1
-    lines = ""
-    for kind, wanted in classes.items():
-        named = ", ".join(f"{what} ({count})" for what, count in wanted.most_common(LISTED))
-        lines += f"\n{kind}: {named}{f', {len(wanted) - LISTED} more' if len(wanted) > LISTED else ''}"
-    return lines
+def _lacks(lacking: list[list[Lack]]) -> str:
+    """What the others lack, by kinds, the most wanted first, with how many tasks want it."""
+    return "".join(f"\n{line}" for line in summary(lack for lacks in lacking for lack in lacks))
 
 
 async def _about_providers(suites: list[Suite], settings: Settings) -> AsyncGenerator[Finding]:

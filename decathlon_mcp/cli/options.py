@@ -116,7 +116,9 @@ Wanted = Annotated[FilterOptions, Parameter(name="*")]
 ANY_TASK = FilterOptions.model_validate({})
 
 ServerOptions = _model("ServerOptions")
-TasksOptions = _model("TasksOptions", ("suite", "language", "results", "config"))
+TasksOptions = _model(
+    "TasksOptions", ("suite", "language", "results", "provider", "image", "network", "state", "config")
+)
 DoctorOptions = _model("DoctorOptions", ("suite", "provider", "image", "state", "tokens", "config"))
 PlayOptions = _model("PlayOptions", ("suite", "provider", "image", "state", "config"))
 

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import logging
 
-from decathlon_mcp.episodes import Episodes
+from decathlon_mcp.episodes import Episodes, look
 from decathlon_mcp.errors import ProviderUnavailableError
 from decathlon_mcp.observe import fields
 from decathlon_mcp.providers.base import Finding
+from decathlon_mcp.suites import STARTER
 
 log = logging.getLogger("decathlon.cli")
 
 
 async def require_ready(episodes: Episodes) -> None:
-    """Within 3 s a provider. Raises ProviderUnavailableError saying what is missing and the cure."""
+    """Within 3 s a provider, and then what a checkout's servers lack where they would run.
+
+    Raises ProviderUnavailableError saying what is missing and the cure.
+    """
+    await _require_providers(episodes)
+    for suite in episodes.catalogue.suites:
+        if suite.path != STARTER and (why := await look(episodes.stage(suite.name))):
+            log.warning("not looked for the servers' programs", extra=fields(suite=suite.name, why=why))
+
+
+async def _require_providers(episodes: Episodes) -> None:
     asked: set[tuple[str, str | None]] = set()
     for suite in episodes.catalogue.suites:
         stage = episodes.stage(suite.name)

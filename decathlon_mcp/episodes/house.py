@@ -19,7 +19,7 @@ from decathlon_mcp.providers.base import Limits, Provider
 from decathlon_mcp.providers.docker import DEFAULT_NETWORK, DockerProvider
 from decathlon_mcp.providers.local import LocalProvider
 from decathlon_mcp.settings import ProviderName, Settings
-from decathlon_mcp.suites import Catalogue, Suite, load_suite, read_pass_rates
+from decathlon_mcp.suites import Catalogue, Here, Suite, load_suite, read_pass_rates
 
 log = logging.getLogger("decathlon.episodes")
 
@@ -34,7 +34,8 @@ def read_catalogue(settings: Settings) -> Catalogue:
 
     Raises SuiteError, SettingsError.
     """
-    suites = [load_suite(where, settings.language) for where in settings.suite]
+    has_network = settings.network != "none"
+    suites = [load_suite(where, Here(settings.language, has_network)) for where in settings.suite]
     return Catalogue(suites, read_pass_rates(settings.results) if settings.results else None)
 
 

@@ -5,11 +5,14 @@ from decathlon_mcp.suites.catalogue import Catalogue
 from decathlon_mcp.suites.dialect import Dialect
 from decathlon_mcp.suites.documents import broken, check, read_json, read_yaml
 from decathlon_mcp.suites.draws import Draw, Filters, drawn, filtered
+from decathlon_mcp.suites.here import Here
+from decathlon_mcp.suites.lacks import Lack
 from decathlon_mcp.suites.names import CLAIM, EVALUATE, LOCAL, spell
 from decathlon_mcp.suites.pass_rates import read_pass_rates
+from decathlon_mcp.suites.programs import read_absent
 from decathlon_mcp.suites.prompts import Prompt
 from decathlon_mcp.suites.servers import ServerConfig
-from decathlon_mcp.suites.suite import Suite, load_suite
+from decathlon_mcp.suites.suite import STARTER, Suite, load_suite
 from decathlon_mcp.suites.suitefile import Deadlines, Service
 from decathlon_mcp.suites.tasks import Needs, Task
 
@@ -17,11 +20,14 @@ __all__ = [
     "CLAIM",
     "EVALUATE",
     "LOCAL",
+    "STARTER",
     "Catalogue",
     "Deadlines",
     "Dialect",
     "Draw",
     "Filters",
+    "Here",
+    "Lack",
     "Needs",
     "Prompt",
     "ServerConfig",
@@ -34,6 +40,7 @@ __all__ = [
     "drawn",
     "filtered",
     "load_suite",
+    "read_absent",
     "read_json",
     "read_pass_rates",
     "read_yaml",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Literal
 
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.suites.dialect import Dialect
+from decathlon_mcp.suites.lacks import Lack, Pages
 from decathlon_mcp.suites.servers import FOLDER, ServerConfig
 from decathlon_mcp.suites.suitefile import (
     FILE,
@@ -74,39 +75,52 @@ class Means:
         """What is broken about the servers that a task needs."""
         return tuple(self.server_errors[name] for name in servers if name in self.server_errors)
 
-    def missing(self, task: Task) -> list[str]:
-        """Why a task cannot run: what is not there and what to do about it, a sentence each."""
-        sentences = [error.message for error in task.errors]
-        unknown = [s for s in task.needs.servers if s not in self.servers and s not in self.server_errors]
-        sentences += [
-            f"needs the MCP server {name!r}: add a file that describes it to {self.checkout / FOLDER}"
-            for name in unknown
+    def lacks(self, task: Task) -> list[Lack]:
+        """Why a task cannot run: what is not there and what to do about it."""
+        return [
+            *(self.pages.lack("broken", error.data.get("file", ""), error.message) for error in task.errors),
+            *self._without_code(task),
+            *self._without_credentials(task),
+            *(
+                self.pages.lack(
+                    "service", name, _unavailable(name, self.service(name)), called=f"service.{name}"
+                )
+                for name in task.needs.services
+                if not self.service(name).available
+            ),
         ]
+
+    @property
+    def pages(self) -> Pages:
+        """Where to read on."""
+        return Pages(self.checkout, self.settings.pages)
+
+    def _without_code(self, task: Task) -> Iterator[Lack]:
+        """Servers that no file describes, local tools that the suite has no code of."""
+        for name in task.needs.servers:
+            if name not in self.servers and name not in self.server_errors:
+                said = (
+                    f"needs the MCP server {name!r}: add a file that describes it to {self.checkout / FOLDER}"
+                )
+                yield self.pages.lack("server", name, said, called=f"server.{name}")
         code = dict(self.dialect.local_code)
-        sentences += [
-            f"needs the local tool {name!r}, whose code the suite does not name: say where it is under "
-            f"`local_code` in {self.checkout / FILE}"
-            for name in task.needs.local_tools
-            if name not in code
-        ]
+        for name in task.needs.local_tools:
+            if name not in code:
+                said = f"needs the local tool {name!r}, whose code the suite does not name: say where it is under"
+                yield self.pages.lack("local tool", name, f"{said} `local_code` in {self.checkout / FILE}")
+
+    def _without_credentials(self, task: Task) -> Iterator[Lack]:
+        """Values that nobody has filled in, and files that are not there."""
         own: Reading = read_task(self.checkout / task.folder) if task.has_token_file else {}
         given = self._given(task)
-        sentences += [
-            self._cure(name)
-            for name in task.needs.credentials
-            if name not in given and not self._filled(name, {**self.tokens, **own})
-        ]
-        sentences += [
-            f"needs the file {place} (which goes to {goal} in its sandbox), which is not there"
-            for goal, place in self._places(task).items()
-            if not place.exists()
-        ]
-        sentences += [
-            _unavailable(name, self.service(name))
-            for name in task.needs.services
-            if not self.service(name).available
-        ]
-        return sentences
+        for name in task.needs.credentials:
+            if name not in given and not self._filled(name, {**self.tokens, **own}):
+                short = name.partition(".")[2] if name.startswith(_VALUES) else name
+                yield self.pages.lack("credential", short, self._cure(name), called=name)
+        for goal, place in self._places(task).items():
+            if not place.exists():
+                said = f"needs the file {place} (which goes to {goal} in its sandbox), which is not there"
+                yield self.pages.lack("credential", goal, said)
 
     def service(self, name: str) -> Service:
         """What is said of a service; nothing, of one that is not known."""

@@ -17,8 +17,11 @@ from decathlon_mcp.suites import archives
 from decathlon_mcp.suites.accounts import Shared, shared_of
 from decathlon_mcp.suites.credentials import credentials_of
 from decathlon_mcp.suites.dialect import Dialect, packaged
+from decathlon_mcp.suites.here import Here
+from decathlon_mcp.suites.lacks import Lack
 from decathlon_mcp.suites.needs import Means
-from decathlon_mcp.suites.prompts import Prompt, read_prompt, suffix_of
+from decathlon_mcp.suites.programs import probe_command
+from decathlon_mcp.suites.prompts import Prompt, read_prompt
 from decathlon_mcp.suites.revision import revision
 from decathlon_mcp.suites.servers import FOLDER as SERVERS
 from decathlon_mcp.suites.servers import ServerConfig, read_servers
@@ -49,7 +52,12 @@ class Suite:
     tasks: Mapping[str, Task] = field(repr=False)
     means: Means = field(repr=False)
     _shared: Mapping[str, tuple[Shared, ...]] = field(repr=False)
-    language: Language = "en"
+    here: Here = field(default_factory=Here)
+
+    @property
+    def language(self) -> Language:
+        """In which its tasks are told."""
+        return self.here.language
 
     @property
     def servers(self) -> Mapping[str, ServerConfig]:
@@ -73,17 +81,13 @@ class Suite:
             raise task.errors[0]
         return task
 
+    def lacks(self, task: Task) -> list[Lack]:
+        """What keeps a task from running; nothing where it can."""
+        return [*self.here.lacks(task, self.means.pages), *self.means.lacks(task)]
+
     def missing(self, task: Task) -> list[str]:
-        """Why a task cannot run, a sentence each; empty where it can."""
-        text = f"docs/task{suffix_of(self.language)}.md"
-        without = (
-            []
-            if task.parts.has_text or self.language == "en"
-            else [
-                f"needs a text in the language of `--language {self.language}` ({text}), which is not there"
-            ]
-        )
-        return [*without, *self.means.missing(task)]
+        """The same, a sentence each."""
+        return [lack.sentence for lack in self.lacks(task)]
 
     def shared(self, task_id: str) -> tuple[Shared, ...]:
         """What a task must have to itself, or one of few slots of, while it runs and is graded."""
@@ -215,19 +219,33 @@ class Suite:
 
         Raises SuiteError for a server that the checkout does not describe, or describes wrongly.
         """
-        paths = {
-            "agent_workspace": self.dialect.workspace,
-            "local_servers_paths": self.dialect.local_servers,
-            "local_binary_paths": self.dialect.local_binaries,
-            "task_dir": task.folder,
-        }
-        known = {**values, **{name: str(root / path) for name, path in paths.items()}}
+        known = {**values, **self._paths(root, task.folder)}
         return [self._server(name).spec(self.dialect, root=root, values=known) for name in task.needs.servers]
+
+    def probe(self, *, root: PurePosixPath) -> list[str]:
+        """What tells, run where the suite's servers would run, which of their programs are not there."""
+        paths = self._paths(root, PurePosixPath(FOLDER))
+        specs = [
+            server.spec(self.dialect, root=root, values={**dict.fromkeys(server.templates, ""), **paths})
+            for server in self.servers.values()
+        ]
+        own = (self.dialect.local_servers, self.dialect.local_binaries)
+        return probe_command(specs, root=root, own=[PurePosixPath(path) for path in own])
 
     def server_folders(self, task: Task) -> list[PurePosixPath]:
         """The folders that the task's servers want to find, relative to the workspace."""
         folders = dict(self.dialect.folders)
         return [folders[name] for name in task.needs.servers if name in folders]
+
+    def _paths(self, root: PurePosixPath, folder: PurePosixPath) -> dict[str, str]:
+        """Names of templates that stand for places in a sandbox."""
+        paths = {
+            "agent_workspace": self.dialect.workspace,
+            "local_servers_paths": self.dialect.local_servers,
+            "local_binary_paths": self.dialect.local_binaries,
+            "task_dir": folder,
+        }
+        return {name: str(root / path) for name, path in paths.items()}
 
     def _server(self, name: str) -> ServerConfig:
         if name in self.servers:
@@ -237,8 +255,8 @@ class Suite:
         raise SuiteError(f"no file in {self.path / SERVERS} describes a server {name!r}")
 
 
-def load_suite(where: str | Path, language: Language = "en") -> Suite:
-    """Read a checkout, to be played in that language; `starter` is the bundled suite.
+def load_suite(where: str | Path, here: Here | None = None) -> Suite:
+    """Read a checkout, whose tasks are to run `here`; `starter` is the bundled suite.
 
     Without a `suite.yaml` its dialect is recognised by its marks (see `dialect.recognise`). What is broken
     about a task or a server is kept with the tasks that it concerns. Raises SuiteError where the folder is no
@@ -252,8 +270,9 @@ def load_suite(where: str | Path, language: Language = "en") -> Suite:
     servers, errors = read_servers(path)
     means = Means(path, dialect, said, servers, errors)
     name = said.name or re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name).strip("-.") or dialect.name
-    tasks = dict(_tasks(name, means, folders, language))
-    return Suite(name, path, dialect, tasks, means, _all_shared(name, path, means, tasks), language)
+    here = here or Here()
+    tasks = dict(_tasks(name, means, folders, here.language))
+    return Suite(name, path, dialect, tasks, means, _all_shared(name, path, means, tasks), here)
 
 
 def _tasks(

@@ -15,6 +15,7 @@ dialect it names:
     services:                           # hosted beside: at `localhost` inside, led to where they are
       canvas: {available: true, ports: {10001: 10001, 20001: "canvas.example.org:443"}}
     servers: {my-server: {network: true, credentials: [token.my_key], services: [canvas]}}
+    pages: {token.my_key: docs/keys.md, "service.*": "https://..."}   # how to get what is missing
     tasks: {"k8s-*": {in_place: true, spared: ["kubectl port-forward*"], deadlines: {...}}}
 
 Names of tasks and servers may be patterns (`*`, `?`, `[...]`): all that match count, in the file's order,
@@ -195,6 +196,7 @@ class SuiteFile(Model):
     services: dict[str, Service] = {}
     servers: dict[str, Wants] = {}
     local_tools: dict[str, Wants] = {}
+    pages: dict[str, str] = {}
     tasks: dict[str, TaskSettings] = {}
 
     def task(self, task_id: str) -> TaskSettings:

@@ -24,6 +24,9 @@ all_token_key_session = Dict(
 )
 """
 
+PAGE = "global_preparation/how2register_accounts.md"
+"""Of upstream's, where it says how to get accounts; not there in these checkouts."""
+
 
 def the_missing(suite: Suite) -> list[str]:
     return suite.missing(suite.tasks["find-paper"])
@@ -71,7 +74,8 @@ def test_hosted_services_are_named_with_their_ports_and_a_cure(checkout: Checkou
     (sentence,) = the_missing(suite)
     assert sentence == (
         "needs the service poste (ports 10005, 2525, 1143, 1587), which is not said to be there: deploy it "
-        "as deployment/poste does, then say `services: {poste: {available: true}}` in suite.yaml"
+        "as deployment/poste does, then say `services: {poste: {available: true}}` in suite.yaml "
+        "(see docs/toolathlon.md#which-tasks-run)"
     )
     checkout.write("suite.yaml", "services: {poste: {available: true}}\n")
     assert the_missing(checkout.load()) == []
@@ -86,11 +90,16 @@ def test_a_token_that_nobody_has_filled_in_is_missing(checkout: Checkout) -> Non
     suite = checkout.load()
     assert suite.tasks["find-paper"].needs.credentials == ("token.github_token",)
     file = checkout.path / "configs/token_key_session.py"
-    assert the_missing(suite) == [f"needs github_token, which nobody has filled in: set it in {file}"]
+    page = f"{PAGE}#github--huggingface--wandb--serper-accounts"
+    assert the_missing(suite) == [
+        f"needs github_token, which nobody has filled in: set it in {file} (see {page})"
+    ]
     checkout.write("configs/token_key_session.py", 'all_token_key_session = {"github_token": "ghp_1"}')
     suite = checkout.load()
     assert suite.tasks["find-paper"].needs.credentials == ("token.github_token", "token.github_read_only")
-    assert the_missing(suite) == [f"needs github_read_only, which nobody has filled in: set it in {file}"]
+    assert the_missing(suite) == [
+        f"needs github_read_only, which nobody has filled in: set it in {file} (see {PAGE})"
+    ]
 
 
 def test_a_tasks_own_token_file_fills_in(checkout: Checkout) -> None:
@@ -133,7 +142,7 @@ def test_a_credential_that_is_a_file_is_looked_for(checkout: Checkout) -> None:
     suite = checkout.load()
     path = checkout.path / "configs/google_credentials.json"
     assert the_missing(suite) == [
-        f"needs the file configs/google_credentials.json, which is not there: put it at {path}"
+        f"needs the file configs/google_credentials.json, which is not there: put it at {path} (see {PAGE}#google-account)"
     ]
     checkout.write("configs/google_credentials.json", "{}")
     assert the_missing(suite) == []

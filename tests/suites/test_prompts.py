@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.suites import Prompt, load_suite
+from decathlon_mcp.suites import Here, Prompt, load_suite
 
 if TYPE_CHECKING:
     from decathlon_mcp.model import Language, Names
@@ -46,7 +46,7 @@ def prompt(
     checkout.write("tasks/finalpool/find-paper/docs/task.md", task)
     if system is not None:
         checkout.write("tasks/finalpool/find-paper/docs/agent_system_prompt.md", system)
-    suite = load_suite(checkout.path, language)
+    suite = load_suite(checkout.path, Here(language))
     return suite.prompt(
         suite.tasks["find-paper"],
         root=PurePosixPath(root),

@@ -218,6 +218,7 @@ def test_a_server_that_nobody_describes(checkout: Checkout) -> None:
     suite = checkout.load()
     (sentence,) = suite.missing(suite.tasks["find-paper"])
     folder = checkout.path / "configs/mcp_servers"
-    assert sentence == f"needs the MCP server 'ghost': add a file that describes it to {folder}"
+    said = f"needs the MCP server 'ghost': add a file that describes it to {folder}"
+    assert sentence == f"{said} (see docs/writing-tasks.md)"
     with pytest.raises(SuiteError, match="ghost"):
         suite.server_specs(suite.tasks["find-paper"], root=ROOT, values={})
