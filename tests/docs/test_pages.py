@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import subprocess
 import tomllib
-from collections.abc import Callable, Iterator
-from functools import cache
-from importlib.util import find_spec
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 from xml.etree import ElementTree
@@ -165,40 +162,3 @@ def test_the_picture_is_whole_and_fetches_nothing() -> None:
     assert said[-2:] == ["rewards", "1.0 tune-reactor"] or said[-1].endswith("tune-reactor")
     assert "reward 1.0" in said or "reward1.0" in said
     assert re.findall(r"(?:href|src|url\()", text) == []
-
-
-def test_every_message_is_one_that_is_said() -> None:
-    unknown = [
-        fragment
-        for section in ("The command", "Docker", "A task does not start", "While playing", "The verdict")
-        for cells in rows(DOCS / "troubleshooting.md", section)
-        for fragment in _fragments(cells[0])
-        if not any(fragment in said for said in _sayings())
-    ]
-    assert unknown == []
-
-
-def _fragments(cell: str) -> Iterator[str]:
-    """The pieces of a message that do not differ from time to time."""
-    for message in re.findall(r"`` (.+?) ``|`([^`]+)`", cell):
-        for fragment in re.split(r"…|[:;,()]", "".join(message)):
-            if len(words := fragment.strip(" .'?")) >= 6:
-                yield words
-
-
-@cache
-def _sayings() -> tuple[str, ...]:
-    """Every text that our code, or the SDK's server, may say, with its holes."""
-    mcp = find_spec("mcp")
-    assert mcp is not None
-    assert mcp.origin is not None
-    folders = (REPOSITORY / "decathlon_mcp", REPOSITORY / "sandbox", Path(mcp.origin).parent / "server")
-    found = [(REPOSITORY / "Makefile").read_text("utf-8")]
-    for file in (file for folder in folders for file in folder.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_bytes())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.append(node.value)
-            elif isinstance(node, ast.JoinedStr):
-                parts = [part.value if isinstance(part, ast.Constant) else "…" for part in node.values]
-                found.append("".join(map(str, parts)))
-    return tuple(found)
