@@ -141,9 +141,8 @@ def test_a_credential_that_is_a_file_is_looked_for(checkout: Checkout) -> None:
     checkout.task(servers=("google_forms",))
     suite = checkout.load()
     path = checkout.path / "configs/google_credentials.json"
-    assert the_missing(suite) == [
-        f"needs the file configs/google_credentials.json, which is not there: put it at {path} (see {PAGE}#google-account)"
-    ]
+    said = f"needs the file configs/google_credentials.json, which is not there: put it at {path}"
+    assert the_missing(suite) == [f"{said} (see {PAGE}#google-account)"]
     checkout.write("configs/google_credentials.json", "{}")
     assert the_missing(suite) == []
 
