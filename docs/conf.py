@@ -26,7 +26,7 @@ ELSEWHERE = ("CHANGELOG.md", "benchmarks/RESULTS.md", "decathlon_mcp/starter/sui
 NAVIGATION: dict[str, tuple[str, ...]] = {
     "Start": ("quickstart", "concepts"),
     "Play": ("clients",),
-    "Train": ("training", "sampling", "rewards", "trainers/verifiers", "trainers/*"),
+    "Train": ("training", "sampling", "rewards", "reward-integrity", "trainers/verifiers", "trainers/*"),
     "Suites": ("toolathlon", "gym", "/decathlon_mcp/starter/suite/README", "writing-tasks"),
     "Serve": ("operating", "troubleshooting", "protocol"),
     "Reference": (
