@@ -10,30 +10,24 @@ pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
 ANSWER = "tasks/cheats/sum-prices/groundtruth_workspace/total.json"
 """In the grader it reads as the report should."""
+
+# Every kind of link, stranger and name by itself: tests/rewards/test_workspace.py.
 LINKS = {
-    "absolute": f"ln -s /episode/{ANSWER} report.json",
     "relative": f"ln -s ../{ANSWER} report.json",
-    "through-a-folder": f"ln -s .. up; ln -s up/{ANSWER} report.json",
-    "through-two-folders": f"mkdir a; ln -s ../.. a/b; ln -s a/b/{ANSWER} report.json",
     "through-a-parent": f"mkdir a b; ln -s ../a b/c; ln -s b/c/../../{ANSWER} report.json",
     "through-proc": f"ln -s /proc/self/cwd/{ANSWER} report.json",
-    "to-a-folder": f"ln -s ../{ANSWER.rpartition('/')[0]} d; ln -s d/total.json report.json",
     "to-the-root": f"ln -s / root; ln -s root/episode/{ANSWER} report.json",
-    "in-a-loop": "ln -s other report.json; ln -s report.json other; ln -s . self",
-    "to-a-device": "ln -s /dev/stdin report.json; ln -s /dev/zero zero",
+    "in-a-loop": "ln -s other report.json; ln -s report.json other; ln -s . self; ln -s /dev/zero zero",
 }
 WORKSPACES = {
     "a-link-to-the-answers": f"ln -s /episode/{ANSWER.rpartition('/')[0]} workspace",
-    "a-link-to-the-root": "ln -s / workspace",
-    "a-link-to-proc": "ln -s /proc workspace",
     "a-link-to-itself": "ln -s workspace workspace",
     "a-file": "echo nothing > workspace",
     "a-fifo": "mkfifo workspace",
     "nothing": "true",
 }
 STRANGERS = {
-    "fifo": "mkfifo report.json",
-    "socket": "python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"report.json\")'",
+    "fifo": """mkfifo report.json; python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("s")'""",
     "folder": "mkdir report.json",
     "unreadable": "echo '{\"total\": 7}' > report.json; chmod 0 report.json .",
     "set-id": "cp /usr/bin/python3 report.json; chmod 7777 report.json",
@@ -109,9 +103,8 @@ async def test_a_hundred_thousand_files_are_borne(arena: Arena) -> None:
         "truncate -s 1T report.json",
         "truncate -s 8E report.json || truncate -s 16000000M report.json",
         "head -c 70M /dev/urandom > report.json",
-        "for n in $(seq 70); do truncate -s 1M $n; done",
     ],
-    ids=["sparse-terabyte", "sparse-giant", "flat", "many"],
+    ids=["sparse-terabyte", "sparse-giant", "flat"],
 )
 async def test_more_than_may_cross_does_not_cross(arena: Arena, giant: str) -> None:
     async with arena.cheating() as agent:
