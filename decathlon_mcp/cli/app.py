@@ -125,6 +125,7 @@ def tasks(
     *,
     sample: Annotated[int | None, Parameter(metavar="N", validator=_at_least_one)] = None,
     check: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    conflicts: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     wanted: Wanted = ANY_TASK,
     settings: TasksSettings = TASKS_DEFAULTS,
@@ -137,9 +138,15 @@ def tasks(
         Instead of all, draw so many of those that can run here.
     check
         Look into a sandbox as well, and say of each task what is missing. 0 only where nothing is.
+    conflicts
+        Instead, list the accounts and the conflict groups that tasks share, and the tasks.
     json
         Print `{"tasks": [...]}`.
     """
+    if conflicts:
+        from decathlon_mcp.cli.conflicts import show as show_conflicts
+
+        return show_conflicts(settings, wanted, as_json=json)
     if check:
         from decathlon_mcp.cli.check import check as check_tasks
 

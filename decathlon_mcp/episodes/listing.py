@@ -30,6 +30,8 @@ def _described(catalogue: Catalogue, name: str, suite: Suite, task: Task, *, pro
         "runnable": not missing,
         "missing": missing,
     }
+    if shared := suite.shared(task.id):
+        told["shared"] = [each.name for each in shared]
     if (rate := catalogue.pass_rate(task)) is not None:
         told |= {"pass_rate": rate.share, "attempts": rate.attempts}
     if prompts:

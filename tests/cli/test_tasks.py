@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
 from tests.cli.conftest import COMMAND
 from tests.probe.serving import SUITE
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.cli.conftest import Shell
 
 KEYS: dict[str, type] = {
@@ -93,3 +96,24 @@ def test_a_reader_that_has_enough_is_no_error(shell: Shell) -> None:
         check=False,
     )
     assert done.stderr == ""
+
+
+def test_what_tasks_share_is_listed_with_how_many_run_at_once(shell: Shell, tmp_path: Path) -> None:
+    suite = tmp_path / "suite"
+    shutil.copytree(SUITE, suite)
+    with (suite / "suite.yaml").open("a") as file:
+        file.write("accounts: {line: {tasks: [find-answer, say-answer], slots: 2}, own: [dense]}\n")
+        file.write("conflicts: [[dense, made-answer]]\n")
+    done = shell.run("tasks", "--suite", str(suite), "--conflicts")
+    assert done.stdout.splitlines() == [
+        "the account line: 2 at once of find-answer, say-answer",
+        "the account own: each has its own, and runs once at a time: dense",
+        "the conflict group of dense, made-answer: 1 at once of dense, made-answer",
+    ]
+    assert done.stderr.startswith("4 of ")
+    told = json.loads(shell.run("tasks", "--suite", str(suite), "--conflicts", "--json").stdout)
+    assert {"name": "the account own", "account": "own", "slots": 1, "tasks": ["dense"]} in told["shared"]
+    (task,) = json.loads(shell.run("tasks", "--suite", str(suite), "--search", "dense", "--json").stdout)[
+        "tasks"
+    ]
+    assert task["shared"] == ["the conflict group of dense, made-answer", "the account own"]
