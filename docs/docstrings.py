@@ -146,7 +146,8 @@ def _made(definition: Definition, node: ast.ClassDef) -> str | None:
             and method.name == "__init__"
             and "ade by " not in definition.told
         ):
-            return f"{definition.name}({', '.join(_given(method))})"
+            taken = ", ".join(["self", *_given(method)])
+            return f"class {definition.name}:\n    def __init__({taken}) -> None: ..."
     return None
 
 

@@ -57,11 +57,16 @@ def flag(name: str) -> str:
 
 def settings() -> Iterator[str]:
     """Every setting of the model, in the sections of `--help`; what only `serve` takes comes first."""
-    yield from table(("address, only of `serve`", "default", "what it is"), _address())
+    yield from _headed("Address, only of `serve`", _address())
     for title, names in SECTIONS.items():
         rows = [_setting(name, Settings.model_fields[name]) for name in names if name != "config"]
-        yield ""
-        yield from table((title.lower(), "default", "what it is"), rows)
+        yield from _headed(title, rows)
+
+
+def _headed(title: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield from (f"## {title}", "")
+    yield from table(("setting", "default", "what it is"), rows)
+    yield ""
 
 
 def _setting(name: str, field: FieldInfo) -> tuple[str, str, str]:
@@ -203,8 +208,12 @@ def json_type(annotation: Any) -> str:
 def _exported() -> list[Definition]:
     names = exported(CLIENT)
     others = sorted(file.stem for file in CLIENT.glob("*.py") if file.stem not in CLIENT_MODULES)
-    found = [definitions(CLIENT / f"{module}.py") for module in (*CLIENT_MODULES, *others)]
-    return [each for module in found for each in module.values() if each.name in names]
+    found: dict[str, Definition] = {}
+    for module in (*CLIENT_MODULES, *others):
+        for name, each in definitions(CLIENT / f"{module}.py").items():
+            if name in names:
+                found.setdefault(name, each)
+    return list(found.values())
 
 
 def _client_errors() -> dict[str, Definition]:

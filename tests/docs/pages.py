@@ -17,7 +17,7 @@ PAGES = (
     REPOSITORY / "README.md",
     REPOSITORY / "CHANGELOG.md",
     REPOSITORY / "decathlon_mcp" / "starter" / "suite" / "README.md",
-    *sorted((REPOSITORY / "docs").glob("*.md")),
+    *sorted((REPOSITORY / "docs").rglob("*.md")),
 )
 SERVER = "http://127.0.0.1:8765"
 """Where the pages say that a server is."""

@@ -19,7 +19,11 @@ from decathlon_mcp.model import as_object
 from tests.docs.pages import PAGES, REPOSITORY, blocks, inline
 
 COMMAND = "decathlon-mcp"
-FOREIGN = {"--cli", "--header", "--tool-arg", "--transport", "--silent"}
+FOREIGN = {
+    *("--cli", "--header", "--tool-arg", "--transport", "--silent"),
+    *("--fail-on-error", "--log-dir", "--max-samples"),
+    *("--cn_mode", "--env"),
+}
 """Options of other programs that the pages name."""
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 

@@ -95,7 +95,7 @@ def test_what_make_is_told_in_the_pages_it_knows() -> None:
                 assert f"$({variable})" in makefile
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.name)
 def test_tables_are_as_the_code_has_them(page: Path) -> None:
     text = page.read_text("utf-8")
     assert text == rewritten(text), "write them anew: python docs/tables.py"

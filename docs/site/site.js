@@ -1,5 +1,8 @@
-// A button on every block of code that copies it.
+// A button on every block of code that copies it; and a flag is not torn apart at its hyphens.
 document.addEventListener("DOMContentLoaded", () => {
+  for (const word of document.querySelectorAll("code.literal")) {
+    if (/^\S{1,30}$/.test(word.textContent)) word.style.whiteSpace = "nowrap";
+  }
   for (const block of document.querySelectorAll("div.highlight")) {
     const button = document.createElement("button");
     button.className = "copy";
