@@ -25,7 +25,7 @@ ELSEWHERE = ("CHANGELOG.md", "benchmarks/RESULTS.md", "decathlon_mcp/starter/sui
 """Pages that stand where they belong, and not in this folder."""
 NAVIGATION: dict[str, tuple[str, ...]] = {
     "Start": ("quickstart", "concepts"),
-    "Play": ("clients",),
+    "Play": ("clients", "clients/shell", "clients/*"),
     "Train": ("training", "sampling", "rewards", "reward-integrity", "trainers/verifiers", "trainers/*"),
     "Suites": ("toolathlon", "gym", "/decathlon_mcp/starter/suite/README", "writing-tasks"),
     "Serve": ("operating", "troubleshooting", "protocol"),

@@ -12,6 +12,7 @@ import anyio
 from tests.docs.pages import SERVER, Block
 
 PATIENCE_SECONDS = 120
+SUFFIXES = {"python": ".py", "js": ".mjs"}
 
 
 async def run(
@@ -24,7 +25,7 @@ async def run(
 ) -> str:
     """What a block printed, run by `program` in a folder of its own. It must end well."""
     assert SERVER in block.text, f"{block} is for no server"
-    file = folder / f"block{'.py' if block.language == 'python' else '.sh'}"
+    file = folder / f"block{SUFFIXES.get(block.language, '.sh')}"
     file.write_text(block.text.replace(SERVER, url), "utf-8")
     with anyio.fail_after(PATIENCE_SECONDS):
         done = await anyio.run_process(

@@ -59,7 +59,7 @@ def test_every_block_is_what_it_says_it_is(page: Path) -> None:
         READERS[found.language](found.text)
     for found in blocks(page, "sh", "bash"):
         subprocess.run(["bash", "-n"], input=found.text, text=True, check=True)
-    assert not [str(found) for found in blocks(page) if found.language not in {*READERS, "sh", "bash", ""}]
+    assert not [str(found) for found in blocks(page) if found.language not in {*READERS, "sh", "bash", "js", ""}]
 
 
 @each_page
@@ -133,16 +133,15 @@ def test_phases_are_told_in_their_order() -> None:
 
 
 def test_what_the_readme_says_of_a_client_is_in_its_program() -> None:
-    clients = DOCS / "clients.md"
     programs = {
-        re.sub(r"[^\w\- ]", "", found.heading.lower()).replace(" ", "-"): found.text
-        for found in blocks(clients, "python", "bash")
+        page.stem: "".join(found.text for found in blocks(page, "python", "bash", "js"))
+        for page in (DOCS / "clients").glob("*.md")
     }
     told = 0
     for cells in rows(REPOSITORY / "README.md", "Any MCP client"):
-        anchor = re.findall(r"docs/clients\.md#([\w-]+)\)", cells[0])[0]
+        (name,) = re.findall(r"docs/clients/([\w-]+)\.md\)", cells[0])
         for expression in re.findall(r"`([^`]+)`", cells[1]):
-            assert _squeezed(expression) in _squeezed(programs[anchor])
+            assert _squeezed(expression) in _squeezed(programs[name])
             told += 1
     assert told >= 7
 

@@ -21,8 +21,8 @@ PROGRAMS = [
     ("README.md", "A program of yours", "1.0 {'calls': 1.0"),
     ("README.md", "Any MCP client", "1.0\n"),
     ("docs/quickstart.md", "3. Play", "1.0 PASS"),
-    ("docs/clients.md", "decathlon_client", "1.0\n"),
-    ("docs/clients.md", "Python SDK 2.x", "1.0\n"),
+    ("docs/clients/decathlon-client.md", "decathlon_client", "1.0\n"),
+    ("docs/clients/python-sdk.md", "Python SDK 2.x", "1.0\n"),
 ]
 
 
@@ -43,7 +43,7 @@ async def test_a_program_gets_the_reward_that_the_page_says(
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl; on Debian: apt-get install curl")
 async def test_curl_plays_a_whole_episode(served: Served, tmp_path: Path) -> None:
-    said = await run(block("docs/clients.md", "curl", "bash"), ["bash"], url=served.url, folder=tmp_path)
+    said = await run(block("docs/clients/curl.md", "curl", "bash"), ["bash"], url=served.url, folder=tmp_path)
     assert '"text":"Reward 1.0: the attempt succeeded."' in said
 
 
