@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 UV ?= uv
 
-.PHONY: help demo test check docs format lock clean
+.PHONY: help bundle demo test check docs format lock clean
 
 help:
 	@echo "make demo    play a task through a server of its own, each step shown (TASK=... or ALL=1)"
 	@echo "make test    check everything: format, lint, layers, types, tests (PYTEST='...' picks tests)"
 	@echo "make docs    make the site, in build/site"
 	@echo "make format  put the code in order"
+	@echo "make bundle  make the bundle for Claude Desktop, dist/decathlon-mcp-VERSION.mcpb (needs the network)"
 	@echo "make lock    pin the newest dependencies that fit (needs uv)"
 	@echo "make clean   remove what these have made"
 
@@ -33,6 +34,9 @@ check:
 docs: $(VENV)/.installed-docs
 	@$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --conf-dir docs --doctree-dir build/doctrees . build/site
 	@echo "The site is there: build/site/index.html"
+
+bundle: $(VENV)/.installed-dev
+	@$(BIN)/python packaging/build_bundle.py
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
