@@ -92,6 +92,7 @@ class Attempt:
         self.calls: list[Call] = []
         self.verdict: Verdict | None = None
         self.unscored: JsonObject | None = None
+        self.left = False
         self.started = anyio.current_time()
         self._changed = changed
         self._numbers = itertools.count(1)
@@ -134,6 +135,8 @@ class Attempt:
                     await anyio.sleep_forever()
         except ClientError as error:
             self._give_up(error)
+        finally:
+            self.left = True
 
     async def _opening(self, progress: float, total: float | None, message: str | None) -> None:
         self.note = message or ""

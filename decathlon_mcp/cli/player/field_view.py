@@ -130,7 +130,7 @@ class _Line(Input):
         event.prevent_default()
         event.stop()
         at = self.cursor_position
-        self.run_worker(self.parent.write(self.value[:at] + event.text + self.value[at:]))
+        self.screen.run_worker(self.parent.write(self.value[:at] + event.text + self.value[at:]))
 
 
 class ChoiceView(FieldView):

@@ -42,9 +42,10 @@ class ObjectView(FieldView):
     async def _opened(self, event: Button.Pressed) -> None:
         event.stop()
         self._open = True
-        await self.mount(Vertical(*self._views, classes="group"), after=event.button)
+        group = Vertical(*self._views, classes="group")
+        await self.mount(group, after=event.button)
+        focus_in(group)
         await event.button.remove()
-        self.screen.focus_next()
 
     def show_faults(self, faults: Faults, path: Path) -> None:
         super().show_faults(faults, path)

@@ -36,12 +36,12 @@ class PlayScreen(Page[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "search", "Search", key_display="/"),
-        Binding("t", "turn", "Task/calls"),
+        Binding("t", "turn(True)", "Calls"),
+        Binding("t", "turn(False)", "Task"),
         Binding("x", "cancel", "Cancel call"),
         Binding("c", "claim", "Claim"),
         Binding("r", "verdict", "Verdict"),
         Binding("escape", "back", "Tasks", key_display="esc"),
-        Binding("tab", "app.focus_next", "Next"),
     ]
 
     class Changed(Message):
@@ -203,7 +203,7 @@ class PlayScreen(Page[None]):
             case "verdict":
                 return attempt.verdict is not None or attempt.unscored is not None
             case "turn":
-                return self._ready
+                return self._ready and parameters == (not self.has_class("-reading"),)
             case _:
                 return True
 
@@ -211,11 +211,12 @@ class PlayScreen(Page[None]):
         self._turn(to_transcript=False)
         self.query_one("#filter").focus()
 
-    def action_turn(self) -> None:
-        self._turn(to_transcript=not self.has_class("-reading"))
+    def action_turn(self, to_transcript: bool) -> None:
+        self._turn(to_transcript=to_transcript)
 
     def _turn(self, *, to_transcript: bool) -> None:
         self.set_class(to_transcript, "-reading")
+        self.refresh_bindings()
         if to_transcript:
             self.call_after_refresh(self.query_one(Transcript).focus_newest)
         else:

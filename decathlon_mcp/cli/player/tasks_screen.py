@@ -35,6 +35,11 @@ class TasksScreen(Page[None]):
         self._tasks: list[Task] = []
         self._shown: list[Task] = []
 
+    @property
+    def shown(self) -> list[str]:
+        """The ids that fit what is searched for."""
+        return [task.id for task in self._shown]
+
     def compose(self) -> ComposeResult:
         yield Static("decathlon-mcp   what shall be played?", classes="bar", markup=False)
         yield Input(placeholder="Search: words of its id, splits, servers or text", compact=True, id="search")
