@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tarfile
 import time
 from collections import Counter
@@ -11,7 +12,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from decathlon_mcp.suites import Suite, Task, load_suite
+from decathlon_mcp.suites import Here, Suite, Task, load_suite
+from decathlon_mcp.suites.splits import packaged_splits
 
 SEARCH_KEY = "token.serper_api_key"
 """Searching the web needs a key, but no account that a task works on."""
@@ -68,6 +70,27 @@ def suite(request: pytest.FixtureRequest) -> Suite:
 
 def test_tasks_are_of_the_known_kinds(suite: Suite) -> None:
     assert Counter(kind(task) for task in suite.tasks.values()) == KINDS[suite.dialect.name]
+
+
+IN_CHINESE = {"toolathlon": 49, "gym": 0}
+
+
+def test_tasks_with_a_text_in_chinese_are_prompted_in_it(suite: Suite) -> None:
+    chinese = load_suite(suite.path, Here("cn"))
+    told = [task for task in chinese.tasks.values() if task.parts.has_text]
+    assert len(told) == IN_CHINESE[suite.dialect.name]
+    for task in told:
+        prompt = chinese.prompt(
+            task, root=suite.dialect.root, launch_time=datetime.now(), names="decathlon"
+        ).instructions
+        assert "claim_done" in prompt
+        assert not re.search(r"!!<<<<|local-claim", prompt)
+
+
+def test_the_packages_lists_name_every_task_and_no_other(suite: Suite) -> None:
+    listed = packaged_splits(suite.dialect.name)
+    assert not listed or {*listed} == {*suite.tasks}
+    assert all(len(task.splits) == 1 for task in suite.tasks.values())
 
 
 def test_every_task_is_prompted_packed_and_started(suite: Suite, tmp_path: Path) -> None:
