@@ -17,6 +17,7 @@ from os import PathLike, fspath
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+import anyio
 from anyio.abc import TaskGroup
 
 from decathlon_client.batch import Batch, batching
@@ -32,8 +33,12 @@ from decathlon_client.parting import Parting, is_interruption
 from decathlon_client.server import HttpServer, Server
 from decathlon_client.values import JsonObject, OnProgress, Policy, Reply, Task, as_objects
 
-START_SECONDS = 30.0
+START_SECONDS = 60.0
 CLOSE_SECONDS = 10.0
+TURN_SECONDS = 60.0
+PACE = 16
+"""Episodes being started at once, and as many being closed: of hundreds that are sent together, a slow server
+would answer the last too late. What was started is opened by the server beside what follows."""
 INTERRUPTED_SECONDS = 1.0
 
 log = logging.getLogger("decathlon.client")
@@ -78,6 +83,8 @@ class Decathlon:
         self._lobby: Line | None = None
         self._tasks: TaskGroup | None = None
         self._parting = Parting()
+        self._starting = anyio.CapacityLimiter(PACE)
+        self._closing = anyio.CapacityLimiter(PACE)
 
     async def __aenter__(self) -> Self:
         if self._stack is not None:
@@ -255,8 +262,9 @@ class Decathlon:
         told = {**asked, "launch_time": when.isoformat() if isinstance(when, datetime) else when}
         arguments = {key: value for key, value in told.items() if value is not None}
         started: JsonObject = {}
-        with parting.shielded(START_SECONDS) as scope:
-            started |= (await self._ask("start_episode", {**arguments, "wait": False})).structured or {}
+        async with self._starting:
+            with parting.shielded(START_SECONDS) as scope:
+                started |= (await self._ask("start_episode", {**arguments, "wait": False})).structured or {}
         if scope.cancelled_caught:
             raise ConnectionLostError(f"the server did not answer within {START_SECONDS:g} s")
         if "episode" not in started:
@@ -265,11 +273,13 @@ class Decathlon:
 
     async def _close(self, handle: str, parting: Parting) -> None:
         """Bounded, never raising: what ended the body is the better error, and the lease ends it anyway."""
-        with parting.shielded(CLOSE_SECONDS):
-            try:
-                await self._ask("close_episode", {"episode": handle})
-            except ClientError as error:
-                log.info("An episode could not be closed: %s", error.message)
+        with parting.shielded(TURN_SECONDS):
+            async with self._closing:
+                with parting.shielded(CLOSE_SECONDS):
+                    try:
+                        await self._ask("close_episode", {"episode": handle})
+                    except ClientError as error:
+                        log.info("An episode could not be closed: %s", error.message)
 
     async def _ask(self, tool: str, arguments: JsonObject) -> Reply:
         """One of the lobby's tools. Raises ClientError where it says no."""

@@ -21,6 +21,7 @@ from typing import Any
 
 import anyio
 import docker
+import httpx2
 from decathlon_client import Decathlon, Episode
 
 from decathlon_mcp.providers.docker_image import STARTER_IMAGE
@@ -59,6 +60,7 @@ async def measure(size: int) -> None:
         async with Decathlon(url) as d, d.batch(["find-answer"] * size, concurrency=size) as batch:
             failures = [result.failure async for result in batch.run(together.player) if result.failure]
             done, tally = time.monotonic(), batch.tally
+        await _empty(url)
         left = _containers(owner)
         cpu_seconds = _cpu_seconds(process)
     sys.stdout.write(
@@ -99,6 +101,14 @@ async def serving(size: int) -> AsyncGenerator[tuple[str, str, int]]:
                 yield (state / "ready").read_text().strip(), owner, process.pid
             finally:
                 process.terminate()
+
+
+async def _empty(url: str) -> None:
+    """Wait until the server has no sandbox in use, at most for a while."""
+    with anyio.move_on_after(UP_SECONDS):
+        async with httpx2.AsyncClient() as client:
+            while (await client.get(f"{url}/healthz")).json()["sandboxes"]:  # noqa: ASYNC110
+                await anyio.sleep(0.1)
 
 
 def _containers(owner: str) -> int:
