@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PACKER = "@anthropic-ai/mcpb@2"
 PATIENCE_SECONDS = 600
-WANTED = ("anyio", "mcp", "cyclopts", "pydantic")
+WANTED = ("mcp",)
 """What a bridge imports; the rest of the server's packages would be dead weight."""
 
 

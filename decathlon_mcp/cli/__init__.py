@@ -19,6 +19,10 @@ def main() -> None:
         missing = (error.name or "").partition(".")[0]
         if missing in OURS:
             raise
+        if sys.argv[1:2] == ["stdio"] and "--url" in sys.argv:
+            from decathlon_mcp.cli.bridge import alone
+
+            sys.exit(alone(sys.argv[2:]))
         sys.stderr.write(
             f"decathlon-mcp: this is only the client (no module {missing}): "
             "install the server with: pip install 'decathlon-mcp[server]'\n"

@@ -4,15 +4,17 @@ Messages are relayed as they are: a line is a POST, what comes back is a line. O
 read off them: the session, the revision, the headers of the revision without sessions. There, cancelling a
 request is closing its stream; with a handshake it is a message like any other.
 
-Imports nothing of the server: it is run where there are no sandboxes, on any system.
+Imports nothing of the server: it is run where there are no sandboxes, on any system, where only the client is
+installed (with `mcp` 2.3 or later).
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -63,6 +65,19 @@ async def bridge(url: str, task: str | None) -> int:
                     await relay.take(line.strip())
         await relay.leave()
     return 0
+
+
+def alone(words: Sequence[str]) -> int:
+    """The command where there is nothing to read command lines with; the status to exit with."""
+    parser = argparse.ArgumentParser("decathlon-mcp stdio")
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--task")
+    asked = parser.parse_args(words)
+    try:
+        return anyio.run(bridge, asked.url, asked.task)
+    except BadRequestError as error:
+        _say(error.message)
+        return 1
 
 
 def address(url: str, task: str | None = None) -> str:

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
@@ -33,7 +34,7 @@ from tests.probe.serving import SUITE, Served, serving
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bounded")]
+pytestmark = pytest.mark.anyio
 
 CANCELLED = {"command": "until [ -s cancelled.txt ]; do sleep 0.02; done; cat cancelled.txt"}
 """Waits for what the tool notes when it was cancelled."""
@@ -210,6 +211,18 @@ class AsyncServer:
             ready = task_status.started
             await serve_http(http_app(episodes), listener, drain=episodes.drain, on_ready=ready, stop=stop)
         stopped.set()
+
+
+async def test_it_wants_no_package_of_the_servers(shell: Shell) -> None:
+    only_client = (
+        "import sys; sys.modules.update(dict.fromkeys(('cyclopts', 'yaml', 'docker', 'rich')));"
+        "sys.argv = ['decathlon-mcp', 'stdio', '--url', 'http://127.0.0.1:1'];"
+        "from decathlon_mcp.cli import main; main()"
+    )
+    done = await anyio.run_process(
+        [sys.executable, "-c", only_client], input=_hello(1), env=shell.environment, cwd=shell.folder
+    )
+    assert "no server answers at http://127.0.0.1:1/mcp" in json.loads(done.stdout)["error"]["message"]
 
 
 @pytest.mark.parametrize(
