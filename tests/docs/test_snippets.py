@@ -23,6 +23,7 @@ PROGRAMS = [
     ("docs/quickstart.md", "3. Play", "1.0 PASS"),
     ("docs/clients/decathlon-client.md", "decathlon_client", "1.0\n"),
     ("docs/clients/python-sdk.md", "Python SDK 2.x", "1.0\n"),
+    ("docs/sampling.md", "Choosing tasks", "recount-ballots 0.0\n"),
 ]
 
 
