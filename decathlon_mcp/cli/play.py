@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO, cast
 
 from decathlon_client import ClientError, Decathlon, NoVerdictError
@@ -18,6 +20,8 @@ from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.observe import configure_logging
 from decathlon_mcp.settings import Settings
 
+LOG = "play.log"
+"""What the server in this process logs, in the state folder."""
 NEEDED = ("textual", "jsonschema")
 """What only the full-screen player imports: the extra `play`."""
 
@@ -32,13 +36,13 @@ async def play(settings: Settings, task: str | None, url: str | None, script: st
     if script is None:
         require_player()
     d = _server(settings, url)
-    _keep_logs(settings, embedded=url is None)
     try:
-        if script is not None and task is not None:
-            return await _script(d, task, script)
-        from decathlon_mcp.cli.player import play_by_hand
+        with _logs_kept(settings, embedded=url is None):
+            if script is not None and task is not None:
+                return await _script(d, task, script)
+            from decathlon_mcp.cli.player import play_by_hand
 
-        return await play_by_hand(d, task)
+            return await play_by_hand(d, task)
     except ClientError as error:
         raise DecathlonError(error.message) from error
 
@@ -63,19 +67,26 @@ def _server(settings: Settings, url: str | None) -> Decathlon:
         raise BadRequestError(str(error)) from None
 
 
-def _keep_logs(settings: Settings, *, embedded: bool) -> None:
+@contextmanager
+def _logs_kept(settings: Settings, *, embedded: bool) -> Generator[None]:
     """The screen, and a script's stderr, are for who plays; what the server in this process logs is kept."""
     root = logging.getLogger()
-    if not embedded:
-        root.handlers[:] = [logging.NullHandler()]
-        return
-    settings.state.mkdir(parents=True, exist_ok=True)
-    settings.state.chmod(0o700)
-    configure_logging(settings.log_level, settings.log_format)
-    for handler in root.handlers:
-        if isinstance(handler, logging.StreamHandler):
-            log = (settings.state / "play.log").open("a", encoding="utf-8")
-            cast("logging.StreamHandler[TextIO]", handler).setStream(log)
+    before = root.level, root.handlers[:]
+    try:
+        with ExitStack() as stack:
+            if embedded:
+                settings.state.mkdir(parents=True, exist_ok=True)
+                settings.state.chmod(0o700)
+                log = stack.enter_context((settings.state / LOG).open("a", encoding="utf-8"))
+                configure_logging(settings.log_level, settings.log_format)
+                for handler in root.handlers:
+                    cast("logging.StreamHandler[TextIO]", handler).setStream(log)
+            else:
+                root.handlers[:] = [logging.NullHandler()]
+            yield
+    finally:
+        root.setLevel(before[0])
+        root.handlers[:] = before[1]
 
 
 async def _script(d: Decathlon, task: str, file: str) -> int:

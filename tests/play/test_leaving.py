@@ -1,0 +1,106 @@
+"""However the player is left, the episode is closed and the terminal is as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import sys
+import termios
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from fcntl import ioctl
+from pathlib import Path
+
+import pytest
+
+from decathlon_mcp.cli.options import PREFIX
+from tests.probe.leftovers import processes_marked
+from tests.probe.serving import SUITE
+
+BOUND_SECONDS = 120.0
+ALTERNATE, BACK = b"\x1b[?1049h", b"\x1b[?1049l"
+
+
+class Terminal:
+    """The player in a pseudo-terminal of 80 × 24."""
+
+    def __init__(self, state: Path) -> None:
+        command = [sys.executable, "-m", "decathlon_mcp.cli", "play", "find-answer"]
+        command += ["--suite", SUITE, "--provider", "local", "--state", str(state)]
+        self.process, self.line = pty.fork()
+        if self.process == 0:
+            for name in [name for name in os.environ if name.startswith(PREFIX)]:
+                del os.environ[name]
+            os.execve(sys.executable, command, {**os.environ, "TERM": "xterm-256color"})
+        ioctl(self.line, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.said = b""
+
+    def read_until(self, word: bytes | None) -> None:
+        """Until it has said this; without a word to its end."""
+        deadline = time.monotonic() + BOUND_SECONDS
+        while word is None or word not in self.said:
+            assert time.monotonic() < deadline, self.said[-2000:]
+            if not select.select([self.line], [], [], 1.0)[0]:
+                continue
+            try:
+                chunk = os.read(self.line, 1 << 16)
+            except OSError:  # what Linux says when the last process of a terminal has gone
+                chunk = b""
+            if not chunk:
+                assert word is None, self.said[-2000:]
+                return
+            self.said += chunk
+
+    def status(self) -> int:
+        """Its exit status, once it has ended."""
+        deadline = time.monotonic() + BOUND_SECONDS
+        while True:
+            process, status = os.waitpid(self.process, os.WNOHANG)
+            if process:
+                self.process = 0
+                return os.waitstatus_to_exitcode(status)
+            assert time.monotonic() < deadline, "it does not end"
+            time.sleep(0.02)
+
+
+@contextmanager
+def terminal(state: Path) -> Generator[Terminal]:
+    made = Terminal(state)
+    try:
+        yield made
+    finally:
+        with suppress(OSError):
+            os.close(made.line)
+        if made.process:
+            os.kill(made.process, signal.SIGKILL)
+            os.waitpid(made.process, 0)
+
+
+def endings(state: Path) -> list[str]:
+    """How the episodes of that state folder ended."""
+    files = state.glob("episodes/*/trajectory.jsonl")
+    return [str(json.loads(file.read_text("utf-8").splitlines()[-1]).get("ending")) for file in files]
+
+
+@pytest.mark.parametrize("how", ["ctrl-c", "hang-up"])
+def test_leaving_closes_the_episode_and_gives_the_terminal_back(tmp_path: Path, how: str) -> None:
+    with terminal(tmp_path) as player:
+        player.read_until(b"playing")
+        assert player.said.startswith(ALTERNATE)
+        if how == "ctrl-c":
+            os.write(player.line, b"\x03")
+            player.read_until(None)
+            assert BACK in player.said
+            assert b"\x1b[?25h" in player.said[player.said.rindex(BACK) :]
+            assert player.said.rsplit(b"\x1b[?", 1)[1][-1:] in b"hl"
+        else:
+            os.close(player.line)
+        assert player.status() == (0 if how == "ctrl-c" else 128 + signal.SIGHUP)
+    assert endings(tmp_path) == ["closed by its client"]
+    assert processes_marked(tmp_path) == []
+    assert "episode ready" in (tmp_path / "play.log").read_text("utf-8")
