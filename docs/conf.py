@@ -25,7 +25,18 @@ ELSEWHERE = ("CHANGELOG.md", "benchmarks/RESULTS.md", "decathlon_mcp/starter/sui
 """Pages that stand where they belong, and not in this folder."""
 NAVIGATION: dict[str, tuple[str, ...]] = {
     "Start": ("quickstart", "concepts"),
-    "Play": ("clients", "clients/shell", "clients/*"),
+    "Play": (
+        "clients",
+        "clients/claude-desktop",
+        "clients/claude-code",
+        "clients/cursor",
+        "clients/vscode",
+        "clients/shell",
+        "clients/decathlon-client",
+        "clients/python-sdk",
+        "clients/python-sdk-1",
+        "clients/*",
+    ),
     "Train": ("training", "sampling", "rewards", "reward-integrity", "trainers/verifiers", "trainers/*"),
     "Suites": ("toolathlon", "gym", "/decathlon_mcp/starter/suite/README", "writing-tasks"),
     "Serve": ("operating", "troubleshooting", "protocol"),
@@ -58,6 +69,7 @@ myst_disable_syntax = ["myst_block_break", "myst_line_comment", "myst_role", "my
 myst_links_external_new_tab = False
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_title = "decathlon-mcp"
 html_static_path = ["site"]
 html_css_files = ["site.css"]
