@@ -23,8 +23,8 @@ from tests.probe.serving import Served, serving
 pytestmark = pytest.mark.anyio
 
 INTERRUPTED = Path(__file__).parent / "interrupted.py"
-AT_MOST_SECONDS = 15.0
-"""5 s are promised; the rest is for a machine that is busy starting and ending Pythons."""
+AT_MOST_SECONDS = 25.0
+"""5 s are promised; the rest is for a busy machine. Without hurry it would be 30 and more."""
 
 
 async def solve(e: Episode) -> str:

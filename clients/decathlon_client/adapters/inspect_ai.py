@@ -3,7 +3,8 @@
     inspect eval decathlon_client/tool_decathlon -T url=http://127.0.0.1:8765 --model openai/gpt-5
 
 An attempt without a verdict is an error of its sample, as inspect-ai counts errors (`--fail-on-error`), and
-never a score. A limit of inspect-ai's truncates the attempt, which is then graded as it is.
+never a score. A limit of inspect-ai's on messages or tokens truncates the attempt, which is then graded as it
+is; one on time cancels it.
 """
 
 from __future__ import annotations
