@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import anyio.to_thread
+from anyio import CancelScope
 
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.episode import Episode
@@ -17,7 +18,7 @@ from decathlon_mcp.episodes.services import Services
 from decathlon_mcp.link import Link
 from decathlon_mcp.model import Network
 from decathlon_mcp.providers.base import Sandbox
-from decathlon_mcp.rewards import Attempt, CallRecord, OpenSandbox, Verdict, grade
+from decathlon_mcp.rewards import Attempt, CallRecord, OpenSandbox, Verdict, grade, trajectory_log
 from decathlon_mcp.settings import Settings
 
 
@@ -81,8 +82,9 @@ class Judge:
 
     async def _grade(self, open_sandbox: OpenSandbox, **more: Any) -> Verdict:
         episode, stage = self.episode, self.episode.stage
-        return await grade(
-            await anyio.to_thread.run_sync(attempt_of, episode),
+        attempt = await anyio.to_thread.run_sync(attempt_of, episode)
+        verdict = await grade(
+            attempt,
             open_sandbox=open_sandbox,
             suite=stage.suite,
             task=episode.task,
@@ -91,6 +93,18 @@ class Judge:
             deadline_seconds=episode.task.deadlines.evaluation_seconds or self.settings.evaluation_seconds,
             **more,
         )
+        with CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._keep, attempt, verdict)
+        return verdict
+
+    def _keep(self, attempt: Attempt, verdict: Verdict) -> None:
+        """What Toolathlon leaves of a run, by its names: its viewer (vis_traj) shows such folders."""
+        suite, journal = self.episode.stage.suite, self.episode.journal
+        root = suite.dialect.root
+        journal.write(
+            "traj_log.json", trajectory_log(attempt, suite=suite, task=self.episode.task, root=root)
+        )
+        journal.write("eval_res.json", {"pass": verdict.success, "details": verdict.detail})
 
 
 def attempt_of(episode: Episode) -> Attempt:

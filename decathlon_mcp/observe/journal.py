@@ -49,14 +49,18 @@ class Journal:
                     yield value
 
     def write_verdict(self, verdict: JsonObject) -> None:
-        """Keep the verdict; whoever reads the file sees the whole of it or none."""
-        target = self.folder / "verdict.json"
+        """Keep the verdict."""
+        self.write("verdict.json", verdict)
+
+    def write(self, name: str, value: JsonObject) -> None:
+        """Keep a file beside; whoever reads it sees the whole of it or none."""
+        target = self.folder / name
         partial = target.with_suffix(".partial")
         try:
-            partial.write_text(json.dumps(verdict, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
             os.replace(partial, target)  # noqa: PTH105  (atomic, as its documentation says)
         except OSError as error:
-            log.warning("a verdict could not be kept", extra=fields(why=error.strerror))
+            log.warning("a file of an episode could not be kept", extra=fields(file=name, why=error.strerror))
 
     def close(self) -> None:
         self._trajectory.close()

@@ -49,4 +49,11 @@ async def test_the_paper_asked_for_is_rewarded_and_another_is_not(
         await player.call("claim_done")
         verdict = (await player.call("evaluate")).structured_content
     assert (verdict["status"], verdict["reward"]) == ("scored", reward)
+    kept = served.state / "episodes" / player.episode_id
+    log = json.loads((kept / "traj_log.json").read_text())
+    calls = [
+        call["function"]["name"] for message in log["messages"] for call in message.get("tool_calls", ())
+    ]
+    assert calls == ["papers-search", "papers-download"]
+    assert json.loads((kept / "eval_res.json").read_text())["pass"] is (reward == 1.0)
     assert (verdict["agent_network"], verdict["grader_network"]) == ("outbound", "outbound")
