@@ -34,6 +34,9 @@ from decathlon_mcp.providers.docker_stream import AttachedStream
 from decathlon_mcp.providers.socket_line import SocketLine
 
 REMOVE_SECONDS = 30.0
+TURN_SECONDS = 2.0
+"""More, for each removal that is ahead: hundreds of episodes may end together, and a paused one ends by no
+other way."""
 RETRIES_SECONDS = (0.2, 1.0, 5.0)
 LISTEN_SECONDS = 1.0
 CHECK_SECONDS = 2.8
@@ -121,7 +124,8 @@ class DockerProvider:
 
     async def _remove(self, container: Container) -> None:
         """Bounded, tried again, never raising: whatever ended the sandbox is the better error."""
-        with anyio.move_on_after(REMOVE_SECONDS, shield=True):
+        ahead = self._removing.statistics().tasks_waiting
+        with anyio.move_on_after(REMOVE_SECONDS + ahead * TURN_SECONDS, shield=True):
             for pause in (*RETRIES_SECONDS, 0):
                 try:
                     async with self._removing:
