@@ -1,0 +1,165 @@
+"""A database of its own for every episode, as toolathlon_gym's tasks want one.
+
+`pytest tests/gym/database.py -s` builds an image of a small dump (a minute), hence it is none of the tests
+that always run. Needs a Docker engine, the tests' image and Debian's registry. Prints what a database costs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+import yaml
+
+from decathlon_mcp.model import Phase
+from decathlon_mcp.providers.docker_image import STARTER_IMAGE
+from tests.probe.clients import Player, playing
+from tests.probe.serving import SUITE, Served, serving
+
+pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.timeout(600)]
+
+IMAGE = "decathlon-test-postgres:latest"
+BUILD = Path(__file__).parents[2] / "images" / "postgres" / "build"
+ROWS = 200_000
+DUMP = f"""
+CREATE SCHEMA shop;
+CREATE TABLE shop.orders (id serial PRIMARY KEY, what text NOT NULL);
+INSERT INTO shop.orders (what) SELECT 'old ' || number FROM generate_series(1, {ROWS}) AS number;
+CREATE EXTENSION pg_trgm;
+"""
+QUERY = '''
+"""PostgreSQL's protocol as far as one query without a password: its rows, or its error."""
+import socket, struct, sys
+
+def ask(query, user="eigent", database="toolathlon_gym"):
+    with socket.create_connection(("localhost", 5432), 30) as line:
+        stream = line.makefile("rwb")
+        words = f"user\\0{user}\\0database\\0{database}\\0\\0".encode()
+        stream.write(struct.pack("!ii", len(words) + 8, 196608) + words)
+        text = query.encode() + b"\\0"
+        stream.write(b"Q" + struct.pack("!i", len(text) + 4) + text)
+        stream.flush()
+        rows, idle = [], 0
+        while idle < 2:
+            kind = stream.read(1)
+            body = stream.read(struct.unpack("!i", stream.read(4))[0] - 4)
+            if kind == b"D":
+                (size,) = struct.unpack("!i", body[2:6])
+                rows.append(body[6:6 + size].decode())
+            elif kind == b"E":
+                return body.replace(b"\\0", b" ").decode()
+            idle += kind == b"Z"
+        return " ".join(rows)
+
+if __name__ == "__main__":
+    print(ask(*sys.argv[1:]))
+'''
+EVALUATION = """
+import sys
+from utils.query import ask
+said = ask("SELECT what FROM shop.orders WHERE what NOT LIKE 'old %'")
+print(said)
+sys.exit(0 if said == "pear apple" else 1)
+"""
+PREPROCESS = """
+from utils.query import ask
+ask("INSERT INTO shop.orders (what) VALUES ('pear')")
+"""
+
+
+@pytest.fixture(scope="module")
+def image(test_image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    dump = tmp_path_factory.mktemp("dump") / "init.sql"
+    dump.write_text(DUMP)
+    base = os.environ.get("BASE", STARTER_IMAGE)
+    subprocess.run([BUILD, dump, IMAGE], check=True, env={**os.environ, "BASE": base})
+    return IMAGE
+
+
+@pytest.fixture(scope="module")
+async def served(
+    image: str, tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
+) -> AsyncGenerator[Served]:
+    """The probe's suite with a task that has a database, declared as the gym's dialect does it."""
+    suite = tmp_path_factory.mktemp("suites") / "suite"
+    shutil.copytree(SUITE, suite)
+    task = suite / "tasks" / "probe" / "ordering"
+    shutil.copytree(suite / "tasks" / "probe" / "find-answer", task)
+    (task / "preprocess").mkdir()
+    (task / "preprocess" / "main.py").write_text(PREPROCESS)
+    (task / "evaluation" / "main.py").write_text(EVALUATION)
+    (suite / "utils" / "query.py").write_text(QUERY)
+    gym = yaml.safe_load((Path(SUITE).parents[2] / "decathlon_mcp/suites/dialects/gym.yaml").read_text())
+    said = yaml.safe_load((suite / "suite.yaml").read_text())
+    said["services"] = {"postgres": {**gym["services"]["postgres"], "image": image, "available": True}}
+    said["tasks"]["ordering"] = {"services": ["postgres"]}
+    (suite / "suite.yaml").write_text(json.dumps(said))
+    async with serving(tmp_path_factory.mktemp("state"), suite=(str(suite),), provider="docker") as served:
+        yield served
+
+
+async def ask(player: Player, query: str, *more: str) -> str:
+    words = " ".join(f'"{word}"' for word in (query, *more))
+    return (await player.text("probe__shell", command=f"python3 ../utils/query.py {words}")).strip()
+
+
+async def graded(player: Player) -> dict[str, Any]:
+    await player.call("claim_done")
+    return (await player.call("evaluate")).structured_content
+
+
+async def test_an_attempt_that_does_nothing_gets_nothing_and_a_right_one_the_reward(served: Served) -> None:
+    async with playing(served, "ordering", "task") as player:
+        nothing = await graded(player)
+    async with playing(served, "ordering", "task") as player:
+        assert await ask(player, "SELECT count(*) FROM shop.orders") == str(ROWS + 1)
+        await ask(player, "INSERT INTO shop.orders (what) VALUES ('apple')")
+        right = await graded(player)
+    assert (nothing["status"], nothing["reward"], nothing["evaluator_output"].strip()) == (
+        "scored",
+        0,
+        "pear",
+    )
+    assert (right["status"], right["reward"], right["agent_network"]) == ("scored", 1, "none"), right
+
+
+async def test_what_one_episode_does_no_other_sees_nor_is_anybody_a_superuser(served: Served) -> None:
+    async with playing(served, "ordering", "task") as one, playing(served, "ordering", "task") as other:
+        await ask(one, "DROP SCHEMA shop CASCADE")
+        assert "does not exist" in await ask(one, "SELECT count(*) FROM shop.orders")
+        assert await ask(other, "SELECT count(*) FROM shop.orders") == str(ROWS + 1)
+        assert "permission denied" in await ask(other, "COPY (SELECT 1) TO PROGRAM 'id'")
+
+
+async def test_a_database_that_is_lost_is_no_verdict_and_never_a_zero(
+    served: Served, docker_engine: Any
+) -> None:
+    async with playing(served, "ordering", "task") as player:
+        await player.text("probe__echo", text="ready")
+        episode = served.episodes.find(player.episode_id, served.episodes.live[-1].owner)
+        docker_engine.kill(f"decathlon-{episode.label}-postgres")
+        await episode.state.reach(Phase.ENDED)
+    assert episode.verdict is not None
+    assert (episode.verdict.status, episode.verdict.reward) == ("sandbox_lost", None)
+
+
+async def test_what_it_costs(served: Served) -> None:
+    """Seconds from the start to the first answer of the task's own server, with a database and without."""
+    seconds: dict[str, list[float]] = {"find-answer": [], "ordering": []}
+    for _ in range(5):
+        for task, measured in seconds.items():
+            started = time.perf_counter()
+            async with playing(served, task, "task") as player:
+                await player.text("probe__echo", text="ready")
+                measured.append(time.perf_counter() - started)
+    plain, with_it = (median(measured) for measured in seconds.values())
+    sys.stdout.write(f"\nwithout a database {plain:.2f} s, with one {with_it:.2f} s (median of 5)\n")
