@@ -29,7 +29,7 @@ from decathlon_mcp.cli.options import (
     TasksSettings,
     Wanted,
 )
-from decathlon_mcp.errors import DecathlonError
+from decathlon_mcp.errors import BadRequestError, DecathlonError
 
 EPILOGUE = (
     "Every setting is also a variable (DECATHLON_MAX_SANDBOXES=8) and a line of decathlon.toml "
@@ -147,6 +147,12 @@ def tasks(
         from decathlon_mcp.cli.conflicts import show as show_conflicts
 
         return show_conflicts(settings, wanted, as_json=json)
+    if sample is None and wanted.seed is not None:
+        raise BadRequestError("--seed is for a --sample")
+    if check and sample is not None:
+        raise BadRequestError(
+            "--sample draws of what can run, and --check is for what cannot: give one of them"
+        )
     if check:
         from decathlon_mcp.cli.check import check as check_tasks
 

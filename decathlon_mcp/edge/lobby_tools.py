@@ -14,7 +14,7 @@ from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.suites import Draw
 
 HANDLE = "The handle that `start_episode` gave."
-SAMPLE_LIMIT = 100_000
+SAMPLE_LIMIT = 10_000
 OPTIONAL_HANDLE = "The handle that `start_episode` gave; without it, the episode this session started last."
 
 

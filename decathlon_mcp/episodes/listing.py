@@ -11,11 +11,17 @@ from decathlon_mcp.suites import Catalogue, Suite, Task
 
 
 def list_tasks(catalogue: Catalogue, names: Iterable[str], *, prompts: bool = False) -> list[JsonObject]:
-    """What each of these tasks needs and whether it can run here, in the order they are named in.
+    """What each of these tasks needs and whether it can run here, in the order they are named in; a name may
+    be there more than once.
 
     Prompts are as an episode under Docker has them, with the time it is now; no sandbox is opened for them.
     """
-    return [_described(catalogue, name, *catalogue.entry(name), prompts=prompts) for name in names]
+    asked = [*names]
+    told = {
+        name: _described(catalogue, name, *catalogue.entry(name), prompts=prompts)
+        for name in dict.fromkeys(asked)
+    }
+    return [told[name] for name in asked]
 
 
 def _described(catalogue: Catalogue, name: str, suite: Suite, task: Task, *, prompts: bool) -> JsonObject:

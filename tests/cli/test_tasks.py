@@ -71,6 +71,10 @@ def test_a_split_that_is_not_there_is_told_those_that_are(shell: Shell) -> None:
     assert said == "there is no split 'x'; the splits are test, train"
 
 
+def test_words_that_do_not_go_together_are_told(shell: Shell) -> None:
+    assert shell.fault("tasks", "--seed", "7", status=1) == "--seed is for a --sample"
+
+
 def test_no_engine_is_needed(shell: Shell) -> None:
     done = shell.run("tasks", "--suite", SUITE, "--provider", "docker", DOCKER_HOST="unix:///nowhere")
     assert done.returncode == 0

@@ -148,7 +148,7 @@ def test_in_the_gym_its_environment_outweighs_the_yaml(gym: Checkout) -> None:
     assert spec["args"] == ["/opt/local_servers/x"]
     assert spec["inherit"] == "all"
     assert spec["cwd"] == "/workspace/dumps/workspace"
-    assert (spec["env"]["PG_HOST"], spec["env"]["A"]) == ("postgres", "b")
+    assert (spec["env"]["PG_HOST"], spec["env"]["A"]) == ("localhost", "b")
 
 
 def test_folders_that_a_server_wants_to_find(checkout: Checkout) -> None:
