@@ -17,6 +17,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from tests.docs import snippets
 from tests.docs.pages import REPOSITORY, block
 from tests.docs.snippets import run
 from tests.probe.serving import Served, serving
@@ -40,6 +41,12 @@ def model() -> Iterator[dict[str, str]]:
     """The variables by which a trainer finds the model."""
     with oracles() as url:
         yield {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To import torch alone can take a minute."""
+    monkeypatch.setattr(snippets, "PATIENCE_SECONDS", 900)
 
 
 @pytest.fixture
@@ -104,15 +111,10 @@ async def test_inspect_ai(served: Served, model: dict[str, str], folder: Path) -
 
 async def test_trl(served: Served, model: dict[str, str], folder: Path) -> None:
     programs = await installed(folder, f"{REPOSITORY}[trl]", "openai")
-    command = [
-        str(programs / "python"),
-        str(PROGRAMS / "trl_training.py"),
-        served.url,
-        model["OPENAI_BASE_URL"],
-    ]
-    done = await anyio.run_process(command, check=False)
-    assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout.decode().splitlines()[-1] == "audit-expenses 1.0, tune-reactor 1.0"
+    program = block("docs/trainers/trl.md", "TRL", "python")
+    trained_by = [programs / "python", PROGRAMS / "trl_training.py"]
+    said = await run(program, trained_by, url=served.url, folder=folder, environment=model)
+    assert said.splitlines()[-1] == "audit-expenses 1.0, tune-reactor 1.0"
     assert served.episodes.live == []
 
 

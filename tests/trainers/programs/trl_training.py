@@ -1,4 +1,4 @@
-"""A step of GRPO over two tasks, the generator replaced by an oracle: `URL ENDPOINT`.
+"""A program that trains by GRPO, its generator replaced by an oracle: `FILE`.
 
 The trainer, its environments, its loop of tool calls, its rewards and its step are TRL's own. The model is
 tiny and untrained; what it is said to have generated comes from the endpoint.
@@ -6,13 +6,14 @@ tiny and untrained; what it is said to have generated comes from the endpoint.
 
 import json
 import re
+import runpy
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import trl
-from datasets import Dataset
-from decathlon_client.adapters.trl import environments
 from openai import OpenAI
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -60,50 +61,48 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return made
 
 
-def main(url: str, endpoint: str) -> None:
-    found = environments(url, tasks=["audit-expenses", "tune-reactor"])
-    rewards: set[str] = set()
+class PagesTrainer(OracleTrainer):
+    """What the page asks for, but for the model and the size of everything."""
 
-    def reward(environments, task, **row):
-        told = found.reward(environments, task=task, **row)
-        rewards.update(f"{each} {reward}" for each, reward in zip(task, told, strict=True))
-        return told
+    rewarded: ClassVar[set[str]] = set()
 
-    tokens = tokenizer()
-    config = Qwen3Config(
-        vocab_size=len(tokens),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=1 << 16,
-    )
-    trainer = OracleTrainer(
-        model=Qwen3ForCausalLM(config),
-        processing_class=tokens,
-        args=GRPOConfig(
+    def __init__(self, model, args, reward_funcs, **more):
+        (reward,) = reward_funcs
+
+        def rewarding(environments, task, **row):
+            told = reward(environments, task=task, **row)
+            self.rewarded.update(f"{each} {found}" for each, found in zip(task, told, strict=True))
+            return told
+
+        small = GRPOConfig(
             output_dir=tempfile.mkdtemp(),
             per_device_train_batch_size=2,
             num_generations=2,
             generation_batch_size=4,
-            max_completion_length=30_000,
-            max_tool_calling_iterations=30,
-            max_steps=2,
-            logging_steps=1,
+            max_completion_length=args.max_completion_length,
+            max_tool_calling_iterations=args.max_tool_calling_iterations,
+            max_steps=1,
             report_to=[],
             use_cpu=True,
             save_strategy="no",
-        ),
-        train_dataset=Dataset.from_list(found.rows),
-        environment_factory=found.factories,
-        reward_funcs=[reward],
-    )
-    trainer.oracle = OpenAI(base_url=endpoint, api_key="none")
-    trainer.train()
-    print(", ".join(sorted(rewards)))  # noqa: T201
+        )
+        tokens = tokenizer()
+        config = Qwen3Config(
+            vocab_size=len(tokens),
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+            head_dim=16,
+            max_position_embeddings=1 << 16,
+        )
+        tiny = Qwen3ForCausalLM(config)
+        super().__init__(tiny, [rewarding], small, processing_class=tokens, **more)
+        self.oracle = OpenAI()
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+trl.GRPOTrainer = PagesTrainer
+trl.GRPOConfig = partial(GRPOConfig, use_cpu=True, output_dir=tempfile.mkdtemp())
+runpy.run_path(sys.argv[1], run_name="__main__")
+print(", ".join(sorted(PagesTrainer.rewarded)))  # noqa: T201
