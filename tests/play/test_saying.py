@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 from decathlon_client import Reply
 
-from decathlon_mcp.cli.player.saying import arguments_line, clean, folded, image_size, parts_of, whole
+from decathlon_mcp.cli.player.saying import (
+    arguments_line,
+    clean,
+    flowing,
+    folded,
+    image_size,
+    parts_of,
+    whole,
+)
 
 PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + struct.pack(">II", 640, 480) + b"\x08\x02\x00\x00\x00"
 JPEG = b"\xff\xd8\xff\xe0\x00\x04ab\xff\xc0\x00\x11\x08" + struct.pack(">HH", 30, 20) + bytes(12)
@@ -87,3 +95,10 @@ def test_long_texts_are_folded_and_endless_lines_cut() -> None:
     text, more = folded("x" * 5000, 8)
     assert text.endswith(" … (5000 characters)")
     assert (len(text) < 2100, more) == (True, 0)
+
+
+def test_a_paragraph_flows_and_a_list_stands() -> None:
+    line = "It says a good deal more than fits on one line of it"
+    assert flowing(f"{line}\nand goes on.\n\nOne\n- two\n{line}\n- three") == (
+        f"{line} and goes on.\n\nOne\n- two\n{line}\n- three"
+    )

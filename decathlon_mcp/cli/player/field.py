@@ -52,7 +52,7 @@ class Kind(StrEnum):
     LONG_TEXT = "long text"
     INTEGER = "whole number"
     NUMBER = "number"
-    SCALAR = "text, number, true or false"
+    SCALAR = "text or number"
     CHOICE = "choice"
     OBJECT = "group"
     ARRAY = "list"

@@ -17,6 +17,7 @@ from decathlon_mcp.cli.player.saying import clean
 
 Faults = Mapping[Path, str]
 CHOICE_CHARACTERS = 60
+NOTHING = "not sent"
 
 
 class FieldView(Vertical):
@@ -148,7 +149,14 @@ class ChoiceView(FieldView):
         told = [
             (clean(shown(each))[:CHOICE_CHARACTERS] or '""', n) for n, each in enumerate(self.field.choices)
         ]
-        yield select_of(told, self._index)
+        yield select_of(told, self._index, self._prompt())
+
+    def _prompt(self) -> str:
+        """What is done where nothing is chosen."""
+        field = self.field
+        if field.has_default:
+            return f"{clean(shown(field.default))[:CHOICE_CHARACTERS]} (default)"
+        return "choose …" if field.required and not field.nullable else NOTHING
 
     @on(Select.Changed)
     def _chosen(self, event: Select.Changed) -> None:
@@ -156,10 +164,11 @@ class ChoiceView(FieldView):
         self._index = None if event.value is Select.NULL else int(str(event.value))
 
 
-def select_of(told: list[tuple[str, int]], index: int | None) -> Select[int]:
+def select_of(told: list[tuple[str, int]], index: int | None, prompt: str) -> Select[int]:
+    """A choice of texts by their numbers."""
     return Select(
         [(Text(text), number) for text, number in told],
-        prompt="not sent",
+        prompt=prompt,
         value=Select.NULL if index is None else index,
         compact=True,
     )

@@ -20,7 +20,7 @@ from decathlon_mcp.cli.player.field import Kind, form_of
 from decathlon_mcp.cli.player.field_view import FieldView, TextView
 from decathlon_mcp.cli.player.form_view import focus_in, view_of
 from decathlon_mcp.cli.player.page import Page
-from decathlon_mcp.cli.player.saying import clean
+from decathlon_mcp.cli.player.saying import clean, flowing
 from decathlon_mcp.cli.player.text_screens import EditScreen
 from decathlon_mcp.model import JsonObject, as_object
 
@@ -56,7 +56,7 @@ class FormScreen(Page[JsonObject | None]):
         yield Static(clean(self._tool.name), classes="bar", markup=False)
         with VerticalScroll(id="form", can_focus=False):
             if self._tool.description:
-                yield Static(clean(self._tool.description).strip(), id="description", markup=False)
+                yield Static(flowing(self._tool.description), id="description", markup=False)
         yield Static("", id="said")
         yield Footer(show_command_palette=False, compact=True)
 

@@ -14,7 +14,7 @@ from textual.widgets import Button, Select
 from decathlon_mcp.cli.player.draft import Draft, blank, touched
 from decathlon_mcp.cli.player.fault import Path
 from decathlon_mcp.cli.player.field import Field, Kind
-from decathlon_mcp.cli.player.field_view import ChoiceView, Faults, FieldView, TextView, select_of
+from decathlon_mcp.cli.player.field_view import NOTHING, ChoiceView, Faults, FieldView, TextView, select_of
 
 
 class ObjectView(FieldView):
@@ -125,7 +125,8 @@ class UnionView(FieldView):
         return [] if self._inner is None else [self._inner]
 
     def body(self) -> ComposeResult:
-        yield select_of([(_option(each), n) for n, each in enumerate(self.field.options)], self._index)
+        told = [(_option(each), n) for n, each in enumerate(self.field.options)]
+        yield select_of(told, self._index, "choose …" if self.field.required else NOTHING)
         with Vertical(classes="group"):
             if self._inner is not None:
                 yield self._inner

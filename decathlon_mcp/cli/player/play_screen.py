@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -25,6 +26,8 @@ from decathlon_mcp.cli.player.transcript import Entry, Transcript
 from decathlon_mcp.cli.player.verdict_screen import VerdictScreen
 from decathlon_mcp.starter import CLAIM
 
+ABOUT_LINES = 4
+"""Of a tool's description, beside the list of tools; the form has the whole."""
 CLAIM_SAID = (
     "This closes the attempt: no tool works any more, and what was done is graded. "
     "Your last words, if the task asks for an answer:"
@@ -169,8 +172,10 @@ class PlayScreen(Page[None]):
     @on(OptionList.OptionHighlighted, "#tools")
     def _marked(self, event: OptionList.OptionHighlighted) -> None:
         if event.option_index < len(self._shown):
-            told = " ".join(clean(self._shown[event.option_index].description).split())
-            self.query_one("#about", Static).update(Text(told))
+            about = self.query_one("#about", Static)
+            told = clean(self._shown[event.option_index].description)
+            room = max(20, about.content_size.width) * ABOUT_LINES - 20
+            about.update(Text(textwrap.shorten(told, room, placeholder=" …")))
 
     @on(OptionList.OptionSelected, "#tools")
     def _chosen(self, event: OptionList.OptionSelected) -> None:

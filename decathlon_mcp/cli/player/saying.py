@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ FOLD_LINES = 8
 OPEN_LINES = 400
 WIDEST = 2000
 """Characters of a line that are shown; the rest is told."""
+MIDDLE = re.compile(r"(?<=[^\n]{50})\n(?=[^\s*#>|•-])")
 DIRECTIONS = (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _VISIBLE = {
     **{code: 0x2400 + code for code in range(0x20) if code not in (0x09, 0x0A)},
@@ -39,6 +41,11 @@ class Part:
 def clean(text: str) -> str:
     """The text with its control characters made visible, line ends and tabs apart."""
     return text.replace("\r\n", "\n").expandtabs(4).translate(_VISIBLE)
+
+
+def flowing(text: str) -> str:
+    """Without the line ends in the middle of a paragraph, which the screen has others for."""
+    return MIDDLE.sub(" ", clean(text).strip())
 
 
 def parts_of(reply: Reply) -> tuple[Part, ...]:
