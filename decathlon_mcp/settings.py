@@ -60,7 +60,7 @@ class Settings(BaseModel):
     )
     results: Path | None = Field(
         None,
-        description="File of verdicts, from which tasks' pass rates are read: for draws and lists by difficulty.",
+        description="File of verdicts, of which tasks' pass rates are made: for draws by difficulty.",
     )
     language: Language = Field(
         "en",

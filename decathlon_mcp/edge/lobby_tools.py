@@ -71,7 +71,7 @@ class ListTasks(Draw, LobbyTool):
         None,
         ge=1,
         le=SAMPLE_LIMIT,
-        description="Instead of all, draw so many of those that can run here, all different if there are enough.",
+        description="Instead of all, draw so many of those that can run, all different if there are enough.",
     )
     prompts: bool = Field(False, description="Give each task's prompt as well.")
 

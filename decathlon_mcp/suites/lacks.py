@@ -1,4 +1,4 @@
-"""What keeps a task from running here: of what kind it is, in which words it is said, and where to read on."""
+"""What keeps a task from running here: of what kind it is, the words for it, and where to read on."""
 
 from __future__ import annotations
 

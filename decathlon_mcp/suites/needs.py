@@ -106,8 +106,10 @@ class Means:
         code = dict(self.dialect.local_code)
         for name in task.needs.local_tools:
             if name not in code:
-                said = f"needs the local tool {name!r}, whose code the suite does not name: say where it is under"
-                yield self.pages.lack("local tool", name, f"{said} `local_code` in {self.checkout / FILE}")
+                said = f"needs the local tool {name!r}, whose code the suite does not name: say where it is"
+                yield self.pages.lack(
+                    "local tool", name, f"{said} under `local_code` in {self.checkout / FILE}"
+                )
 
     def _without_credentials(self, task: Task) -> Iterator[Lack]:
         """Values that nobody has filled in, and files that are not there."""
