@@ -97,6 +97,13 @@ def folders(names: Iterable[str], user: int, group: int) -> bytes:
     return bytes(packed) + bytes(2 * BLOCK_BYTES)
 
 
+def file_of(name: str, content: bytes) -> bytes:
+    """An archive of one file that everybody may read, and root may write."""
+    info = info_of(name, tarfile.REGTYPE, 0o644, 0)
+    info.size = len(content)
+    return b"".join((header(info), content, padding(len(content)), bytes(2 * BLOCK_BYTES)))
+
+
 def info_of(name: str, kind: bytes, mode: int, mtime: float) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
     info.type, info.mode, info.mtime = kind, mode, seconds_of(mtime)

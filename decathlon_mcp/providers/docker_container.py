@@ -11,7 +11,7 @@ from docker.errors import APIError, NotFound
 
 from decathlon_mcp.errors import BadRequestError, ImageError, ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.model import JsonObject
-from decathlon_mcp.providers.archive import folders
+from decathlon_mcp.providers.archive import file_of, folders
 from decathlon_mcp.providers.base import SandboxSpec
 from decathlon_mcp.providers.docker_engine import Api, put_archive, said_by
 from decathlon_mcp.providers.docker_events import OWNER_LABEL, SANDBOX_LABEL
@@ -111,6 +111,9 @@ class Container:
         if not image.is_roots and root.name:
             # A working folder that the engine has made is root's.
             put_archive(api, self.identity, str(root.parent), folders([root.name], *self.user))
+        if not image.is_roots and self.spec.network == "none":
+            # The engine writes none without a network, and the driver may not: `localhost` would be no name.
+            put_archive(api, self.identity, "/etc", file_of("hosts", b"127.0.0.1\tlocalhost\n"))
 
     def _start(self, api: Api, image: Image) -> None:
         try:

@@ -288,6 +288,8 @@ async def test_whatever_the_image_starts_by_itself_the_files_are_its_users(
     script = """
 import os
 print(os.getuid(), os.stat('.').st_uid, os.stat('in/a').st_uid)
+import socket
+assert socket.gethostbyname("localhost") == "127.0.0.1"
 open('out', 'w').write('x')
 """
     spec = docker.spec(image=odd_image)
