@@ -32,7 +32,8 @@ STRANGERS = {
     "unreadable": "echo '{\"total\": 7}' > report.json; chmod 0 report.json .",
     "set-id": "cp /usr/bin/python3 report.json; chmod 7777 report.json",
     "hard-link-to-the-outside": "ln /episode/configs/mcp_servers/root.yaml report.json",
-    "hard-links-in-a-crowd": "echo '{}' > report.json; for n in $(seq 2000); do ln report.json $n.json; done",
+    "hard-links-in-a-crowd": """echo '{}' > report.json
+        python3 -c 'import os; [os.link("report.json", f"{n}.json") for n in range(2000)]'""",
 }
 NAMES = r"""
 import os
@@ -89,6 +90,7 @@ async def test_names_that_are_hard_to_bear_cost_nothing(arena: Arena, program: s
     assert (verdict["status"], verdict.get("reward")) == ("scored", 1.0), verdict
 
 
+@pytest.mark.timeout(900)
 async def test_a_hundred_thousand_files_are_borne(arena: Arena) -> None:
     async with arena.playing("sum-prices") as agent:
         await agent.python("import os\nfor n in range(100_000): os.mknod(f'{n}')")

@@ -46,27 +46,31 @@ while True:
 """
 
 
-def as_double(program: str) -> str:
-    """Leaves a program that the evaluator of `run-program` will run."""
-    return f"open('double.py', 'w').write({program!r})"
+def left(name: str, program: str) -> str:
+    """Leaves a program that an evaluator will run."""
+    return f"open('{name}.py', 'w').write({program!r})"
 
 
 @pytest.mark.parametrize("program", [SAYS_SO, REACHES, HOARDS], ids=["says-so", "reaches", "hoards"])
 async def test_what_the_evaluator_runs_cannot_speak_for_it(arena: Arena, program: str) -> None:
     async with arena.cheating("run-program") as agent:
-        await agent.python(as_double(program))
+        await agent.python(left("double", program))
 
 
-@pytest.mark.parametrize(
-    ("program", "status"),
-    [(HANGS, "timeout"), (FORKS, "timeout"), (KILLS, "evaluator_error"), (KILLS_ALL, "evaluator_error")],
-    ids=["hangs", "forks", "kills-its-parent", "kills-all"],
-)
+BREAKERS = {
+    "hangs": ("await-program", "loop", HANGS, "timeout"),
+    "forks": ("await-program", "loop", FORKS, "timeout"),
+    "kills-its-parent": ("run-program", "double", KILLS, "evaluator_error"),
+    "kills-all": ("run-program", "double", KILLS_ALL, "evaluator_error"),
+}
+
+
+@pytest.mark.parametrize(("task", "name", "program", "status"), BREAKERS.values(), ids=BREAKERS)
 async def test_an_evaluator_that_is_broken_or_held_up_gives_no_reward(
-    arena: Arena, program: str, status: str
+    arena: Arena, task: str, name: str, program: str, status: str
 ) -> None:
-    async with arena.playing("run-program") as agent:
-        await agent.python(as_double(program))
+    async with arena.playing(task) as agent:
+        await agent.python(left(name, program))
         verdict = await agent.verdict()
         assert (verdict["status"], "reward" in verdict, "success" in verdict) == (status, False, False), (
             verdict
