@@ -26,6 +26,7 @@ ELSEWHERE = ("CHANGELOG.md", "benchmarks/RESULTS.md", "decathlon_mcp/starter/sui
 NAVIGATION: dict[str, tuple[str, ...]] = {
     "Start": ("quickstart", "concepts"),
     "Play": (
+        "playing",
         "clients",
         "clients/claude-desktop",
         "clients/claude-code",

@@ -1,0 +1,72 @@
+"""Draw the player for the pages: a real attempt at a bundled task, two calls into it.
+
+    .venv/bin/python docs/images/play.py    writes docs/images/play.svg
+
+Nothing in the picture is fetched from anywhere. Needs the extras server, starter and play.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+from decathlon_client import Decathlon
+from textual.events import Paste
+from textual.pilot import Pilot
+
+from decathlon_mcp.cli.player import PlayerApp
+from decathlon_mcp.cli.player.attempt import Phase, open_table
+from decathlon_mcp.cli.player.play_screen import PlayScreen
+
+INTO = Path(__file__).with_name("play.svg")
+SIZE = (110, 30)
+BOUND_SECONDS = 120.0
+FETCHED = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
+
+
+async def until(pilot: Pilot[None], happened: Callable[[], object]) -> None:
+    with anyio.fail_after(BOUND_SECONDS):
+        while not happened():
+            await pilot.pause(0.05)
+    await pilot.pause(0.2)
+
+
+async def call(pilot: Pilot[None], tool: str, *values: str) -> None:
+    """Fill in a tool's form and send it."""
+    await pilot.press("slash")
+    pilot.app.post_message(Paste(tool))
+    await pilot.pause(0.2)
+    await pilot.press("enter", "enter")
+    await pilot.pause(0.5)
+    for value in values:
+        pilot.app.post_message(Paste(value))
+        await pilot.pause(0.2)
+        await pilot.press("tab")
+    await pilot.press("ctrl+r")
+    await pilot.pause(0.5)
+
+
+async def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="play-") as state:
+        async with open_table(Decathlon.embedded(state=state)) as table:
+            app = PlayerApp(table, "tune-reactor")
+            async with app.run_test(size=SIZE) as pilot:
+                await until(pilot, lambda: isinstance(app.screen, PlayScreen))
+                assert isinstance(app.screen, PlayScreen)
+                attempt = app.screen.attempt
+                await until(pilot, lambda: attempt.phase is Phase.PLAYING)
+                await call(pilot, "describe")
+                await until(pilot, lambda: len(attempt.calls) == 1 and not attempt.running)
+                await pilot.press("slash", "escape")
+                await call(pilot, "simul", "warm", "60", "4")
+                await until(pilot, lambda: (attempt.calls[-1].progress or (0, None, None))[0] >= 4)
+                await pilot.press("slash", "escape")
+                picture = app.export_screenshot(title="decathlon-mcp play")
+    INTO.write_text(FETCHED.sub("", picture), "utf-8")
+
+
+if __name__ == "__main__":
+    anyio.run(main)
