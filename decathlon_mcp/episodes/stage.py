@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -10,10 +11,11 @@ from typing import Literal
 
 from decathlon_mcp.episodes.local_tools import LocalTools
 from decathlon_mcp.episodes.services import Services, hosted, in_sandbox, knock, start
+from decathlon_mcp.errors import ImageError, SetUpError
 from decathlon_mcp.link import BOOT_COMMAND, Dial, Link, connect
 from decathlon_mcp.model import Names, Network
 from decathlon_mcp.providers.base import Limits, Provider, Sandbox, SandboxSpec
-from decathlon_mcp.suites import Suite, Task
+from decathlon_mcp.suites import Service, Suite, Task
 
 ROOT = PurePosixPath("/service")
 """Where what is written beside a service goes, in a sandbox of its own."""
@@ -77,13 +79,25 @@ class Stage:
                     await knock(name, service)
                     targets |= hosted(service)
                     continue
-                spec = replace(self._spec(f"{label}-{name}"[:63], "none", service.image), root=ROOT)
-                sandbox = await sandboxes.enter_async_context(self.provider.open(spec))
-                link = await sandboxes.enter_async_context(connect(sandbox))
-                await start(name, service, link, root=str(sandbox.root), timeout_seconds=seconds)
-                links.append(link)
+                links.append(link := await sandboxes.enter_async_context(self._beside(name, service, label)))
+                await start(name, service, link, root=str(ROOT), timeout_seconds=seconds)
                 targets |= in_sandbox(service.ports, link)
             yield Services(targets, tuple(links))
+
+    @asynccontextmanager
+    async def _beside(self, name: str, service: Service, label: str) -> AsyncGenerator[Link]:
+        """A sandbox for a service. Raises SetUpError where there can be none."""
+        if self.provider.isolation == "none":
+            raise SetUpError(f"the service {name} wants a container, which the local provider has not")
+        place = f"{label}-{re.sub('[^a-z0-9]+', '-', name.lower())}"[:63]
+        async with AsyncExitStack() as opened:
+            try:
+                spec = replace(self._spec(place, "none", service.image), root=ROOT)
+                sandbox = await opened.enter_async_context(self.provider.open(spec))
+            except ImageError as error:
+                cure = f": {service.cure}" if service.cure else f" ({error.message})"
+                raise SetUpError(f"there is no image {service.image} for the service {name}{cure}") from error
+            yield await opened.enter_async_context(connect(sandbox))
 
     def _spec(self, name: str, network: Network, image: str | None = None) -> SandboxSpec:
         return SandboxSpec(

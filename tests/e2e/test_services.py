@@ -106,12 +106,14 @@ async def served(
         {"preprocess/main.py": preprocess, "evaluation/main.py": EVALUATION.format(port=inside)},
     )
     task(suite, "down", {})
+    task(suite, "unready", {})
     task(suite, "counting", {"evaluation/main.py": EVALUATION.format(port=7000)})
     (suite / "keys").mkdir()
     (suite / "keys" / "one").write_text("first key")
     said = yaml.safe_load((suite / "suite.yaml").read_text())
     said["services"] = {
         "shop": {"ports": {inside: shop}, "available": True},
+        "unbuilt": {"ports": [7001], "available": True, "image": "nobody/has-this", "cure": "build it"},
         "gone": {"ports": {10004: 1}, "available": True},
         "counter": {
             "ports": [7000],
@@ -126,6 +128,7 @@ async def served(
     said["tasks"] |= {
         "shopping": {"services": ["shop"], "leaves_running": True},
         "down": {"services": ["gone"]},
+        "unready": {"services": ["unbuilt"]},
         "counting": {"services": ["counter"]},
     }
     (suite / "suite.yaml").write_text(json.dumps(said))
@@ -169,10 +172,19 @@ async def test_what_preprocess_has_started_runs_on_and_credentials_lie_where_the
             await anyio.sleep(0.05)
 
 
-async def test_a_service_that_does_not_answer_fails_the_set_up_and_says_which(served: Served) -> None:
-    started = await start(served, "down", wait=False)
+@pytest.mark.parametrize(
+    ("task_id", "why"),
+    [
+        ("down", "the service gone does not answer at localhost:1$"),
+        ("unready", "no image nobody/has-this for the service unbuilt: build it|wants a container"),
+    ],
+)
+async def test_a_service_that_is_not_there_fails_the_set_up_and_says_which(
+    served: Served, task_id: str, why: str
+) -> None:
+    started = await start(served, task_id, wait=False)
     async with connected(served.lobby) as lobby:
-        with pytest.raises(MCPError, match="the service gone does not answer at localhost:1"):
+        with pytest.raises(MCPError, match=why):
             await lobby.call_tool("list_tools", {"episode": started["episode"]})
 
 
@@ -181,6 +193,10 @@ async def test_a_service_in_a_sandbox_of_its_own_is_new_for_each_episode_and_out
     served: Served, provider: str
 ) -> None:
     if provider == "local":
+        started = await start(served, "counting", wait=False)
+        async with connected(served.lobby) as lobby:
+            with pytest.raises(MCPError, match="the service counter wants a container"):
+                await lobby.call_tool("list_tools", {"episode": started["episode"]})
         return
     for _ in range(2):
         async with playing(served, "counting", "task") as player:
