@@ -237,4 +237,15 @@ def read_suite_file(checkout: Path) -> tuple[Dialect, SuiteFile]:
     whole = merge(packaged()[base], said)
     words = {key: value for key, value in whole.items() if key in _DIALECT_FIELDS}
     rest = {key: value for key, value in whole.items() if key not in _DIALECT_FIELDS}
-    return check(path, _DIALECT, {**words, "name": base}), check(path, _FILE, rest)
+    dialect, file = check(path, _DIALECT, {**words, "name": base}), check(path, _FILE, rest)
+    _keep_from_workspace(path, dialect, file)
+    return dialect, file
+
+
+def _keep_from_workspace(path: Path, dialect: Dialect, said: SuiteFile) -> None:
+    """Credentials are nothing of the agent's. Raises SuiteError for a file that would go to its workspace."""
+    slots = [account.credentials(slot) for account in said.accounts.values() for slot in account.slot_names]
+    for each in (*said.servers.values(), *said.local_tools.values(), *slots):
+        for goal in each.files:
+            if (dialect.root / goal).is_relative_to(dialect.root / dialect.workspace):
+                raise broken(path, f"{goal} is in the agent's workspace", field="files")

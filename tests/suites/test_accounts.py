@@ -130,6 +130,14 @@ def test_a_server_may_be_given_files_and_those_that_are_not_there_are_missing(ch
     assert suite.credentials(suite.tasks["without"], {}) == []
 
 
+@pytest.mark.parametrize("goal", ["workspace/key", "/episode/workspace/a/key"])
+def test_files_of_credentials_do_not_go_into_the_workspace(checkout: Checkout, goal: str) -> None:
+    checkout.task()
+    checkout.write("suite.yaml", f"dialect: starter\nservers: {{mail: {{files: {{{goal}: a}}}}}}\n")
+    with pytest.raises(SuiteError, match="in the agent's workspace"):
+        checkout.load()
+
+
 @pytest.mark.parametrize("goal", ["/tmp/x", "../x", "/", "a/../../b"])
 def test_files_go_nowhere_that_no_file_can_go(checkout: Checkout, goal: str) -> None:
     checkout.task()
@@ -153,6 +161,13 @@ def test_ports_of_a_service_lead_to_where_it_is(
     checkout.write("suite.yaml", f"dialect: starter\nservices: {{shop: {{ports: {ports}}}}}\n")
     checkout.task()
     assert checkout.load().means.service("shop").targets == targets
+
+
+def test_a_port_that_is_said_elsewhere_leaves_the_dialects_others(checkout: Checkout) -> None:
+    checkout.write("suite.yaml", "services: {canvas: {ports: {20001: 21001}}}\n")
+    checkout.task()
+    targets = checkout.load().means.service("canvas").targets
+    assert targets == {10001: ("localhost", 10001), 20001: ("localhost", 21001)}
 
 
 @pytest.mark.parametrize("ports", ["[0]", "{80: shop}", "{80: 'shop:x'}", "{80: 99999}"])
