@@ -74,6 +74,10 @@ class Hands:
         await self.type(task)
         await self.until(lambda: menu.shown == [task])
         await self.press("enter")
+        return await self.seated()
+
+    async def seated(self) -> PlayScreen:
+        """The attempt, once it can be played, or never will be."""
         play = await self.screen(PlayScreen)
         await self.until(lambda: play.attempt.phase is not Phase.OPENING)
         return play

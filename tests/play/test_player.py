@@ -46,8 +46,8 @@ async def test_a_whole_episode_by_hand_is_rewarded_with_one(table: Table) -> Non
 
 
 async def test_a_call_under_way_says_how_far_it_is_and_can_be_cancelled(table: Table) -> None:
-    async with playing(table) as hands:
-        play = await hands.start("find-answer")
+    async with playing(table, task="find-answer") as hands:
+        play = await hands.seated()
         await hands.open("probe__count")
         await hands.type("2")
         await hands.press("tab")
@@ -68,8 +68,8 @@ async def test_a_call_under_way_says_how_far_it_is_and_can_be_cancelled(table: T
 
 
 async def test_what_does_not_fit_is_said_at_its_field_and_nothing_is_called(table: Table) -> None:
-    async with playing(table) as hands:
-        play = await hands.start("tune-reactor")
+    async with playing(table, task="tune-reactor") as hands:
+        play = await hands.seated()
         await hands.open("run_simulation")
         await hands.type("hot")
         await hands.press("enter")
@@ -90,8 +90,8 @@ async def test_what_does_not_fit_is_said_at_its_field_and_nothing_is_called(tabl
 
 
 async def test_json_is_the_way_out_of_a_form(table: Table) -> None:
-    async with playing(table) as hands:
-        play = await hands.start("find-answer")
+    async with playing(table, task="find-answer") as hands:
+        play = await hands.seated()
         form = await hands.open("probe__echo")
         await hands.type("one")
         await hands.press("ctrl+t")
@@ -111,8 +111,8 @@ async def test_json_is_the_way_out_of_a_form(table: Table) -> None:
 
 
 async def test_long_replies_are_folded_and_failures_are_seen(table: Table) -> None:
-    async with playing(table) as hands:
-        play = await hands.start("find-answer")
+    async with playing(table, task="find-answer") as hands:
+        play = await hands.seated()
         await hands.open("probe__shell")
         await hands.type("seq 300")
         await hands.press("ctrl+r")
@@ -139,8 +139,8 @@ async def test_long_replies_are_folded_and_failures_are_seen(table: Table) -> No
 
 
 async def test_leaving_asks_where_something_would_be_lost_and_ctrl_c_twice_leaves(table: Table) -> None:
-    async with playing(table) as hands:
-        play = await hands.start("find-answer")
+    async with playing(table, task="find-answer") as hands:
+        play = await hands.seated()
         await hands.open("probe__bare")
         await hands.press("ctrl+r")
         await hands.answered(play.attempt, 1)
@@ -151,9 +151,9 @@ async def test_leaving_asks_where_something_would_be_lost_and_ctrl_c_twice_leave
         await hands.press("escape", "y")
         await hands.screen(TasksScreen)
         await hands.until(lambda: play.attempt.left)
+        await hands.type("find-answer")
         await hands.press("enter")
-        play = await hands.screen(PlayScreen)
-        await hands.until(lambda: play.attempt.phase is Phase.PLAYING)
+        play = await hands.seated()
         await hands.open("probe__bare")
         await hands.press("ctrl+r")
         await hands.answered(play.attempt, 1)
@@ -173,8 +173,8 @@ async def test_a_set_up_that_fails_is_told(table: Table) -> None:
 
 
 async def test_no_verdict_is_not_a_reward_of_zero(table: Table) -> None:
-    async with playing(table) as hands:
-        await hands.start("crashing-verdict")
+    async with playing(table, task="crashing-verdict") as hands:
+        await hands.seated()
         await hands.claim("")
         said = hands.text()
         assert "NO VERDICT" in said
@@ -197,8 +197,8 @@ async def test_tasks_are_found_by_their_words(table: Table) -> None:
 
 @pytest.mark.parametrize("size", [SMALL, LARGE], ids=["80x24", "120x40"])
 async def test_nothing_is_cut_and_every_key_is_at_the_foot(table: Table, size: tuple[int, int]) -> None:
-    async with playing(table, size=size) as hands:
-        await hands.start("find-answer")
+    async with playing(table, size=size, task="find-answer") as hands:
+        await hands.seated()
         await _whole(hands, "/ Search", "c Claim", "esc Tasks", "^c Leave")
         assert hands.app.screen.query_one("#tools", OptionList).region.bottom <= size[1] - 1
         await hands.open("probe__count")
