@@ -40,7 +40,8 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 def model() -> Iterator[dict[str, str]]:
     """The variables by which a trainer finds the model."""
     with oracles() as url:
-        yield {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
+        variables = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
+        yield {**variables, "PYTHONPATH": ""}  # what is played is what was installed
 
 
 @pytest.fixture(autouse=True)
