@@ -1,7 +1,7 @@
 """From an empty environment to the first reward: what each page says is done, in its order, and nothing else.
 
     .venv/bin/python docs/first_reward.py            # measures, and prints a table
-    .venv/bin/python docs/first_reward.py --write    # keeps it on a page, docs/first-reward.md
+    .venv/bin/python docs/first_reward.py --write    # keeps it, in benchmarks/FIRST_REWARD.md
 
 Each page begins with a clone of its own of what is committed, and a home of its own: no `.venv`, no cache of
 packages, nothing downloaded. The address of the server alone is not the page's: it is a free one. Where a
@@ -33,7 +33,7 @@ from urllib.request import urlopen
 from tests.docs.pages import REPOSITORY, SERVER, below, headings
 from tests.docs.stand_in import stand_in
 
-PAGE = REPOSITORY / "docs" / "first-reward.md"
+PAGE = REPOSITORY / "benchmarks" / "FIRST_REWARD.md"
 WITHIN_SECONDS = 3600.0
 UP_SECONDS = 120.0
 
