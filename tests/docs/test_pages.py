@@ -59,7 +59,9 @@ def test_every_block_is_what_it_says_it_is(page: Path) -> None:
         READERS[found.language](found.text)
     for found in blocks(page, "sh", "bash"):
         subprocess.run(["bash", "-n"], input=found.text, text=True, check=True)
-    assert not [str(found) for found in blocks(page) if found.language not in {*READERS, "sh", "bash", "js", ""}]
+    assert not [
+        str(found) for found in blocks(page) if found.language not in {*READERS, "sh", "bash", "js", ""}
+    ]
 
 
 @each_page
