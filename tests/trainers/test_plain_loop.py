@@ -1,4 +1,4 @@
-"""The programs of `docs/training.md`, against a model that plays oracles."""
+"""The README's loop against a model that plays oracles, and the programs of `docs/training.md`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 
 
 async def test_thirty_lines_play_any_task_with_any_endpoint(served: Served, tmp_path: Path) -> None:
-    program = block(PAGE, "Any endpoint, any trainer", "python")
+    program = block("README.md", "Train", "python")
     with oracles("audit-expenses") as url:
         environment = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none"}
         said = await run(program, [sys.executable], url=served.url, folder=tmp_path, environment=environment)
