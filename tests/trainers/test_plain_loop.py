@@ -26,7 +26,8 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 
 
 async def test_thirty_lines_play_any_task_with_any_endpoint(served: Served, tmp_path: Path) -> None:
-    program = block("README.md", "Train", "python")
+    program = block(PAGE, "Any endpoint, any trainer", "python")
+    assert block("README.md", "Train", "python").text == program.text
     with oracles("audit-expenses") as url:
         environment = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none"}
         said = await run(program, [sys.executable], url=served.url, folder=tmp_path, environment=environment)
