@@ -18,8 +18,15 @@ EPILOGUE = (
     "5 no verdict, 75 the server is full: try again."
 )
 
-Url = Annotated[str, Parameter(group=SERVER, metavar="URL")]
-Handle = Annotated[str, Parameter(metavar="EPISODE")]
+Url = Annotated[
+    str,
+    Parameter(
+        group=SERVER, metavar="URL", help="The server; where an episode's address is given, that one's."
+    ),
+]
+Handle = Annotated[
+    str, Parameter(metavar="EPISODE", help="What `start` called `episode`, or the episode's address.")
+]
 
 episode = App(
     name="episode",
@@ -60,8 +67,6 @@ def start(
         Who sees the reward. [the server's]
     wait
         Wait until the episode is ready.
-    url
-        The server.
     """
     from decathlon_mcp.cli import steps
 
@@ -79,15 +84,7 @@ def start(
 
 @episode.command(sort_key=1)
 def tools(handle: Handle, /, *, url: Url = DEFAULT_URL) -> int:
-    """List an episode's tools with their schemas, once it is ready.
-
-    Parameters
-    ----------
-    handle
-        What `start` called `episode`, or its address.
-    url
-        The server; where an address is given, the address's.
-    """
+    """List an episode's tools with their schemas, once it is ready."""
     from decathlon_mcp.cli import steps
 
     return _run(steps.ask, url, handle, "list_tools")
@@ -106,14 +103,10 @@ def call(
 
     Parameters
     ----------
-    handle
-        What `start` called `episode`, or its address.
     tool
         The tool's name.
     arguments
         A JSON object; `@FILE` reads it from a file, `-` from stdin.
-    url
-        The server; where an address is given, the address's.
     """
     from decathlon_mcp.cli import steps
 
@@ -134,16 +127,12 @@ def claim(
 
     Parameters
     ----------
-    handle
-        What `start` called `episode`, or its address.
     answer
         The last words on the task; `-` reads them from stdin.
     truncated
         Nothing is claimed: the attempt is cut short, and the verdict says so.
     turns
         Turns the agent took, for a rubric that weighs them.
-    url
-        The server; where an address is given, the address's.
     """
     from decathlon_mcp.cli import steps
 
@@ -152,15 +141,7 @@ def claim(
 
 @episode.command(sort_key=4)
 def evaluate(handle: Handle, /, *, url: Url = DEFAULT_URL) -> int:
-    """Grade an episode and print its verdict; later calls print the same.
-
-    Parameters
-    ----------
-    handle
-        What `start` called `episode`, or its address.
-    url
-        The server; where an address is given, the address's.
-    """
+    """Grade an episode and print its verdict; later calls print the same."""
     from decathlon_mcp.cli import steps
 
     return _run(steps.evaluate, url, handle)
@@ -168,15 +149,7 @@ def evaluate(handle: Handle, /, *, url: Url = DEFAULT_URL) -> int:
 
 @episode.command(sort_key=5)
 def close(handle: Handle, /, *, url: Url = DEFAULT_URL) -> int:
-    """Close an episode and remove its sandbox; what was claimed is graded all the same.
-
-    Parameters
-    ----------
-    handle
-        What `start` called `episode`, or its address.
-    url
-        The server; where an address is given, the address's.
-    """
+    """Close an episode and remove its sandbox; what was claimed is graded all the same."""
     from decathlon_mcp.cli import steps
 
     return _run(steps.ask, url, handle, "close_episode")
@@ -184,15 +157,7 @@ def close(handle: Handle, /, *, url: Url = DEFAULT_URL) -> int:
 
 @episode.command(sort_key=6)
 def status(handle: Handle, /, *, url: Url = DEFAULT_URL) -> int:
-    """Tell where an episode stands: its phase, its calls, why it ended.
-
-    Parameters
-    ----------
-    handle
-        What `start` called `episode`, or its address.
-    url
-        The server; where an address is given, the address's.
-    """
+    """Tell where an episode stands: its phase, its calls, why it ended."""
     from decathlon_mcp.cli import steps
 
     return _run(steps.ask, url, handle, "episode_status")

@@ -11,8 +11,9 @@ from decathlon_mcp.suites.names import CLAIM, EVALUATE, LOCAL, spell
 from decathlon_mcp.suites.pass_rates import read_pass_rates
 from decathlon_mcp.suites.programs import read_absent
 from decathlon_mcp.suites.prompts import Prompt
+from decathlon_mcp.suites.reading import STARTER, load_suite
 from decathlon_mcp.suites.servers import ServerConfig
-from decathlon_mcp.suites.suite import STARTER, Suite, load_suite
+from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.suitefile import Deadlines, Service
 from decathlon_mcp.suites.tasks import Needs, Task
 
