@@ -14,7 +14,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from benchmarks.floors import Attached, attached, docker_exec
 from benchmarks.running import Server, tool_server
-from benchmarks.samples import Samples, Way, in_turns, timed
+from benchmarks.samples import EpisodeResolver, Samples, in_turns, timed
 
 Era = Literal["handshake", "sessionless"]
 Where = Literal["task address", "episode address", "direct, JSON", "direct, as the SDK does", "stream"]
@@ -57,7 +57,7 @@ async def measure_calls(server: Server, image: str, *, rounds: int, warm_up: int
             "direct, JSON": quick.url,
             "direct, as the SDK does": plain.url,
         }
-        ways: dict[tuple[Where, Era], Way] = {STREAM: _over_stream(bare)}
+        ways: dict[tuple[Where, Era], EpisodeResolver] = {STREAM: _over_stream(bare)}
         for where, era in (*WAYS, *DIRECT):
             client = await clients.enter_async_context(connected(urls[where], era))
             ways[where, era] = _over_http(client, "echo__echo" if (where, era) in WAYS else "echo")
@@ -91,7 +91,7 @@ async def connected(url: str, era: Era) -> AsyncGenerator[Client]:
         yield client
 
 
-def _over_http(client: Client, tool: str) -> Way:
+def _over_http(client: Client, tool: str) -> EpisodeResolver:
     async def call() -> None:
         result = await client.call_tool(tool, {"text": TEXT})
         assert result.content == [types.TextContent(type="text", text=TEXT)]
@@ -99,7 +99,7 @@ def _over_http(client: Client, tool: str) -> Way:
     return timed(call)
 
 
-def _over_stream(bare: Attached) -> Way:
+def _over_stream(bare: Attached) -> EpisodeResolver:
     async def call() -> None:
         result: dict[str, Any] = await bare.ask("tools/call", {"name": "echo", "arguments": {"text": TEXT}})
         assert result["content"] == [{"type": "text", "text": TEXT}]

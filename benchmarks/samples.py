@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 K = TypeVar("K")
-Way = Callable[[], Awaitable[float]]
+EpisodeResolver = Callable[[], Awaitable[float]]
 """Does the thing once; how many seconds it took."""
 
 
@@ -33,7 +33,7 @@ class Samples:
         return Samples(tuple(a + b for a, b in zip(self.seconds, other.seconds, strict=True)))
 
 
-async def in_turns(ways: Mapping[K, Way], *, rounds: int, warm_up: int) -> dict[K, Samples]:
+async def in_turns(ways: Mapping[K, EpisodeResolver], *, rounds: int, warm_up: int) -> dict[K, Samples]:
     """Every way once a round, in an order drawn anew; the first `warm_up` rounds are thrown away."""
     taken: dict[K, list[float]] = {name: [] for name in ways}
     for _ in range(warm_up + rounds):
@@ -42,7 +42,7 @@ async def in_turns(ways: Mapping[K, Way], *, rounds: int, warm_up: int) -> dict[
     return {name: Samples(tuple(seconds[warm_up:])) for name, seconds in taken.items()}
 
 
-def timed(do: Callable[[], Awaitable[object]]) -> Way:
+def timed(do: Callable[[], Awaitable[object]]) -> EpisodeResolver:
     async def once() -> float:
         began_at = time.perf_counter()
         await do()

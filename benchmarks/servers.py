@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.openings import open_episode
 from benchmarks.running import Server
-from benchmarks.samples import Samples, Way, in_turns
+from benchmarks.samples import EpisodeResolver, Samples, in_turns
 
 ALONE = ("excel", "git", "echo", "plain")
 """Tasks with one server, of the same name."""
@@ -34,7 +34,7 @@ class Servers:
 async def measure_servers(server: Server, *, rounds: int, warm_up: int) -> Servers:
     """One at a time; the next begins when nothing is left of the last."""
 
-    def way(task: str) -> Way:
+    def way(task: str) -> EpisodeResolver:
         async def once() -> float:
             taken = await open_episode(server, task)
             await server.empty()

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from decathlon_mcp.model import Language, Names
+from decathlon_mcp.types import Language, Names
 
 ProviderName = Literal["docker", "local"]
 RewardPolicy = Literal["visible", "meta", "controller"]

@@ -64,8 +64,8 @@ def section(definition: Definition) -> Iterator[str]:
         return
     if made := _made(definition, definition.node):
         yield from _code(made)
-    if held := "\n".join(_held(definition.node)):
-        yield from _code(held)
+    if managed := "\n".join(_held(definition.node)):
+        yield from _code(managed)
     properties = [method for method in methods(definition.node) if _is(method, "property")]
     for method in properties:
         yield _property(method)

@@ -72,7 +72,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class EpisodeResolver:
     """What a reader of a page does, from the first step to the reward."""
 
     name: str
@@ -101,7 +101,7 @@ class Place:
 class Timing:
     """What each step of a way took, in seconds; `busy_seconds`: all of them, of processors."""
 
-    way: Way
+    way: EpisodeResolver
     seconds: tuple[float, ...]
     busy_seconds: float
 
@@ -110,11 +110,11 @@ DEMO = Step("command", "README.md", "Two commands", lines=1)
 SERVE = Step("server", "README.md", "Serve", lines=1)
 
 
-def ways() -> list[Way]:
+def ways() -> list[EpisodeResolver]:
     """The pages that lead to a reward."""
     return [
-        Way("README: two commands", (DEMO,)),
-        Way(
+        EpisodeResolver("README: two commands", (DEMO,)),
+        EpisodeResolver(
             "quickstart",
             (
                 Step("command", "docs/quickstart.md", "1. See an episode"),
@@ -122,23 +122,27 @@ def ways() -> list[Way]:
                 Step("program", "docs/quickstart.md", "3. Play"),
             ),
         ),
-        Way("README: a program of yours", (DEMO, SERVE, Step("program", "README.md", "A program of yours"))),
-        Way("README: any MCP client", (DEMO, SERVE, Step("program", "README.md", "Any MCP client"))),
+        EpisodeResolver(
+            "README: a program of yours", (DEMO, SERVE, Step("program", "README.md", "A program of yours"))
+        ),
+        EpisodeResolver(
+            "README: any MCP client", (DEMO, SERVE, Step("program", "README.md", "Any MCP client"))
+        ),
         *_clients(),
     ]
 
 
-def _clients() -> Iterator[Way]:
+def _clients() -> Iterator[EpisodeResolver]:
     """The clients' pages that begin with what to install and what to run."""
     for file in sorted((REPOSITORY / "docs" / "clients").glob("*.md")):
         name, title = str(file.relative_to(REPOSITORY)), next(headings(file))
         install, program = below(name, title, "sh"), below(name, title, "python")
         if program and install and install[0].text.startswith("pip install"):
             own = Step("command", name, title, apart=True), Step("program", name, title, apart=True)
-            yield Way(f"clients: {title}", (DEMO, SERVE, *own))
+            yield EpisodeResolver(f"clients: {title}", (DEMO, SERVE, *own))
 
 
-def measure(way: Way) -> Timing:
+def measure(way: EpisodeResolver) -> Timing:
     """Do what the page says. Raises FirstRewardError where that ends otherwise than in a reward."""
     before, seconds = _busy_seconds(), list[float]()
     with tempfile.TemporaryDirectory(prefix="first-reward-") as folder, ExitStack() as stack:

@@ -1,6 +1,6 @@
 """Divide the tasks of a checkout into `train` and `test`, balanced over what they need: names on stdout.
 
-    python docs/splits.py path/to/Toolathlon > decathlon_mcp/suites/dialects/splits/toolathlon.yaml
+    python docs/splits.py path/to/Toolathlon > decathlon_mcp/suites/profiles/splits/toolathlon.yaml
 
 What counts as a need is each server, each local tool, and of what kind the task is: whether it needs hosted
 services, accounts, the internet, or nothing. By iterative stratification (Sechidis, Tsoumakas and Vlahavas
@@ -16,7 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 
-from decathlon_mcp.suites import load_suite
+from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.splits import TRAIN_PERCENT
 from decathlon_mcp.suites.tasks import Task
 

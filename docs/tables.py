@@ -23,11 +23,11 @@ from pydantic.fields import FieldInfo
 
 from decathlon_mcp.cli.app import serve
 from decathlon_mcp.cli.options import PREFIX, SECTIONS, SERVE_NAMES
-from decathlon_mcp.edge.errors import CODES, TOOL_FAILURES, error_code
-from decathlon_mcp.edge.http import STATUS
-from decathlon_mcp.edge.lobby_tools import LOBBY_TOOLS
 from decathlon_mcp.errors import DecathlonError
-from decathlon_mcp.rewards.verdict import Verdict
+from decathlon_mcp.grading.verdict import Verdict
+from decathlon_mcp.http.application import STATUS
+from decathlon_mcp.protocol.errors import CODES, TOOL_FAILURES, error_code
+from decathlon_mcp.protocol.lobby_tools import LOBBY_TOOLS
 from decathlon_mcp.settings import Settings
 from docs.docstrings import Definition, definitions, exported, methods, paragraphs, section
 
@@ -170,9 +170,14 @@ def error_classes() -> Iterator[str]:
     rows: list[tuple[str, ...]] = []
     for name, found in _client_errors().items():
         assert isinstance(found.node, ast.ClassDef)
-        held = [f"`{method.name}`" for method in methods(found.node)]
+        managed = [f"`{method.name}`" for method in methods(found.node)]
         rows.append(
-            (f"`{name}`", ", ".join(f"`{code}`" for code in codes.get(name, ())), found.told, ", ".join(held))
+            (
+                f"`{name}`",
+                ", ".join(f"`{code}`" for code in codes.get(name, ())),
+                found.told,
+                ", ".join(managed),
+            )
         )
     yield from table(("class", "`code`", "what it says", "holds, too"), rows)
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, cast
 import anyio
 import pytest
 
-from decathlon_mcp.providers.docker_image import STARTER_IMAGE
+from decathlon_mcp.sandboxes.docker.image import STARTER_IMAGE
 
 BOUND_SECONDS = 180
 """What an asynchronous test may take on a slow machine; with a `timeout` of its own, a minute less."""

@@ -31,7 +31,7 @@ from decathlon_client.errors import (
 )
 from decathlon_client.filters import Filters, Order
 from decathlon_client.lockstep import Call, Lockstep, Slot
-from decathlon_client.openings import OpeningOptions
+from decathlon_client.opener import OpeningOptions
 from decathlon_client.tally import Tally
 from decathlon_client.values import OnProgress, Policy, Reply, Task, Tool, Verdict
 

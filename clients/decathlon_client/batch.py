@@ -15,10 +15,10 @@ from typing import Generic, Literal, TypeAlias, TypeVar, cast
 import anyio
 from anyio.abc import ObjectSendStream, TaskGroup
 
+from decathlon_client.background import background_tasks
 from decathlon_client.episode import MISTAKES, Episode
 from decathlon_client.errors import ClientError
-from decathlon_client.openings import Openings
-from decathlon_client.owners import owners
+from decathlon_client.opener import EpisodeOpener
 from decathlon_client.progress import Show, shown
 from decathlon_client.tally import Tally
 from decathlon_client.values import Task, Verdict
@@ -59,7 +59,7 @@ class Batch:
 
     def __init__(
         self,
-        openings: Openings,
+        opener: EpisodeOpener,
         workers: TaskGroup,
         tasks: Iterable[str | Task] | AsyncIterable[str | Task],
         *,
@@ -68,7 +68,7 @@ class Batch:
         show: Show,
     ) -> None:
         self.tally = Tally(total=len(tasks) if isinstance(tasks, Sized) else None)
-        self._openings = openings
+        self._openings = opener
         self._workers = workers
         self._tasks = _numbered(tasks)
         self._concurrency = concurrency
@@ -200,7 +200,7 @@ async def _numbered(
 
 @asynccontextmanager
 async def batching(
-    openings: Openings,
+    opener: EpisodeOpener,
     tasks: Iterable[str | Task] | AsyncIterable[str | Task],
     concurrency: int,
     progress: bool,
@@ -210,14 +210,14 @@ async def batching(
     if concurrency < 1:
         raise ValueError(f"concurrency must be at least 1, not {concurrency}")
     with shown(progress) as show:
-        async with owners() as workers:
+        async with background_tasks() as workers:
             batch = Batch(
-                openings,
+                opener,
                 workers,
                 tasks,
                 concurrency=concurrency,
                 player_seconds=player_seconds,
                 show=show,
             )
-            with openings.parting.hurried():
+            with opener.close_budget.hurried():
                 yield batch

@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
+from decathlon_client.close_budget import CloseBudget
 from decathlon_client.errors import (
     AccessDeniedError,
     CallTimeoutError,
@@ -20,7 +21,6 @@ from decathlon_client.errors import (
     ProtocolError,
     error_from_json_rpc,
 )
-from decathlon_client.parting import Parting
 from decathlon_client.sdk import CLOSED, Refusal, SdkError, Session, ValidationError, cause_of, json_rpc
 from decathlon_client.values import JsonObject, OnProgress
 
@@ -76,10 +76,10 @@ class Connection:
                     self.lose(told)
                 raise told from None
 
-    async def aclose(self, parting: Parting) -> None:
+    async def aclose(self, close_budget: CloseBudget) -> None:
         """End the session, with a DELETE. Bounded; never raises but for being cancelled afterwards."""
         self._stop.set()
-        with parting.shielded(CLOSE_SECONDS):
+        with close_budget.shielded(CLOSE_SECONDS):
             await self._ended.wait()
 
     def lose(self, why: str | ClientError) -> None:
@@ -183,11 +183,11 @@ class Line:
                 return await (await self._connected()).request(method, params, on_progress)
         raise CallTimeoutError(f"{params.get('name', method)}: no answer within {timeout:g} s")
 
-    async def aclose(self, parting: Parting) -> None:
+    async def aclose(self, close_budget: CloseBudget) -> None:
         """End the session if there is one; there will be no other."""
         self._closed = True
         if self._connection is not None:
-            await self._connection.aclose(parting)
+            await self._connection.aclose(close_budget)
 
     async def _connected(self) -> Connection:
         async with self._dialling:

@@ -20,16 +20,16 @@ from typing import Any, Self, Unpack
 import anyio
 from anyio.abc import TaskGroup
 
+from decathlon_client.background import background_tasks
 from decathlon_client.batch import Batch, batching
+from decathlon_client.close_budget import CloseBudget, is_interruption
 from decathlon_client.connection import Line
 from decathlon_client.embedded import EmbeddedServer
 from decathlon_client.episode import Episode, attached
 from decathlon_client.errors import ClientError, ConnectionLostError, ProtocolError
 from decathlon_client.filters import Filters, said
 from decathlon_client.lockstep import Lockstep, lockstep
-from decathlon_client.openings import OpeningOptions, Openings
-from decathlon_client.owners import owners
-from decathlon_client.parting import Parting, is_interruption
+from decathlon_client.opener import EpisodeOpener, OpeningOptions
 from decathlon_client.server import HttpServer, Server
 from decathlon_client.values import JsonObject, OnProgress, Policy, Reply, Task, as_objects
 
@@ -82,7 +82,7 @@ class Decathlon:
         self._stack: AsyncExitStack | None = None
         self._lobby: Line | None = None
         self._tasks: TaskGroup | None = None
-        self._parting = Parting()
+        self._parting = CloseBudget()
         self._starting = anyio.CapacityLimiter(PACE)
         self._closing = anyio.CapacityLimiter(PACE)
 
@@ -91,7 +91,7 @@ class Decathlon:
             raise RuntimeError("this Decathlon is open already")
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._server.running())
-            self._tasks = await stack.enter_async_context(owners())
+            self._tasks = await stack.enter_async_context(background_tasks())
             self._lobby = self._line(None)
             stack.push_async_callback(self._lobby.aclose, self._parting)
             await self._lobby.open()
@@ -102,10 +102,10 @@ class Decathlon:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._stack is not None, "this Decathlon is not open"
-        stack, parting = self._stack, self._parting
+        stack, close_budget = self._stack, self._parting
         self._reset()
         if is_interruption(error):
-            parting.hurry(INTERRUPTED_SECONDS)
+            close_budget.hurry(INTERRUPTED_SECONDS)
         await stack.__aexit__(kind, error, trace)
 
     async def tasks(
@@ -161,14 +161,14 @@ class Decathlon:
         drawn = said(split=split, seed=seed, **filters)
         named = task.id if isinstance(task, Task) else task or (None if drawn else self._task)
         asked = {**drawn, "task": named, "launch_time": launch_time, "max_calls": max_calls, "policy": policy}
-        async with self._started(asked, Parting(), on_progress) as episode:
+        async with self._started(asked, CloseBudget(), on_progress) as episode:
             yield episode
 
     def opened(
         self, task: str | Task, **options: Unpack[OpeningOptions]
     ) -> AbstractAsyncContextManager[Episode]:
         """An episode opened as those of a batch are: with patience, and more than one try."""
-        return Openings(self._opened, options).opened(task)
+        return EpisodeOpener(self._opened, options).opened(task)
 
     @asynccontextmanager
     async def episodes(
@@ -179,8 +179,8 @@ class Decathlon:
         Waits until each is ready or has failed; a failure is its own slot's (`slot.failure`). On exit all are
         closed. The server must have room for all of them.
         """
-        async with lockstep(Openings(self._opened, options), tasks) as held:
-            yield held
+        async with lockstep(EpisodeOpener(self._opened, options), tasks) as managed:
+            yield managed
 
     @asynccontextmanager
     async def batch(
@@ -198,8 +198,8 @@ class Decathlon:
         whose player takes longer than `player_seconds` is truncated, and graded as it is. Left early or
         interrupted, it closes what is open, when interrupted within 5 s.
         """
-        openings = Openings(self._opened, options)
-        async with batching(openings, tasks, concurrency, progress, player_seconds) as batch:
+        opener = EpisodeOpener(self._opened, options)
+        async with batching(opener, tasks, concurrency, progress, player_seconds) as batch:
             yield batch
 
     async def ask(
@@ -221,49 +221,51 @@ class Decathlon:
         By its agent's address it can be played, and neither evaluated nor truncated. Raises
         UnknownEpisodeError, EpisodeEndedError.
         """
-        async with self._attached(episode, None, Parting()) as found:
+        async with self._attached(episode, None, CloseBudget()) as found:
             yield found
 
-    def _opened(self, task: str, *, parting: Parting, **asked: Any) -> AbstractAsyncContextManager[Episode]:
-        return self._started({"task": task, **asked}, parting, None)
+    def _opened(
+        self, task: str, *, close_budget: CloseBudget, **asked: Any
+    ) -> AbstractAsyncContextManager[Episode]:
+        return self._started({"task": task, **asked}, close_budget, None)
 
     @asynccontextmanager
     async def _started(
-        self, asked: JsonObject, parting: Parting, on_progress: OnProgress | None
+        self, asked: JsonObject, close_budget: CloseBudget, on_progress: OnProgress | None
     ) -> AsyncGenerator[Episode]:
-        with parting.hurried():
-            told = await self._start(asked, parting)
+        with close_budget.hurried():
+            told = await self._start(asked, close_budget)
             handle = str(told["episode"])
             agent_address = told.get("agent_address") or told.get("agent")
             try:
                 address = told.get("address") or handle
-                async with self._attached(address, on_progress, parting, agent_address) as episode:
+                async with self._attached(address, on_progress, close_budget, agent_address) as episode:
                     yield episode
             finally:
-                await self._close(handle, parting)
+                await self._close(handle, close_budget)
 
     @asynccontextmanager
     async def _attached(
         self,
         episode: str,
         on_progress: OnProgress | None,
-        parting: Parting,
+        close_budget: CloseBudget,
         agent_address: str | None = None,
     ) -> AsyncGenerator[Episode]:
         line = self._line(episode)
         try:
             yield await attached(line, self._ask, agent_address=agent_address, on_progress=on_progress)
         finally:
-            await line.aclose(parting)
+            await line.aclose(close_budget)
 
-    async def _start(self, asked: JsonObject, parting: Parting) -> JsonObject:
+    async def _start(self, asked: JsonObject, close_budget: CloseBudget) -> JsonObject:
         """Start an episode. Cannot be cancelled between its start and our knowing."""
         when = asked.get("launch_time")
         told = {**asked, "launch_time": when.isoformat() if isinstance(when, datetime) else when}
         arguments = {key: value for key, value in told.items() if value is not None}
         started: JsonObject = {}
         async with self._starting:
-            with parting.shielded(START_SECONDS) as scope:
+            with close_budget.shielded(START_SECONDS) as scope:
                 started |= (await self._ask("start_episode", {**arguments, "wait": False})).structured or {}
         if scope.cancelled_caught:
             raise ConnectionLostError(f"the server did not answer within {START_SECONDS:g} s")
@@ -271,11 +273,11 @@ class Decathlon:
             raise ProtocolError("`start_episode` gave no handle; is this a decathlon-mcp server?")
         return started
 
-    async def _close(self, handle: str, parting: Parting) -> None:
+    async def _close(self, handle: str, close_budget: CloseBudget) -> None:
         """Bounded, never raising: what ended the body is the better error, and the lease ends it anyway."""
-        with parting.shielded(TURN_SECONDS):
+        with close_budget.shielded(TURN_SECONDS):
             async with self._closing:
-                with parting.shielded(CLOSE_SECONDS):
+                with close_budget.shielded(CLOSE_SECONDS):
                     try:
                         await self._ask("close_episode", {"episode": handle})
                     except ClientError as error:

@@ -18,7 +18,7 @@ from decathlon_client.errors import error_from_code
 from decathlon_client.sdk import Session
 
 if TYPE_CHECKING:
-    from decathlon_mcp.episodes import Episodes
+    from decathlon_mcp.episodes.registry import EpisodeRegistry
 
 CLOSE_SECONDS = 5.0
 
@@ -28,17 +28,17 @@ class EmbeddedServer:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
-        self._episodes: Episodes | None = None
+        self._episodes: EpisodeRegistry | None = None
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        from decathlon_mcp.episodes import open_episodes
+        from decathlon_mcp.app import bootstrap
         from decathlon_mcp.errors import DecathlonError
         from decathlon_mcp.settings import Settings
 
         settings = Settings.model_validate(dict(self._settings))
         try:
-            async with open_episodes(settings) as self._episodes:
+            async with bootstrap(settings) as self._episodes:
                 yield
         except DecathlonError as error:
             raise error_from_code(error.code, error.message, error.data) from error
@@ -48,8 +48,8 @@ class EmbeddedServer:
 
     @asynccontextmanager
     async def dial(self, connection: Connection, episode: str | None) -> AsyncGenerator[Session]:
-        from decathlon_mcp.edge import serve_pipe
         from decathlon_mcp.errors import DecathlonError
+        from decathlon_mcp.protocol.streams import serve_streams
 
         assert self._episodes is not None, "dialled before it runs"
         episodes, ended = self._episodes, anyio.Event()
@@ -57,7 +57,7 @@ class EmbeddedServer:
 
             async def serve() -> None:
                 try:
-                    await serve_pipe(episodes, *server, episode=episode)
+                    await serve_streams(episodes, *server, episode=episode)
                 except DecathlonError as error:
                     connection.lose(error_from_code(error.code, error.message, error.data))
                 finally:

@@ -14,10 +14,10 @@ from typing import TypeAlias
 import anyio
 from anyio.abc import TaskStatus
 
+from decathlon_client.background import background_tasks
 from decathlon_client.episode import Episode
 from decathlon_client.errors import ClientError
-from decathlon_client.openings import Openings
-from decathlon_client.owners import owners
+from decathlon_client.opener import EpisodeOpener
 from decathlon_client.values import JsonObject, Reply, Task, Verdict
 
 Call: TypeAlias = tuple[str, JsonObject | str | None]
@@ -54,10 +54,10 @@ class Slot:
         """Can it still be played: neither claimed nor failed."""
         return self.failure is None and self._episode is not None and not self._episode.claimed
 
-    async def hold(self, openings: Openings, *, task_status: TaskStatus[None]) -> None:
+    async def hold(self, opener: EpisodeOpener, *, task_status: TaskStatus[None]) -> None:
         """Open the episode and stay until cancelled; started once it is ready or has failed."""
         try:
-            async with openings.opened(self.task) as self._episode:
+            async with opener.opened(self.task) as self._episode:
                 task_status.started()
                 await anyio.sleep_forever()
         except ClientError as error:
@@ -135,12 +135,12 @@ class Lockstep:
 
 
 @asynccontextmanager
-async def lockstep(openings: Openings, tasks: Iterable[str | Task]) -> AsyncGenerator[Lockstep]:
+async def lockstep(opener: EpisodeOpener, tasks: Iterable[str | Task]) -> AsyncGenerator[Lockstep]:
     """An episode of each task, opened side by side and closed side by side."""
     slots = [Slot(n, task if isinstance(task, str) else task.id) for n, task in enumerate(tasks)]
-    async with owners() as holders:
+    async with background_tasks() as holders:
         async with anyio.create_task_group() as starting:
             for slot in slots:
-                starting.start_soon(holders.start, slot.hold, openings)
-        with openings.parting.hurried():
+                starting.start_soon(holders.start, slot.hold, opener)
+        with opener.close_budget.hurried():
             yield Lockstep(slots)

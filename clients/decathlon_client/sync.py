@@ -25,7 +25,7 @@ import anyio.to_thread
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 import decathlon_client as asynchronous
-from decathlon_client.parting import ThreadInterrupted
+from decathlon_client.close_budget import ThreadInterrupted
 
 __all__ = ["Batch", "Decathlon", "Episode", "Lockstep", "Slot"]
 
@@ -37,7 +37,7 @@ class _Loop:
 
     def __init__(self, portal: BlockingPortal) -> None:
         self._portal = portal
-        self._twins: WeakKeyDictionary[Any, Twin] = WeakKeyDictionary()
+        self._proxies: WeakKeyDictionary[Any, SyncProxy] = WeakKeyDictionary()
         self._threads: anyio.CapacityLimiter | None = None
 
     def run(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
@@ -81,22 +81,22 @@ class _Loop:
 
     def here(self, value: object) -> Any:
         """As the caller's thread is to see it."""
-        held: Any = value
-        if type(held) in (list, tuple):
-            return type(held)(self.here(item) for item in held)
-        if type(held) is dict:
-            return {self.here(key): self.here(item) for key, item in cast("dict[Any, Any]", held).items()}
-        kind = TWINS.get(type(held))  # pyright: ignore[reportUnknownArgumentType]
+        managed: Any = value
+        if type(managed) in (list, tuple):
+            return type(managed)(self.here(item) for item in managed)
+        if type(managed) is dict:
+            return {self.here(key): self.here(item) for key, item in cast("dict[Any, Any]", managed).items()}
+        kind = PROXIES.get(type(managed))  # pyright: ignore[reportUnknownArgumentType]
         if kind is None:
-            return held
-        twin = self._twins.get(held)
-        if twin is None:
-            twin = self._twins[held] = kind.of(held, self)
-        return twin
+            return managed
+        proxy = self._proxies.get(managed)
+        if proxy is None:
+            proxy = self._proxies[managed] = kind.of(managed, self)
+        return proxy
 
     def there(self, value: Any) -> Any:
         """As the event loop's is to see it."""
-        if isinstance(value, Twin):
+        if isinstance(value, SyncProxy):
             return value.original
         if isinstance(value, Mapping):
             items = cast("Mapping[Any, Any]", value)
@@ -115,7 +115,7 @@ class _Loop:
         return call
 
 
-class Twin:
+class SyncProxy:
     """`original` lives in the event loop's thread, and is asked there."""
 
     made_from: ClassVar[type]
@@ -145,7 +145,7 @@ def _method(name: str, member: Callable[..., Any]) -> Callable[..., Any]:
     """What it is in the event loop decides what it is here."""
 
     @functools.wraps(member)
-    def method(self: Twin, *args: Any, **named: Any) -> Any:
+    def method(self: SyncProxy, *args: Any, **named: Any) -> Any:
         loop = self._loop  # pyright: ignore[reportPrivateUsage]
         bound = getattr(self.original, name)
         if inspect.iscoroutinefunction(member):
@@ -161,19 +161,19 @@ def _method(name: str, member: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-class Episode(Twin, made_from=asynchronous.Episode): ...
+class Episode(SyncProxy, made_from=asynchronous.Episode): ...
 
 
-class Slot(Twin, made_from=asynchronous.Slot): ...
+class Slot(SyncProxy, made_from=asynchronous.Slot): ...
 
 
-class Lockstep(Twin, made_from=asynchronous.Lockstep): ...
+class Lockstep(SyncProxy, made_from=asynchronous.Lockstep): ...
 
 
-class Batch(Twin, made_from=asynchronous.Batch): ...
+class Batch(SyncProxy, made_from=asynchronous.Batch): ...
 
 
-class Decathlon(Twin, made_from=asynchronous.Decathlon):
+class Decathlon(SyncProxy, made_from=asynchronous.Decathlon):
     def __init__(self, url: str, token: str | None = None) -> None:
         self._set(asynchronous.Decathlon(url, token))
 
@@ -198,4 +198,4 @@ class Decathlon(Twin, made_from=asynchronous.Decathlon):
         self._stack.__exit__(*ending)
 
 
-TWINS: dict[type, type[Twin]] = {kind.made_from: kind for kind in (Episode, Slot, Lockstep, Batch)}
+PROXIES: dict[type, type[SyncProxy]] = {kind.made_from: kind for kind in (Episode, Slot, Lockstep, Batch)}

@@ -11,7 +11,7 @@ from decathlon_client.batch import Result
 from decathlon_client.errors import ClientError
 from decathlon_client.filters import Filters
 from decathlon_client.lockstep import Call
-from decathlon_client.openings import OpeningOptions
+from decathlon_client.opener import OpeningOptions
 from decathlon_client.tally import Tally
 from decathlon_client.values import JsonObject, Policy, Reply, Task, Tool, Verdict
 

@@ -20,7 +20,7 @@ def main() -> None:
         if missing in OURS:
             raise
         if sys.argv[1:2] == ["stdio"] and "--url" in sys.argv:
-            from decathlon_mcp.cli.bridge import alone
+            from decathlon_client.bridge import alone
 
             sys.exit(alone(sys.argv[2:]))
         sys.stderr.write(

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from decathlon_mcp import __version__
 from decathlon_mcp.cli.episode import episode
-from decathlon_mcp.cli.install import install
+from decathlon_mcp.cli.install.command import install
 from decathlon_mcp.cli.options import (
     ANY_TASK,
     DOCTOR_DEFAULTS,
@@ -89,9 +89,9 @@ def serve(
     ready_file
         Gets the server's URL, once it can be used.
     """
-    from decathlon_mcp.cli.serve import Doorway, serve
+    from decathlon_mcp.cli.serve import ListenAddress, serve
 
-    doorway = Doorway(host, port, public_url, allowed_host, ready_file)
+    doorway = ListenAddress(host, port, public_url, allowed_host, ready_file)
     return _run(serve, settings, doorway)
 
 
@@ -112,7 +112,7 @@ def stdio(
         Be a bridge to this server, whose settings are its own; its token in `DECATHLON_TOKEN`.
     """
     if url:
-        from decathlon_mcp.cli.bridge import bridge
+        from decathlon_client.bridge import bridge
 
         return _run(bridge, url, task)
     from decathlon_mcp.cli.stdio import serve

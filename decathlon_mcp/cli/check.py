@@ -11,12 +11,18 @@ from datetime import datetime
 from rich.console import Console
 from rich.text import Text
 
-from decathlon_mcp.episodes import list_tasks, look, open_episodes
+from decathlon_mcp.app import bootstrap
+from decathlon_mcp.catalogue.catalogue import Catalogue
+from decathlon_mcp.catalogue.draws import Draw, filter_tasks
+from decathlon_mcp.catalogue.listing import list_tasks
+from decathlon_mcp.episodes.program_probe import look
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.model import JsonObject
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.suites import STARTER, Catalogue, Draw, Lack, Suite, Task, filtered
-from decathlon_mcp.suites.lacks import PLURALS
+from decathlon_mcp.suites.loading import STARTER
+from decathlon_mcp.suites.requirements import PLURALS, MissingRequirement
+from decathlon_mcp.suites.suite import Suite
+from decathlon_mcp.suites.tasks import Task
+from decathlon_mcp.types import JsonObject
 
 LISTED = 8
 
@@ -28,7 +34,7 @@ async def check(settings: Settings, wanted: Draw, as_json: bool) -> int:
     SuiteError, SettingsError, BadRequestError.
     """
     catalogue, unseen = await _looked(settings)
-    names = [name for name, _, _ in filtered(catalogue, wanted)]
+    names = [name for name, _, _ in filter_tasks(catalogue, wanted)]
     lacking = {name: [*_lacks(*catalogue.entry(name))] for name in names}
     if as_json:
         told = [{**task, **_told(lacking[task["id"]])} for task in list_tasks(catalogue, names)]
@@ -40,27 +46,27 @@ async def check(settings: Settings, wanted: Draw, as_json: bool) -> int:
 
 async def _looked(settings: Settings) -> tuple[Catalogue, JsonObject]:
     """The tasks, and by suite why it could not be looked for its servers' programs."""
-    async with open_episodes(settings) as episodes:
+    async with bootstrap(settings) as episodes:
         catalogue = episodes.catalogue
         suites = [suite for suite in catalogue.suites if suite.path != STARTER]
-        looks = {suite.name: await look(episodes.stage(suite.name)) for suite in suites}
+        looks = {suite.name: await look(episodes.sandbox_factory(suite.name)) for suite in suites}
     return catalogue, {name: why for name, why in looks.items() if why is not None}
 
 
-def _lacks(suite: Suite, task: Task) -> Iterator[Lack]:
+def _lacks(suite: Suite, task: Task) -> Iterator[MissingRequirement]:
     """With what only shows when the task's prompt is read, and its servers are made ready."""
     yield from (lacks := suite.lacks(task))
     if lacks:
         return
     try:
-        root, now = suite.dialect.root, datetime.now().astimezone()
-        suite.prompt(task, root=root, launch_time=now, names=suite.dialect.names)
+        root, now = suite.profile.root, datetime.now().astimezone()
+        suite.prompt(task, root=root, launch_time=now, names=suite.profile.names)
         suite.server_specs(task, root=root, values=dict.fromkeys(suite.wanted_values(task), ""))
     except SuiteError as error:
-        yield suite.means.pages.lack("broken", str(error.data.get("file") or task.id), error.message)
+        yield suite.resources.pages.lack("broken", str(error.data.get("file") or task.id), error.message)
 
 
-def _told(lacks: list[Lack]) -> JsonObject:
+def _told(lacks: list[MissingRequirement]) -> JsonObject:
     return {
         "runnable": not lacks,
         "missing": [lack.sentence for lack in lacks],
@@ -68,7 +74,7 @@ def _told(lacks: list[Lack]) -> JsonObject:
     }
 
 
-def summary(lacks: Iterable[Lack]) -> Iterator[str]:
+def summary(lacks: Iterable[MissingRequirement]) -> Iterator[str]:
     """A line for each kind: what of it is wanted most, and by how many tasks."""
     kinds: dict[str, Counter[str]] = {}
     for lack in lacks:
@@ -78,7 +84,7 @@ def summary(lacks: Iterable[Lack]) -> Iterator[str]:
         yield f"{kind}: {named}{f', {len(wanted) - LISTED} more' if len(wanted) > LISTED else ''}"
 
 
-def _print(lacking: dict[str, list[Lack]], unseen: JsonObject) -> None:
+def _print(lacking: dict[str, list[MissingRequirement]], unseen: JsonObject) -> None:
     console = Console(highlight=False)
     for name, lacks in lacking.items():
         mark = ("✗   ", "bold red") if lacks else ("ok  ", "green")

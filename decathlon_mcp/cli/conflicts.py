@@ -6,9 +6,10 @@ import json
 import sys
 from collections.abc import Iterable
 
-from decathlon_mcp.episodes import read_catalogue
+from decathlon_mcp.app import read_catalogue
+from decathlon_mcp.catalogue.draws import Draw, filter_tasks
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.suites import Draw, Shared, filtered
+from decathlon_mcp.suites.sharing import Shared
 
 
 def show(settings: Settings, wanted: Draw, *, as_json: bool) -> int:
@@ -19,7 +20,7 @@ def show(settings: Settings, wanted: Draw, *, as_json: bool) -> int:
     catalogue = read_catalogue(settings)
     users: dict[Shared, list[str]] = {}
     names: list[str] = []
-    for name, suite, task in filtered(catalogue, wanted):
+    for name, suite, task in filter_tasks(catalogue, wanted):
         names.append(name)
         for shared in suite.shared(task.id):
             users.setdefault(shared, []).append(name)

@@ -16,15 +16,15 @@ import anyio
 from anyio.abc import Process
 from anyio.streams.text import TextReceiveStream
 from decathlon_client import ClientError, Decathlon, Episode, Verdict
+from decathlon_client.script import ScriptError, play_script
+from decathlon_client.shutdown import departing
 
-from decathlon_mcp.beside import beside
-from decathlon_mcp.cli.departure import departing
+from decathlon_mcp.background import background_tasks
+from decathlon_mcp.cli.console import Screen
 from decathlon_mcp.cli.options import PREFIX
-from decathlon_mcp.cli.screen import Screen
-from decathlon_mcp.cli.script import ScriptError, play_script
 from decathlon_mcp.errors import DecathlonError, UnknownTaskError
-from decathlon_mcp.model import JsonObject
 from decathlon_mcp.starter import Step, oracle, oracle_ids
+from decathlon_mcp.types import JsonObject
 
 DEFAULT_TASK = "tune-reactor"
 READY_SECONDS = 60.0
@@ -100,7 +100,7 @@ async def _server(screen: Screen) -> AsyncGenerator[str]:
     with tempfile.TemporaryDirectory(prefix="decathlon-demo-") as state:
         command = [sys.executable, "-m", "decathlon_mcp.cli", *words, "--state", state]
         screen.say("server", f"decathlon-mcp {' '.join(words)}")
-        async with beside() as tasks:
+        async with background_tasks() as tasks:
             process = await anyio.open_process(command, stdout=None, env=environment, cwd=Path(state))
             try:
                 log = _Log(process)

@@ -14,17 +14,21 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from decathlon_mcp.app import provider_for
+from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.cli.check import summary
 from decathlon_mcp.cli.options import strange_variables
-from decathlon_mcp.episodes import provider_for
 from decathlon_mcp.errors import DecathlonError
-from decathlon_mcp.providers.base import Finding, finding
-from decathlon_mcp.providers.docker import DEFAULT_NETWORK, DockerProvider
-from decathlon_mcp.providers.local import LocalProvider
-from decathlon_mcp.rewards import Signer
-from decathlon_mcp.rewards.signing import FILE as KEY_FILE
+from decathlon_mcp.grading.signing import FILE as KEY_FILE
+from decathlon_mcp.grading.signing import Signer
+from decathlon_mcp.sandboxes.base import Finding, finding
+from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvider
+from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.settings import ProviderName, Settings
-from decathlon_mcp.suites import Catalogue, Here, Lack, Suite, load_suite
+from decathlon_mcp.suites.host import HostInfo
+from decathlon_mcp.suites.loading import load_suite
+from decathlon_mcp.suites.requirements import MissingRequirement
+from decathlon_mcp.suites.suite import Suite
 
 STARTER_SERVERS = ("excel_mcp", "mcp_server_git")
 """Modules of the extra `starter`."""
@@ -56,7 +60,7 @@ async def _findings(settings: Settings, host: str, port: int) -> AsyncGenerator[
     suites: list[Suite] = []
     for where in settings.suite:
         try:
-            suites.append(load_suite(where, Here(settings.language, settings.network != "none")))
+            suites.append(load_suite(where, HostInfo(settings.language, settings.network != "none")))
         except DecathlonError as error:
             yield Finding(f"suite {where}", False, error.message, "say where a checkout is with --suite PATH")
     for each in _about_tasks(suites):
@@ -89,7 +93,7 @@ def _about_tasks(suites: list[Suite]) -> Iterable[Finding]:
     )
 
 
-def _lacks(lacking: list[list[Lack]]) -> str:
+def _lacks(lacking: list[list[MissingRequirement]]) -> str:
     """What the others lack, by kinds, the most wanted first, with how many tasks want it."""
     return "".join(f"\n{line}" for line in summary(lack for lacks in lacking for lack in lacks))
 
@@ -98,12 +102,12 @@ async def _about_providers(suites: list[Suite], settings: Settings) -> AsyncGene
     asked: set[tuple[ProviderName, str | None]] = set()
     for suite in suites:
         name = provider_for(suite, settings)
-        image = (settings.image or suite.dialect.image) if name == "docker" else None
+        image = (settings.image or suite.profile.image) if name == "docker" else None
         if (name, image) not in asked:
             asked.add((name, image))
             for each in await _checked(name, image, settings):
                 yield Finding(f"{name} {each.what}", each.ok, each.detail, each.cure)
-        if name == "local" and suite.dialect.name == "starter":
+        if name == "local" and suite.profile.name == "starter":
             lacking = [module for module in STARTER_SERVERS if find_spec(module) is None]
             yield finding(
                 "starter servers",
@@ -141,7 +145,8 @@ def _about_key(state: Path) -> Finding:
 
 def _about_address(settings: Settings, host: str, port: int) -> Finding:
     # Only now: it takes a second to import, and all the rest has been told by then.
-    from decathlon_mcp.edge import Tokens, hosts_for, listen
+    from decathlon_mcp.http.authentication import Tokens
+    from decathlon_mcp.http.server import hosts_for, listen
 
     try:
         hosts_for(host, (), Tokens.read(settings.tokens))

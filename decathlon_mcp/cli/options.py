@@ -16,8 +16,8 @@ from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
 from cyclopts.config import Dict, Env
 from pydantic import Field, create_model
 
+from decathlon_mcp.catalogue.draws import Draw
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.suites import Draw
 
 PREFIX = "DECATHLON_"
 DEFAULT_FILE = Path("decathlon.toml")

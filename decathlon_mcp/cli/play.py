@@ -12,13 +12,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO, cast
 
 from decathlon_client import ClientError, Decathlon, NoVerdictError
+from decathlon_client.script import ScriptError, play_script, read_script
+from decathlon_client.shutdown import departing
 
-from decathlon_mcp.cli.departure import departing
-from decathlon_mcp.cli.screen import Screen
-from decathlon_mcp.cli.script import ScriptError, play_script, read_script
+from decathlon_mcp.cli.console import Screen
 from decathlon_mcp.errors import BadRequestError, DecathlonError
-from decathlon_mcp.observe import configure_logging
 from decathlon_mcp.settings import Settings
+from decathlon_mcp.telemetry.logs import configure_logging
 
 LOG = "play.log"
 """What the server in this process logs, in the state folder."""
@@ -40,7 +40,7 @@ async def play(settings: Settings, task: str | None, url: str | None, script: st
         with _logs_kept(settings, embedded=url is None):
             if script is not None and task is not None:
                 return await _script(d, task, script)
-            from decathlon_mcp.cli.player import play_by_hand
+            from decathlon_client.player.app import play_by_hand
 
             return await play_by_hand(d, task)
     except ClientError as error:

@@ -4,38 +4,41 @@ from __future__ import annotations
 
 import logging
 
-from decathlon_mcp.episodes import Episodes, look
+from decathlon_mcp.episodes.program_probe import look
+from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import ProviderUnavailableError
-from decathlon_mcp.observe import fields
-from decathlon_mcp.providers.base import Finding
-from decathlon_mcp.suites import STARTER
+from decathlon_mcp.sandboxes.base import Finding
+from decathlon_mcp.suites.loading import STARTER
+from decathlon_mcp.telemetry.logs import fields
 
 log = logging.getLogger("decathlon.cli")
 
 
-async def require_ready(episodes: Episodes) -> None:
+async def require_ready(episodes: EpisodeRegistry) -> None:
     """Within 3 s a provider, and then what a checkout's servers lack where they would run.
 
     Raises ProviderUnavailableError saying what is missing and the cure.
     """
     await _require_providers(episodes)
     for suite in episodes.catalogue.suites:
-        if suite.path != STARTER and (why := await look(episodes.stage(suite.name))):
+        if suite.path != STARTER and (why := await look(episodes.sandbox_factory(suite.name))):
             log.warning("not looked for the servers' programs", extra=fields(suite=suite.name, why=why))
 
 
-async def _require_providers(episodes: Episodes) -> None:
+async def _require_providers(episodes: EpisodeRegistry) -> None:
     asked: set[tuple[str, str | None]] = set()
     for suite in episodes.catalogue.suites:
-        stage = episodes.stage(suite.name)
-        if (stage.provider.name, stage.image) in asked:
+        sandbox_factory = episodes.sandbox_factory(suite.name)
+        if (sandbox_factory.provider.name, sandbox_factory.image) in asked:
             continue
-        asked.add((stage.provider.name, stage.image))
-        for finding in await stage.provider.check(stage.image):
+        asked.add((sandbox_factory.provider.name, sandbox_factory.image))
+        for finding in await sandbox_factory.provider.check(sandbox_factory.image):
             if finding.ok:
                 continue
             if finding.what in ("time", "disk"):
-                log.warning(finding.detail, extra=fields(provider=stage.provider.name, cure=finding.cure))
+                log.warning(
+                    finding.detail, extra=fields(provider=sandbox_factory.provider.name, cure=finding.cure)
+                )
             else:
                 raise ProviderUnavailableError(sentence(finding))
 

@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decathlon_mcp import __version__
+from decathlon_mcp.app import bootstrap
 from decathlon_mcp.cli.readiness import require_ready
-from decathlon_mcp.episodes import Episodes, open_episodes
+from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.observe import configure_logging, fields
 from decathlon_mcp.settings import Settings
+from decathlon_mcp.telemetry.logs import configure_logging, fields
 
 log = logging.getLogger("decathlon.cli")
 
 
 @dataclass(frozen=True, slots=True)
-class Doorway:
+class ListenAddress:
     """Where to listen, under which names, and who is told."""
 
     host: str
@@ -38,13 +39,15 @@ class Doorway:
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-async def serve(settings: Settings, doorway: Doorway) -> int:
+async def serve(settings: Settings, doorway: ListenAddress) -> int:
     """Serve until SIGTERM or SIGINT. Raises SettingsError, SuiteError, ProviderUnavailableError."""
     configure_logging(settings.log_level, settings.log_format)
-    async with open_episodes(settings) as episodes:
+    async with bootstrap(settings) as episodes:
         await require_ready(episodes)
         # Only now: it takes a second to import, in which a missing engine can be told.
-        from decathlon_mcp.edge import Tokens, hosts_for, http_app, listen, serve_http
+        from decathlon_mcp.http.application import http_app
+        from decathlon_mcp.http.authentication import Tokens
+        from decathlon_mcp.http.server import hosts_for, listen, serve_http
 
         tokens = Tokens.read(settings.tokens)
         hosts = hosts_for(doorway.host, doorway.allowed_host, tokens)
@@ -60,17 +63,19 @@ async def serve(settings: Settings, doorway: Doorway) -> int:
     return 0
 
 
-def _announce(episodes: Episodes, url: str) -> None:
+def _announce(episodes: EpisodeRegistry, url: str) -> None:
     log.info("listening", extra=fields(url=url, pid=os.getpid(), tasks=len(episodes.catalogue)))
     if episodes.settings.log_format == "text":
         sys.stderr.write(_block(episodes, url))
         sys.stderr.flush()
 
 
-def _block(episodes: Episodes, url: str) -> str:
+def _block(episodes: EpisodeRegistry, url: str) -> str:
     """What a person wants to know of a server that is up."""
     runnable = [name for name, suite, task in episodes.catalogue if not suite.missing(task)]
-    of = {suite.name: episodes.stage(suite.name).provider.name for suite in episodes.catalogue.suites}
+    of = {
+        suite.name: episodes.sandbox_factory(suite.name).provider.name for suite in episodes.catalogue.suites
+    }
     suites = ", ".join(f"{suite} ({provider})" for suite, provider in of.items())
     example = runnable[0] if runnable else "TASK"
     return (

@@ -7,22 +7,23 @@ import socket
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from decathlon_mcp.beside import beside
+from decathlon_client.stdin import Valve, end_on_signal
+
+from decathlon_mcp.app import bootstrap
+from decathlon_mcp.background import background_tasks
 from decathlon_mcp.cli.readiness import require_ready
-from decathlon_mcp.cli.stdin import Valve, end_on_signal
-from decathlon_mcp.episodes import open_episodes
-from decathlon_mcp.observe import configure_logging
 from decathlon_mcp.settings import Settings
+from decathlon_mcp.telemetry.logs import configure_logging
 
 
 async def serve(settings: Settings, task: str | None) -> int:
     """Serve until stdin ends, or SIGTERM or SIGINT has ended it; a second signal ends the process at once."""
     configure_logging(settings.log_level, settings.log_format)
     with _stdin_that_can_be_ended() as valve:
-        async with open_episodes(settings) as episodes, beside() as tasks:
+        async with bootstrap(settings) as episodes, background_tasks() as tasks:
             await require_ready(episodes)
             # Only now: it takes a second to import, in which a missing engine can be told.
-            from decathlon_mcp.edge import serve_stdio
+            from decathlon_mcp.protocol.streams import serve_stdio
 
             tasks.start_soon(end_on_signal, valve)
             await serve_stdio(episodes, task=task)

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from decathlon_client import AtCapacityError, ClientError, Decathlon, OnProgress, Reply
 
 from decathlon_mcp.cli.episode import StepError
-from decathlon_mcp.model import as_object
+from decathlon_mcp.types import as_object
 
 NOT_UNDERSTOOD: Final = 2
 TOOL_FAILED: Final = 3

@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from decathlon_mcp.episodes import list_tasks, read_catalogue
-from decathlon_mcp.episodes.draws import Draws
-from decathlon_mcp.model import JsonObject
+from decathlon_mcp.app import read_catalogue
+from decathlon_mcp.catalogue.draws import Draw, TaskSampler, filter_tasks
+from decathlon_mcp.catalogue.listing import list_tasks
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.suites import Draw, filtered
+from decathlon_mcp.types import JsonObject
 
 
 def show(settings: Settings, wanted: Draw, *, sample: int | None, as_json: bool) -> int:
@@ -23,9 +23,9 @@ def show(settings: Settings, wanted: Draw, *, sample: int | None, as_json: bool)
     """
     catalogue = read_catalogue(settings)
     if sample is None:
-        names = [name for name, _, _ in filtered(catalogue, wanted)]
+        names = [name for name, _, _ in filter_tasks(catalogue, wanted)]
     else:
-        names = Draws(catalogue).take(wanted, count=sample)
+        names = TaskSampler(catalogue).take(wanted, count=sample)
     found = list_tasks(catalogue, names)
     if as_json:
         sys.stdout.write(json.dumps({"tasks": found}, indent=2, ensure_ascii=False) + "\n")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from decathlon_mcp.edge.tokens import new_token
-from decathlon_mcp.episodes.caller import Role
+from decathlon_mcp.episodes.access import Role
+from decathlon_mcp.http.authentication import new_token
 
 
 def make(name: str, role: Role) -> int:

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.model import JsonObject, as_object
-from decathlon_mcp.rewards import BadSignatureError, PublicKey, Signer
-from decathlon_mcp.rewards.signing import FILE
+from decathlon_mcp.grading.signing import FILE, BadSignatureError, PublicKey, Signer
 from decathlon_mcp.settings import default_state
+from decathlon_mcp.types import JsonObject, as_object
 
 WELL_KNOWN = "/.well-known/decathlon-key"
 FETCH_SECONDS = 10

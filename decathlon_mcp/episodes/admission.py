@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from decathlon_mcp.errors import AtCapacityError
-from decathlon_mcp.suites import Shared
+from decathlon_mcp.suites.sharing import Shared
 
 RETRY_SECONDS = (5.0, 15.0)
 """When to ask again, drawn anew for each refusal, so that the refused do not come back together."""

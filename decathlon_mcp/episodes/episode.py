@@ -12,23 +12,24 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
+from typing import Self
 
 import anyio
 
+from decathlon_mcp.driver_client.rpc import Note
+from decathlon_mcp.episodes.access import Principal, may_evaluate
 from decathlon_mcp.episodes.admission import Ticket
-from decathlon_mcp.episodes.caller import Caller
-from decathlon_mcp.episodes.calls import Calls
 from decathlon_mcp.episodes.lease import Lease
-from decathlon_mcp.episodes.stage import Stage
-from decathlon_mcp.episodes.state import State
-from decathlon_mcp.episodes.toolbox import Route, Toolbox
+from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.state import Ending, Phase, State
+from decathlon_mcp.episodes.tools import Calls, Route, ToolRouter
 from decathlon_mcp.errors import DecathlonError, EpisodeClaimedError, EpisodeEndedError
-from decathlon_mcp.link import Note
-from decathlon_mcp.model import Ending, JsonObject, Phase, as_object
-from decathlon_mcp.observe import Journal
-from decathlon_mcp.rewards import Verdict
+from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.settings import RewardPolicy
-from decathlon_mcp.suites import Prompt, Task
+from decathlon_mcp.storage.journal import Journal
+from decathlon_mcp.suites.prompts import Prompt
+from decathlon_mcp.suites.tasks import Task
+from decathlon_mcp.types import JsonObject, as_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,11 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Playground:
+class ToolSession:
     """What there is once an episode is ready. `offered` is what each of the task's servers listed."""
 
     calls: Calls
-    toolbox: Toolbox
+    toolbox: ToolRouter
     offered: Mapping[str, Sequence[JsonObject]]
 
 
@@ -65,9 +66,9 @@ class Episode:
         agent_id: str,
         task: Task,
         task_name: str,
-        owner: Caller,
+        owner: Principal,
         ticket: Ticket,
-        stage: Stage,
+        sandbox_factory: SandboxFactory,
         journal: Journal,
         lease: Lease,
         launch_time: datetime,
@@ -81,7 +82,7 @@ class Episode:
         self.task_name = task_name
         self.owner = owner
         self.ticket = ticket
-        self.stage = stage
+        self.sandbox_factory = sandbox_factory
         self.journal = journal
         self.lease = lease
         self.launch_time = launch_time
@@ -90,7 +91,7 @@ class Episode:
         self.state = State()
         self.ready_at: datetime | None = None
         self.image_digest: str | None = None
-        self.playground: Playground | None = None
+        self.tool_session: ToolSession | None = None
         self.claim: Claim | None = None
         self.claimed = anyio.Event()
         self.verdict: Verdict | None = None
@@ -101,11 +102,11 @@ class Episode:
     @cached_property
     def prompt(self) -> Prompt:
         """What the agent is told. It needs no sandbox. Raises SuiteError, when it is first asked for."""
-        return self.stage.suite.prompt(
+        return self.sandbox_factory.suite.prompt(
             self.task,
-            root=self.stage.root(f"{self.label}-agent"),
+            root=self.sandbox_factory.root(f"{self.label}-agent"),
             launch_time=self.launch_time,
-            names=self.stage.names,
+            names=self.sandbox_factory.names,
         )
 
     @property
@@ -117,15 +118,15 @@ class Episode:
         """Keep the episode from expiring while a request is answered or a stream is open."""
         return self.lease.hold()
 
-    async def ready(self) -> Toolbox:
+    async def ready(self) -> ToolRouter:
         """Wait until there are tools; they stay listed after the claim.
 
         Raises the cause of a set-up that failed, or EpisodeEndedError.
         """
         await self.state.reach(Phase.READY, Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
-        if self.playground is None:
+        if self.tool_session is None:
             raise self._over()
-        return self.playground.toolbox
+        return self.tool_session.toolbox
 
     async def call(
         self,
@@ -211,7 +212,7 @@ class Episode:
     def _calls_while_open(self) -> Calls:
         if self.state.phase is Phase.ENDED:
             raise self._over()
-        if self.playground is None or self.state.phase is not Phase.READY:
+        if self.tool_session is None or self.state.phase is not Phase.READY:
             raise EpisodeClaimedError("this attempt was claimed and is closed: no tool works any more")
         if self._max_calls is not None and self.calls >= self._max_calls:
             self.close_attempt(Claim(by_agent=False, truncated=True))
@@ -220,7 +221,7 @@ class Episode:
                 "graded as it is",
                 truncated=True,
             )
-        return self.playground.calls
+        return self.tool_session.calls
 
     @contextmanager
     def _recorded(self, route: Route, name: str, arguments: JsonObject | None) -> Generator[JsonObject]:
@@ -255,3 +256,28 @@ class Episode:
         if self.state.cause is not None:
             return self.state.cause
         return EpisodeEndedError(f"this episode is over: {self.state.ending}", reason=str(self.state.ending))
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeAccess:
+    """One client's place. `id`: by which of the two it knows the episode. `judges`: may it evaluate?"""
+
+    episode: Episode
+    id: str
+    can_evaluate: bool
+
+    @classmethod
+    def by_handle(cls, episode: Episode, principal: Principal) -> Self:
+        """Of who knows the handle; on a server with tokens, its role must allow it too."""
+        return cls(episode, episode.id, may_evaluate(episode.policy, principal))
+
+    @classmethod
+    def by_session(cls, episode: Episode, principal: Principal) -> Self:
+        """Of a session, or a pipe, that is the episode: an agent's, unless its token says otherwise."""
+        can_evaluate = episode.policy != "controller" or principal.controls
+        return cls(episode, episode.id if can_evaluate else episode.agent_id, can_evaluate)
+
+    @classmethod
+    def by_agent_id(cls, episode: Episode) -> Self:
+        """Of who knows the agent's id and no more."""
+        return cls(episode, episode.agent_id, can_evaluate=False)

@@ -8,11 +8,13 @@ from pathlib import PurePosixPath
 
 import anyio
 
+from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.errors import DriverError, SetUpError, SuiteError
-from decathlon_mcp.link import Link
-from decathlon_mcp.model import JsonObject
-from decathlon_mcp.suites import Dialect, Suite, Task
 from decathlon_mcp.suites.local_tools import Described, describe_command, known_needs, parse_described
+from decathlon_mcp.suites.profile import SuiteProfile
+from decathlon_mcp.suites.suite import Suite
+from decathlon_mcp.suites.tasks import Task
+from decathlon_mcp.types import JsonObject
 
 OUTPUT_TAIL = 2000
 
@@ -25,25 +27,29 @@ class LocalTools:
     _asking: anyio.Lock = field(default_factory=anyio.Lock)
 
     async def of(
-        self, suite: Suite, task: Task, link: Link, *, root: PurePosixPath, timeout_seconds: float
+        self, suite: Suite, task: Task, driver: DriverClient, *, root: PurePosixPath, timeout_seconds: float
     ) -> Described:
         """The local tools of a task. Raises SetUpError where the suite's code does not tell them."""
-        needs = known_needs(suite.dialect, task.needs.local_tools)
+        needs = known_needs(suite.profile, task.needs.local_tools)
         async with self._asking:
             unknown = [need for need in needs if need not in self.known]
             if unknown:
-                self.known.update(await _ask(suite.dialect, unknown, link, root, timeout_seconds))
+                self.known.update(await _ask(suite.profile, unknown, driver, root, timeout_seconds))
         return {need: self.known[need] for need in needs}
 
 
 async def _ask(
-    dialect: Dialect, needs: Sequence[str], link: Link, root: PurePosixPath, timeout_seconds: float
+    profile: SuiteProfile,
+    needs: Sequence[str],
+    driver: DriverClient,
+    root: PurePosixPath,
+    timeout_seconds: float,
 ) -> Described:
     try:
-        result = await link.run(
-            describe_command(dialect, needs, root),
+        result = await driver.run(
+            describe_command(profile, needs, root),
             cwd=str(root),
-            env=dict(dialect.environment),
+            env=dict(profile.environment),
             timeout_seconds=timeout_seconds,
             channel=True,
         )

@@ -13,21 +13,24 @@ from typing import get_args
 import anyio
 from anyio.abc import TaskGroup
 
-from decathlon_mcp.beside import beside
+from decathlon_mcp.background import background_tasks
+from decathlon_mcp.catalogue.catalogue import Catalogue
+from decathlon_mcp.catalogue.draws import Draw, TaskSampler
+from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.admission import Admission, Ticket
-from decathlon_mcp.episodes.caller import Caller
-from decathlon_mcp.episodes.draws import Draws
-from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.lease import Lease
-from decathlon_mcp.episodes.life import Life
-from decathlon_mcp.episodes.seat import Seat
-from decathlon_mcp.episodes.stage import Stage
+from decathlon_mcp.episodes.runner import EpisodeRunner
+from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import AccessDeniedError, AtCapacityError, NotRunnableError, UnknownEpisodeError
-from decathlon_mcp.model import Ending, Phase
-from decathlon_mcp.observe import Journal, fields
-from decathlon_mcp.rewards import Signer, load_rubric
+from decathlon_mcp.grading.rubric import load_rubric
+from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.settings import RewardPolicy, Settings
-from decathlon_mcp.suites import Catalogue, Draw, Suite, Task
+from decathlon_mcp.storage.journal import Journal
+from decathlon_mcp.suites.suite import Suite
+from decathlon_mcp.suites.tasks import Task
+from decathlon_mcp.telemetry.logs import fields
 
 log = logging.getLogger("decathlon.episodes")
 
@@ -35,20 +38,20 @@ REMEMBERED = 2_000
 """Ended episodes that can still be asked how they ended and for their verdict; older ones are forgotten."""
 
 
-class Episodes:
+class EpisodeRegistry:
     """Made by `open_episodes`."""
 
     def __init__(
         self,
         catalogue: Catalogue,
-        stages: Mapping[str, Stage],
+        stages: Mapping[str, SandboxFactory],
         settings: Settings,
         *,
         scratch: Path,
         tasks: TaskGroup,
     ) -> None:
         self.catalogue = catalogue
-        self.draws = Draws(catalogue)
+        self.draws = TaskSampler(catalogue)
         self.settings = settings
         self.signer = Signer.at(settings.state)
         self.admission = Admission(
@@ -67,14 +70,14 @@ class Episodes:
         """Is the server ending? Then no episode starts."""
         self._drained_by: float | None = None
 
-    def stage(self, suite: str) -> Stage:
+    def sandbox_factory(self, suite: str) -> SandboxFactory:
         """What that suite's episodes are played on."""
         return self._stages[suite]
 
     def start(
         self,
         task_id: str,
-        caller: Caller,
+        principal: Principal,
         *,
         launch_time: datetime | None = None,
         policy: RewardPolicy | None = None,
@@ -86,16 +89,16 @@ class Episodes:
         for a policy more open than the server's, and SuiteError for a task or a rubric that is broken.
         """
         suite, task = self._playable(task_id)
-        policy = self._allowed(policy, caller)
+        policy = self._allowed(policy, principal)
         ticket = self.admission.reserve(task_id, suite.shared(task.id))
         try:
-            episode = self._born(suite, task, ticket, caller, launch_time, policy, max_calls)
+            episode = self._born(suite, task, ticket, principal, launch_time, policy, max_calls)
         except BaseException:
             self.admission.give_back(ticket)
             raise
         self._forget_the_oldest()
         self._episodes[episode.id] = self._by_agent[episode.agent_id] = episode
-        life = Life(
+        life = EpisodeRunner(
             episode,
             admission=self.admission,
             settings=self.settings,
@@ -110,7 +113,7 @@ class Episodes:
         suite: Suite,
         task: Task,
         ticket: Ticket,
-        caller: Caller,
+        principal: Principal,
         launch_time: datetime | None,
         policy: RewardPolicy,
         max_calls: int | None,
@@ -122,9 +125,9 @@ class Episodes:
             agent_id=agent_id,
             task=task,
             task_name=ticket.task,
-            owner=caller,
+            owner=principal,
             ticket=ticket,
-            stage=self._stages[suite.name],
+            sandbox_factory=self._stages[suite.name],
             journal=Journal(self.settings.state / "episodes" / episode_id),
             lease=Lease(
                 idle_seconds=self.settings.idle_seconds, absolute_seconds=self.settings.episode_seconds
@@ -136,11 +139,11 @@ class Episodes:
         assert episode.prompt
         return episode
 
-    def draw(self, wanted: Draw, caller: Caller) -> str:
-        """A task for an episode to be started, see `Draws`; none is drawn where none could be started."""
+    def draw(self, wanted: Draw, principal: Principal) -> str:
+        """Draw a task for a new episode. Nothing is drawn when no episode could start."""
         self._refuse_when_closing()
         self.admission.refuse_if_full()
-        (name,) = self.draws.take(wanted, token=caller.token)
+        (name,) = self.draws.take(wanted, token=principal.token)
         return name
 
     def refuse_unless_startable(self, task_id: str) -> None:
@@ -148,28 +151,28 @@ class Episodes:
         self._playable(task_id)
         self.admission.refuse_if_full()
 
-    def find(self, episode_id: str, caller: Caller) -> Episode:
+    def find(self, episode_id: str, principal: Principal) -> Episode:
         """Raises UnknownEpisodeError, whether there is no such episode or the caller may not use it."""
         episode = self._episodes.get(episode_id)
-        if episode is None or not caller.may_use(episode.owner):
+        if episode is None or not principal.may_use(episode.owner):
             raise UnknownEpisodeError(
                 "there is no such episode here: it was never started, belongs to somebody else, or ended so "
                 "long ago that it is forgotten; start a new one"
             )
         return episode
 
-    def seat(self, handle: str, caller: Caller) -> Seat:
+    def access(self, handle: str, principal: Principal) -> EpisodeAccess:
         """The place of who knows this handle, or an agent's id. Raises UnknownEpisodeError, as `find`."""
-        return self.agents_seat(handle) or Seat.at_handle(self.find(handle, caller), caller)
+        return self.agent_access(handle) or EpisodeAccess.by_handle(self.find(handle, principal), principal)
 
-    def agents_seat(self, agent_id: str) -> Seat | None:
+    def agent_access(self, agent_id: str) -> EpisodeAccess | None:
         """The place that an agent's id gives, to whoever knows it; None where it is not one."""
         episode = self._by_agent.get(agent_id)
-        return None if episode is None else Seat.of_agent(episode)
+        return None if episode is None else EpisodeAccess.by_agent_id(episode)
 
-    def owned_by(self, caller: Caller) -> list[Episode]:
+    def owned_by(self, principal: Principal) -> list[Episode]:
         """The caller's own episodes, the newest first."""
-        return [episode for episode in reversed(self._episodes.values()) if caller.owns(episode.owner)]
+        return [episode for episode in reversed(self._episodes.values()) if principal.owns(episode.owner)]
 
     @property
     def live(self) -> list[Episode]:
@@ -201,9 +204,9 @@ class Episodes:
         if self.closing:
             raise AtCapacityError("the server is shutting down: no new episodes", retryAfterSeconds=30.0)
 
-    def _allowed(self, asked: RewardPolicy | None, caller: Caller) -> RewardPolicy:
+    def _allowed(self, asked: RewardPolicy | None, principal: Principal) -> RewardPolicy:
         own, order = self.settings.reward, get_args(RewardPolicy)
-        if asked is not None and not caller.controls and order.index(asked) < order.index(own):
+        if asked is not None and not principal.controls and order.index(asked) < order.index(own):
             raise AccessDeniedError(
                 f"this server's policy of the reward is {own!r}: only a controller's token may start an "
                 f"episode with one more open, such as {asked!r}"
@@ -218,11 +221,11 @@ class Episodes:
 
 @asynccontextmanager
 async def running(
-    catalogue: Catalogue, stages: Mapping[str, Stage], settings: Settings, scratch: Path
-) -> AsyncGenerator[Episodes]:
+    catalogue: Catalogue, stages: Mapping[str, SandboxFactory], settings: Settings, scratch: Path
+) -> AsyncGenerator[EpisodeRegistry]:
     """A registry whose episodes live no longer than this context. `scratch`: a folder for their archives."""
-    async with beside() as tasks:
-        episodes = Episodes(catalogue, stages, settings, scratch=scratch, tasks=tasks)
+    async with background_tasks() as tasks:
+        episodes = EpisodeRegistry(catalogue, stages, settings, scratch=scratch, tasks=tasks)
         try:
             yield episodes
         finally:

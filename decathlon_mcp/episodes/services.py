@@ -10,10 +10,11 @@ from functools import partial
 import anyio
 from anyio.abc import ByteStream
 
-from decathlon_mcp.beside import beside
+from decathlon_mcp.background import background_tasks
+from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver_client.tunnels import Dialer
 from decathlon_mcp.errors import SetUpError
-from decathlon_mcp.link import Dial, Link
-from decathlon_mcp.suites import Service
+from decathlon_mcp.suites.suite_file import Service
 
 KNOCK_SECONDS = 5.0
 OUTPUT_TAIL = 2000
@@ -24,29 +25,29 @@ class Services:
     """`targets`: what ports of the sandboxes' `localhost` lead to. `links`: to those in sandboxes of their
     own."""
 
-    targets: Mapping[int, Dial] = field(default_factory=dict[int, Dial])
-    links: Sequence[Link] = ()
+    targets: Mapping[int, Dialer] = field(default_factory=dict[int, Dialer])
+    drivers: Sequence[DriverClient] = ()
 
     @asynccontextmanager
     async def watched(self) -> AsyncGenerator[None]:
         """Raise SandboxLostError as soon as one of them is lost: nobody can be graded without."""
-        lost: list[Link] = []
+        lost: list[DriverClient] = []
         with anyio.CancelScope() as body:
-            async with beside() as tasks:
+            async with background_tasks() as tasks:
 
-                async def watch(link: Link) -> None:
-                    await link.lost.wait()
-                    lost.append(link)
+                async def watch(driver: DriverClient) -> None:
+                    await driver.lost.wait()
+                    lost.append(driver)
                     body.cancel()
 
-                for link in self.links:
-                    tasks.start_soon(watch, link)
+                for driver in self.drivers:
+                    tasks.start_soon(watch, driver)
                 yield
         if lost:
             raise await lost[0].loss()
 
 
-def hosted(service: Service) -> dict[int, Dial]:
+def hosted(service: Service) -> dict[int, Dialer]:
     """The ports of a service that is hosted by others."""
     return {port: partial(_dial, *target) for port, target in service.targets.items()}
 
@@ -55,7 +56,7 @@ async def _dial(host: str, port: int) -> ByteStream:
     return await anyio.connect_tcp(host, port)
 
 
-async def knock(name: str, service: Service) -> None:
+async def check_reachable(name: str, service: Service) -> None:
     """Raise SetUpError where nothing answers at any port of a hosted service."""
     answered: list[int] = []
 
@@ -74,15 +75,17 @@ async def knock(name: str, service: Service) -> None:
         raise SetUpError(f"the service {name} does not answer at {' or '.join(service.ports.values())}")
 
 
-async def start(name: str, service: Service, link: Link, *, root: str, timeout_seconds: float) -> None:
+async def start(
+    name: str, service: Service, driver: DriverClient, *, root: str, timeout_seconds: float
+) -> None:
     """Start a service in the sandbox that is its own. Raises SetUpError with its last words."""
-    result = await link.run(service.start, cwd=root, timeout_seconds=timeout_seconds, leave=True)
+    result = await driver.run(service.start, cwd=root, timeout_seconds=timeout_seconds, leave=True)
     if result.exit_code != 0:
         said = (result.stderr.strip() or result.stdout.strip())[-OUTPUT_TAIL:]
         how = "took too long" if result.timed_out else f"exit code {result.exit_code}"
         raise SetUpError(f"the service {name} did not start ({how}): {said}")
 
 
-def in_sandbox(ports: Iterable[int], link: Link) -> dict[int, Dial]:
+def in_sandbox(ports: Iterable[int], driver: DriverClient) -> dict[int, Dialer]:
     """The ports of a service that runs in a sandbox of its own."""
-    return {port: partial(link.dial, port) for port in ports}
+    return {port: partial(driver.dial, port) for port in ports}

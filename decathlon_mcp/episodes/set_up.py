@@ -16,12 +16,13 @@ from pathlib import Path, PurePosixPath
 
 import anyio.to_thread
 
+from decathlon_mcp.archives import tar
+from decathlon_mcp.driver_client.driver import DriverClient, ServerInfo
 from decathlon_mcp.errors import DriverError, SetUpError
-from decathlon_mcp.link import Link, ServerFacts
-from decathlon_mcp.model import JsonObject
-from decathlon_mcp.providers.base import Sandbox
-from decathlon_mcp.rewards import tar
-from decathlon_mcp.suites import Suite, Task
+from decathlon_mcp.sandboxes.base import Sandbox
+from decathlon_mcp.suites.suite import Suite
+from decathlon_mcp.suites.tasks import Task
+from decathlon_mcp.types import JsonObject
 
 OUTPUT_TAIL = 4000
 ARCHIVE_LIMIT_BYTES = 1 << 32
@@ -49,23 +50,23 @@ class SetUp:
     credentials: Sequence[tuple[PurePosixPath, bytes]] = ()
     """What is laid over the suite's own files: archives, each with the folder it belongs in."""
 
-    async def run(self, sandbox: Sandbox, link: Link) -> tuple[dict[str, ServerFacts], Path | None]:
+    async def run(self, sandbox: Sandbox, driver: DriverClient) -> tuple[dict[str, ServerInfo], Path | None]:
         """The servers' facts, and the sealed task folder where preprocess may have changed it.
 
         Raises SetUpError with the cause, in the words of whatever failed.
         """
         with anyio.move_on_after(self.deadlines.whole):
-            await self._unpack(sandbox, link)
+            await self._unpack(sandbox, driver)
             sealed = None
             if self.task.has_preprocess:
-                await self._preprocess(sandbox, link)
-            values = await self._values(sandbox, link)
+                await self._preprocess(sandbox, driver)
+            values = await self._values(sandbox, driver)
             if self.task.has_preprocess:
                 sealed = self.scratch / "sealed.tar"
                 await sandbox.get(sandbox.root / self.task.folder, sealed, ARCHIVE_LIMIT_BYTES)
             made = await anyio.to_thread.run_sync(_names_in, sealed) if sealed else frozenset[str]()
-            await self._seal(sandbox, link, values, made)
-            return await self._servers(sandbox, link, values), sealed
+            await self._seal(sandbox, driver, values, made)
+            return await self._servers(sandbox, driver, values), sealed
         raise SetUpError(f"the set-up of {self.task.id} took longer than {self.deadlines.whole:g} s")
 
     @property
@@ -75,54 +76,54 @@ class SetUp:
             self.task.has_token_file and bool(self.suite.wanted_values(self.task))
         )
 
-    async def _unpack(self, sandbox: Sandbox, link: Link) -> None:
-        dialect, archive = self.suite.dialect, self.scratch / "task.tar"
+    async def _unpack(self, sandbox: Sandbox, driver: DriverClient) -> None:
+        profile, archive = self.suite.profile, self.scratch / "task.tar"
         await anyio.to_thread.run_sync(self._pack, archive)
-        if dialect.purged:
-            await link.arrange(*({"remove": str(sandbox.root / path)} for path in dialect.purged))
+        if profile.purged:
+            await driver.arrange(*({"remove": str(sandbox.root / path)} for path in profile.purged))
         await sandbox.put(sandbox.root, archive)
         archive.unlink()
         for folder, papers in self.credentials:
             await sandbox.put(sandbox.root / folder, papers)
-        workspace = str(sandbox.root / dialect.workspace)
+        workspace = str(sandbox.root / profile.workspace)
         steps: list[JsonObject] = [{"make": workspace}]
         if self.task.parts.initial_workspace:
             initial = sandbox.root / self.task.folder / self.task.parts.initial_workspace
             steps.append({"copy": str(initial), "to": workspace})
         steps += [{"make": f"{workspace}/{folder}"} for folder in self.suite.server_folders(self.task)]
-        await link.arrange(*steps)
+        await driver.arrange(*steps)
 
     def _pack(self, into: Path) -> None:
         """What every sandbox needs and what the task does, as one: a container takes 40 ms for each `put`."""
         shutil.copyfile(self.common, into)
         self.suite.task_archive(self.task, into, sealed=self._answers_needed)
 
-    async def _preprocess(self, sandbox: Sandbox, link: Link) -> None:
-        dialect = self.suite.dialect
+    async def _preprocess(self, sandbox: Sandbox, driver: DriverClient) -> None:
+        profile = self.suite.profile
         module = ".".join((*self.task.folder.parts, str(self.task.parts.preprocess)))
-        result = await link.run(
+        result = await driver.run(
             [
-                *dialect.run_module,
+                *profile.run_module,
                 module,
                 "--agent_workspace",
-                str(sandbox.root / dialect.workspace),
+                str(sandbox.root / profile.workspace),
                 "--launch_time",
                 self.suite.launch_time(self.launch_time),
             ],
             cwd=str(sandbox.root),
-            env=dict(dialect.environment),
+            env=dict(profile.environment),
             timeout_seconds=self.deadlines.preprocess,
             leave=self.task.leaves_running,
         )
         if result.timed_out:
             raise SetUpError(f"preprocess took longer than {self.deadlines.preprocess:g} s")
-        if result.exit_code != 0 and dialect.preprocess_must_succeed:
+        if result.exit_code != 0 and profile.preprocess_must_succeed:
             said = (result.stderr.strip() or result.stdout.strip())[-OUTPUT_TAIL:]
             how = f"exit code {result.exit_code}" if result.signal is None else f"signal {result.signal}"
             raise SetUpError(f"preprocess failed ({how}): {said}")
 
     async def _seal(
-        self, sandbox: Sandbox, link: Link, values: Mapping[str, str], made: Collection[str]
+        self, sandbox: Sandbox, driver: DriverClient, values: Mapping[str, str], made: Collection[str]
     ) -> None:
         """Take away what no server needs, then search for the answers: what is not shown to be gone fails.
 
@@ -132,7 +133,7 @@ class SetUp:
         folder = sandbox.root / self.task.folder
         going = self.suite.sealed(self.task, root=sandbox.root, values=values, made=made)
         try:
-            await link.arrange(
+            await driver.arrange(
                 *({"remove": str(folder / name)} for name in going),
                 *(await anyio.to_thread.run_sync(self._withholding, sandbox.root, values)),
                 {"absent": list(self.suite.sealed_names), "under": str(sandbox.root / "tasks"), "except": []},
@@ -150,15 +151,15 @@ class SetUp:
                 steps.append({"write": str(path), "text": file.read_text("utf-8")})
         return steps
 
-    async def _values(self, sandbox: Sandbox, link: Link) -> Mapping[str, str]:
+    async def _values(self, sandbox: Sandbox, driver: DriverClient) -> Mapping[str, str]:
         """What `${config.*}` and `${token.*}` stand for, computed by the suite's own Python, once."""
         wanted = self.suite.wanted_values(self.task)
         if not wanted:
             return {}
-        result = await link.run(
+        result = await driver.run(
             self.suite.values_command(self.task),
             cwd=str(sandbox.root),
-            env=dict(self.suite.dialect.environment),
+            env=dict(self.suite.profile.environment),
             timeout_seconds=self.deadlines.servers,
             channel=True,
         )
@@ -167,13 +168,13 @@ class SetUp:
         return self.suite.parse_values(result.channel or "")
 
     async def _servers(
-        self, sandbox: Sandbox, link: Link, values: Mapping[str, str]
-    ) -> dict[str, ServerFacts]:
+        self, sandbox: Sandbox, driver: DriverClient, values: Mapping[str, str]
+    ) -> dict[str, ServerInfo]:
         specs = self.suite.server_specs(self.task, root=sandbox.root, values=values)
         if not specs:
             return {}
         try:
-            return await link.start(specs, deadline_seconds=self.deadlines.servers)
+            return await driver.start(specs, deadline_seconds=self.deadlines.servers)
         except DriverError as error:
             about = error.data.get("about", {})
             stderr = str(about.get("stderr", "")).strip()[-OUTPUT_TAIL:]

@@ -2,10 +2,46 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import anyio
 
 from decathlon_mcp.errors import DecathlonError
-from decathlon_mcp.model import MOVES, Ending, Phase
+
+
+class Phase(StrEnum):
+    """Where an episode stands in its life (`MOVES` says what may follow what)."""
+
+    QUEUED = "queued"
+    OPENING = "opening"
+    READY = "ready"
+    CLAIMED = "claimed"
+    SCORED = "scored"
+    ENDED = "ended"
+
+
+MOVES: dict[Phase, frozenset[Phase]] = {
+    Phase.QUEUED: frozenset({Phase.OPENING, Phase.ENDED}),
+    Phase.OPENING: frozenset({Phase.READY, Phase.ENDED}),
+    Phase.READY: frozenset({Phase.CLAIMED, Phase.ENDED}),
+    Phase.CLAIMED: frozenset({Phase.SCORED, Phase.ENDED}),
+    Phase.SCORED: frozenset({Phase.ENDED}),
+    Phase.ENDED: frozenset(),
+}
+
+
+class Ending(StrEnum):
+    """Why an episode ended."""
+
+    CLOSED = "closed by its client"
+    SCORED = "scored"
+    LEASE_EXPIRED = "its lease expired: no request for too long"
+    TIME_OVER = "its time is over"
+    SANDBOX_LOST = "its sandbox was lost"
+    SET_UP_FAILED = "its set-up failed"
+    NO_VERDICT = "its evaluation gave no verdict"
+    SERVER_STOPPED = "the server shut down"
+    FAULT = "a fault of the server"
 
 
 class State:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.suites.needs import Means
-from decathlon_mcp.suites.suitefile import Credentials
+from decathlon_mcp.suites.resources import SuiteResources
+from decathlon_mcp.suites.suite_file import Credentials
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.suites.tokens import SOURCES
 
@@ -19,32 +19,34 @@ MACHINE = PurePosixPath("/")
 _HEADING = "\n# Of the account that this episode has (suite.yaml):\n"
 
 
-def credentials_of(means: Means, task: Task, slots: Mapping[str, str]) -> list[tuple[PurePosixPath, bytes]]:
+def credentials_of(
+    resources: SuiteResources, task: Task, slots: Mapping[str, str]
+) -> list[tuple[PurePosixPath, bytes]]:
     """Archives, each with the folder it belongs in: the suite's root, or that of the machine.
 
     Blocks: reads files. Raises SuiteError for one that cannot be read.
     """
-    said = means.credentials(task, slots)
+    said = resources.credentials(task, slots)
     members = {PurePosixPath(goal): Path(path) for goal, path in said.files.items()}
     found: list[tuple[PurePosixPath, bytes]] = []
     for folder, chosen in (
         (HERE, {goal: path for goal, path in members.items() if not goal.is_absolute()}),
         (MACHINE, {goal.relative_to("/"): path for goal, path in members.items() if goal.is_absolute()}),
     ):
-        texts = dict(_token_files(means, said)) if folder == HERE else {}
+        texts = dict(_token_files(resources, said)) if folder == HERE else {}
         if chosen or texts:
             found.append((folder, _pack(chosen, texts)))
     return found
 
 
-def _token_files(means: Means, said: Credentials) -> Iterator[tuple[PurePosixPath, str]]:
+def _token_files(resources: SuiteResources, said: Credentials) -> Iterator[tuple[PurePosixPath, str]]:
     """The suite's token files with the account's values set at their ends, where there are any."""
     for prefix, (file, name) in SOURCES.items():
         values = {key: value for key, value in said.values.items() if key.startswith(f"{prefix}.")}
         if values:
-            path = means.checkout / file
+            path = resources.checkout / file
             if not path.exists():
-                path = means.checkout / dict(means.dialect.stand_ins).get(file, file)
+                path = resources.checkout / dict(resources.profile.stand_ins).get(file, file)
             lines = [f"{name}[{key.partition('.')[2]!r}] = {value!r}\n" for key, value in values.items()]
             yield PurePosixPath(file), "".join([_read(path).decode(), _HEADING, *lines])
 

@@ -11,7 +11,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.model import JsonObject, as_object
+from decathlon_mcp.types import JsonObject, as_object
 
 T = TypeVar("T")
 

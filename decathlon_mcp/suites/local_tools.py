@@ -19,23 +19,23 @@ from pathlib import PurePosixPath
 from typing import Any, TypeAlias, cast
 
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.model import JsonObject, as_object
-from decathlon_mcp.suites.dialect import Dialect
-from decathlon_mcp.suites.names import LOCAL
+from decathlon_mcp.suites.profile import SuiteProfile
+from decathlon_mcp.suites.tool_names import LOCAL
+from decathlon_mcp.types import JsonObject, as_object
 
 Described: TypeAlias = Mapping[str, tuple[JsonObject, ...]]
 """The tools (name, description, inputSchema) behind each need of a task, as `task_config.json` names it."""
 
 
-def known_needs(dialect: Dialect, needed: Collection[str]) -> tuple[str, ...]:
+def known_needs(profile: SuiteProfile, needed: Collection[str]) -> tuple[str, ...]:
     """Those of a task's local tools that the suite has code for, in the task's order."""
-    code = dict(dialect.local_code)
+    code = dict(profile.local_code)
     return tuple(need for need in needed if need in code)
 
 
-def describe_command(dialect: Dialect, needs: Collection[str], root: PurePosixPath) -> list[str]:
+def describe_command(profile: SuiteProfile, needs: Collection[str], root: PurePosixPath) -> list[str]:
     """What tells, over the channel, which tools these needs are. Run in `root`."""
-    return _command(dialect, needs, root, {})
+    return _command(profile, needs, root, {})
 
 
 def parse_described(channel: str, needs: Collection[str]) -> Described:
@@ -53,30 +53,30 @@ def parse_described(channel: str, needs: Collection[str]) -> Described:
     return described
 
 
-def local_spec(dialect: Dialect, described: Described, root: PurePosixPath) -> JsonObject:
+def local_spec(profile: SuiteProfile, described: Described, root: PurePosixPath) -> JsonObject:
     """The SERVER object of the wire's `start`. No time-out of ours: the tools have their own."""
-    program, *arguments = _command(dialect, described, root, {"tools": described})
+    program, *arguments = _command(profile, described, root, {"tools": described})
     return {
         "name": LOCAL,
         "type": "stdio",
         "command": program,
         "args": arguments,
-        "env": dict(dialect.environment),
+        "env": dict(profile.environment),
         "inherit": "all",
         "cwd": str(root),
     }
 
 
 def _command(
-    dialect: Dialect, needs: Collection[str], root: PurePosixPath, more: Mapping[str, Any]
+    profile: SuiteProfile, needs: Collection[str], root: PurePosixPath, more: Mapping[str, Any]
 ) -> list[str]:
-    code = dict(dialect.local_code)
+    code = dict(profile.local_code)
     order = {
-        "workspace": str(root / dialect.workspace),
+        "workspace": str(root / profile.workspace),
         "code": {need: code[need] for need in needs},
         **more,
     }
-    return [*dialect.python, "-c", _source(), json.dumps(order)]
+    return [*profile.python, "-c", _source(), json.dumps(order)]
 
 
 def _is_tool(value: object) -> bool:
@@ -90,4 +90,4 @@ def _is_tool(value: object) -> bool:
 
 @cache
 def _source() -> str:
-    return resources.files("decathlon_mcp.suites").joinpath("local_server.py").read_text("utf-8")
+    return resources.files("decathlon_mcp.payloads").joinpath("local_tools_server.py").read_text("utf-8")

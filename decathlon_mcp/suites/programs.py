@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from pydantic import TypeAdapter, ValidationError
 
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.model import JsonObject
+from decathlon_mcp.types import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,4 +57,4 @@ def read_absent(printed: str, cure: str) -> Mapping[str, Absent]:
 
 @cache
 def _source() -> str:
-    return resources.files("decathlon_mcp.suites").joinpath("probe.py").read_text("utf-8")
+    return resources.files("decathlon_mcp.payloads").joinpath("program_probe.py").read_text("utf-8")

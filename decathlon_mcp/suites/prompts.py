@@ -12,10 +12,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from decathlon_mcp.model import Language, Names
-from decathlon_mcp.suites.dialect import Dialect
 from decathlon_mcp.suites.documents import read_text
-from decathlon_mcp.suites.names import CLAIM, LOCAL, spell
+from decathlon_mcp.suites.profile import SuiteProfile
+from decathlon_mcp.suites.tool_names import CLAIM, LOCAL, spell
+from decathlon_mcp.types import Language, Names
 
 INDEPENDENCE = (
     "Please complete the given task independently. Do not seek confirmation or additional feedback from "
@@ -58,7 +58,7 @@ class Prompt:
 
 def read_prompt(
     folder: Path,
-    dialect: Dialect,
+    profile: SuiteProfile,
     *,
     root: PurePosixPath,
     time: str,
@@ -78,8 +78,8 @@ def read_prompt(
         return Prompt(_claim(names, language), task)
     values = {
         "current_working_dir": str(root),
-        "workspace_dir": str(root / dialect.workspace),
-        "workspace_dir_rela": str(dialect.workspace),
+        "workspace_dir": str(root / profile.workspace),
+        "workspace_dir_rela": str(profile.workspace),
         "time": time,
     }
     system = read_text(system_file)

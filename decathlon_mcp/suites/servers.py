@@ -1,7 +1,11 @@
-"""A task's MCP servers as `configs/mcp_servers/*.yaml` describe them: found by `name`, not by file name."""
+"""A task's MCP servers as `configs/mcp_servers/*.yaml` describe them: found by `name`, not by file name.
+
+`${name}` in a server's yaml, as Toolathlon fills it (`utils/mcp/tool_servers.py`).
+"""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,10 +16,9 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
 
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.model import JsonObject, as_object
-from decathlon_mcp.suites.dialect import Dialect
 from decathlon_mcp.suites.documents import broken, check, read_yaml
-from decathlon_mcp.suites.templates import fill, names_in
+from decathlon_mcp.suites.profile import SuiteProfile
+from decathlon_mcp.types import JsonObject, as_object
 
 FOLDER = PurePosixPath("configs/mcp_servers")
 
@@ -79,7 +82,7 @@ _FILE = TypeAdapter(_File)
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """One server, its templates not yet filled in. `request_seconds` None: the dialect's."""
+    """One server, its templates not yet filled in. `request_seconds` None: the profile's."""
 
     name: str
     file: Path
@@ -105,25 +108,25 @@ class ServerConfig:
         host = urlsplit(self.url).hostname or ""
         return self.type != "stdio" and host not in {"localhost", "127.0.0.1", "::1"}
 
-    def spec(self, dialect: Dialect, *, root: PurePosixPath, values: Mapping[str, str]) -> JsonObject:
+    def spec(self, profile: SuiteProfile, *, root: PurePosixPath, values: Mapping[str, str]) -> JsonObject:
         """The SERVER object of the wire's `start`."""
 
         def filled(text: str) -> str:
             return fill(text, values, server=self.name)
 
-        seconds = self.request_seconds or dialect.request_seconds
+        seconds = self.request_seconds or profile.request_seconds
         common: JsonObject = {"name": self.name, "type": self.type, "request_seconds": seconds}
         if self.type != "stdio":
             return {**common, "url": filled(self.url), "headers": {k: filled(v) for k, v in self.headers}}
         own = {key: filled(value) for key, value in self.env}
-        ours = dict(dialect.environment)
-        start = dialect.workspace if dialect.server_cwd == "workspace" else PurePosixPath()
+        ours = dict(profile.environment)
+        start = profile.workspace if profile.server_cwd == "workspace" else PurePosixPath()
         return {
             **common,
             "command": filled(self.command),
-            "args": [*map(filled, self.args), *dict(dialect.extra_args).get(self.name, ())],
-            "env": {**own, **ours} if dialect.environment_wins else {**ours, **own},
-            "inherit": dialect.servers_inherit,
+            "args": [*map(filled, self.args), *dict(profile.extra_args).get(self.name, ())],
+            "env": {**own, **ours} if profile.environment_wins else {**ours, **own},
+            "inherit": profile.servers_inherit,
             "cwd": str(root / (start if self.cwd is None else filled(self.cwd))),
         }
 
@@ -174,3 +177,34 @@ def _likely_name(path: Path) -> str:
     except OSError:
         match = None
     return match.group(1) if match else path.stem
+
+
+log = logging.getLogger("decathlon.suites")
+
+_TEMPLATE = re.compile(r"\$\{([^}]+)\}")
+
+ALIASES = {"podman_or_docker": "config.podman_or_docker"}
+"""Names that stand for a value of the suite's configuration."""
+
+
+def names_in(text: str) -> frozenset[str]:
+    """The names that a text wants filled in."""
+    found: list[str] = _TEMPLATE.findall(text)
+    return frozenset(ALIASES.get(name, name) for name in found)
+
+
+def fill(text: str, values: Mapping[str, str], *, server: str) -> str:
+    """`text` with every known name replaced; an unknown one is left as it is, with a warning."""
+
+    def replace(match: re.Match[str]) -> str:
+        name = match.group(1)
+        value = values.get(ALIASES.get(name, name))
+        if value is None:
+            log.warning(
+                "a template's name is unknown and was left as it is",
+                extra={"fields": {"server": server, "name": name}},
+            )
+            return match.group(0)
+        return value
+
+    return _TEMPLATE.sub(replace, text)

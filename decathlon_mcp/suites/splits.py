@@ -18,7 +18,7 @@ log = logging.getLogger("decathlon.suites")
 
 TRAIN_PERCENT = 80
 CONFLICTS = "task_conflict.json"
-PACKAGED = Path(__file__).parent / "dialects" / "splits"
+PACKAGED = Path(__file__).parent / "profiles" / "splits"
 
 
 class _Conflicts(BaseModel):
@@ -29,22 +29,22 @@ _CONFLICTS = TypeAdapter(_Conflicts)
 
 
 @cache
-def packaged_splits(dialect: str) -> Mapping[str, str]:
-    """The split of each task that this package lists for a dialect (`docs/splits.py` says how)."""
-    path = PACKAGED / f"{dialect}.yaml"
+def packaged_splits(profile: str) -> Mapping[str, str]:
+    """The split of each task that this package lists for a profile (`docs/splits.py` says how)."""
+    path = PACKAGED / f"{profile}.yaml"
     lists = read_yaml(path) if path.is_file() else {}
     return {task_id: split for split, listed in lists.items() for task_id in listed}
 
 
-def splits_of(task_id: str, lists: Mapping[str, Sequence[str]], dialect: str = "") -> tuple[str, ...]:
-    """The splits that list a task: those of the checkout's own lists, else of the package's for its dialect.
+def splits_of(task_id: str, lists: Mapping[str, Sequence[str]], profile: str = "") -> tuple[str, ...]:
+    """The splits that list a task: those of the checkout's own lists, else of the package's for its profile.
 
     What neither has is in `train` or `test` by a hash of its id, 80 to 20. The folder below `tasks/` says
     nothing of it: upstream keeps all tasks in one.
     """
     if lists:
         return tuple(name for name, listed in lists.items() if any(fnmatchcase(task_id, p) for p in listed))
-    if (split := packaged_splits(dialect).get(task_id)) is not None:
+    if (split := packaged_splits(profile).get(task_id)) is not None:
         return (split,)
     number = int.from_bytes(hashlib.sha256(task_id.encode()).digest()[:8], "big") % 100
     return ("train",) if number < TRAIN_PERCENT else ("test",)

@@ -12,11 +12,11 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.model import JsonObject, Language
 from decathlon_mcp.suites.documents import broken, check, read_json
-from decathlon_mcp.suites.names import CLAIM
 from decathlon_mcp.suites.prompts import suffix_of
-from decathlon_mcp.suites.suitefile import Deadlines
+from decathlon_mcp.suites.suite_file import Deadlines
+from decathlon_mcp.suites.tool_names import CLAIM
+from decathlon_mcp.types import JsonObject, Language
 
 log = logging.getLogger("decathlon.suites")
 

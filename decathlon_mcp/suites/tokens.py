@@ -11,7 +11,7 @@ import ast
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from decathlon_mcp.suites.dialect import Dialect
+from decathlon_mcp.suites.profile import SuiteProfile
 
 SOURCES = {
     "config": ("configs/global_configs.py", "global_configs"),
@@ -71,13 +71,13 @@ def read_tokens(path: Path, name: str) -> Reading:
     return reading
 
 
-def read_checkout(checkout: Path, dialect: Dialect) -> Reading:
+def read_checkout(checkout: Path, profile: SuiteProfile) -> Reading:
     """The suite-wide names, `config.x` and `token.x`, from the files or from what stands in for them."""
     reading: dict[str, str | None] = {}
     for prefix, (file, name) in SOURCES.items():
         path = checkout / file
         if not path.exists():
-            path = checkout / dict(dialect.stand_ins).get(file, file)
+            path = checkout / dict(profile.stand_ins).get(file, file)
         reading.update({f"{prefix}.{key}": value for key, value in read_tokens(path, name).items()})
     return reading
 

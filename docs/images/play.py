@@ -14,12 +14,11 @@ from pathlib import Path
 
 import anyio
 from decathlon_client import Decathlon
+from decathlon_client.player.app import PlayerApp
+from decathlon_client.player.attempt import Phase, open_table
+from decathlon_client.player.play_screen import PlayScreen
 from textual.events import Paste
 from textual.pilot import Pilot
-
-from decathlon_mcp.cli.player import PlayerApp
-from decathlon_mcp.cli.player.attempt import Phase, open_table
-from decathlon_mcp.cli.player.play_screen import PlayScreen
 
 INTO = Path(__file__).with_name("play.svg")
 SIZE = (110, 30)

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 ANSWER = "tasks/cheats/sum-prices/groundtruth_workspace/total.json"
 """In the grader it reads as the report should."""
 
-# Every kind of link, stranger and name by itself: tests/rewards/test_workspace.py.
+# Every kind of link, stranger and name by itself: tests/archives/test_workspace.py.
 LINKS = {
     "relative": f"ln -s ../{ANSWER} report.json",
     "through-a-parent": f"mkdir a b; ln -s ../a b/c; ln -s b/c/../../{ANSWER} report.json",

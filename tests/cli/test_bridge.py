@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import mcp_types as types
 import pytest
+from decathlon_client.bridge import address
+from decathlon_client.sse import events
 from mcp import Client, StdioServerParameters, stdio_client
 from mcp.shared.exceptions import MCPError
 
-from decathlon_mcp.beside import beside
-from decathlon_mcp.cli.bridge import address
-from decathlon_mcp.cli.events import events
-from decathlon_mcp.edge import Tokens, http_app, listen, serve_http
-from decathlon_mcp.edge.tokens import new_token
-from decathlon_mcp.episodes import open_episodes
+from decathlon_mcp.app import bootstrap
+from decathlon_mcp.background import background_tasks
+from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.model import Phase
+from decathlon_mcp.http.application import http_app
+from decathlon_mcp.http.authentication import Tokens, new_token
+from decathlon_mcp.http.server import listen, serve_http
 from decathlon_mcp.settings import Settings
 from tests.cli.conftest import COMMAND
 from tests.probe.clients import ERAS
@@ -207,7 +208,7 @@ class AsyncServer:
         listener = listen("127.0.0.1", self._port)
         self._port = listener.getsockname()[1]
         stop, stopped = self._stop, self._stopped
-        async with open_episodes(self._settings) as episodes, beside():
+        async with bootstrap(self._settings) as episodes, background_tasks():
             ready = task_status.started
             await serve_http(http_app(episodes), listener, drain=episodes.drain, on_ready=ready, stop=stop)
         stopped.set()

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from decathlon_mcp.episodes import Caller, look, open_episodes
+from decathlon_mcp.app import bootstrap
+from decathlon_mcp.episodes.access import Principal
+from decathlon_mcp.episodes.program_probe import look
 from decathlon_mcp.errors import NotRunnableError
 from decathlon_mcp.settings import Settings
 from tests.probe.serving import SUITE
@@ -31,7 +33,7 @@ def lame(shell: Shell) -> Path:
             shutil.rmtree(task)
     (suite / "configs/mcp_servers/gone.yaml").write_text(GONE)
     (suite / "tasks/probe/dense/task_config.json").write_text('{"needed_mcp_servers": ["probe", "gone"]}')
-    said = "name: lame\ndialect: starter\ncommon: [configs, local_servers, utils]\n"
+    said = "name: lame\nprofile: starter\ncommon: [configs, local_servers, utils]\n"
     (suite / "suite.yaml").write_text(
         f"{said}tasks: {{dense: {{services: [moon]}}}}\npages: {{service.moon: docs/moon.md}}\n"
     )
@@ -40,10 +42,10 @@ def lame(shell: Shell) -> Path:
 
 async def said_when_started(suite: Path, state: Path) -> list[str]:
     settings = Settings.model_validate({"suite": (str(suite),), "provider": "local", "state": state})
-    async with open_episodes(settings) as episodes:
-        assert await look(episodes.stage("lame")) is None
+    async with bootstrap(settings) as episodes:
+        assert await look(episodes.sandbox_factory("lame")) is None
         with pytest.raises(NotRunnableError) as raised:
-            episodes.start("dense", Caller())
+            episodes.start("dense", Principal())
         assert episodes.admission.active == 0
     return raised.value.data["missing"]
 

@@ -79,7 +79,7 @@ def test_what_tasks_lack_is_told_in_classes(shell: Shell) -> None:
     (task / "docs" / "task.md").write_text("Do it.")
     (task / "evaluation" / "main.py").write_text("")
     (task / "task_config.json").write_text(json.dumps({"needed_mcp_servers": ["unheard-of"]}))
-    (shell.folder / "suite" / "suite.yaml").write_text("dialect: starter\nname: needy\n")
+    (shell.folder / "suite" / "suite.yaml").write_text("profile: starter\nname: needy\n")
     found = findings(shell, "--suite", "suite", "--provider", "local", status=1)
     assert found["tasks"]["detail"].startswith("0 of 1 can run here")
     assert "MCP servers not described: unheard-of (1)" in found["tasks"]["detail"]

@@ -11,8 +11,7 @@ import anyio.to_thread
 import pytest
 
 from decathlon_mcp.cli.app import run
-from decathlon_mcp.edge import Tokens
-from decathlon_mcp.edge.tokens import new_token
+from decathlon_mcp.http.authentication import Tokens, new_token
 from tests.probe.serving import Served, serving
 
 if TYPE_CHECKING:

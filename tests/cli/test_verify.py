@@ -12,11 +12,11 @@ import anyio.to_thread
 import httpx2
 import pytest
 
-from decathlon_mcp.rewards import Signer
-from decathlon_mcp.rewards.verdict import verdict_of
+from decathlon_mcp.grading.signing import Signer
+from decathlon_mcp.grading.verdict import verdict_of
+from tests.grading.scene import attempt_of
 from tests.probe.clients import connected, start
 from tests.probe.serving import Served, serving
-from tests.rewards.scene import attempt_of
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell

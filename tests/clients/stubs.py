@@ -12,7 +12,7 @@ from pathlib import Path
 
 CLIENT = Path(__file__).parents[2] / "clients" / "decathlon_client"
 STUB = CLIENT / "sync.pyi"
-TWINS = {
+PROXIES = {
     "episode": ["Episode"],
     "lockstep": ["Slot", "Lockstep"],
     "batch": ["Batch"],
@@ -45,8 +45,8 @@ HERE = {"OnProgress", "Player"}
 
 def stub() -> str:
     """The text of `sync.pyi`, as ruff formats it."""
-    modules = [ast.parse((CLIENT / f"{module}.py").read_text("utf-8")) for module in TWINS]
-    twins = {name for names in TWINS.values() for name in names}
+    modules = [ast.parse((CLIENT / f"{module}.py").read_text("utf-8")) for module in PROXIES]
+    twins = {name for names in PROXIES.values() for name in names}
     classes = [
         _class(node)
         for module in modules

@@ -15,7 +15,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from decathlon_client import Batch, ConnectionLostError, Decathlon, Episode, NoVerdictError, SetUpError
 
 from decathlon_mcp.episodes import admission
-from decathlon_mcp.model import Phase
+from decathlon_mcp.episodes.state import Phase
 from tests.clients.processes import server_process
 from tests.clients.relay import relayed
 from tests.probe.serving import Served, serving

@@ -19,8 +19,8 @@ from decathlon_client import (
     ProtocolError,
 )
 
-from decathlon_mcp.edge import Tokens, new_token
-from decathlon_mcp.model import Phase
+from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.http.authentication import Tokens, new_token
 from tests.clients.processes import server_process
 from tests.clients.relay import port_of, relayed
 from tests.probe.serving import Served, serving

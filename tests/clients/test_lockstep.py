@@ -14,8 +14,8 @@ from decathlon_client import (
     UnknownTaskError,
 )
 
-from decathlon_mcp.episodes import Episode as ServersEpisode
-from decathlon_mcp.model import Phase
+from decathlon_mcp.episodes.episode import Episode as ServersEpisode
+from decathlon_mcp.episodes.state import Phase
 from tests.probe.serving import Served
 
 pytestmark = pytest.mark.anyio

@@ -19,7 +19,7 @@ from decathlon_client import (
     UnknownToolError,
 )
 
-from decathlon_mcp.suites import Draw
+from decathlon_mcp.catalogue.draws import Draw
 from tests.probe.serving import Served
 
 pytestmark = pytest.mark.anyio

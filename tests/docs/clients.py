@@ -24,8 +24,8 @@ import anyio.to_thread
 import pytest
 from decathlon_client import Decathlon
 
-from decathlon_mcp.episodes import Episode
-from decathlon_mcp.model import Phase
+from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.state import Phase
 from tests.conformance.suites import environment as with_node
 from tests.conformance.suites import node, run_npm
 from tests.docs.pages import REPOSITORY, SERVER, Block, block, inline
@@ -40,9 +40,9 @@ GONE_SECONDS = 60
 AT_TASK = f"{SERVER}/tasks/{TASK}/mcp"
 LISTING = re.compile(r"list_?tools\(", re.IGNORECASE)
 
-Way = Literal["task", "episode", "lobby"]
-ALL: tuple[Way, ...] = ("task", "episode", "lobby")
-BOTH: tuple[Way, ...] = ("task", "episode")
+EpisodeResolver = Literal["task", "episode", "lobby"]
+ALL: tuple[EpisodeResolver, ...] = ("task", "episode", "lobby")
+BOTH: tuple[EpisodeResolver, ...] = ("task", "episode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Client:
     page: str
     heading: str
     wants: tuple[str, ...]
-    ways: tuple[Way, ...] = BOTH
+    ways: tuple[EpisodeResolver, ...] = BOTH
     language: Literal["python", "js"] = "python"
 
     def program(self) -> Block:

@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 
 from decathlon_client.values import as_objects
 
-from decathlon_mcp.model import JsonObject
 from decathlon_mcp.starter import Step, oracle
+from decathlon_mcp.types import JsonObject
 
 TASK = "tune-reactor"
 LAST_WORDS = "I am done."

@@ -15,7 +15,7 @@ from cyclopts import App
 
 from decathlon_mcp.cli.app import app
 from decathlon_mcp.cli.options import PREFIX
-from decathlon_mcp.model import as_object
+from decathlon_mcp.types import as_object
 from tests.docs.pages import PAGES, REPOSITORY, blocks, inline
 
 COMMAND = "decathlon-mcp"

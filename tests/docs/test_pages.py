@@ -14,10 +14,10 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from decathlon_mcp.model import MOVES
-from decathlon_mcp.rewards.attempt import COUNTED
-from decathlon_mcp.rewards.signing import PublicKey
-from decathlon_mcp.rewards.verdict import Status, Verdict
+from decathlon_mcp.episodes.state import MOVES
+from decathlon_mcp.grading.attempt import COUNTED
+from decathlon_mcp.grading.signing import PublicKey
+from decathlon_mcp.grading.verdict import Status, Verdict
 from decathlon_mcp.settings import RewardPolicy
 from docs.tables import rewritten
 from tests.docs.pages import PAGES, REPOSITORY, anchors, block, blocks, inline, links, rows

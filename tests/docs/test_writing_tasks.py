@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from decathlon_mcp.rewards import load_rubric
-from decathlon_mcp.suites import load_suite
+from decathlon_mcp.grading.rubric import load_rubric
+from decathlon_mcp.suites.loading import load_suite
 from tests.docs.pages import block
 
 PAGE = "docs/writing-tasks.md"
@@ -27,7 +27,7 @@ def test_the_files_shown_are_a_suite_whose_task_can_run(tmp_path: Path) -> None:
     _write(task / "evaluation" / "rubric.yaml", block(PAGE, "rubric.yaml", "yaml").text)
     suite = load_suite(tmp_path)
     assert suite.name == "my-suite"
-    assert suite.dialect.image == "my-image:latest"
+    assert suite.profile.image == "my-image:latest"
     found = suite.task("my-task")
     assert suite.missing(found) == []
     assert found.splits == ("train",)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.probe.clients import WAYS, Way
+from tests.probe.clients import WAYS, EpisodeResolver
 from tests.probe.serving import Served, serving
 
 
@@ -28,6 +28,6 @@ async def served(
 
 
 @pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest) -> Way:
+def way(request: pytest.FixtureRequest) -> EpisodeResolver:
     """Every way to an episode's own tools."""
     return request.param

@@ -9,13 +9,13 @@ import anyio
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from tests.probe.clients import Way, playing
+from tests.probe.clients import EpisodeResolver, playing
 from tests.probe.serving import Served
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_the_right_answer_is_rewarded_with_one(served: Served, way: Way) -> None:
+async def test_the_right_answer_is_rewarded_with_one(served: Served, way: EpisodeResolver) -> None:
     async with playing(served, "find-answer", way) as player:
         assert await player.text("probe__read", path="question.txt") == "six times seven\n"
         await player.call("probe__write", path="answer.txt", text="42")
@@ -28,14 +28,14 @@ async def test_the_right_answer_is_rewarded_with_one(served: Served, way: Way) -
     assert verdict["claimed"] is True
 
 
-async def test_an_empty_attempt_is_rewarded_with_zero(served: Served, way: Way) -> None:
+async def test_an_empty_attempt_is_rewarded_with_zero(served: Served, way: EpisodeResolver) -> None:
     async with playing(served, "find-answer", way) as player:
         verdict = (await player.call("evaluate")).structured_content
     assert verdict["reward"] == 0.0
     assert verdict["claimed"] is False
 
 
-async def test_what_preprocess_made_is_what_grading_sees(served: Served, way: Way) -> None:
+async def test_what_preprocess_made_is_what_grading_sees(served: Served, way: EpisodeResolver) -> None:
     async with playing(served, "made-answer", way) as player:
         assert await player.text("probe__read", path="launched.txt")
         await player.call("probe__write", path="answer.txt", text="made-by-preprocess")
@@ -43,14 +43,14 @@ async def test_what_preprocess_made_is_what_grading_sees(served: Served, way: Wa
     assert verdict["reward"] == 1.0
 
 
-async def test_the_agents_last_words_reach_the_evaluator(served: Served, way: Way) -> None:
+async def test_the_agents_last_words_reach_the_evaluator(served: Served, way: EpisodeResolver) -> None:
     async with playing(served, "say-answer", way) as player:
         await player.call("claim_done", answer="forty-two")
         verdict = (await player.call("evaluate")).structured_content
     assert verdict["reward"] == 1.0
 
 
-async def test_dense_metrics_are_weighted_by_the_rubric(served: Served, way: Way) -> None:
+async def test_dense_metrics_are_weighted_by_the_rubric(served: Served, way: EpisodeResolver) -> None:
     async with playing(served, "dense", way) as player:
         await player.call("probe__write", path="b.txt", text="")
         verdict = (await player.call("evaluate")).structured_content
@@ -59,7 +59,7 @@ async def test_dense_metrics_are_weighted_by_the_rubric(served: Served, way: Way
     assert verdict["metrics"]["first"] == 0.0
 
 
-async def test_nothing_of_the_answers_is_in_the_sandbox(served: Served, way: Way) -> None:
+async def test_nothing_of_the_answers_is_in_the_sandbox(served: Served, way: EpisodeResolver) -> None:
     async with playing(served, "made-answer", way) as player:
         found = await player.text(
             "probe__shell",
@@ -68,7 +68,9 @@ async def test_nothing_of_the_answers_is_in_the_sandbox(served: Served, way: Way
     assert found == ""
 
 
-async def test_tools_are_listed_in_a_stable_order_with_ours_last(served: Served, way: Way) -> None:
+async def test_tools_are_listed_in_a_stable_order_with_ours_last(
+    served: Served, way: EpisodeResolver
+) -> None:
     async with playing(served, "find-answer", way) as player:
         first = [tool.name for tool in (await player.client.list_tools()).tools]
         second = [tool.name for tool in (await player.client.list_tools()).tools]
@@ -78,7 +80,9 @@ async def test_tools_are_listed_in_a_stable_order_with_ours_last(served: Served,
     assert "probe__bare" in first
 
 
-async def test_the_prompt_is_there_as_instructions_and_as_a_prompt(served: Served, way: Way) -> None:
+async def test_the_prompt_is_there_as_instructions_and_as_a_prompt(
+    served: Served, way: EpisodeResolver
+) -> None:
     async with playing(served, "find-answer", way) as player:
         instructions = player.client.instructions
         prompt: Any = await player.client.get_prompt("task")
@@ -88,7 +92,7 @@ async def test_the_prompt_is_there_as_instructions_and_as_a_prompt(served: Serve
     assert prompt.messages[0].content.text == instructions
 
 
-async def test_progress_passes_through_under_the_callers_token(served: Served, way: Way) -> None:
+async def test_progress_passes_through_under_the_callers_token(served: Served, way: EpisodeResolver) -> None:
     seen: list[tuple[float, float | None, str | None]] = []
 
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
@@ -101,7 +105,7 @@ async def test_progress_passes_through_under_the_callers_token(served: Served, w
 
 
 @pytest.mark.filterwarnings("ignore:The logging capability")
-async def test_log_messages_pass_through(served: Served, way: Way) -> None:
+async def test_log_messages_pass_through(served: Served, way: EpisodeResolver) -> None:
     seen: list[str] = []
 
     async def on_log(params: Any) -> None:
@@ -118,7 +122,9 @@ async def test_log_messages_pass_through(served: Served, way: Way) -> None:
     assert seen == ["info", "warning", "error"]
 
 
-async def test_cancelling_a_call_reaches_the_tool_and_spares_the_episode(served: Served, way: Way) -> None:
+async def test_cancelling_a_call_reaches_the_tool_and_spares_the_episode(
+    served: Served, way: EpisodeResolver
+) -> None:
     async with playing(served, "find-answer", way) as player:
         with anyio.move_on_after(1):
             await player.call("probe__sleep", seconds=30, note="first")
@@ -126,21 +132,21 @@ async def test_cancelling_a_call_reaches_the_tool_and_spares_the_episode(served:
         assert await player.text("probe__echo", text="still here") == "still here"
 
 
-async def test_a_slow_tool_does_not_hold_up_a_quick_one(served: Served, way: Way) -> None:
+async def test_a_slow_tool_does_not_hold_up_a_quick_one(served: Served, way: EpisodeResolver) -> None:
     async with playing(served, "find-answer", way) as player, anyio.create_task_group() as tasks:
         tasks.start_soon(player.client.call_tool, "probe__sleep", {"seconds": 20})
         assert await player.text("probe__echo", text="quick") == "quick"
         tasks.cancel_scope.cancel()
 
 
-async def test_a_tools_failure_is_a_result_with_is_error(served: Served, way: Way) -> None:
+async def test_a_tools_failure_is_a_result_with_is_error(served: Served, way: EpisodeResolver) -> None:
     async with playing(served, "find-answer", way) as player:
         result = await player.call("probe__fail")
     assert result.is_error
     assert result.content[0].text == "it did not work"
 
 
-async def test_a_servers_error_is_relayed_as_it_came(served: Served, way: Way) -> None:
+async def test_a_servers_error_is_relayed_as_it_came(served: Served, way: EpisodeResolver) -> None:
     async with playing(served, "find-answer", way) as player:
         with pytest.raises(MCPError, match="not today") as refused:
             await player.call("probe__refuse")
@@ -148,14 +154,18 @@ async def test_a_servers_error_is_relayed_as_it_came(served: Served, way: Way) -
     assert refused.value.data == {"again": "tomorrow"}
 
 
-async def test_an_unknown_tool_is_told_with_those_that_look_like_it(served: Served, way: Way) -> None:
+async def test_an_unknown_tool_is_told_with_those_that_look_like_it(
+    served: Served, way: EpisodeResolver
+) -> None:
     async with playing(served, "find-answer", way) as player:
         with pytest.raises(MCPError, match="probe__echo") as unknown:
             await player.call("probe_echo")
     assert unknown.value.code == -32602
 
 
-async def test_arguments_that_do_not_fit_are_the_servers_to_judge(served: Served, way: Way) -> None:
+async def test_arguments_that_do_not_fit_are_the_servers_to_judge(
+    served: Served, way: EpisodeResolver
+) -> None:
     async with playing(served, "find-answer", way) as player:
         result = await player.call("probe__echo", txt=3)
     assert result.is_error
@@ -171,7 +181,7 @@ async def test_arguments_that_do_not_fit_are_the_servers_to_judge(served: Served
     ],
 )
 async def test_our_own_tools_say_what_does_not_fit(
-    served: Served, way: Way, tool: str, arguments: dict[str, Any], said: str
+    served: Served, way: EpisodeResolver, tool: str, arguments: dict[str, Any], said: str
 ) -> None:
     async with playing(served, "find-answer", way) as player:
         with pytest.raises(MCPError, match=said):
@@ -179,17 +189,17 @@ async def test_our_own_tools_say_what_does_not_fit(
         assert await player.text("probe__echo", text="open") == "open"
 
 
-async def test_a_large_reply_survives_the_journey(served: Served, way: Way) -> None:
+async def test_a_large_reply_survives_the_journey(served: Served, way: EpisodeResolver) -> None:
     async with playing(served, "find-answer", way) as player:
         assert len(await player.text("probe__big", characters=3_000_000)) == 3_000_000
 
 
-async def test_noise_of_a_server_costs_nothing_but_the_noise(served: Served, way: Way) -> None:
+async def test_noise_of_a_server_costs_nothing_but_the_noise(served: Served, way: EpisodeResolver) -> None:
     async with playing(served, "find-answer", way) as player:
         assert await player.text("probe__garbage") == "after the garbage"
 
 
-async def test_a_server_that_dies_fails_its_call_and_says_so(served: Served, way: Way) -> None:
+async def test_a_server_that_dies_fails_its_call_and_says_so(served: Served, way: EpisodeResolver) -> None:
     async with playing(served, "find-answer", way) as player:
         result = await player.call("probe__die")
         assert result.is_error
@@ -199,7 +209,7 @@ async def test_a_server_that_dies_fails_its_call_and_says_so(served: Served, way
         assert (await player.call("evaluate")).structured_content["reward"] == 0.0
 
 
-async def test_no_tool_works_after_the_claim(served: Served, way: Way) -> None:
+async def test_no_tool_works_after_the_claim(served: Served, way: EpisodeResolver) -> None:
     async with playing(served, "find-answer", way) as player:
         await player.call("claim_done")
         late = await player.call("probe__write", path="answer.txt", text="42")
@@ -208,7 +218,7 @@ async def test_no_tool_works_after_the_claim(served: Served, way: Way) -> None:
         assert (await player.call("evaluate")).structured_content["reward"] == 0.0
 
 
-async def test_a_hundred_evaluations_are_one(served: Served, way: Way) -> None:
+async def test_a_hundred_evaluations_are_one(served: Served, way: EpisodeResolver) -> None:
     verdicts: list[str] = []
 
     async def evaluate() -> None:
@@ -220,7 +230,7 @@ async def test_a_hundred_evaluations_are_one(served: Served, way: Way) -> None:
     assert len(set(verdicts)) == 1
 
 
-async def test_cancelling_evaluate_does_not_stop_the_grading(served: Served, way: Way) -> None:
+async def test_cancelling_evaluate_does_not_stop_the_grading(served: Served, way: EpisodeResolver) -> None:
     async with playing(served, "find-answer", way) as player:
         await player.call("probe__write", path="answer.txt", text="42")
         with anyio.move_on_after(0.05):
@@ -232,7 +242,7 @@ async def test_cancelling_evaluate_does_not_stop_the_grading(served: Served, way
     ("task_id", "status"), [("crashing-verdict", "evaluator_error"), ("slow-verdict", "timeout")]
 )
 async def test_no_verdict_is_an_error_and_never_a_zero(
-    served: Served, way: Way, task_id: str, status: str
+    served: Served, way: EpisodeResolver, task_id: str, status: str
 ) -> None:
     async with playing(served, task_id, way) as player:
         first = await player.call("evaluate")

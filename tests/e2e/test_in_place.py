@@ -13,8 +13,8 @@ import anyio
 import pytest
 import yaml
 
-from decathlon_mcp.model import Phase
-from tests.probe.clients import Player, Way, playing
+from decathlon_mcp.episodes.state import Phase
+from tests.probe.clients import EpisodeResolver, Player, playing
 from tests.probe.leftovers import processes_marked
 from tests.probe.serving import SUITE, Served, serving
 
@@ -101,7 +101,7 @@ async def verdict_on(player: Player) -> dict[str, Any]:
 
 
 async def test_what_the_evaluator_is_about_runs_on_and_nothing_else(
-    served: Served, provider: str, way: Way
+    served: Served, provider: str, way: EpisodeResolver
 ) -> None:
     async with AsyncExitStack() as stack:
         player = await stack.enter_async_context(playing(served, "forwarding", way))

@@ -6,7 +6,7 @@ import pytest
 
 from decathlon_mcp.episodes.admission import Admission, Ticket
 from decathlon_mcp.errors import AtCapacityError
-from decathlon_mcp.suites import Shared
+from decathlon_mcp.suites.sharing import Shared
 
 pytestmark = pytest.mark.anyio
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from decathlon_mcp.episodes.state import State
-from decathlon_mcp.model import MOVES, Ending, Phase
+from decathlon_mcp.episodes.state import MOVES, Ending, Phase, State
 
 
 def test_every_phase_can_end_and_none_comes_back() -> None:

@@ -5,7 +5,7 @@
     FakeProvider(faults=Faults(silent_on="call"))
     FakeProvider(faults=lambda spec: Faults(never_ready=spec.name.endswith("-grader")))
 
-It passes the same contract suite as the real ones (`tests/providers`). Its first process is a coroutine that
+It passes the same contract suite as the real ones (`tests/sandboxes`). Its first process is a coroutine that
 speaks the driver's side of the wire.
 """
 

@@ -13,10 +13,10 @@ import anyio
 from anyio import CancelScope
 from anyio.abc import TaskGroup
 
+from decathlon_mcp.archives.packing import save
 from decathlon_mcp.errors import BadRequestError, SandboxLostError
-from decathlon_mcp.providers.base import Finding, Isolation, SandboxSpec, finding
-from decathlon_mcp.providers.packing import save
-from decathlon_mcp.providers.socket_line import SocketLine
+from decathlon_mcp.sandboxes.base import Finding, Isolation, SandboxSpec, finding
+from decathlon_mcp.sandboxes.socket_stream import SocketStream
 from tests.fakes.driver import FakeDriver, FakeRun, Run, Tools
 from tests.fakes.faults import Died, Faults
 from tests.fakes.tree import Tree
@@ -31,7 +31,7 @@ def _succeed(asked: FakeRun) -> int:
 class FakeSandbox:
     """See `base.Sandbox`. `tree` is its file system, for tests to look into and to write to."""
 
-    def __init__(self, owner: str, spec: SandboxSpec, faults: Faults, line: SocketLine) -> None:
+    def __init__(self, owner: str, spec: SandboxSpec, faults: Faults, line: SocketStream) -> None:
         self.owner = owner
         self.spec = spec
         self.faults = faults
@@ -85,7 +85,7 @@ class FakeSandbox:
             return None
         return "out of memory" if self.death.out_of_memory else f"exit code {self.death.exit_code}"
 
-    async def run(self, driver: FakeDriver, theirs: SocketLine) -> None:
+    async def run(self, driver: FakeDriver, theirs: SocketStream) -> None:
         """The first process: closes its end of the line when it ends, not when it is paused."""
         try:
             with self._process:
@@ -175,7 +175,7 @@ class FakeProvider:
             ours, theirs = socket.socketpair()
             stack.callback(theirs.close)
             stack.callback(ours.close)
-            line, far = SocketLine(ours), SocketLine(theirs)
+            line, far = SocketStream(ours), SocketStream(theirs)
             sandbox = FakeSandbox(self._owner, spec, faults, line)
             driver = FakeDriver(far, sandbox.tree, tools=self._tools, run=self._run, faults=faults)
             self.machine.sandboxes[spec.name] = sandbox

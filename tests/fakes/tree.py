@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from decathlon_mcp.archives.archive import content, header, info_of, members, padding, parts_of, reading
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.providers.archive import content, header, info_of, members, padding, parts_of, reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class DriverClient:
     target: str
 
 
@@ -28,7 +28,7 @@ class Folder:
     mode: int = 0o755
 
 
-Node = File | Link | Folder
+Node = File | DriverClient | Folder
 
 
 class Tree:
@@ -102,7 +102,7 @@ class Tree:
         if info.isdir():
             return Folder(info.mode & 0o777)
         if info.issym():
-            return Link(info.linkname)
+            return DriverClient(info.linkname)
         if info.islnk():
             return self._nodes[folder.joinpath(*parts_of(info.linkname))]
         with content(tar, info) as file:
@@ -115,7 +115,7 @@ class Tree:
             node, name = self._nodes[path], f"./{path.relative_to(folder)}" if path != folder else "."
             if isinstance(node, Folder):
                 yield header(info_of(name, tarfile.DIRTYPE, node.mode, 0))
-            elif isinstance(node, Link):
+            elif isinstance(node, DriverClient):
                 info = info_of(name, tarfile.SYMTYPE, 0o777, 0)
                 info.linkname = node.target
                 yield header(info)

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 import yaml
 
-from decathlon_mcp.model import Phase
-from decathlon_mcp.providers.docker_image import STARTER_IMAGE
+from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.sandboxes.docker.image import STARTER_IMAGE
 from tests.probe.clients import Player, playing
 from tests.probe.serving import SUITE, Served, serving
 
@@ -89,7 +89,7 @@ def image(test_image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 async def served(
     image: str, tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 ) -> AsyncGenerator[Served]:
-    """The probe's suite with a task that has a database, declared as the gym's dialect does it."""
+    """The probe's suite with a task that has a database, declared as the gym's profile does it."""
     suite = tmp_path_factory.mktemp("suites") / "suite"
     shutil.copytree(SUITE, suite)
     task = suite / "tasks" / "probe" / "ordering"
@@ -98,7 +98,7 @@ async def served(
     (task / "preprocess" / "main.py").write_text(PREPROCESS)
     (task / "evaluation" / "main.py").write_text(EVALUATION)
     (suite / "utils" / "query.py").write_text(QUERY)
-    gym = yaml.safe_load((Path(SUITE).parents[2] / "decathlon_mcp/suites/dialects/gym.yaml").read_text())
+    gym = yaml.safe_load((Path(SUITE).parents[2] / "decathlon_mcp/suites/profiles/gym.yaml").read_text())
     said = yaml.safe_load((suite / "suite.yaml").read_text())
     said["services"] = {"postgres": {**gym["services"]["postgres"], "image": image, "available": True}}
     said["tasks"]["ordering"] = {"services": ["postgres"]}

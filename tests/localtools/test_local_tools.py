@@ -179,7 +179,7 @@ async def test_the_suites_code_is_asked_once(served: Served, tmp_path: Path) -> 
     async with serving(tmp_path, suite=(SUITE,), provider="local") as fresh:
         async with playing(fresh, "play", "task") as player:
             first = json.dumps([tool.name for tool in (await player.client.list_tools()).tools])
-        known = fresh.episodes.stage("localtools").local_tools
+        known = fresh.episodes.sandbox_factory("localtools").local_tools
         assert sorted(known.known) == ["demanding", "nap", "notes", "shouting"]
         before = {**known.known}
         async with playing(fresh, "play", "task") as player:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp.suites.overlong import LIMIT_CHARACTERS, as_told, short_id
+from decathlon_mcp.suites.truncation import LIMIT_CHARACTERS, as_told, short_id
 from tests.localtools.conftest import SUITE
 from tests.probe.clients import playing
 from tests.probe.serving import Served, serving
@@ -82,12 +82,12 @@ async def test_local_tools_are_never_cut(served: Served) -> None:
         assert len(await player.text("local__shout", text="a" * 1000, times=150)) == 150_000
 
 
-@pytest.mark.parametrize("dialects_own", [True, False])
-async def test_raw_relays_everything_whole(tmp_path: Path, dialects_own: bool) -> None:
+@pytest.mark.parametrize("profiles_own", [True, False])
+async def test_raw_relays_everything_whole(tmp_path: Path, profiles_own: bool) -> None:
     """By the operator's word, or as any suite does that does not cut."""
     settings: dict[str, Any] = {"suite": (SUITE,), "overlong": "raw"}
-    async with serving(tmp_path, provider="local", **({} if dialects_own else settings)) as served:
-        if dialects_own:
+    async with serving(tmp_path, provider="local", **({} if profiles_own else settings)) as served:
+        if profiles_own:
             async with playing(served, "find-answer", "task") as player:
                 assert await player.text("probe__big", characters=150_000) == "x" * 150_000
             return

@@ -14,16 +14,15 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp.episodes.calls import Calls
+from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.episodes.local_tools import LocalTools
-from decathlon_mcp.episodes.stage import Stage
-from decathlon_mcp.episodes.toolbox import Route
-from decathlon_mcp.link import Link
-from decathlon_mcp.model import JsonObject
-from decathlon_mcp.providers.base import Sandbox
-from decathlon_mcp.suites import Needs, Task
+from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.tools import Calls, Route
+from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.suites.local_tools import Described, local_spec
-from decathlon_mcp.suites.overlong import FOLDER, cut
+from decathlon_mcp.suites.tasks import Needs, Task
+from decathlon_mcp.suites.truncation import FOLDER, cut
+from decathlon_mcp.types import JsonObject
 from tests.probe.serving import serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.slow]
@@ -78,15 +77,15 @@ NEEDS = ("python_execute", "sleep", "web_search", "handle_overlong_tool_outputs"
 class Room:
     """A sandbox with the suite's code in it, its local tools our way and upstream's."""
 
-    stage: Stage
+    sandbox_factory: SandboxFactory
     sandbox: Sandbox
-    link: Link
+    driver: DriverClient
     described: Described
     calls: Calls
 
     @property
     def workspace(self) -> str:
-        return str(self.sandbox.root / self.stage.suite.dialect.workspace)
+        return str(self.sandbox.root / self.sandbox_factory.suite.profile.workspace)
 
     async def ours(self, name: str, **arguments: Any) -> str:
         reply = await self.calls.call(Route("local", name), {"name": name, "arguments": arguments})
@@ -95,9 +94,9 @@ class Room:
 
     async def upstream(self, ask: str, **order: Any) -> Any:
         said = json.dumps({"ask": ask, "workspace": self.workspace, **order})
-        await self.link.arrange({"write": "/tmp/order.json", "text": said})
-        result = await self.link.run(
-            [*self.stage.suite.dialect.python, "-c", UPSTREAM, "/tmp/order.json"],
+        await self.driver.arrange({"write": "/tmp/order.json", "text": said})
+        result = await self.driver.run(
+            [*self.sandbox_factory.suite.profile.python, "-c", UPSTREAM, "/tmp/order.json"],
             cwd=str(self.sandbox.root),
             timeout_seconds=100,
             channel=True,
@@ -123,15 +122,15 @@ async def room(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) 
     checkout, image = os.environ["DECATHLON_TOOLATHLON"], os.environ["DECATHLON_TOOLATHLON_IMAGE"]
     async with serving(state, suite=(checkout,), provider="docker", image=image, network="none") as served:
         (suite,) = served.episodes.catalogue.suites
-        stage = served.episodes.stage(suite.name)
-        async with stage.open("localtools-test", "none") as (sandbox, link):
-            await sandbox.put(sandbox.root, stage.common)
-            await link.arrange({"make": str(sandbox.root / suite.dialect.workspace)})
+        sandbox_factory = served.episodes.sandbox_factory(suite.name)
+        async with sandbox_factory.open("localtools-test", "none") as (sandbox, driver):
+            await sandbox.put(sandbox.root, sandbox_factory.common)
+            await driver.arrange({"make": str(sandbox.root / suite.profile.workspace)})
             some = next(iter(suite.tasks.values()))
             task = Task(id="any", suite=suite.name, folder=some.folder, needs=Needs(local_tools=NEEDS))
-            described = await LocalTools().of(suite, task, link, root=sandbox.root, timeout_seconds=60)
-            spec = local_spec(suite.dialect, described, sandbox.root)
-            yield Room(stage, sandbox, link, described, Calls(link, local=spec))
+            described = await LocalTools().of(suite, task, driver, root=sandbox.root, timeout_seconds=60)
+            spec = local_spec(suite.profile, described, sandbox.root)
+            yield Room(sandbox_factory, sandbox, driver, described, Calls(driver, local=spec))
 
 
 async def test_they_are_described_in_upstreams_words(room: Room) -> None:
@@ -201,7 +200,9 @@ CONTENTS: dict[str, list[JsonObject]] = {
 @pytest.mark.parametrize("kind", CONTENTS)
 async def test_replies_are_cut_where_and_as_upstream_cuts_them(room: Room, kind: str) -> None:
     theirs: str = await room.upstream("reply", content=CONTENTS[kind])
-    overlong = cut({"content": CONTENTS[kind]}, room.sandbox.root / room.stage.suite.dialect.workspace)
+    overlong = cut(
+        {"content": CONTENTS[kind]}, room.sandbox.root / room.sandbox_factory.suite.profile.workspace
+    )
     if kind in ("short", "none", "just fits"):
         assert overlong is None
         assert len(theirs) <= 100_000
@@ -211,7 +212,7 @@ async def test_replies_are_cut_where_and_as_upstream_cuts_them(room: Room, kind:
     name = re.search(r"shortuuid identifier: (\w+)", theirs)
     assert name is not None
     assert item["text"].replace(overlong.path.stem, name.group(1)) == theirs
-    saved = await room.link.run(
+    saved = await room.driver.run(
         ["cat", f"{room.workspace}/{FOLDER}/{name.group(1)}.json"],
         cwd="/",
         timeout_seconds=10,
@@ -221,9 +222,11 @@ async def test_replies_are_cut_where_and_as_upstream_cuts_them(room: Room, kind:
 
 
 async def test_a_saved_reply_is_found_by_the_tools_that_page_through_it(room: Room) -> None:
-    overlong = cut({"content": CONTENTS["long"]}, room.sandbox.root / room.stage.suite.dialect.workspace)
+    overlong = cut(
+        {"content": CONTENTS["long"]}, room.sandbox.root / room.sandbox_factory.suite.profile.workspace
+    )
     assert overlong is not None
-    await room.link.arrange(
+    await room.driver.arrange(
         {"make": str(overlong.path.parent)}, {"write": str(overlong.path), "text": overlong.whole}
     )
     name = overlong.path.stem

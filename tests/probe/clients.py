@@ -13,8 +13,10 @@ from mcp.shared._httpx_utils import create_mcp_http_client
 
 from tests.probe.serving import Served
 
-Way = Literal["task", "episode-handshake", "episode-sessionless", "lobby-handshake", "lobby-sessionless"]
-WAYS: tuple[Way, ...] = ("task", "episode-handshake", "episode-sessionless")
+EpisodeResolver = Literal[
+    "task", "episode-handshake", "episode-sessionless", "lobby-handshake", "lobby-sessionless"
+]
+WAYS: tuple[EpisodeResolver, ...] = ("task", "episode-handshake", "episode-sessionless")
 ERAS = {"handshake": "legacy", "sessionless": "auto"}
 """`auto` asks `server/discover` first and stays sessionless where the server is."""
 
@@ -53,7 +55,9 @@ async def start(served: Served, task_id: str, **options: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def playing(served: Served, task_id: str, way: Way, **options: Any) -> AsyncGenerator[Player]:
+async def playing(
+    served: Served, task_id: str, way: EpisodeResolver, **options: Any
+) -> AsyncGenerator[Player]:
     """An episode of that task, and a client that plays it by that way in."""
     if way == "task":
         async with connected(served.task(task_id), **options) as client:

@@ -10,9 +10,12 @@ from typing import Any
 
 import anyio
 
-from decathlon_mcp.beside import beside
-from decathlon_mcp.edge import Tokens, http_app, listen, serve_http
-from decathlon_mcp.episodes import Episodes, open_episodes
+from decathlon_mcp.app import bootstrap
+from decathlon_mcp.background import background_tasks
+from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.http.application import http_app
+from decathlon_mcp.http.authentication import Tokens
+from decathlon_mcp.http.server import listen, serve_http
 from decathlon_mcp.settings import Settings
 
 SUITE = str(Path(__file__).parent / "suite")
@@ -23,7 +26,7 @@ class Served:
     """`url` is the base of every address."""
 
     url: str
-    episodes: Episodes
+    episodes: EpisodeRegistry
     state: Path
 
     def task(self, task_id: str) -> str:
@@ -43,7 +46,7 @@ async def serving(state: Path, *, tokens: Tokens | None = None, **settings: Any)
     chosen = Settings.model_validate({"suite": (SUITE,), "state": state, "drain_seconds": 5, **settings})
     listener = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    async with open_episodes(chosen) as episodes, beside() as tasks:
+    async with bootstrap(chosen) as episodes, background_tasks() as tasks:
         up, stop, stopped = anyio.Event(), anyio.Event(), anyio.Event()
 
         async def serve() -> None:

@@ -21,10 +21,10 @@ from mcp.client.stdio import stdio_client
 from mcp_types import TextContent
 
 from decathlon_mcp.starter import CLAIM, Step, suite_path
-from decathlon_mcp.suites import load_suite
+from decathlon_mcp.suites.loading import load_suite
 
 LAUNCH_TIME = "2026-05-06 08:30:00 Wednesday"
-DIALECT = load_suite(suite_path()).dialect
+DIALECT = load_suite(suite_path()).profile
 ENVIRONMENT = dict(DIALECT.environment)
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
@@ -70,7 +70,7 @@ class Bench:
             assert done.exit_code == 0, done.output
 
     def run(self, part: str, *words: str) -> Outcome:
-        """Run one of the task's modules as the dialect says, from the root."""
+        """Run one of the task's modules as the profile says, from the root."""
         command = [*DIALECT.run_module, f"tasks.starter.{self.task}.{part}.main"]
         done = subprocess.run(
             [*command, "--agent_workspace", str(self.workspace), *words],

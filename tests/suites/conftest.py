@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp.suites import Suite, load_suite
+from decathlon_mcp.suites.loading import load_suite
+from decathlon_mcp.suites.suite import Suite
 
 # Nothing is skipped: what cannot run here is not collected.
 collect_ignore = (

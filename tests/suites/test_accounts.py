@@ -12,7 +12,7 @@ import pytest
 from decathlon_mcp.errors import SuiteError
 
 if TYPE_CHECKING:
-    from decathlon_mcp.suites import Suite
+    from decathlon_mcp.suites.suite import Suite
     from tests.suites.conftest import Checkout
 
 KEYED = "params: {command: n, env: {K: '${token.notion_integration_key}'}}\n"
@@ -114,7 +114,7 @@ def test_a_set_of_credentials_is_laid_over_the_checkouts_own(checkout: Checkout)
 
 def test_a_server_may_be_given_files_and_those_that_are_not_there_are_missing(checkout: Checkout) -> None:
     checkout.write(
-        "suite.yaml", "dialect: starter\nservers: {mail: {files: {/root/.mail/key.json: secrets/key.json}}}\n"
+        "suite.yaml", "profile: starter\nservers: {mail: {files: {/root/.mail/key.json: secrets/key.json}}}\n"
     )
     checkout.server("mail")
     checkout.server("other")
@@ -133,7 +133,7 @@ def test_a_server_may_be_given_files_and_those_that_are_not_there_are_missing(ch
 @pytest.mark.parametrize("goal", ["workspace/key", "/episode/workspace/a/key"])
 def test_files_of_credentials_do_not_go_into_the_workspace(checkout: Checkout, goal: str) -> None:
     checkout.task()
-    checkout.write("suite.yaml", f"dialect: starter\nservers: {{mail: {{files: {{{goal}: a}}}}}}\n")
+    checkout.write("suite.yaml", f"profile: starter\nservers: {{mail: {{files: {{{goal}: a}}}}}}\n")
     with pytest.raises(SuiteError, match="in the agent's workspace"):
         checkout.load()
 
@@ -158,21 +158,21 @@ def test_files_go_nowhere_that_no_file_can_go(checkout: Checkout, goal: str) -> 
 def test_ports_of_a_service_lead_to_where_it_is(
     checkout: Checkout, ports: str, targets: dict[int, tuple[str, int]]
 ) -> None:
-    checkout.write("suite.yaml", f"dialect: starter\nservices: {{shop: {{ports: {ports}}}}}\n")
+    checkout.write("suite.yaml", f"profile: starter\nservices: {{shop: {{ports: {ports}}}}}\n")
     checkout.task()
-    assert checkout.load().means.service("shop").targets == targets
+    assert checkout.load().resources.service("shop").targets == targets
 
 
-def test_a_port_that_is_said_elsewhere_leaves_the_dialects_others(checkout: Checkout) -> None:
+def test_a_port_that_is_said_elsewhere_leaves_the_profiles_others(checkout: Checkout) -> None:
     checkout.write("suite.yaml", "services: {canvas: {ports: {20001: 21001}}}\n")
     checkout.task()
-    targets = checkout.load().means.service("canvas").targets
+    targets = checkout.load().resources.service("canvas").targets
     assert targets == {10001: ("localhost", 10001), 20001: ("localhost", 21001)}
 
 
 @pytest.mark.parametrize("ports", ["[0]", "{80: shop}", "{80: 'shop:x'}", "{80: 99999}"])
 def test_a_port_that_is_none_is_an_error(checkout: Checkout, ports: str) -> None:
-    checkout.write("suite.yaml", f"dialect: starter\nservices: {{shop: {{ports: {ports}}}}}\n")
+    checkout.write("suite.yaml", f"profile: starter\nservices: {{shop: {{ports: {ports}}}}}\n")
     checkout.task()
     with pytest.raises(SuiteError, match=r"services\.shop\.ports"):
         checkout.load()

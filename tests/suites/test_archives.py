@@ -13,7 +13,7 @@ import pytest
 from decathlon_mcp.errors import SuiteError
 
 if TYPE_CHECKING:
-    from decathlon_mcp.suites import Suite
+    from decathlon_mcp.suites.suite import Suite
     from tests.suites.conftest import Checkout
 
 TASK = "tasks/finalpool/find-paper"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from decathlon_mcp.model import Names
-from decathlon_mcp.suites import spell
+from decathlon_mcp.suites.tool_names import spell
+from decathlon_mcp.types import Names
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from decathlon_mcp.suites import Suite
+    from decathlon_mcp.suites.suite import Suite
     from tests.suites.conftest import Checkout
 
 TOKENS = """\
@@ -59,7 +59,7 @@ def test_the_internet_is_needed_by_servers_that_reach_out(checkout: Checkout) ->
 def test_a_server_of_an_unlisted_kind_needs_the_network_if_its_address_does(
     checkout: Checkout, url: str, network: bool
 ) -> None:
-    checkout.write("suite.yaml", "dialect: starter\n")
+    checkout.write("suite.yaml", "profile: starter\n")
     checkout.server("remote", f"type: sse\nparams: {{url: '{url}'}}\n")
     checkout.task(servers=("remote",))
     assert checkout.load().tasks["find-paper"].needs.network is network

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.suites import Here, Prompt, load_suite
+from decathlon_mcp.suites.host import HostInfo
+from decathlon_mcp.suites.loading import load_suite
+from decathlon_mcp.suites.prompts import Prompt
 
 if TYPE_CHECKING:
-    from decathlon_mcp.model import Language, Names
+    from decathlon_mcp.types import Language, Names
     from tests.suites.conftest import Checkout
 
 FRIDAY = datetime(2026, 1, 2, 3, 4, 5)
@@ -46,7 +48,7 @@ def prompt(
     checkout.write("tasks/finalpool/find-paper/docs/task.md", task)
     if system is not None:
         checkout.write("tasks/finalpool/find-paper/docs/agent_system_prompt.md", system)
-    suite = load_suite(checkout.path, Here(language))
+    suite = load_suite(checkout.path, HostInfo(language))
     return suite.prompt(
         suite.tasks["find-paper"],
         root=PurePosixPath(root),

@@ -12,15 +12,18 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from decathlon_mcp.suites import Here, Suite, Task, load_suite
+from decathlon_mcp.suites.host import HostInfo
+from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.splits import packaged_splits
+from decathlon_mcp.suites.suite import Suite
+from decathlon_mcp.suites.tasks import Task
 
 SEARCH_KEY = "token.serper_api_key"
 """Searching the web needs a key, but no account that a task works on."""
 
 
 NAMES = {"toolathlon": "DECATHLON_TOOLATHLON", "gym": "DECATHLON_TOOLATHLON_GYM"}
-"""Which dialect's checkout each variable points to; `conftest` collects nothing here where none does."""
+"""Which profile's checkout each variable points to; `conftest` collects nothing here where none does."""
 
 THERE = [name for name, variable in NAMES.items() if os.environ.get(variable)]
 
@@ -39,10 +42,10 @@ def walk(suite: Suite, archive: Path) -> None:
     for task in suite.tasks.values():
         assert task.errors == ()
         values = dict.fromkeys(suite.wanted_values(task), "value")
-        specs = suite.server_specs(task, root=suite.dialect.root, values=values)
+        specs = suite.server_specs(task, root=suite.profile.root, values=values)
         assert [spec["name"] for spec in specs] == list(task.needs.servers)
         assert "${" not in str(specs)
-        told = suite.prompt(task, root=suite.dialect.root, launch_time=datetime.now(), names="decathlon")
+        told = suite.prompt(task, root=suite.profile.root, launch_time=datetime.now(), names="decathlon")
         assert "!!<<<<" not in told.instructions
         assert "local-claim_done" not in told.instructions
         assert "without calling any tool" not in told.instructions
@@ -69,26 +72,26 @@ def suite(request: pytest.FixtureRequest) -> Suite:
 
 
 def test_tasks_are_of_the_known_kinds(suite: Suite) -> None:
-    assert Counter(kind(task) for task in suite.tasks.values()) == KINDS[suite.dialect.name]
+    assert Counter(kind(task) for task in suite.tasks.values()) == KINDS[suite.profile.name]
 
 
 IN_CHINESE = {"toolathlon": 49, "gym": 0}
 
 
 def test_tasks_with_a_text_in_chinese_are_prompted_in_it(suite: Suite) -> None:
-    chinese = load_suite(suite.path, Here("cn"))
+    chinese = load_suite(suite.path, HostInfo("cn"))
     told = [task for task in chinese.tasks.values() if task.parts.has_text]
-    assert len(told) == IN_CHINESE[suite.dialect.name]
+    assert len(told) == IN_CHINESE[suite.profile.name]
     for task in told:
         prompt = chinese.prompt(
-            task, root=suite.dialect.root, launch_time=datetime.now(), names="decathlon"
+            task, root=suite.profile.root, launch_time=datetime.now(), names="decathlon"
         ).instructions
         assert "claim_done" in prompt
         assert not re.search(r"!!<<<<|local-claim", prompt)
 
 
 def test_the_packages_lists_name_every_task_and_no_other(suite: Suite) -> None:
-    listed = packaged_splits(suite.dialect.name)
+    listed = packaged_splits(suite.profile.name)
     assert not listed or {*listed} == {*suite.tasks}
     assert all(len(task.splits) == 1 for task in suite.tasks.values())
 

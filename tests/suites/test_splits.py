@@ -37,7 +37,7 @@ def test_a_checkouts_own_lists_are_all_there_is(checkout: Checkout) -> None:
     assert splits(checkout) == {"imagenet": (), "somebodys-own": ("mine",)}
 
 
-def test_another_dialect_has_no_part_in_the_lists(gym: Checkout) -> None:
+def test_another_profile_has_no_part_in_the_lists(gym: Checkout) -> None:
     gym.task("imagenet")
     assert splits(gym) == {"imagenet": splits_of("imagenet", {})}
 

@@ -1,4 +1,4 @@
-"""`suite.yaml`: dialects and what is laid over them, settings of tasks; checkouts that have none."""
+"""`suite.yaml`: profiles and what is laid over them, settings of tasks; checkouts that have none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.suites import Deadlines
+from decathlon_mcp.suites.suite_file import Deadlines
 
 if TYPE_CHECKING:
     from tests.suites.conftest import Checkout
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
 def test_a_checkout_without_marks_is_toolathlons(checkout: Checkout) -> None:
     checkout.task()
     suite = checkout.load()
-    assert suite.dialect.name == "toolathlon"
+    assert suite.profile.name == "toolathlon"
     assert suite.name == "checkout"
-    assert suite.dialect.image == "lockon0927/toolathlon-task-image:1016beta"
+    assert suite.profile.image == "lockon0927/toolathlon-task-image:1016beta"
     assert suite.task_dir(suite.tasks["find-paper"]) == "finalpool/find-paper"
 
 
 def test_the_gym_is_recognised_by_its_marks(gym: Checkout) -> None:
     gym.task()
     suite = gym.load()
-    assert suite.dialect.name == "gym"
-    assert suite.dialect.claim_required
-    assert not suite.dialect.preprocess_must_succeed
+    assert suite.profile.name == "gym"
+    assert suite.profile.claim_required
+    assert not suite.profile.preprocess_must_succeed
     assert suite.task_dir(suite.tasks["find-paper"]) == "find-paper"
 
 
-def test_a_suite_called_as_a_dialect_speaks_it(checkout: Checkout) -> None:
+def test_a_suite_called_as_a_profile_speaks_it(checkout: Checkout) -> None:
     checkout.task()
     checkout.write("suite.yaml", "name: starter\n")
-    assert checkout.load().dialect.root == PurePosixPath("/episode")
+    assert checkout.load().profile.root == PurePosixPath("/episode")
 
 
-def test_fields_of_the_dialect_are_laid_over_it(checkout: Checkout) -> None:
+def test_fields_of_the_profile_are_laid_over_it(checkout: Checkout) -> None:
     checkout.task()
     checkout.write(
         "suite.yaml",
         """\
         name: mine
-        dialect: gym
+        profile: gym
         root: /suite
         image: mine:latest
         python: [/usr/bin/python3]
@@ -55,10 +55,10 @@ def test_fields_of_the_dialect_are_laid_over_it(checkout: Checkout) -> None:
     suite = checkout.load()
     assert suite.name == "mine"
     assert suite.tasks["find-paper"].suite == "mine"
-    dialect = suite.dialect
-    assert (dialect.name, dialect.root, dialect.image) == ("gym", PurePosixPath("/suite"), "mine:latest")
-    assert dialect.python == ("/usr/bin/python3",)
-    environment = dict(dialect.environment)
+    profile = suite.profile
+    assert (profile.name, profile.root, profile.image) == ("gym", PurePosixPath("/suite"), "mine:latest")
+    assert profile.python == ("/usr/bin/python3",)
+    environment = dict(profile.environment)
     assert (environment["PGHOST"], environment["PGPORT"]) == ("db", "5432")
 
 
@@ -87,8 +87,8 @@ def test_settings_of_tasks_may_name_patterns_and_the_exact_name_has_the_last_wor
 @pytest.mark.parametrize(
     ("text", "line", "field"),
     [
-        ("dialect: toolathlon\nimagee: x\n", 2, "imagee"),
-        ("dialect: klingon\n", None, "dialect"),
+        ("profile: toolathlon\nimagee: x\n", 2, "imagee"),
+        ("profile: klingon\n", None, "profile"),
         ("claim_required: perhaps\n", 1, "claim_required"),
         ("name: a\nroot: relative/place\n", 2, "root"),
         ("workspace: ../outside\n", 1, "workspace"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.suites import load_suite
+from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.tasks import Parts
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def test_a_path_beside_a_suite_says_where_the_suite_is(checkout: Checkout, place
 
 def test_the_bundled_suite_loads_and_needs_nothing_from_outside() -> None:
     suite = load_suite("starter")
-    assert suite.dialect.name == "starter"
+    assert suite.profile.name == "starter"
     assert len(suite.tasks) >= 6
     for task in suite.tasks.values():
         assert suite.missing(task) == []

@@ -15,7 +15,7 @@ from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.suites.tokens import CHANNEL_VARIABLE
 
 if TYPE_CHECKING:
-    from decathlon_mcp.suites import Suite
+    from decathlon_mcp.suites.suite import Suite
     from tests.suites.conftest import Checkout
 
 ADDICT = "class Dict(dict):\n    __getattr__ = dict.__getitem__\n"
@@ -25,9 +25,9 @@ def compute(suite: Suite) -> dict[str, str]:
     """What the driver does with the command: run it in the root with a channel."""
     reader, writer = os.pipe()
     command = suite.values_command(suite.tasks["find-paper"])
-    assert command[: len(suite.dialect.python)] == list(suite.dialect.python)
+    assert command[: len(suite.profile.python)] == list(suite.profile.python)
     environment = {**os.environ, wire.CHANNEL_VARIABLE: str(writer)}
-    arguments = [sys.executable, *command[len(suite.dialect.python) :]]
+    arguments = [sys.executable, *command[len(suite.profile.python) :]]
     with os.fdopen(reader, encoding="utf-8") as channel:
         try:
             subprocess.run(
@@ -96,7 +96,7 @@ def test_a_channel_that_says_nothing_of_the_kind_is_an_error(checkout: Checkout,
 
 ROOT = PurePosixPath("/episode")
 SECRETS = """
-dialect: starter
+profile: starter
 secrets: [configs/token_key_session.py, configs/global_configs.py, configs/a.json, configs/b.json, configs/c]
 stand_ins: {configs/token_key_session.py: configs/token_key_session_example.py}
 servers:

@@ -15,8 +15,8 @@ from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
-from decathlon_mcp.model import JsonObject
 from decathlon_mcp.starter import CLAIM, Step, oracle, oracle_ids, suite_path
+from decathlon_mcp.types import JsonObject
 from tests.docs.stand_in import chat_completion, response
 
 
@@ -62,11 +62,11 @@ def _texts() -> dict[str, str]:
 def oracles(*ignorant_of: str) -> Generator[str]:
     """Its base URL, for `OPENAI_BASE_URL`."""
 
-    class Here(Oracles):
+    class HostInfo(Oracles):
         pass
 
-    Here.ignorant_of = frozenset(ignorant_of)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Here) as server:
+    HostInfo.ignorant_of = frozenset(ignorant_of)
+    with ThreadingHTTPServer(("127.0.0.1", 0), HostInfo) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}/v1"
         server.shutdown()

@@ -18,7 +18,7 @@ from openai import APIStatusError, AsyncOpenAI
 from pydantic import Field, PrivateAttr
 
 from decathlon_client import sync
-from decathlon_client.held import HeldEpisode
+from decathlon_client.managed import ManagedEpisode
 
 ID = "tool-decathlon"
 """Under which verifiers finds this: the name of the package `tool_decathlon`."""
@@ -59,10 +59,10 @@ class ToolDecathlonState(vf.State):
 
     agent_address: str = ""
     verdict: dict[str, Any] | None = None
-    _held: HeldEpisode | None = PrivateAttr(None)
+    _held: ManagedEpisode | None = PrivateAttr(None)
 
     @property
-    def held(self) -> HeldEpisode:
+    def managed(self) -> ManagedEpisode:
         assert self._held is not None, "the task was not set up"
         return self._held
 
@@ -79,7 +79,7 @@ class ToolDecathlonTask(vf.Task[ToolDecathlonData, ToolDecathlonState, ToolDecat
         return str(self.data.id)
 
     async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
-        held = await HeldEpisode.open(
+        managed = await ManagedEpisode.open(
             self.config.url,
             str(self.data.id),
             token=os.environ.get(self.config.token_var),
@@ -89,11 +89,11 @@ class ToolDecathlonTask(vf.Task[ToolDecathlonData, ToolDecathlonState, ToolDecat
                 "tries": self.config.tries,
             },
         )
-        trace.state._held = held
-        trace.state.agent_address = held.episode.agent_address or ""
+        trace.state._held = managed
+        trace.state.agent_address = managed.episode.agent_address or ""
 
     async def finalize(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
-        episode = trace.state.held.episode
+        episode = trace.state.managed.episode
         try:
             if not episode.claimed and trace.stop_condition not in (None, "agent_completed"):
                 await episode.truncate(turns=trace.num_turns)
@@ -149,7 +149,7 @@ class ToolDecathlonHarness(vf.Harness[ToolDecathlonHarnessConfig]):
         mcp_urls: dict[str, str],
         data: vf.TaskData,
     ) -> vf.ProgramResult:
-        episode = trace.state.held.episode
+        episode = trace.state.managed.episode
         messages: list[Any] = [{"role": "user", "content": episode.prompt}]
         if data.system_prompt is not None:
             messages.insert(0, {"role": "system", "content": data.system_prompt})

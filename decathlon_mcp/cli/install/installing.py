@@ -13,7 +13,7 @@ from decathlon_mcp.cli.install.jsonc import NotJsonError
 from decathlon_mcp.cli.install.programs import PROGRAMS, Machine, Program, ProgramName, file_of
 from decathlon_mcp.cli.install.wish import TOKEN, Wish
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.model import as_object
+from decathlon_mcp.types import as_object
 
 
 def show(name: ProgramName, wish: Wish, entry_name: str) -> int:

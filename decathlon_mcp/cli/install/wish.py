@@ -26,7 +26,7 @@ class Wish:
     def command(self) -> list[str]:
         """Raises BadRequestError, UnknownTaskError, SuiteError for what would not start."""
         if self.url:
-            from decathlon_mcp.cli.bridge import address
+            from decathlon_client.bridge import address
 
             return [*_this_command(), "stdio", "--url", address(self.url, self.task)]
         suites = [suite if suite == "starter" else str(Path(suite).resolve()) for suite in self.suite]
@@ -60,6 +60,7 @@ def _this_command() -> list[str]:
 
 
 def _require_task(task: str, suites: list[str]) -> None:
-    from decathlon_mcp.suites import Catalogue, load_suite
+    from decathlon_mcp.catalogue.catalogue import Catalogue
+    from decathlon_mcp.suites.loading import load_suite
 
     Catalogue([load_suite(suite) for suite in suites or ["starter"]]).find(task)

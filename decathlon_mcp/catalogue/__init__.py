@@ -1,0 +1,1 @@
+"""Which tasks there are: filters, draws, pass rates, requirements."""

@@ -1,0 +1,1 @@
+"""From a closed attempt to a signed verdict."""

@@ -1,0 +1,92 @@
+"""What an episode knows of the agent's run when it asks for a grade: frozen values, no sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from decathlon_mcp.sandboxes.base import Isolation
+from decathlon_mcp.suites.prompts import Prompt
+from decathlon_mcp.types import JsonObject, Network, as_object
+
+COUNTED = ("calls", "failed_calls", "tools_used", "seconds", "turns", "success")
+"""The metrics that the server knows by itself; `success` is what the evaluator's exit status says."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """One call of one of the task's tools, as it passed through.
+
+    `name` is the tool as the agent spelled it, `result` the raw MCP result or {"error": ...}; `started_at`
+    is in seconds since the epoch.
+    """
+
+    seq: int
+    server: str
+    tool: str
+    name: str
+    arguments: JsonObject
+    result: JsonObject | None
+    failed: bool
+    started_at: float
+    seconds: float
+
+    @classmethod
+    def from_journal(cls, event: JsonObject) -> CallRecord:
+        """Read a `call` event of an episode's journal; fields that are not ours are passed over."""
+        return cls(
+            seq=int(event["seq"]),
+            server=str(event["server"]),
+            tool=str(event["tool"]),
+            name=str(event["name"]),
+            arguments=as_object(event.get("arguments")) or {},
+            result=as_object(event.get("result")),
+            failed=bool(event["failed"]),
+            started_at=float(event["started_at"]),
+            seconds=float(event["seconds"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One attempt at one task, closed.
+
+    `task` and `suite` are names as a client spells them. `tools` is what each server offered, in its own
+    words. `turns` is known only where the client says so; `started_at` is when the tools were ready,
+    `claimed_at` when they were closed. `claimed`: the agent said itself that it was done. `truncated`: the
+    attempt was closed by a limit. `image_digest`: of the image that it was played in, where there is one.
+    """
+
+    episode: str
+    task: str
+    suite: str
+    suite_revision: str
+    isolation: Isolation
+    agent_network: Network
+    grader_network: Network
+    launch_time: datetime
+    prompt: Prompt
+    calls: Sequence[CallRecord] = ()
+    tools: Mapping[str, Sequence[JsonObject]] = field(default_factory=dict[str, Sequence[JsonObject]])
+    claimed: bool = False
+    truncated: bool = False
+    answer: str | None = None
+    turns: int | None = None
+    started_at: datetime | None = None
+    claimed_at: datetime | None = None
+    image_digest: str | None = None
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """The metrics of `COUNTED` that are known before the evaluation; `claim_done` is not a call."""
+        counts = {
+            "calls": float(len(self.calls)),
+            "failed_calls": float(sum(call.failed for call in self.calls)),
+            "tools_used": float(len({(call.server, call.tool) for call in self.calls})),
+        }
+        if self.started_at is not None and self.claimed_at is not None:
+            counts["seconds"] = max(0.0, (self.claimed_at - self.started_at).total_seconds())
+        if self.turns is not None:
+            counts["turns"] = float(self.turns)
+        return counts

@@ -1,0 +1,52 @@
+"""What a grading needs: values and archives, decided before the first sandbox is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TypeAlias
+
+from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.grading.attempt import Attempt
+from decathlon_mcp.sandboxes.base import Sandbox
+from decathlon_mcp.suites.suite import Suite
+from decathlon_mcp.suites.tasks import Task
+from decathlon_mcp.types import Network
+
+OpenSandbox: TypeAlias = Callable[[Network], AbstractAsyncContextManager[tuple[Sandbox, DriverClient]]]
+"""Opens a sandbox with its driver for one run; when grading in place, gives the agent's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedWorkspace:
+    """What an agent left behind, as archives on the server's disk.
+
+    `workspace` is a tar of the agent's workspace, written by whoever was inside; None when it could not be
+    captured, and `refused` says why. `sealed` is a tar of the task's folder as preprocess left it, names
+    relative to that folder; None means the suite's own files.
+    """
+
+    workspace: Path | None
+    sealed: Path | None
+    refused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradingJob:
+    """One closed attempt to grade.
+
+    `common` is the suite's common archive; the archives of `credentials` are unpacked over it. The deadline
+    covers all runs. `in_place`: the evaluator runs in the agent's own sandbox, on the workspace as it is.
+    """
+
+    attempt: Attempt
+    suite: Suite
+    task: Task
+    open_sandbox: OpenSandbox
+    captured: CapturedWorkspace
+    common: Path
+    deadline_seconds: float
+    credentials: Sequence[tuple[PurePosixPath, bytes]] = ()
+    in_place: bool = False

@@ -1,0 +1,1 @@
+"""The ASGI application and the uvicorn server in front of the MCP endpoints."""

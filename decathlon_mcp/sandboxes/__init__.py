@@ -1,0 +1,1 @@
+"""Providers of sandboxes. Everything above sees the protocols in `base`."""

@@ -1,0 +1,1 @@
+"""Sandboxes as plain processes of this machine, without isolation."""

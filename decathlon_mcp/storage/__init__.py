@@ -1,0 +1,1 @@
+"""The state folder: journal, keys, instance lock."""

@@ -1,0 +1,337 @@
+"""Which part of an agent's workspace crosses to its grader."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from decathlon_mcp.archives.workspace import clean_workspace
+
+LONG = "\u00fc" * 60 + "/" + "y" * 200
+Build = Callable[[tarfile.TarFile], None]
+
+
+class Cleaned:
+    """A workspace's archive before and after."""
+
+    def __init__(
+        self, folder: Path, build: Build, *, limit_bytes: int = 1 << 20, limit_members: int = 1000
+    ) -> None:
+        before, self.after = folder / "before.tar", folder / "after.tar"
+        with tarfile.open(before, "w", format=tarfile.GNU_FORMAT) as tar:
+            build(tar)
+        self.refused = clean_workspace(
+            before, self.after, prefix="dumps/workspace", limit_bytes=limit_bytes, limit_members=limit_members
+        )
+
+    def members(self) -> dict[str, tarfile.TarInfo]:
+        with tarfile.open(self.after) as tar:
+            return {info.name.removeprefix("dumps/workspace").lstrip("/"): info for info in tar}
+
+    def names(self) -> list[str]:
+        return sorted(name for name in self.members() if name)
+
+    def read(self, name: str) -> bytes:
+        with tarfile.open(self.after) as tar:
+            file = tar.extractfile(f"dumps/workspace/{name}")
+            assert file is not None
+            return file.read()
+
+
+def entry(name: str, kind: bytes = tarfile.REGTYPE, *, link: str = "", mode: int = 0o644) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.mode = kind, link, mode
+    return info
+
+
+def add(tar: tarfile.TarFile, name: str, body: bytes = b"x", mode: int = 0o644) -> None:
+    info = entry(name, mode=mode)
+    info.size = len(body)
+    tar.addfile(info, io.BytesIO(body))
+
+
+def test_files_and_folders_cross_as_they_are(tmp_path: Path) -> None:
+    def build(tar: tarfile.TarFile) -> None:
+        tar.addfile(entry(".", tarfile.DIRTYPE, mode=0o755))
+        tar.addfile(entry("./notes", tarfile.DIRTYPE, mode=0o700))
+        add(tar, "./notes/\u7b54\u6848.txt", b"42")
+        add(tar, "./empty", b"")
+        add(tar, "./with\nnewline", b"n")
+        add(tar, "./run.sh", b"#!", mode=0o755)
+        add(tar, f"./{'d' * 120}/{'f' * 150}", b"long")
+
+    cleaned = Cleaned(tmp_path, build)
+    assert cleaned.refused == []
+    assert cleaned.read("notes/\u7b54\u6848.txt") == b"42"
+    assert cleaned.read("with\nnewline") == b"n"
+    assert cleaned.read(f"{'d' * 120}/{'f' * 150}") == b"long"
+    assert cleaned.members()["run.sh"].mode == 0o755
+
+
+def test_pax_archives_are_read_as_well(tmp_path: Path) -> None:
+    before, after = tmp_path / "before.tar", tmp_path / "after.tar"
+    with tarfile.open(before, "w", format=tarfile.PAX_FORMAT) as tar:
+        add(tar, LONG, b"body")
+        link = entry("link", tarfile.SYMTYPE, link=LONG)
+        link.mtime = 1_700_000_000.5
+        tar.addfile(link)
+    assert clean_workspace(before, after, prefix="", limit_bytes=100, limit_members=10) == []
+    with tarfile.open(after) as tar:
+        assert tar.getnames() == [LONG.partition("/")[0], LONG, "link"]
+        assert tar.getmember("link").linkname == LONG
+        assert tar.getmember("link").mtime == 1_700_000_000
+
+
+def test_names_that_are_no_text_cross_as_bytes(tmp_path: Path) -> None:
+    cleaned = Cleaned(tmp_path, lambda tar: add(tar, b"caf\xe9".decode("utf-8", "surrogateescape")))
+    assert [name.encode("utf-8", "surrogateescape") for name in cleaned.names()] == [b"caf\xe9"]
+
+
+def test_an_empty_workspace_is_still_a_folder(tmp_path: Path) -> None:
+    assert Cleaned(tmp_path, lambda tar: None).members()[""].isdir()
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("link", "file"),
+        ("link", "./sub"),
+        ("a/b/link", "../../file"),
+        ("a/link", ".."),
+        ("link", "nowhere"),
+    ],
+)
+def test_symlinks_that_stay_inside_cross(tmp_path: Path, name: str, target: str) -> None:
+    cleaned = Cleaned(tmp_path, lambda tar: tar.addfile(entry(name, tarfile.SYMTYPE, link=target)))
+    assert cleaned.refused == []
+    assert cleaned.members()[name].issym()
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("link", "/etc/passwd"),
+        ("link", ".."),
+        ("link", "../../tasks/finalpool/x/groundtruth_workspace"),
+        ("a/link", "../.."),
+        ("a/link", "b/../../.."),
+        ("a/b/link", "up/../x"),
+        ("link", "./../x"),
+        ("link", ""),
+    ],
+)
+def test_symlinks_that_lead_out_do_not(tmp_path: Path, name: str, target: str) -> None:
+    cleaned = Cleaned(tmp_path, lambda tar: tar.addfile(entry(name, tarfile.SYMTYPE, link=target)))
+    assert not any(info.issym() for info in cleaned.members().values())
+    assert cleaned.refused[0].startswith(f"{name}: a link")
+
+
+def test_no_chain_of_links_leads_out(tmp_path: Path) -> None:
+    def build(tar: tarfile.TarFile) -> None:
+        tar.addfile(entry("p/q/top", tarfile.SYMTYPE, link="../.."))
+        tar.addfile(entry("p/q/out", tarfile.SYMTYPE, link="top/../../etc"))
+        add(tar, "p/q/top/planted")
+
+    cleaned = Cleaned(tmp_path, build)
+    assert cleaned.names() == ["p", "p/q", "p/q/top"]
+    assert cleaned.refused == [
+        "p/q/out: a link that leads out, to top/../../etc",
+        "p/q/top/planted: below p/q/top, which is no folder",
+    ]
+
+
+@pytest.mark.parametrize("name", ["/etc/cron.d/x", "../x", "a/../../x", "a/.."])
+def test_names_that_climb_do_not_cross(tmp_path: Path, name: str) -> None:
+    cleaned = Cleaned(tmp_path, lambda tar: add(tar, name))
+    assert cleaned.names() == []
+    assert len(cleaned.refused) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (tarfile.CHRTYPE, "a device"),
+        (tarfile.BLKTYPE, "a device"),
+        (tarfile.FIFOTYPE, "a FIFO"),
+        (b"Z", "of an unknown kind"),
+        (tarfile.GNUTYPE_SPARSE, "a sparse file"),
+    ],
+)
+def test_what_is_no_file_does_not_cross(tmp_path: Path, kind: bytes, why: str) -> None:
+    def build(tar: tarfile.TarFile) -> None:
+        tar.addfile(entry("thing", kind))
+        add(tar, "after")
+
+    cleaned = Cleaned(tmp_path, build)
+    assert cleaned.names() == ["after"]
+    assert cleaned.refused == [f"thing: {why}"]
+
+
+def test_a_sparse_terabyte_in_pax_form_does_not_cross(tmp_path: Path) -> None:
+    before, after = tmp_path / "before.tar", tmp_path / "after.tar"
+    with tarfile.open(before, "w", format=tarfile.PAX_FORMAT) as tar:
+        info = entry("GNUSparseFile.0/huge")
+        info.pax_headers = {
+            "GNU.sparse.major": "1",
+            "GNU.sparse.minor": "0",
+            "GNU.sparse.realsize": str(1 << 40),
+        }
+        info.size = 512
+        tar.addfile(info, io.BytesIO(b"1\n0\n1\n".ljust(512, b"\0")))
+        add(tar, "after")
+    refused = clean_workspace(before, after, prefix="", limit_bytes=1 << 20, limit_members=10)
+    with tarfile.open(after) as tar:
+        assert tar.getnames() == ["after"]
+    assert refused == ["GNUSparseFile.0/huge: a sparse file"]
+
+
+def test_set_id_bits_are_taken_away(tmp_path: Path) -> None:
+    cleaned = Cleaned(tmp_path, lambda tar: add(tar, "su", mode=0o6755))
+    assert cleaned.members()["su"].mode == 0o755
+    assert cleaned.refused == ["su: set-id bits were taken away"]
+
+
+def test_what_nobody_may_read_becomes_readable(tmp_path: Path) -> None:
+    def build(tar: tarfile.TarFile) -> None:
+        tar.addfile(entry("closed", tarfile.DIRTYPE, mode=0))
+        add(tar, "closed/file", mode=0)
+
+    members = Cleaned(tmp_path, build).members()
+    assert (members["closed"].mode, members["closed/file"].mode) == (0o755, 0o644)
+
+
+def test_hard_links_cross_only_to_files_that_crossed(tmp_path: Path) -> None:
+    def build(tar: tarfile.TarFile) -> None:
+        add(tar, "file", b"body")
+        tar.addfile(entry("twin", tarfile.LNKTYPE, link="./file"))
+        tar.addfile(entry("thief", tarfile.LNKTYPE, link="../../tasks/answer"))
+        tar.addfile(entry("thief2", tarfile.LNKTYPE, link="/etc/shadow"))
+        tar.addfile(entry("link", tarfile.SYMTYPE, link="file"))
+        tar.addfile(entry("thief3", tarfile.LNKTYPE, link="link"))
+        tar.addfile(entry("thief4", tarfile.LNKTYPE, link="later"))
+
+    cleaned = Cleaned(tmp_path, build)
+    assert cleaned.names() == ["file", "link", "twin"]
+    assert cleaned.read("twin") == b"body"
+    assert len(cleaned.refused) == 4
+
+
+def test_of_two_members_of_one_name_the_first_crosses(tmp_path: Path) -> None:
+    def build(tar: tarfile.TarFile) -> None:
+        tar.addfile(entry("folder", tarfile.DIRTYPE, mode=0o755))
+        add(tar, "folder/file", b"first")
+        tar.addfile(entry("folder", tarfile.SYMTYPE, link="elsewhere"))
+        tar.addfile(entry("./folder/", tarfile.DIRTYPE, mode=0o755))
+        add(tar, "folder/file", b"second")
+        add(tar, "folder/file/below")
+        add(tar, "implied/file")
+        add(tar, "implied")
+
+    cleaned = Cleaned(tmp_path, build)
+    assert cleaned.read("folder/file") == b"first"
+    assert cleaned.members()["folder"].isdir()
+    assert cleaned.members()["implied"].isdir()
+    assert cleaned.refused == [
+        "folder: something of that name came before it",
+        "folder/file: something of that name came before it",
+        "folder/file/below: below folder/file, which is no folder",
+        "implied: something of that name came before it",
+    ]
+
+
+def test_a_file_that_is_too_large_is_left_out_and_the_others_cross(tmp_path: Path) -> None:
+    def build(tar: tarfile.TarFile) -> None:
+        add(tar, "huge", bytes(2000))
+        add(tar, "small", bytes(600))
+        add(tar, "second", bytes(600))
+
+    cleaned = Cleaned(tmp_path, build, limit_bytes=1000)
+    assert cleaned.names() == ["small"]
+    assert cleaned.refused == [
+        "huge: too large (2000 bytes, 1000 left)",
+        "second: too large (600 bytes, 400 left)",
+    ]
+
+
+def test_too_many_members_are_cut_off(tmp_path: Path) -> None:
+    def build(tar: tarfile.TarFile) -> None:
+        for number in range(20):
+            add(tar, f"file{number}")
+
+    cleaned = Cleaned(tmp_path, build, limit_members=10)
+    assert len(cleaned.names()) == 10
+    assert cleaned.refused == ["more than 10 members: the rest was left out"]
+
+
+def test_folders_that_are_only_implied_count_as_members(tmp_path: Path) -> None:
+    cleaned = Cleaned(tmp_path, lambda tar: add(tar, "/".join("d" * 900)), limit_members=100)
+    assert len(cleaned.names()) < 100
+    assert cleaned.refused == ["more than 100 members: the rest was left out"]
+
+
+@pytest.mark.parametrize("name", ["n" * 256, "/".join(["n" * 200] * 11), "n" * 70_000])
+def test_names_that_are_too_long_do_not_cross(tmp_path: Path, name: str) -> None:
+    def build(tar: tarfile.TarFile) -> None:
+        add(tar, name)
+        add(tar, "after")
+
+    cleaned = Cleaned(tmp_path, build)
+    assert cleaned.names() == ["after"]
+    assert cleaned.refused[0].endswith("its name is too long")
+
+
+def test_reports_are_bounded_and_fit_on_a_line(tmp_path: Path) -> None:
+    def build(tar: tarfile.TarFile) -> None:
+        for number in range(150):
+            tar.addfile(entry(f"evil\n{number}", tarfile.FIFOTYPE))
+
+    refused = Cleaned(tmp_path, build).refused
+    assert refused[0] == r"evil\n0: a FIFO"
+    assert (len(refused), refused[-1]) == (101, "and 50 more")
+
+
+@pytest.mark.parametrize("keep", [700, 1024 + 700])
+def test_an_archive_that_breaks_off_gives_what_was_whole(tmp_path: Path, keep: int) -> None:
+    whole, before, after = tmp_path / "whole.tar", tmp_path / "before.tar", tmp_path / "after.tar"
+    with tarfile.open(whole, "w", format=tarfile.GNU_FORMAT) as tar:
+        add(tar, "first", b"1" * 512)
+        add(tar, "second", b"2" * 512)
+    before.write_bytes(whole.read_bytes()[:keep])
+    refused = clean_workspace(before, after, prefix="", limit_bytes=1 << 20, limit_members=10)
+    with tarfile.open(after) as tar:
+        assert tar.getnames() == ["first"][: keep // 1024]
+    assert "the rest was left out" in refused[0]
+
+
+def test_what_is_no_archive_gives_an_empty_workspace(tmp_path: Path) -> None:
+    before, after = tmp_path / "before.tar", tmp_path / "after.tar"
+    before.write_bytes(b"reward: 1.0\n" * 1000)
+    refused = clean_workspace(before, after, prefix="w", limit_bytes=1 << 20, limit_members=10)
+    with tarfile.open(after) as tar:
+        assert tar.getnames() == ["w"]
+    assert refused == ["what stands at byte 0 is no header: the rest was left out"]
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_files_take_seconds_and_little_memory(tmp_path: Path) -> None:
+    before, after = tmp_path / "before.tar", tmp_path / "after.tar"
+    with tarfile.open(before, "w", format=tarfile.GNU_FORMAT) as tar:
+        for number in range(100_000):
+            add(tar, f"./folder{number % 100}/file{number}", b"some bytes")
+    started = time.monotonic()
+    assert clean_workspace(before, after, prefix="w", limit_bytes=1 << 30, limit_members=200_000) == []
+    assert time.monotonic() - started < 20
+    with tarfile.open(before, "w") as tar:
+        add(tar, "large", bytes(64 << 20))
+    tracemalloc.start()
+    try:
+        clean_workspace(before, after, prefix="w", limit_bytes=1 << 30, limit_members=200_000)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,7 @@
+"""The checkouts that the suites' tests write, for the catalogue's tests."""
+
+from __future__ import annotations
+
+from tests.suites.conftest import checkout, gym
+
+__all__ = ["checkout", "gym"]

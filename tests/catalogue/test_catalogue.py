@@ -1,0 +1,63 @@
+"""All tasks of all suites, each under an id of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from decathlon_mcp.catalogue.catalogue import Catalogue
+from decathlon_mcp.errors import SuiteError, UnknownTaskError
+from decathlon_mcp.suites.suite import Suite
+from tests.suites.conftest import Checkout
+
+
+def suite(path: Path, *tasks: str) -> Suite:
+    checkout = Checkout(path)
+    for task in tasks:
+        checkout.task(task)
+    return checkout.load()
+
+
+def test_an_id_that_two_suites_have_is_spelled_with_the_suite(tmp_path: Path) -> None:
+    catalogue = Catalogue([suite(tmp_path / "one", "a", "both"), suite(tmp_path / "two", "both", "c")])
+    assert catalogue.ids() == ["a", "one:both", "two:both", "c"]
+    assert [(spelled, suite.name, task.id) for spelled, suite, task in catalogue] == [
+        ("a", "one", "a"),
+        ("one:both", "one", "both"),
+        ("two:both", "two", "both"),
+        ("c", "two", "c"),
+    ]
+    assert len(catalogue) == 4
+    assert catalogue.find("two:both")[0].name == "two"
+    assert catalogue.find("one:a")[1] is catalogue.find("a")[1]
+    with pytest.raises(UnknownTaskError) as raised:
+        catalogue.find("both")
+    assert raised.value.data["near"] == ["one:both", "two:both"]
+
+
+def test_an_unknown_id_names_near_ones(tmp_path: Path) -> None:
+    catalogue = Catalogue([suite(tmp_path / "one", "find-alita-paper", "find-other", "sales-accounting")])
+    with pytest.raises(UnknownTaskError, match="'find-alita-papr'; did you mean find-alita-paper"):
+        catalogue.find("find-alita-papr")
+    with pytest.raises(UnknownTaskError) as raised:
+        catalogue.find("Accounting")
+    assert raised.value.data["near"] == ["sales-accounting"]
+    with pytest.raises(UnknownTaskError) as raised:
+        catalogue.find("zzz")
+    assert raised.value.data["near"] == []
+    assert raised.value.message == "there is no task 'zzz'"
+
+
+def test_a_broken_task_is_listed_and_its_error_is_raised_when_it_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "one" / "tasks" / "finalpool" / "bad" / "docs").mkdir(parents=True)
+    catalogue = Catalogue([suite(tmp_path / "one", "good")])
+    assert catalogue.ids() == ["bad", "good"]
+    assert catalogue.find("good")[1].id == "good"
+    with pytest.raises(SuiteError, match=r"task_config\.json"):
+        catalogue.find("bad")
+
+
+def test_two_suites_of_one_name_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SuiteError, match="are both called 'same': give one a `name`"):
+        Catalogue([suite(tmp_path / "x" / "same", "a"), suite(tmp_path / "y" / "same", "b")])

@@ -1,0 +1,217 @@
+"""`arrange`: folders and files put in place."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from decathlon_sandbox import wire
+
+from tests.driver.peer import DriverPeer, WireError
+
+pytestmark = pytest.mark.anyio
+
+
+async def arrange(peer: DriverPeer, *steps: dict[str, Any]) -> None:
+    assert await peer.request(wire.ARRANGE, steps=steps) == {}
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+async def refused(peer: DriverPeer, *steps: dict[str, Any]) -> WireError:
+    with pytest.raises(WireError) as raised:
+        await arrange(peer, *steps)
+    assert raised.value.reason == "files"
+    return raised.value
+
+
+async def test_steps_run_in_order(peer: DriverPeer, tmp_path: Path) -> None:
+    at = str(tmp_path)
+    await arrange(
+        peer,
+        {"make": f"{at}/a/b"},
+        {"make": f"{at}/a/b"},
+        {"write": f"{at}/a/b/file.txt", "text": "é\n"},
+        {"write": f"{at}/c/run", "text": "#!/bin/sh\n", "mode": 0o755},
+        {"copy": f"{at}/a", "to": f"{at}/d/e"},
+        {"remove": f"{at}/a"},
+        {"remove": f"{at}/never/was"},
+    )
+    assert (tmp_path / "d/e/b/file.txt").read_text() == "é\n"
+    assert (tmp_path / "d/e/b/file.txt").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "c/run").stat().st_mode & 0o777 == 0o755
+    assert names(tmp_path) == ["c", "d"]
+
+
+async def test_the_first_step_that_fails_ends_it_and_is_named(peer: DriverPeer, tmp_path: Path) -> None:
+    fault = await refused(
+        peer,
+        {"make": f"{tmp_path}/one"},
+        {"copy": f"{tmp_path}/none", "to": f"{tmp_path}/two"},
+        {"make": f"{tmp_path}/three"},
+    )
+    assert fault.message == f"No such file or directory: {tmp_path}/none"
+    assert fault.data == {"step": 1}
+    assert names(tmp_path) == ["one"]
+
+
+async def test_a_step_that_is_none_fails_before_anything_is_done(peer: DriverPeer, tmp_path: Path) -> None:
+    with pytest.raises(WireError, match="no such step: burn") as raised:
+        await arrange(peer, {"make": f"{tmp_path}/one"}, {"burn": "/"})
+    assert raised.value.reason == "bad_params"
+    assert names(tmp_path) == []
+
+
+async def test_a_copy_keeps_links_modes_and_what_was_there(peer: DriverPeer, tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "folder").mkdir(parents=True)
+    (source / "folder/run").write_text("new")
+    (source / "folder/run").chmod(0o751)
+    (source / "dangling").symlink_to("/no/where")
+    (source / "loop").symlink_to(".")
+    (target / "folder").mkdir(parents=True)
+    (target / "folder/kept").write_text("old")
+    (target / "folder/run").write_text("old")
+    await arrange(peer, {"copy": str(source), "to": str(target)})
+    assert (target / "dangling").readlink() == Path("/no/where")
+    assert (target / "loop").readlink() == Path()
+    assert (target / "folder/run").read_text() == "new"
+    assert (target / "folder/run").stat().st_mode & 0o777 == 0o751
+    assert (target / "folder/kept").read_text() == "old"
+
+
+async def test_a_copy_replaces_links_and_never_writes_through_them(peer: DriverPeer, tmp_path: Path) -> None:
+    source, target, outside = tmp_path / "source", tmp_path / "target", tmp_path / "outside"
+    for folder in (source / "sub", target, outside):
+        folder.mkdir(parents=True)
+    (source / "file").write_text("new")
+    (source / "sub/file").write_text("new")
+    (outside / "file").write_text("untouched")
+    (target / "file").symlink_to(outside / "file")
+    (target / "sub").symlink_to(outside)
+    await arrange(
+        peer, {"copy": str(source), "to": str(target)}, {"write": str(target / "file"), "text": "newer"}
+    )
+    assert (outside / "file").read_text() == "untouched"
+    assert (target / "sub/file").read_text() == "new"
+    assert (target / "file").read_text() == "newer"
+
+
+async def test_a_write_replaces_a_link_and_leaves_no_half_file(peer: DriverPeer, tmp_path: Path) -> None:
+    (tmp_path / "outside").write_text("untouched")
+    (tmp_path / "link").symlink_to(tmp_path / "outside")
+    (tmp_path / "folder").mkdir()
+    await arrange(peer, {"write": f"{tmp_path}/link", "text": "new"})
+    await refused(peer, {"write": f"{tmp_path}/folder", "text": "new"})
+    assert (tmp_path / "outside").read_text() == "untouched"
+    assert names(tmp_path) == ["folder", "link", "outside"]
+
+
+async def test_what_cannot_be_copied_is_named(peer: DriverPeer, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "source/socket"))
+        fault = await refused(peer, {"copy": f"{tmp_path}/source", "to": f"{tmp_path}/target"})
+    assert "source/socket is neither file, folder nor link" in fault.message
+    fault = await refused(peer, {"copy": str(tmp_path), "to": f"{tmp_path}/a/b"})
+    assert "lies in" in fault.message
+
+
+async def test_removing_a_link_leaves_what_it_points_to(peer: DriverPeer, tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "kept")
+    (tmp_path / "tree/link").symlink_to(tmp_path / "kept")
+    (tmp_path / "kept/file").write_text("kept")
+    await arrange(peer, {"remove": f"{tmp_path}/link"}, {"remove": f"{tmp_path}/tree"})
+    assert names(tmp_path) == ["kept"]
+    assert (tmp_path / "kept/file").read_text() == "kept"
+
+
+async def test_what_its_owner_may_not_enter_is_removed_too(peer: DriverPeer, tmp_path: Path) -> None:
+    (tmp_path / "tree/closed/inner").mkdir(parents=True)
+    (tmp_path / "tree/closed/inner/file").touch()
+    (tmp_path / "tree/closed/inner").chmod(0)
+    (tmp_path / "tree/closed").chmod(0)
+    await arrange(peer, {"remove": f"{tmp_path}/tree"})
+    assert names(tmp_path) == []
+
+
+async def test_a_copy_keeps_bytes_and_times(peer: DriverPeer, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    big, empty = tmp_path / "source/big", tmp_path / "source/empty"
+    big.write_bytes(os.urandom(1 << 20) * 20)
+    empty.touch()
+    os.utime(empty, ns=(1_000_000_001, 2_000_000_002))
+    await arrange(peer, {"copy": f"{tmp_path}/source", "to": f"{tmp_path}/target"})
+    assert (tmp_path / "target/big").read_bytes() == big.read_bytes()
+    assert (tmp_path / "target/empty").stat().st_mtime_ns == 2_000_000_002
+
+
+async def test_absence_is_checked_by_name_and_by_path(peer: DriverPeer, tmp_path: Path) -> None:
+    (tmp_path / "a/evaluation").mkdir(parents=True)
+    (tmp_path / "a/other").mkdir()
+    (tmp_path / "a/link").symlink_to(tmp_path)
+    under = {"under": str(tmp_path)}
+    found = await refused(peer, {"absent": ["evaluation"], **under})
+    assert found.data == {"path": f"{tmp_path}/a/evaluation", "step": 0}
+    assert (await refused(peer, {"absent": [f"{tmp_path}/a/other"], **under})).data[
+        "path"
+    ] == f"{tmp_path}/a/other"
+    await arrange(
+        peer,
+        {"absent": ["evaluation"], **under, "except": [f"{tmp_path}/a/evaluation/"]},
+        {"absent": ["evaluation"], **under, "except": [f"{tmp_path}/a"]},
+        {"absent": ["evaluatio", "other.txt", "/a/other"], **under},
+        {"absent": ["evaluation"], "under": f"{tmp_path}/nowhere"},
+    )
+    assert (await refused(peer, {"absent": ["link"], **under})).data["path"] == f"{tmp_path}/a/link"
+
+
+async def test_absence_is_checked_where_things_really_are(peer: DriverPeer, tmp_path: Path) -> None:
+    (tmp_path / "real/secret").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "real/other").symlink_to("secret")
+    for under in ("", "/link", "/real"):
+        fault = await refused(peer, {"absent": [f"{tmp_path}/link/secret"], "under": f"{tmp_path}{under}"})
+        assert fault.data["path"] == f"{tmp_path}/real/secret"
+    fault = await refused(peer, {"absent": [f"{tmp_path}/link/other/"], "under": str(tmp_path)})
+    assert fault.data["path"] == f"{tmp_path}/real/other"
+    await arrange(
+        peer, {"absent": [f"{tmp_path}/link/secret"], "under": str(tmp_path), "except": [f"{tmp_path}/link"]}
+    )
+
+
+async def test_names_that_are_no_text_are_no_obstacle(peer: DriverPeer, tmp_path: Path) -> None:
+    strange = tmp_path / "source" / os.fsdecode(b"\xff")
+    strange.parent.mkdir()
+    strange.touch()
+    await arrange(peer, {"copy": f"{tmp_path}/source", "to": f"{tmp_path}/target"})
+    assert names(tmp_path / "target") == [strange.name]
+    strange.unlink()
+    os.mkfifo(strange)
+    fault = await refused(peer, {"copy": f"{tmp_path}/source", "to": f"{tmp_path}/target"})
+    assert "source/? is neither" in fault.message
+
+
+async def test_a_big_copy_holds_nobody_up_and_can_be_given_up(peer: DriverPeer, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for folder in range(40):
+        (source / str(folder)).mkdir(parents=True)
+        for file in range(100):
+            (source / str(folder) / str(file)).write_bytes(b"")
+    number = await peer.begin(
+        wire.ARRANGE, steps=[{"copy": str(source), "to": f"{tmp_path}/{count}"} for count in range(100)]
+    )
+    assert await peer.request(wire.PING) == {}
+    assert number not in peer.lines
+    await peer.cancel(number)
+    with pytest.raises(WireError) as given_up:
+        await peer.answer(number)
+    assert given_up.value.reason == "cancelled"
+    assert not (tmp_path / "99").exists()

@@ -1,0 +1,186 @@
+"""`forward` and `dial`: connections of a sandbox's loopback, carried over the line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import anyio
+import pytest
+from anyio.abc import ByteStream, SocketStream
+
+from decathlon_mcp.driver_client.boot import BOOT_COMMAND
+from decathlon_mcp.driver_client.driver import DriverClient, connect
+from decathlon_mcp.errors import DriverError, SandboxLostError
+from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.sandboxes.local.provider import LocalProvider
+
+pytestmark = pytest.mark.anyio
+
+BIG = bytes(range(256)) * 20_000
+"""Many windows long."""
+
+
+@pytest.fixture
+async def driver(tmp_path: Path) -> AsyncGenerator[DriverClient]:
+    spec = SandboxSpec("forwards", BOOT_COMMAND, PurePosixPath("/episode"))
+    async with (
+        LocalProvider("owner", tmp_path) as provider,
+        provider.open(spec) as box,
+        connect(box) as driver,
+    ):
+        yield driver
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@asynccontextmanager
+async def service(handle: Any) -> AsyncGenerator[int]:
+    """A TCP service of the host's own loopback; its port."""
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.serve, handle)
+            yield listener.extra(anyio.abc.SocketAttribute.local_port)
+            tasks.cancel_scope.cancel()
+
+
+async def shout(stream: SocketStream) -> None:
+    """Gives back what it gets, louder, and ends when the other end does."""
+    async with stream:
+        async for chunk in stream:
+            await stream.send(chunk.upper())
+
+
+def to(port: int) -> Any:
+    async def dial() -> ByteStream:
+        return await anyio.connect_tcp("127.0.0.1", port)
+
+    return dial
+
+
+async def everything(stream: ByteStream) -> bytes:
+    return b"".join([chunk async for chunk in stream])
+
+
+async def test_a_port_inside_leads_to_a_service_outside_and_ends_as_it_does(driver: DriverClient) -> None:
+    inside = free_port()
+    async with service(shout) as outside:
+        await driver.forward({inside: to(outside)})
+        async with await anyio.connect_tcp("127.0.0.1", inside) as client:
+            await client.send(b"hello")
+            assert await client.receive() == b"HELLO"
+            await client.send_eof()
+            assert await everything(client) == b""
+
+
+async def test_much_goes_both_ways_at_once(driver: DriverClient) -> None:
+    inside = free_port()
+    async with service(shout) as outside:
+        await driver.forward({inside: to(outside)})
+        async with await anyio.connect_tcp("127.0.0.1", inside) as client, anyio.create_task_group() as tasks:
+
+            async def say() -> None:
+                await client.send(BIG)
+                await client.send_eof()
+
+            tasks.start_soon(say)
+            assert await everything(client) == BIG.upper()
+
+
+async def test_who_does_not_read_holds_up_nobody_else(driver: DriverClient) -> None:
+    inside = free_port()
+    async with service(shout) as outside:
+        await driver.forward({inside: to(outside)})
+        async with await anyio.connect_tcp("127.0.0.1", inside) as idle, anyio.create_task_group() as tasks:
+            tasks.start_soon(idle.send, BIG * 4)
+            async with await anyio.connect_tcp("127.0.0.1", inside) as client:
+                await client.send(b"and me")
+                assert await client.receive() == b"AND ME"
+            await driver.ping()
+            tasks.cancel_scope.cancel()
+
+
+async def test_where_nothing_answers_the_connection_is_closed(driver: DriverClient) -> None:
+    inside = free_port()
+    await driver.forward({inside: to(free_port())})
+    async with await anyio.connect_tcp("127.0.0.1", inside) as client:
+        with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+            await client.receive()
+    await driver.ping()
+
+
+async def test_a_service_that_breaks_off_is_seen_inside(driver: DriverClient) -> None:
+    async def rude(stream: SocketStream) -> None:
+        await stream.send(b"bye")
+        await anyio.aclose_forcefully(stream)
+
+    inside = free_port()
+    async with service(rude) as outside:
+        await driver.forward({inside: to(outside)})
+        async with await anyio.connect_tcp("127.0.0.1", inside) as client:
+            assert await everything(client) == b"bye"
+
+
+async def test_a_port_that_is_taken_is_an_error(driver: DriverClient) -> None:
+    async with service(shout) as taken:
+        with pytest.raises(DriverError, match="cannot be listened on") as refused:
+            await driver.forward({taken: to(taken)})
+    assert refused.value.data["reason"] == "network"
+
+
+async def test_a_freeze_leaves_the_ports_to_who_comes_after(driver: DriverClient) -> None:
+    inside = free_port()
+    async with service(shout) as outside:
+        await driver.forward({inside: to(outside)})
+        await driver.freeze()
+        async with await anyio.connect_tcp("127.0.0.1", inside) as client:
+            await client.send(b"still")
+            assert await client.receive() == b"STILL"
+
+
+async def test_a_service_inside_can_be_dialled(driver: DriverClient) -> None:
+    async with service(shout) as port:
+        async with await driver.dial(port) as stream:
+            await stream.send(BIG[:1000])
+            assert await stream.receive() == BIG[:1000].upper()
+            await stream.send_eof()
+            assert await everything(stream) == b""
+
+
+async def test_one_sandbox_is_led_to_a_service_in_another(tmp_path: Path, driver: DriverClient) -> None:
+    inside = free_port()
+    async with service(shout) as port:
+        await driver.forward({inside: lambda: driver.dial(port)})
+        async with await anyio.connect_tcp("127.0.0.1", inside) as client:
+            await client.send(BIG[:100_000])
+            got = b""
+            while len(got) < 100_000:
+                got += await client.receive()
+            assert got == BIG[:100_000].upper()
+
+
+async def test_dialling_where_nothing_answers_is_an_error(driver: DriverClient) -> None:
+    with pytest.raises(DriverError, match="nothing answers at port"):
+        await driver.dial(free_port())
+
+
+async def test_a_sandbox_that_is_lost_takes_its_connections_along(tmp_path: Path) -> None:
+    spec = SandboxSpec("lost", BOOT_COMMAND, PurePosixPath("/episode"))
+    async with service(shout) as port, LocalProvider("owner", tmp_path) as provider:
+        async with provider.open(spec) as box, connect(box) as driver:
+            async with await driver.dial(port) as stream:
+                pid = (await driver.run(["sh", "-c", "echo $PPID"], cwd="/", timeout_seconds=10)).stdout
+                os.kill(int(pid), signal.SIGKILL)
+                with pytest.raises((anyio.BrokenResourceError, anyio.EndOfStream)):
+                    await stream.receive()
+            with pytest.raises(SandboxLostError):
+                await driver.ping()

@@ -1,0 +1,213 @@
+"""Rubrics: how they are read, and what reward they make of metrics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decathlon_mcp.errors import SuiteError
+from decathlon_mcp.grading.metrics import BadMetricsError, read_metrics
+from decathlon_mcp.grading.rubric import Rubric, load_rubric
+from tests.grading.scene import PAPER, rubric, write_suite
+
+EVALUATOR = {f"{PAPER}/evaluation/evaluator.py": "def evaluate(workspace):\n    return {}\n"}
+PROMISED = {"paper_downloaded": 0.5, "correct_paper": 1.0, "efficient": 0.1}
+
+
+def load(tmp_path: Path, files: dict[str, str]) -> Rubric | None:
+    suite = write_suite(tmp_path / "checkout", {**EVALUATOR, **files})
+    return load_rubric(suite, suite.tasks["paper"])
+
+
+def own(**fields: Any) -> dict[str, str]:
+    return {f"{PAPER}/evaluation/rubric.yaml": rubric(**fields)}
+
+
+def test_the_promised_example_is_a_weighted_sum() -> None:
+    promised = Rubric(PROMISED)
+    assert (
+        promised.reward(read_metrics('{"paper_downloaded": true, "correct_paper": 0.5, "efficient": 1}'))
+        == 1.1
+    )
+    assert (
+        promised.reward(read_metrics('{"paper_downloaded": true, "correct_paper": false, "efficient": 0}'))
+        == 0.5
+    )
+
+
+def test_normalise_divides_by_the_total_of_the_weights() -> None:
+    assert Rubric(PROMISED, normalise=True).reward(dict.fromkeys(PROMISED, 1.0)) == pytest.approx(1.0)
+    assert Rubric({"a": 3, "b": 1}, normalise=True).reward({"a": 1, "b": 0}) == 0.75
+
+
+def test_metrics_without_a_weight_count_nothing() -> None:
+    assert Rubric({"a": 1}).reward({"a": 1, "b": 100}) == 1
+
+
+def test_a_weight_without_its_metric_is_an_error_that_names_what_is_there() -> None:
+    with pytest.raises(BadMetricsError, match=r"weighs 'paper', which is not there \(there are: a, b\)"):
+        Rubric({"paper": 1}).reward({"b": 1, "a": 2})
+
+
+def test_a_metric_outside_its_range_is_an_error() -> None:
+    ranged = Rubric({"a": 1}, ranges={"a": (0, 1)})
+    assert ranged.reward({"a": 1}) == 1
+    with pytest.raises(BadMetricsError, match=r"metric 'a' is 1\.01, outside its range 0 to 1"):
+        ranged.reward({"a": 1.01})
+
+
+def test_a_sum_that_is_not_finite_is_no_reward() -> None:
+    with pytest.raises(BadMetricsError, match="not a finite number"):
+        Rubric({"a": 1e308}).reward({"a": 1e308})
+
+
+@pytest.mark.parametrize(
+    ("term", "value"),
+    [
+        ("calls < 20", 1.0),
+        ("calls<2", 0.0),
+        ("calls <= 19", 1.0),
+        ("calls > 18.5", 1.0),
+        ("calls >= 20", 0.0),
+        ("calls == 19", 1.0),
+        ("calls != 19", 0.0),
+        ("calls > -1", 1.0),
+    ],
+)
+def test_comparisons_are_metrics_of_one_or_zero(term: str, value: float) -> None:
+    compared = Rubric({term: 2})
+    assert compared.reward({"calls": 19}) == 2 * value
+    assert compared.comparisons({"calls": 19}) == {term: value}
+
+
+@pytest.mark.parametrize(
+    ("said", "complaint"),
+    [
+        (None, "without returning metrics"),
+        ("", "without returning metrics"),
+        ("[1]", "did not return a dict"),
+        ('{"a": 1}{"a": 2}', "not one JSON value"),
+        ('{"a": NaN}', "metric 'a' is nan, not a finite number"),
+        ('{"a": -Infinity}', "metric 'a' is -inf"),
+        ('{"a": 1e999}', "metric 'a' is inf"),
+        ('{"a": 1%s}' % ("0" * 400), "not a finite number"),
+        ('{"a": "1"}', "metric 'a' is \"1\", not a finite number or a boolean"),
+        ('{"a": null}', "metric 'a' is null"),
+        ('{"a": [1]}', "metric 'a' is"),
+        ('{"calls": 1}', "one that the server counts by itself"),
+        ('{"success": true}', "one that the server counts by itself"),
+        ('{"a < 1": 1}', "none of < > = !"),
+        ('{"": 1}', "printable"),
+        ("[" * 100_000, "not one JSON value"),
+        (json.dumps({str(n): n for n in range(300)}), "200 at most"),
+    ],
+)
+def test_what_is_no_metric_is_an_error_of_the_evaluation(said: str | None, complaint: str) -> None:
+    with pytest.raises(BadMetricsError) as error:
+        read_metrics(said)
+    assert complaint in error.value.message
+
+
+def test_a_rubric_beside_the_evaluator_is_read(tmp_path: Path) -> None:
+    found = load(
+        tmp_path,
+        own(
+            function="evaluation/evaluator.py:evaluate",
+            weights={**PROMISED, "calls < 20": 1},
+            normalise=True,
+            ranges={"correct_paper": [0, 1]},
+        ),
+    )
+    assert found is not None
+    assert found.function == "evaluation/evaluator.py:evaluate"
+    assert found.weights == {**PROMISED, "calls < 20": 1}
+    assert found.normalise
+    assert found.ranges == {"correct_paper": (0, 1)}
+
+
+def test_a_rubric_beside_the_task_is_read(tmp_path: Path) -> None:
+    found = load(tmp_path, {f"{PAPER}/rubric.yaml": "weights: {success: 1.0, calls < 20: 0.1}\n"})
+    assert found == Rubric({"success": 1.0, "calls < 20": 0.1})
+
+
+def test_a_task_without_any_rubric_has_none(tmp_path: Path) -> None:
+    assert load(tmp_path, {}) is None
+
+
+def test_the_suites_rubric_is_for_tasks_by_name_and_for_all_others(tmp_path: Path) -> None:
+    default = {"weights": {"success": 1}}
+    assert load(tmp_path, {"rubrics.yaml": rubric(default=default)}) == Rubric({"success": 1})
+    named = {"default": default, "tasks": {"paper": {"weights": {"calls": -1}}}}
+    assert load(tmp_path, {"rubrics.yaml": rubric(**named)}) == Rubric({"calls": -1})
+    assert load(tmp_path, {"rubrics.yaml": rubric(**named), **own(weights={"seconds": 1})}) == Rubric(
+        {"seconds": 1}
+    )
+
+
+def test_two_rubrics_for_one_task_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SuiteError, match="two rubrics"):
+        load(tmp_path, {**own(weights={"calls": 1}), f"{PAPER}/rubric.yaml": rubric(weights={"calls": 1})})
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({}, "weights"),
+        ({"weights": {}}, "weights"),
+        ({"weights": {"a": 1}}, "without `function` there is no metric 'a'"),
+        ({"weights": {"a < 3": 1}}, "without `function` there is no metric 'a'"),
+        ({"weights": {"calls": 1}, "ranges": {"a": [0, 1]}}, "there is no metric 'a'"),
+        ({"weights": {"calls": True}}, "weights.calls"),
+        ({"weights": {"calls": "1"}}, "weights.calls"),
+        ({"weights": {"calls <": 1}}, "a comparison is"),
+        ({"weights": {"calls < turns": 1}}, "a comparison is"),
+        ({"weights": {"calls < __import__('os')": 1}}, "a comparison is"),
+        ({"weights": {"0 < calls < 3": 1}}, "a comparison is"),
+        ({"weights": {"calls": 1}, "ranges": {"calls": [1, 0]}}, "the lower first"),
+        ({"weights": {"calls": 1}, "ranges": {"calls": [1]}}, "ranges.calls"),
+        ({"weights": {"calls": -1}, "normalise": True}, "must be above 0"),
+        ({"weights": {"calls": 1}, "normalise": "yes"}, "normalise"),
+        ({"weights": {"calls": 1}, "wieghts": {}}, "wieghts"),
+        ({"weights": {"a": 1}, "function": "evaluate"}, "evaluation/evaluator.py:evaluate"),
+        ({"weights": {"a": 1}, "function": "evaluation/../x.py:evaluate"}, "were expected"),
+        ({"weights": {"a": 1}, "function": "preprocess/main.py:evaluate"}, "were expected"),
+        ({"weights": {"a": 1}, "function": "evaluation/other.py:evaluate"}, "there is no file"),
+        ({"weights": {"a": 1}, "function": "evaluation/evaluator.py:score"}, "has no function 'score'"),
+    ],
+)
+def test_a_broken_rubric_is_an_error_that_names_file_and_field(
+    tmp_path: Path, fields: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(SuiteError) as error:
+        load(tmp_path, own(**fields))
+    assert "rubric.yaml" in error.value.message
+    assert complaint in error.value.message
+
+
+def test_the_line_of_a_broken_weight_is_told(tmp_path: Path) -> None:
+    text = "function: evaluation/evaluator.py:evaluate\nweights:\n  a: 1\n  b: much\n"
+    with pytest.raises(SuiteError, match=r"rubric\.yaml, line 4: weights\.b"):
+        load(tmp_path, {f"{PAPER}/rubric.yaml": text})
+
+
+def test_an_evaluator_that_is_no_python_is_told(tmp_path: Path) -> None:
+    files = {f"{PAPER}/evaluation/evaluator.py": "def evaluate(:"}
+    with pytest.raises(SuiteError, match="is not Python"):
+        load(tmp_path, {**files, **own(function="evaluation/evaluator.py:evaluate", weights={"a": 1})})
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["async def evaluate(): ...", "from .x import score as evaluate", "from .x import *", "evaluate = max"],
+)
+def test_a_function_may_be_defined_assigned_or_imported(tmp_path: Path, source: str) -> None:
+    files = {f"{PAPER}/evaluation/evaluator.py": source}
+    assert load(tmp_path, {**files, **own(function="evaluation/evaluator.py:evaluate", weights={"a": 1})})
+
+
+def test_a_rubric_for_a_task_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SuiteError, match="there is no task 'papr' in this suite"):
+        load(tmp_path, {"rubrics.yaml": rubric(tasks={"papr": {"weights": {"calls": 1}}})})

@@ -1,0 +1,287 @@
+"""What the addresses check before MCP, and whom they let in: on the wire, with plain HTTP."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from mcp.shared.exceptions import MCPError
+
+from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.http.authentication import Tokens
+from tests.probe.clients import connected, playing, start
+from tests.probe.serving import Served, serving
+
+pytestmark = pytest.mark.anyio
+
+BOTH = {"Accept": "application/json, text/event-stream"}
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
+    async with serving(tmp_path_factory.mktemp("state"), provider="local") as served:
+        yield served
+
+
+@pytest.fixture
+async def http() -> AsyncGenerator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(headers=BOTH, timeout=30) as http:
+        yield http
+
+
+def refused(words: str) -> pytest.RaisesGroup[MCPError]:
+    """The SDK's client wraps what its connecting met in groups."""
+    return pytest.RaisesGroup(pytest.RaisesExc(MCPError, match=words), flatten_subgroups=True)
+
+
+async def ended(served: Served, episode_id: str) -> None:
+    await served.episodes._episodes[episode_id].state.reach(Phase.ENDED)  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_an_unknown_task_is_told_with_those_that_look_like_it(
+    served: Served, http: httpx2.AsyncClient
+) -> None:
+    answer = await http.post(served.task("find-anwser"), json=INITIALIZE)
+    assert answer.status_code == 404
+    assert "find-answer" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["data"]["near"][0] == "find-answer"
+
+
+async def test_a_client_is_told_of_an_unknown_task_in_words(served: Served) -> None:
+    with refused("find-answer"):
+        async with connected(served.task("find-anwser")):
+            pass
+
+
+async def test_a_sessionless_client_at_a_task_falls_back_to_the_handshake(served: Served) -> None:
+    async with connected(served.task("find-answer"), "sessionless") as client:
+        assert client.protocol_version == "2025-11-25"
+        assert (await client.call_tool("probe__echo", {"text": "hi"})).content[0].text == "hi"  # pyright: ignore
+
+
+async def test_a_sessionless_request_at_a_task_is_declined_naming_the_handshake(
+    served: Served, http: httpx2.AsyncClient
+) -> None:
+    meta: dict[str, Any] = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    answer = await http.post(
+        served.task("find-answer"),
+        json={"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": meta}},
+        headers={"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/list"},
+    )
+    error = answer.json()["error"]
+    assert error["code"] == -32022
+    assert "2025-11-25" in error["data"]["supported"]
+
+
+async def test_a_session_made_on_one_path_is_unknown_on_another(
+    served: Served, http: httpx2.AsyncClient
+) -> None:
+    opened = await http.post(served.task("find-answer"), json=INITIALIZE)
+    session = {"Mcp-Session-Id": opened.headers["mcp-session-id"]}
+    ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+    assert (await http.post(served.task("find-answer"), json=ping, headers=session)).status_code == 200
+    assert (await http.post(served.task("say-answer"), json=ping, headers=session)).status_code == 404
+    assert (await http.post(served.lobby, json=ping, headers=session)).status_code == 404
+    assert (await http.delete(served.task("find-answer"), headers=session)).status_code == 200
+
+
+async def test_delete_ends_the_episode_at_once(served: Served, http: httpx2.AsyncClient) -> None:
+    opened = await http.post(served.task("find-answer"), json=INITIALIZE)
+    episode = served.episodes.live[-1]
+    await episode.ready()
+    await http.delete(
+        served.task("find-answer"), headers={"Mcp-Session-Id": opened.headers["mcp-session-id"]}
+    )
+    await episode.state.reach(Phase.ENDED)
+    assert episode.state.ending == "closed by its client"
+    assert served.episodes.admission.active == 0
+
+
+async def test_initialize_names_the_episode_and_its_address(served: Served) -> None:
+    async with connected(served.task("find-answer")) as client:
+        result: Any = client.session.initialize_result
+        told = result.meta["decathlon/episode"]
+        async with connected(told["address"], "sessionless") as other:
+            echo: Any = await other.call_tool("probe__echo", {"text": "beside"})
+    assert echo.content[0].text == "beside"
+    assert told["id"] in told["address"]
+
+
+async def test_an_unknown_episode_is_not_told_from_a_forgotten_one(
+    served: Served, http: httpx2.AsyncClient
+) -> None:
+    answer = await http.post(served.episode("0" * 48), json=INITIALIZE)
+    assert answer.status_code == 404
+    assert "start a new one" in answer.json()["error"]["message"]
+
+
+async def test_json_that_is_none_is_refused_and_harms_nobody(
+    served: Served, http: httpx2.AsyncClient
+) -> None:
+    async with playing(served, "find-answer", "task") as player:
+        answer = await http.post(
+            served.lobby, content=b'{"jsonrpc": "2.0", ', headers={"Content-Type": "application/json"}
+        )
+        assert answer.status_code == 400
+        assert await player.text("probe__echo", text="unharmed") == "unharmed"
+
+
+async def test_a_foreign_host_or_origin_is_refused(served: Served, http: httpx2.AsyncClient) -> None:
+    foreign = await http.post(served.lobby, json=INITIALIZE, headers={"Host": "evil.example"})
+    assert foreign.status_code == 421
+    browser = await http.post(served.lobby, json=INITIALIZE, headers={"Origin": "http://evil.example"})
+    assert browser.status_code == 403
+
+
+async def test_health_is_told_to_anybody(served: Served, http: httpx2.AsyncClient) -> None:
+    answer = await http.get(f"{served.url}/healthz")
+    assert answer.json()["status"] == "ok"
+
+
+async def test_what_no_model_of_mcp_knows_arrives_on_the_wire(
+    served: Served, http: httpx2.AsyncClient
+) -> None:
+    opened = await http.post(served.task("find-answer"), json=INITIALIZE)
+    session = {"Mcp-Session-Id": opened.headers["mcp-session-id"]}
+    await http.post(
+        served.task("find-answer"),
+        json={"jsonrpc": "2.0", "method": "notifications/initialized"},
+        headers=session,
+    )
+    answer = await http.post(
+        served.task("find-answer"),
+        json={"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "probe__odd"}},
+        headers=session,
+    )
+    assert answer.headers["content-type"] == "application/json"
+    result = answer.json()["result"]
+    assert result["content"][0] == {"type": "hologram", "depth": 3, "frames": [1, 2]}
+    assert result["content"][1]["colour"] == "blue"
+    assert result["mood"] == "cheerful"
+    assert result["_meta"] == {"probe/trace": "t-1"}
+    await http.delete(served.task("find-answer"), headers=session)
+
+
+async def test_a_full_server_refuses_with_a_time_to_retry_after(tmp_path: Path) -> None:
+    async with serving(tmp_path, provider="local", max_sandboxes=1, max_queue=0) as served:
+        async with playing(served, "find-answer", "task"), httpx2.AsyncClient(headers=BOTH) as http:
+            answer = await http.post(served.task("find-answer"), json=INITIALIZE)
+            assert answer.status_code == 503
+            assert 5 <= int(answer.headers["retry-after"]) <= 15
+            assert answer.json()["error"]["data"]["retryAfterSeconds"] >= 5
+            with refused("ask again in"):
+                async with connected(served.task("find-answer")):
+                    pass
+            assert len(served.episodes.live) == 1
+
+
+async def test_those_who_come_at_once_past_capacity_keep_no_session(tmp_path: Path) -> None:
+    async with serving(tmp_path, provider="local", max_sandboxes=1, max_queue=0) as served:
+        url = served.task("find-answer")
+        answers: list[httpx2.Response] = []
+        async with httpx2.AsyncClient(headers=BOTH, timeout=60) as http:
+
+            async def ask() -> None:
+                answers.append(await http.post(url, json=INITIALIZE))
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(8):
+                    tasks.start_soon(ask)
+            assert len(served.episodes.live) == 1
+            refusals = [answer for answer in answers if "ask again in" in answer.text]
+            assert len(refusals) == 7
+            for answer in refusals:
+                if session := answer.headers.get("mcp-session-id"):
+                    assert (await http.delete(url, headers={"mcp-session-id": session})).status_code == 404
+            (let_in,) = [answer for answer in answers if answer not in refusals]
+            await http.delete(url, headers={"mcp-session-id": let_in.headers["mcp-session-id"]})
+
+
+async def test_an_episode_that_nobody_asks_anything_is_ended(tmp_path: Path) -> None:
+    async with serving(tmp_path, provider="local", idle_seconds=1) as served:
+        told = await start(served, "find-answer")
+        await ended(served, told["episode"])
+        async with connected(served.lobby) as lobby:
+            status: Any = await lobby.call_tool("episode_status", {"episode": told["episode"]})
+            with pytest.raises(MCPError, match="lease expired"):
+                await lobby.call_tool(
+                    "call_tool",
+                    {"episode": told["episode"], "name": "probe__echo", "arguments": {"text": ""}},
+                )
+    assert status.structured_content["phase"] == "ended"
+    assert "lease" in status.structured_content["ending"]
+
+
+async def test_a_claimed_episode_whose_client_vanishes_is_graded_first(tmp_path: Path) -> None:
+    async with serving(tmp_path, provider="local", idle_seconds=1) as served:
+        async with playing(served, "find-answer", "task") as player:
+            await player.call("probe__write", path="answer.txt", text="42")
+            await player.call("claim_done")
+        await ended(served, player.episode_id)
+        verdict = tmp_path / "episodes" / player.episode_id / "verdict.json"
+        assert '"reward": 1.0' in verdict.read_text()
+
+
+async def test_calls_past_the_limit_close_the_attempt(tmp_path: Path) -> None:
+    async with serving(tmp_path, provider="local", max_calls=2) as served:
+        async with playing(served, "find-answer", "task") as player:
+            await player.call("probe__write", path="answer.txt", text="42")
+            await player.call("probe__echo", text="")
+            third = await player.call("probe__echo", text="")
+            assert third.is_error
+            assert "limit of 2 tool calls" in third.content[0].text
+            verdict = (await player.call("evaluate")).structured_content
+    assert verdict["truncated"] is True
+    assert verdict["reward"] == 1.0
+
+
+async def test_with_the_policy_meta_the_reward_is_no_tool_output(tmp_path: Path) -> None:
+    async with serving(tmp_path, provider="local", reward="meta") as served:
+        async with playing(served, "find-answer", "task") as player:
+            result = await player.call("evaluate")
+    assert result.structured_content is None
+    assert "0" not in result.content[0].text
+    assert result.meta["decathlon/verdict"]["reward"] == 0.0
+
+
+async def test_tokens_decide_who_comes_in_and_whose_episodes_are_whose(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    lines = [
+        f"{name} {hashlib.sha256(f'{name}-secret'.encode()).hexdigest()} {role}"
+        for name, role in (("ada", "player"), ("bob", "player"), ("root", "admin"))
+    ]
+    file.write_text("# who may come in\n" + "\n".join(lines) + "\n")
+
+    def bearer(name: str) -> dict[str, Any]:
+        return {"headers": {"Authorization": f"Bearer {name}-secret"}}
+
+    async with serving(tmp_path / "state", provider="local", tokens=Tokens.read(file)) as served:
+        async with httpx2.AsyncClient(headers=BOTH) as http:
+            assert (await http.post(served.lobby, json=INITIALIZE)).status_code == 401
+            wrong = await http.post(served.lobby, json=INITIALIZE, **bearer("eve"))
+            assert wrong.status_code == 401
+            opened = await http.post(served.task("find-answer"), json=INITIALIZE, **bearer("ada"))
+            assert opened.status_code == 200
+            episode = served.episodes.live[-1]
+            await episode.ready()
+            for name, status in (("ada", 200), ("bob", 404), ("root", 200)):
+                answer = await http.post(served.episode(episode.id), json=INITIALIZE, **bearer(name))
+                assert answer.status_code == status, name
