@@ -15,8 +15,8 @@ from pathlib import Path
 import anyio
 from decathlon_client import Decathlon
 from decathlon_client.player.app import PlayerApp
-from decathlon_client.player.attempt import Phase, open_table
 from decathlon_client.player.play_screen import PlayScreen
+from decathlon_client.player.session import Phase, open_sessions
 from textual.events import Paste
 from textual.pilot import Pilot
 
@@ -50,18 +50,18 @@ async def call(pilot: Pilot[None], tool: str, *values: str) -> None:
 
 async def main() -> None:
     with tempfile.TemporaryDirectory(prefix="play-") as state:
-        async with open_table(Decathlon.embedded(state=state)) as table:
-            app = PlayerApp(table, "tune-reactor")
+        async with open_sessions(Decathlon.embedded(state=state)) as sessions:
+            app = PlayerApp(sessions, "tune-reactor")
             async with app.run_test(size=SIZE) as pilot:
                 await until(pilot, lambda: isinstance(app.screen, PlayScreen))
                 assert isinstance(app.screen, PlayScreen)
-                attempt = app.screen.attempt
-                await until(pilot, lambda: attempt.phase is Phase.PLAYING)
+                session = app.screen.session
+                await until(pilot, lambda: session.phase is Phase.PLAYING)
                 await call(pilot, "describe")
-                await until(pilot, lambda: len(attempt.calls) == 1 and not attempt.running)
+                await until(pilot, lambda: len(session.calls) == 1 and not session.running)
                 await pilot.press("slash", "escape")
                 await call(pilot, "simul", "warm", "60", "4")
-                await until(pilot, lambda: (attempt.calls[-1].progress or (0, None, None))[0] >= 4)
+                await until(pilot, lambda: (session.calls[-1].progress or (0, None, None))[0] >= 4)
                 await pilot.press("slash", "escape")
                 picture = app.export_screenshot(title="decathlon-mcp play")
     INTO.write_text(FETCHED.sub("", picture), "utf-8")

@@ -106,8 +106,8 @@ def play(words: Sequence[str]) -> tuple[int, list[Row]]:
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     screen, rest = Screen(), b""
     for chunk in _chunks(terminal):
-        *whole, rest = (rest + chunk).split(b"\n")
-        for line in whole:
+        *full_text, rest = (rest + chunk).split(b"\n")
+        for line in full_text:
             screen.feed(line.decode() + "\n", time.monotonic() - started)
     screen.feed(rest.decode(), time.monotonic() - started)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), screen.rows
@@ -140,12 +140,12 @@ def wrapped(rows: Sequence[Row]) -> list[Line]:
         shown += min(IDLE_SECONDS, max(0.0, row.seconds - latest))
         latest = max(latest, row.seconds)
         text = Text.from_ansi(row.text)
-        indent = _indent(text.plain)
+        indent = _indent(text.flatten)
         for number, part in enumerate(_parts(text, indent)):
             if number:
                 part.pad_left(indent)
             lines.append(Line(part, shown))
-    while lines and not lines[-1].text.plain.strip():
+    while lines and not lines[-1].text.flatten.strip():
         lines.pop()
     return lines
 
@@ -159,8 +159,8 @@ def _indent(line: str) -> int:
 
 def _parts(text: Text, indent: int) -> Iterator[Text]:
     rest, room = text, COLUMNS
-    while len(rest.plain) > room:
-        space = rest.plain.rfind(" ", indent, room + 1)
+    while len(rest.flatten) > room:
+        space = rest.flatten.rfind(" ", indent, room + 1)
         cut = space if space > room // 2 else room
         yield rest[:cut]
         rest = rest[cut + 1 :] if cut == space else rest[cut:]
@@ -200,15 +200,15 @@ fill: {ink}; white-space: pre; }}
 
 def _motion(lines: Sequence[Line]) -> str:
     """Each line is there from its time on, and the whole moves up by what does not fit."""
-    whole = lines[-1].seconds + HOLD_SECONDS
+    full_text = lines[-1].seconds + HOLD_SECONDS
     moves = ["0% { transform: translateY(0); }"]
     appear: list[str] = []
     for number, line in enumerate(lines):
-        percent = 100 * line.seconds / whole
+        percent = 100 * line.seconds / full_text
         appear.append(
             f"@keyframes l{number} {{ 0%, {max(0, percent - 0.001):.3f}% {{ opacity: 0; }} "
             f"{percent:.3f}%, 100% {{ opacity: 1; }} }}\n"
-            f"#l{number} {{ animation: l{number} {whole:.2f}s infinite; }}"
+            f"#l{number} {{ animation: l{number} {full_text:.2f}s infinite; }}"
         )
         if number >= ROWS:
             moves.append(f"{percent:.3f}% {{ transform: translateY({-(number + 1 - ROWS) * LINE:.0f}px); }}")
@@ -218,7 +218,7 @@ def _motion(lines: Sequence[Line]) -> str:
         f".film {{ transform: translateY({end:.0f}px); }}\n"
         "@media screen and (prefers-reduced-motion: no-preference) {\n"
         f"@keyframes film {{ {' '.join(moves)} 100% {{ transform: translateY({end:.0f}px); }} }}\n"
-        f".film {{ animation: film {whole:.2f}s step-end infinite; }}\n{joined}\n}}\n"
+        f".film {{ animation: film {full_text:.2f}s step-end infinite; }}\n{joined}\n}}\n"
     )
 
 
@@ -238,25 +238,25 @@ def _text(line: Line, number: int) -> str:
 
 
 def _style(style: Style) -> str:
-    told = f' fill="{style.color.get_truecolor(THEME).hex}"' if style.color else ""
+    text_ = f' fill="{style.color.get_truecolor(THEME).hex}"' if style.color else ""
     if style.bold:
-        told += ' font-weight="bold"'
+        text_ += ' font-weight="bold"'
     if style.dim:
-        told += ' opacity="0.75"'
-    return told
+        text_ += ' opacity="0.75"'
+    return text_
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--task", help="the task to play")
     parser.add_argument("--still", type=Path, metavar="FILE", help="all of it as one long picture")
-    asked = parser.parse_args()
+    words_ = parser.parse_args()
     command = str(Path(sys.executable).with_name("decathlon-mcp"))
-    status, rows = play([command, "demo", *(["--task", asked.task] if asked.task else [])])
+    status, rows = play([command, "demo", *(["--task", words_.task] if words_.task else [])])
     if status != 0:
         sys.exit(f"the demo ended with status {status}: no picture of that")
-    into = asked.still or HERE / "demo.svg"
-    into.write_text(draw(wrapped(rows), film=asked.still is None), "utf-8")
+    into = words_.still or HERE / "demo.svg"
+    into.write_text(draw(wrapped(rows), film=words_.still is None), "utf-8")
 
 
 if __name__ == "__main__":

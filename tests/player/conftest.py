@@ -1,4 +1,4 @@
-"""The player with a pilot's hands on it, at a table in this process."""
+"""The player driven by key presses, on a server in this process."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import anyio
 import pytest
 from decathlon_client import Decathlon
 from decathlon_client.player.app import PlayerApp
-from decathlon_client.player.attempt import Attempt, Phase, Table, open_table
 from decathlon_client.player.form_screen import FormScreen
 from decathlon_client.player.play_screen import PlayScreen
+from decathlon_client.player.screens import EditScreen, VerdictScreen
+from decathlon_client.player.session import Phase, PlaySession, SessionManager, open_sessions
 from decathlon_client.player.tasks_screen import TasksScreen
-from decathlon_client.player.text_screens import EditScreen
-from decathlon_client.player.verdict_screen import VerdictScreen
 from textual.app import App
 from textual.events import Paste
 from textual.pilot import Pilot
@@ -33,17 +32,19 @@ Shown = TypeVar("Shown", bound="Screen[Any]")
 
 
 @pytest.fixture(scope="module")
-async def table(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Table]:
+async def sessions(
+    tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
+) -> AsyncGenerator[SessionManager]:
     state = tmp_path_factory.mktemp("state")
-    async with open_table(
+    async with open_sessions(
         Decathlon.embedded([SUITE, "starter"], "local", state=state, drain_seconds=5)
-    ) as table:
-        yield table
+    ) as sessions:
+        yield sessions
 
 
 @dataclass(frozen=True, slots=True)
-class Hands:
-    """Presses keys, and sees what a person would see."""
+class Ui:
+    """Presses keys and reads what is visible on the screen."""
 
     app: App[None]
     pilot: Pilot[None]
@@ -52,81 +53,81 @@ class Hands:
         await self.pilot.press(*keys)
 
     async def type(self, text: str) -> None:
-        """Write a text into what has the focus, as a terminal does that pastes it."""
+        """Paste a text into the focused widget."""
         self.app.post_message(Paste(text))
         await self.pilot.pause()
 
     async def until(self, happened: Callable[[], object]) -> None:
-        """Wait for it."""
+        """Wait until the condition holds."""
         while not happened():
             await self.pilot.pause(0.02)
 
     async def screen(self, kind: type[Shown]) -> Shown:
-        """The screen on top, once it is of this kind."""
+        """Wait for a screen of this type on top."""
         await self.until(lambda: isinstance(self.app.screen, kind) and self.app.screen.is_mounted)
         assert isinstance(self.app.screen, kind)
         return self.app.screen
 
     async def start(self, task: str) -> PlayScreen:
-        """Pick a task from the list, and wait until it can be played."""
-        menu = await self.screen(TasksScreen)
-        await self.until(lambda: menu.shown)
+        """Choose a task from the list and wait until it is open."""
+        tasks = await self.screen(TasksScreen)
+        await self.until(lambda: tasks.shown)
         await self.type(task)
-        await self.until(lambda: menu.shown == [task])
+        await self.until(lambda: tasks.shown == [task])
         await self.press("enter")
-        return await self.seated()
+        return await self.wait_until_open()
 
-    async def seated(self) -> PlayScreen:
-        """The attempt, once it can be played, or never will be."""
+    async def wait_until_open(self) -> PlayScreen:
+        """Wait until the attempt is open, or has failed to open."""
         play = await self.screen(PlayScreen)
-        await self.until(lambda: play.attempt.phase is not Phase.OPENING)
+        await self.until(lambda: play.session.phase is not Phase.OPENING)
         return play
 
     async def open(self, tool: str) -> FormScreen:
-        """A tool's form, found by its name."""
+        """Search for a tool and open its form."""
         await self.press("slash")
         await self.type(tool)
         await self.press("enter", "enter")
         return await self.screen(FormScreen)
 
     async def claim(self, answer: str) -> VerdictScreen:
-        """Claim, and wait for the verdict."""
+        """Claim and wait for the verdict."""
         await self.press("c")
         await self.screen(EditScreen)
         await self.type(answer)
         await self.press("ctrl+r")
         return await self.screen(VerdictScreen)
 
-    async def answered(self, attempt: Attempt, calls: int) -> None:
-        """So many calls were made, and each came to its end."""
-        await self.until(lambda: len(attempt.calls) == calls and not attempt.running)
+    async def wait_for_calls(self, session: PlaySession, calls: int) -> None:
+        """Wait until this many calls were made and all have ended."""
+        await self.until(lambda: len(session.calls) == calls and not session.running)
 
     def text(self, selector: str = "Static") -> str:
-        """What stands on the screen, in the widgets of this kind that can be seen."""
-        found = [each for each in self.app.screen.query(selector).results(Static) if each.is_on_screen]
-        return "\n".join(str(each.render()) for each in found)
+        """Text of the visible widgets that match the selector."""
+        found = [item for item in self.app.screen.query(selector).results(Static) if item.is_on_screen]
+        return "\n".join(str(item.render()) for item in found)
 
-    def foot(self) -> str:
-        """The keys at the foot."""
+    def footer(self) -> str:
+        """Keys shown in the footer."""
         footer = self.app.screen.query_one(Footer)
-        return " ".join(str(each.render()) for each in footer.children)
+        return " ".join(str(item.render()) for item in footer.children)
 
     def cut(self) -> list[Widget]:
-        """Widgets that reach out of the screen at its right, or out of the foot."""
+        """Visible widgets that overflow the screen horizontally."""
         width = self.app.size.width
         return [
-            each
-            for each in self.app.screen.query("*")
-            if each.is_on_screen and (each.region.right > width or each.region.x < 0)
+            item
+            for item in self.app.screen.query("*")
+            if item.is_on_screen and (item.region.right > width or item.region.x < 0)
         ]
 
 
 @asynccontextmanager
-async def playing(
-    table: Table, *, size: tuple[int, int] = SMALL, task: str | None = None
-) -> AsyncGenerator[Hands]:
-    """The whole player. Attempts that are left end with the table."""
-    app = PlayerApp(table, task)
+async def running_player(
+    sessions: SessionManager, *, size: tuple[int, int] = SMALL, task: str | None = None
+) -> AsyncGenerator[Ui]:
+    """The whole player. Open attempts end with `sessions`."""
+    app = PlayerApp(sessions, task)
     with anyio.fail_after(WAIT_SECONDS):
         async with app.run_test(size=size) as pilot:
-            yield Hands(app, pilot)
+            yield Ui(app, pilot)

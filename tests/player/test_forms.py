@@ -1,55 +1,66 @@
-"""Forms of JSON schemas: what each construct becomes, how it reads, what is said of what does not fit."""
+"""Forms from JSON schemas: fields, drafts, values, violations."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from decathlon_client.player.draft import Draft, UnfitError, best_effort, blank, draft_of, each_field, read
-from decathlon_client.player.field import Field, Kind, form_of
+from decathlon_client.player.form_schema import Field, Kind, form_from_schema
+from decathlon_client.player.form_values import (
+    Draft,
+    NotRepresentableError,
+    draft_from_value,
+    empty_draft,
+    iterate_fields,
+    partial_value,
+    read_draft,
+)
 
 
 def form(required: tuple[str, ...] = (), **properties: Any) -> Field:
     definitions = properties.pop("defs", {})
-    return form_of(
+    return form_from_schema(
         {"type": "object", "properties": properties, "required": list(required), "$defs": definitions}
     )
 
 
 def filled(made: Field, **given: Draft) -> Draft:
-    return {**blank(made), **given}
+    return {**empty_draft(made), **given}
 
 
-def faults(made: Field, **given: Draft) -> dict[str, str]:
-    return {".".join(map(str, each.path)): each.message for each in read(made, filled(made, **given)).faults}
+def violations(made: Field, **given: Draft) -> dict[str, str]:
+    return {
+        ".".join(map(str, item.path)): item.message
+        for item in read_draft(made, filled(made, **given)).violations
+    }
 
 
 def value(made: Field, **given: Draft) -> Any:
-    found = read(made, filled(made, **given))
-    assert found.faults == ()
+    found = read_draft(made, filled(made, **given))
+    assert found.violations == ()
     return found.value
 
 
-def test_required_fields_come_first_and_are_missed() -> None:
+def test_required_fields_come_first_and_must_be_filled() -> None:
     made = form(("path",), lines={"type": "integer"}, path={"type": "string"})
-    assert [each.name for each in made.fields] == ["path", "lines"]
-    assert faults(made) == {"path": 'required (for an empty text write "")'}
+    assert [item.name for item in made.fields] == ["path", "lines"]
+    assert violations(made) == {"path": 'required (write "" for an empty text)'}
     assert value(made, path='""') == {"path": ""}
 
 
-def test_what_is_left_empty_is_not_sent_and_its_default_is_told() -> None:
+def test_empty_fields_are_not_sent_and_show_their_default() -> None:
     made = form(depth={"type": "integer", "default": 3, "minimum": 1, "maximum": 10})
     assert (made.fields[0].default, made.fields[0].hint) == (3, "whole number, 1 to 10")
     assert value(made) == {}
     assert value(made, depth="7") == {"depth": 7}
 
 
-def test_a_default_of_what_is_required_is_sent() -> None:
+def test_default_of_a_required_field_is_sent() -> None:
     assert value(form(("unit",), unit={"type": "string", "default": "g"})) == {"unit": "g"}
 
 
 @pytest.mark.parametrize(
-    ("schema", "typed", "said"),
+    ("schema", "typed", "message"),
     [
         ({"type": "integer"}, "1.5", "not a whole number"),
         ({"type": "integer"}, "true", "not a whole number"),
@@ -64,11 +75,11 @@ def test_a_default_of_what_is_required_is_sent() -> None:
         ({"type": "object"}, "[]", "[] is not of type 'object'"),
     ],
 )
-def test_what_does_not_fit_is_said_at_its_field(schema: dict[str, Any], typed: str, said: str) -> None:
-    assert faults(form(it=schema), it=typed)["it"].startswith(said)
+def test_invalid_value_is_reported_at_its_field(schema: dict[str, Any], typed: str, message: str) -> None:
+    assert violations(form(it=schema), it=typed)["it"].startswith(message)
 
 
-def test_enums_constants_and_booleans_are_choices() -> None:
+def test_enums_constants_and_booleans_become_choices() -> None:
     made = form(
         ("kind",),
         mode={"enum": ["a", "b", None]},
@@ -76,7 +87,7 @@ def test_enums_constants_and_booleans_are_choices() -> None:
         kind={"const": "line"},
         level={"anyOf": [{"const": 1, "title": "low"}, {"enum": [2, 3]}]},
     )
-    choices = {each.name: each.choices for each in made.fields}
+    choices = {item.name: item.choices for item in made.fields}
     assert choices == {
         "kind": ("line",),
         "mode": ("a", "b", None),
@@ -87,7 +98,7 @@ def test_enums_constants_and_booleans_are_choices() -> None:
     assert value(made, mode=2, every=1, level=0) == {"kind": "line", "mode": None, "every": False, "level": 1}
 
 
-def test_groups_hold_groups_and_one_that_nothing_was_filled_into_is_not_sent() -> None:
+def test_groups_nest_and_an_untouched_group_is_not_sent() -> None:
     point = {"type": "object", "properties": {"x": {"type": "number"}, "y": {"type": "number"}}}
     made = form(
         ("frame",),
@@ -97,26 +108,26 @@ def test_groups_hold_groups_and_one_that_nothing_was_filled_into_is_not_sent() -
     assert value(made) == {"frame": {}}
     draft = {"x": "1", "y": ""}
     assert value(made, frame={"at": draft}) == {"frame": {"at": {"x": 1}}}
-    assert faults(made, spare={"x": "", "y": "2"}) == {"spare.x": "required"}
+    assert violations(made, spare={"x": "", "y": "2"}) == {"spare.x": "required"}
 
 
-def test_a_list_has_as_many_fields_as_were_added() -> None:
+def test_list_has_one_field_per_added_item() -> None:
     made = form(("names",), names={"type": "array", "items": {"type": "string"}, "minItems": 1})
     assert made.fields[0].hint == "list of text"
-    assert faults(made) == {"names": "at least 1 in the list"}
+    assert violations(made) == {"names": "at least 1 in the list"}
     assert value(made, names=["a", "b"]) == {"names": ["a", "b"]}
-    assert "names.1" in faults(made, names=["a", ""])
+    assert "names.1" in violations(made, names=["a", ""])
 
 
-def test_a_list_of_lists_of_cells_takes_what_a_cell_may_be() -> None:
+def test_nested_lists_accept_every_allowed_cell_type() -> None:
     cell = {"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "boolean"}, {"type": "null"}]}
     made = form(rows={"type": "array", "items": {"type": "array", "items": cell}})
     typed = [["1", "true", "null", "text", '"1"', "[1]"]]
     assert value(made, rows=typed) == {"rows": [[1, True, None, "text", "1", "[1]"]]}
-    assert draft_of(made, {"rows": [[1, True, None, "text", "1"]]}) == {"rows": [typed[0][:5]]}
+    assert draft_from_value(made, {"rows": [[1, True, None, "text", "1"]]}) == {"rows": [typed[0][:5]]}
 
 
-def test_references_are_followed_and_words_beside_them_count() -> None:
+def test_references_are_resolved_and_sibling_keywords_apply() -> None:
     made = form(
         to={"$ref": "#/$defs/Place", "description": "Where to."},
         defs={
@@ -141,29 +152,29 @@ def test_references_are_followed_and_words_beside_them_count() -> None:
         {"type": ["integer", "null"], "minimum": 1},
     ],
 )
-def test_what_may_be_null_is_a_field_of_what_else_it_is(schema: dict[str, Any]) -> None:
+def test_nullable_value_is_a_field_of_its_other_type(schema: dict[str, Any]) -> None:
     made = form(limit=schema)
     assert (made.fields[0].kind, made.fields[0].nullable) == (Kind.INTEGER, True)
     assert made.fields[0].hint == "whole number, from 1, or null"
     assert value(made, limit="null") == {"limit": None}
     assert value(form(("limit",), limit=schema)) == {"limit": None}
-    assert faults(made, limit="0") == {"limit": "at least 1"}
+    assert violations(made, limit="0") == {"limit": "at least 1"}
 
 
-def test_one_of_several_is_chosen_and_then_filled_in() -> None:
+def test_union_is_chosen_then_filled_in() -> None:
     after = {"title": "After", "type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     never: Any = {"title": "Never", "type": "object", "properties": {}}
     made = form(("end",), end={"anyOf": [after, never, {"type": "string", "format": "date"}]})
     (end,) = made.fields
-    assert (end.kind, [each.name for each in end.options]) == (Kind.UNION, ["After", "Never", ""])
-    assert faults(made) == {"end": "required"}
+    assert (end.kind, [item.name for item in end.options]) == (Kind.UNION, ["After", "Never", ""])
+    assert violations(made) == {"end": "required"}
     assert value(made, end=(0, {"n": "3"})) == {"end": {"n": 3}}
-    assert faults(made, end=(0, {"n": ""})) == {"end.n": "required"}
-    assert draft_of(made, {"end": "2026-01-01"}) == {"end": (2, "2026-01-01")}
+    assert violations(made, end=(0, {"n": ""})) == {"end.n": "required"}
+    assert draft_from_value(made, {"end": "2026-01-01"}) == {"end": (2, "2026-01-01")}
 
 
-def test_all_of_several_are_one_group() -> None:
-    made = form_of(
+def test_all_of_is_merged_into_one_group() -> None:
+    made = form_from_schema(
         {
             "allOf": [
                 {"properties": {"a": {"type": "string"}}, "required": ["a"]},
@@ -171,7 +182,7 @@ def test_all_of_several_are_one_group() -> None:
             ]
         }
     )
-    assert [(each.name, each.required) for each in made.fields] == [("a", True), ("b", True)]
+    assert [(item.name, item.required) for item in made.fields] == [("a", True), ("b", True)]
 
 
 @pytest.mark.parametrize(
@@ -187,14 +198,14 @@ def test_all_of_several_are_one_group() -> None:
         {"type": "object", "properties": 5},
     ],
 )
-def test_what_no_field_fits_is_written_as_json(schema: Any) -> None:
+def test_inexpressible_schema_becomes_a_json_field(schema: Any) -> None:
     made = form(it=schema)
     assert made.fields[0].kind is Kind.JSON
-    found = read(made, {"it": '{"x": [1, null]}'})
+    found = read_draft(made, {"it": '{"x": [1, null]}'})
     assert found.value == {"it": {"x": [1, None]}}
 
 
-def test_a_schema_that_holds_itself_ends_in_json() -> None:
+def test_recursive_schema_ends_in_a_json_field() -> None:
     children = {"type": "array", "items": {"$ref": "#/$defs/N"}}
     node = {"type": "object", "properties": {"name": {"type": "string"}, "children": children}}
     made = form(tree={"$ref": "#/$defs/N"}, defs={"N": node})
@@ -204,18 +215,18 @@ def test_a_schema_that_holds_itself_ends_in_json() -> None:
     assert value(made, tree={"name": "", "children": ['{"name": "leaf"}']}) == {
         "tree": {"children": [{"name": "leaf"}]}
     }
-    bad = faults(made, tree={"name": "", "children": ['{"name": 1}']})
+    bad = violations(made, tree={"name": "", "children": ['{"name": 1}']})
     assert bad == {"tree.children.0.name": "1 is not of type 'string'"}
 
 
-def test_arguments_that_are_no_group_are_json_as_a_whole() -> None:
-    made = form_of(
+def test_arguments_that_are_not_an_object_are_one_json_field() -> None:
+    made = form_from_schema(
         {"anyOf": [{"type": "object", "properties": {"a": {}}}, {"type": "object", "properties": {"b": {}}}]}
     )
     assert made.kind is Kind.JSON
 
 
-def test_what_mostly_has_several_lines_gets_an_editor() -> None:
+def test_long_text_fields_get_a_multi_line_input() -> None:
     made = form(
         sql={"type": "string"},
         new_text={"type": "string"},
@@ -223,29 +234,29 @@ def test_what_mostly_has_several_lines_gets_an_editor() -> None:
         title={"type": "string", "maxLength": 40},
         note={"type": "string", "maxLength": 4000},
     )
-    assert [each.name for each in made.fields if each.kind is Kind.LONG_TEXT] == ["sql", "new_text", "note"]
+    assert [item.name for item in made.fields if item.kind is Kind.LONG_TEXT] == ["sql", "new_text", "note"]
 
 
-def test_rules_between_fields_are_said_where_they_can_be() -> None:
-    made = form_of(
+def test_rules_between_fields_are_reported() -> None:
+    made = form_from_schema(
         {
             "type": "object",
             "properties": {"from": {"type": "string"}, "to": {"type": "string"}},
             "dependentRequired": {"from": ["to"]},
         }
     )
-    assert [each.path for each in read(made, {"from": "a", "to": ""}).faults] == [()]
+    assert [item.path for item in read_draft(made, {"from": "a", "to": ""}).violations] == [()]
 
 
 @pytest.mark.parametrize(
     "schema",
     [{"type": "string", "pattern": "("}, {"type": "integer", "minimum": "one"}],
 )
-def test_a_schema_that_is_wrong_itself_leaves_the_judgement_to_the_tool(schema: dict[str, Any]) -> None:
-    assert read(form(it=schema), {"it": "5"}).faults == ()
+def test_invalid_schema_reports_nothing(schema: dict[str, Any]) -> None:
+    assert read_draft(form(it=schema), {"it": "5"}).violations == ()
 
 
-def test_json_and_form_are_two_ways_to_write_the_same() -> None:
+def test_json_and_form_are_interchangeable() -> None:
     made = form(
         ("path",),
         path={"type": "string"},
@@ -254,15 +265,15 @@ def test_json_and_form_are_two_ways_to_write_the_same() -> None:
         any={},
     )
     arguments = {"path": "", "tags": ["a"], "size": {"w": 1.5}, "any": {"x": None}}
-    draft = draft_of(made, arguments)
-    assert read(made, draft).value == arguments
-    assert best_effort(made, {**draft, "size": {"w": "wide"}}) == {**arguments, "size": {}}
+    draft = draft_from_value(made, arguments)
+    assert read_draft(made, draft).value == arguments
+    assert partial_value(made, {**draft, "size": {"w": "wide"}}) == {**arguments, "size": {}}
     for strange in ({"path": 5}, {"nothing": 1}, {"tags": "a"}):
-        with pytest.raises(UnfitError):
-            draft_of(made, strange)
+        with pytest.raises(NotRepresentableError):
+            draft_from_value(made, strange)
 
 
-def test_every_field_that_is_shown_has_a_path() -> None:
+def test_every_visible_field_has_a_path() -> None:
     made = form(a={"type": "array", "items": {"type": "object", "properties": {"b": {"type": "string"}}}})
-    paths = [path for path, _ in each_field(made, {"a": [{"b": ""}, {"b": "x"}]})]
+    paths = [path for path, _ in iterate_fields(made, {"a": [{"b": ""}, {"b": "x"}]})]
     assert paths == [(), ("a",), ("a", 0), ("a", 0, "b"), ("a", 1), ("a", 1, "b")]

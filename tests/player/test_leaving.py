@@ -1,4 +1,4 @@
-"""However the player is left, the episode is closed and the terminal is as it was."""
+"""However the player ends, the episode is closed and the terminal restored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALTERNATE, BACK = b"\x1b[?1049h", b"\x1b[?1049l"
 
 
 class Terminal:
-    """The player in a pseudo-terminal of 80 × 24."""
+    """The player in a pseudo-terminal of 80 × 24 characters."""
 
     def __init__(self, state: Path) -> None:
         command = [sys.executable, "-m", "decathlon_mcp.cli", "play", "find-answer"]
@@ -38,13 +38,13 @@ class Terminal:
                 del os.environ[name]
             os.execve(sys.executable, command, {**os.environ, "TERM": "xterm-256color"})
         ioctl(self.line, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        self.said = b""
+        self.content = b""
 
     def read_until(self, word: bytes | None) -> None:
-        """Until it has said this; without a word to its end."""
+        """Read until this text appears, or to the end of the output."""
         deadline = time.monotonic() + BOUND_SECONDS
-        while word is None or word not in self.said:
-            assert time.monotonic() < deadline, self.said[-2000:]
+        while word is None or word not in self.content:
+            assert time.monotonic() < deadline, self.content[-2000:]
             if not select.select([self.line], [], [], 1.0)[0]:
                 continue
             try:
@@ -52,12 +52,12 @@ class Terminal:
             except OSError:  # what Linux says when the last process of a terminal has gone
                 chunk = b""
             if not chunk:
-                assert word is None, self.said[-2000:]
+                assert word is None, self.content[-2000:]
                 return
-            self.said += chunk
+            self.content += chunk
 
     def status(self) -> int:
-        """Its exit status, once it has ended."""
+        """Wait for the end; returns the exit status."""
         deadline = time.monotonic() + BOUND_SECONDS
         while True:
             process, status = os.waitpid(self.process, os.WNOHANG)
@@ -82,22 +82,22 @@ def terminal(state: Path) -> Generator[Terminal]:
 
 
 def endings(state: Path) -> list[str]:
-    """How the episodes of that state folder ended."""
+    """The `end` events in a state folder."""
     files = state.glob("episodes/*/trajectory.jsonl")
     return [str(json.loads(file.read_text("utf-8").splitlines()[-1]).get("ending")) for file in files]
 
 
 @pytest.mark.parametrize("how", ["ctrl-c", "hang-up"])
-def test_leaving_closes_the_episode_and_gives_the_terminal_back(tmp_path: Path, how: str) -> None:
+def test_leaving_closes_the_episode_and_restores_the_terminal(tmp_path: Path, how: str) -> None:
     with terminal(tmp_path) as player:
         player.read_until(b"playing")
-        assert player.said.startswith(ALTERNATE)
+        assert player.content.startswith(ALTERNATE)
         if how == "ctrl-c":
             os.write(player.line, b"\x03")
             player.read_until(None)
-            assert BACK in player.said
-            assert b"\x1b[?25h" in player.said[player.said.rindex(BACK) :]
-            assert player.said.rsplit(b"\x1b[?", 1)[1][-1:] in b"hl"
+            assert BACK in player.content
+            assert b"\x1b[?25h" in player.content[player.content.rindex(BACK) :]
+            assert player.content.rsplit(b"\x1b[?", 1)[1][-1:] in b"hl"
         else:
             os.close(player.line)
         assert player.status() == (0 if how == "ctrl-c" else 128 + signal.SIGHUP)

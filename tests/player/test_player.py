@@ -1,225 +1,229 @@
-"""The full-screen player, driven by its keys: whole attempts at tasks of a server in this process."""
+"""The full-screen player: whole attempts, driven by key presses."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from decathlon_client.player.attempt import Phase, Table
 from decathlon_client.player.form_screen import FormScreen
 from decathlon_client.player.play_screen import PlayScreen
+from decathlon_client.player.screens import AskScreen, ViewScreen
+from decathlon_client.player.session import Phase, SessionManager
 from decathlon_client.player.tasks_screen import TasksScreen
-from decathlon_client.player.text_screens import AskScreen, ViewScreen
 from decathlon_client.player.transcript import Entry
 from textual.widgets import Input, OptionList, TextArea
 
-from tests.player.conftest import LARGE, SMALL, Hands, playing
+from tests.player.conftest import LARGE, SMALL, Ui, running_player
 
 pytestmark = pytest.mark.anyio
 
 RECIPE = {"temperature": 60, "catalyst": 4, "minutes": 56, "product_percent": 72.03, "peak_heat_kw": 10.66}
 
 
-async def test_a_whole_episode_by_hand_is_rewarded_with_one(table: Table) -> None:
-    async with playing(table) as hands:
-        play = await hands.start("tune-reactor")
-        assert "Find the recipe" in hands.text("#words")
-        await hands.open("describe_reactor")
-        await hands.press("ctrl+r")
-        await hands.answered(play.attempt, 1)
-        await hands.open("write_file")
-        await hands.type("recipe.json")
-        await hands.press("enter")
-        await hands.type(json.dumps(RECIPE))
-        await hands.press("ctrl+r")
-        await hands.answered(play.attempt, 2)
-        assert "Wrote " in hands.text(".reply")
-        await hands.claim("60 degrees")
-        assert play.attempt.verdict is not None
-        assert (play.attempt.verdict.reward, play.attempt.verdict.success) == (1.0, True)
-        assert play.attempt.verdict.raw["claimed"] is True
-        said = hands.text()
-        assert " PASSED    reward 1" in said
-        assert "calls" in said
-        await hands.press("n")
-        await hands.screen(TasksScreen)
+async def test_whole_episode_with_keys_gets_reward_one(sessions: SessionManager) -> None:
+    async with running_player(sessions) as ui:
+        play = await ui.start("tune-reactor")
+        assert "Find the recipe" in ui.text("#words")
+        await ui.open("describe_reactor")
+        await ui.press("ctrl+r")
+        await ui.wait_for_calls(play.session, 1)
+        await ui.open("write_file")
+        await ui.type("recipe.json")
+        await ui.press("enter")
+        await ui.type(json.dumps(RECIPE))
+        await ui.press("ctrl+r")
+        await ui.wait_for_calls(play.session, 2)
+        assert "Wrote " in ui.text(".reply")
+        await ui.claim("60 degrees")
+        assert play.session.verdict is not None
+        assert (play.session.verdict.reward, play.session.verdict.success) == (1.0, True)
+        assert play.session.verdict.raw["claimed"] is True
+        content = ui.text()
+        assert " PASSED    reward 1" in content
+        assert "calls" in content
+        await ui.press("n")
+        await ui.screen(TasksScreen)
 
 
-async def test_a_call_under_way_says_how_far_it_is_and_can_be_cancelled(table: Table) -> None:
-    async with playing(table, task="find-answer") as hands:
-        play = await hands.seated()
-        await hands.open("probe__count")
-        await hands.type("2")
-        await hands.press("tab")
-        await hands.type("600")
-        await hands.press("ctrl+r")
-        await hands.screen(PlayScreen)
-        await hands.until(lambda: "at 1" in hands.text(".state"))
-        await _whole(hands, "x Cancel", "c Claim", "^c Leave")
-        assert "1 running" in hands.text("#status")
-        await hands.press("x")
-        await hands.answered(play.attempt, 1)
-        assert "cancelled after" in hands.text(".state")
-        await hands.open("probe__bare")
-        await hands.press("ctrl+r")
-        await hands.answered(play.attempt, 2)
-        assert play.attempt.calls[1].reply is not None
-        assert play.attempt.phase is Phase.PLAYING
+async def test_running_call_shows_progress_and_can_be_cancelled(sessions: SessionManager) -> None:
+    async with running_player(sessions, task="find-answer") as ui:
+        play = await ui.wait_until_open()
+        await ui.open("probe__count")
+        await ui.type("2")
+        await ui.press("tab")
+        await ui.type("600")
+        await ui.press("ctrl+r")
+        await ui.screen(PlayScreen)
+        await ui.until(lambda: "at 1" in ui.text(".state"))
+        await _footer_shows(ui, "x Cancel", "c Claim", "^c Leave")
+        assert "1 running" in ui.text("#status")
+        await ui.press("x")
+        await ui.wait_for_calls(play.session, 1)
+        assert "cancelled after" in ui.text(".state")
+        await ui.open("probe__bare")
+        await ui.press("ctrl+r")
+        await ui.wait_for_calls(play.session, 2)
+        assert play.session.calls[1].reply is not None
+        assert play.session.phase is Phase.PLAYING
 
 
-async def test_what_does_not_fit_is_said_at_its_field_and_nothing_is_called(table: Table) -> None:
-    async with playing(table, task="tune-reactor") as hands:
-        play = await hands.seated()
-        await hands.open("run_simulation")
-        await hands.type("hot")
-        await hands.press("enter")
-        await hands.type("120")
-        await hands.press("ctrl+r")
-        assert isinstance(hands.app.screen, FormScreen)
-        assert hands.text(".fault").split("\n") == ["✗ at most 95", "✗ required"]
-        assert "2 fields do not fit" in hands.text("#said")
-        focused = hands.app.focused
+async def test_invalid_arguments_are_marked_and_not_sent(sessions: SessionManager) -> None:
+    async with running_player(sessions, task="tune-reactor") as ui:
+        play = await ui.wait_until_open()
+        await ui.open("run_simulation")
+        await ui.type("hot")
+        await ui.press("enter")
+        await ui.type("120")
+        await ui.press("ctrl+r")
+        assert isinstance(ui.app.screen, FormScreen)
+        assert ui.text(".error").split("\n") == ["✗ at most 95", "✗ required"]
+        assert "2 fields are invalid" in ui.text("#message")
+        focused = ui.app.focused
         assert isinstance(focused, Input)
         assert focused.value == "120"
-        await hands.press("backspace")
-        assert hands.text(".fault") == "✗ required"
-        assert play.attempt.calls == []
-        await hands.press("escape")
-        form = await hands.open("run_simulation")
-        assert [each.value for each in form.query(Input)] == ["hot", "12", ""]
+        await ui.press("backspace")
+        assert ui.text(".error") == "✗ required"
+        assert play.session.calls == []
+        await ui.press("escape")
+        form = await ui.open("run_simulation")
+        assert [item.value for item in form.query(Input)] == ["hot", "12", ""]
 
 
-async def test_json_is_the_way_out_of_a_form(table: Table) -> None:
-    async with playing(table, task="find-answer") as hands:
-        play = await hands.seated()
-        form = await hands.open("probe__echo")
-        await hands.type("one")
-        await hands.press("ctrl+t")
+async def test_json_replaces_a_form(sessions: SessionManager) -> None:
+    async with running_player(sessions, task="find-answer") as ui:
+        play = await ui.wait_until_open()
+        form = await ui.open("probe__echo")
+        await ui.type("one")
+        await ui.press("ctrl+t")
         area = form.query_one("#json", TextArea)
         assert json.loads(area.text) == {"text": "one"}
         area.text = '{"text": "two", "more": [1]}'
-        await hands.press("ctrl+t")
-        assert "there is no field more" in hands.text("#said")
-        await hands.press("ctrl+r")
-        await hands.answered(play.attempt, 1)
-        assert play.attempt.calls[0].arguments == {"text": "two", "more": [1]}
-        await hands.open("probe__echo")
-        assert hands.app.screen.query_one("#json", TextArea).text.startswith('{"text": "two"')
-        hands.app.screen.query_one("#json", TextArea).text = "[1"
-        await hands.press("ctrl+r")
-        assert "not JSON" in hands.text("#said")
+        await ui.press("ctrl+t")
+        assert "unknown field more" in ui.text("#message")
+        await ui.press("ctrl+r")
+        await ui.wait_for_calls(play.session, 1)
+        assert play.session.calls[0].arguments == {"text": "two", "more": [1]}
+        await ui.open("probe__echo")
+        assert ui.app.screen.query_one("#json", TextArea).text.startswith('{"text": "two"')
+        ui.app.screen.query_one("#json", TextArea).text = "[1"
+        await ui.press("ctrl+r")
+        assert "not JSON" in ui.text("#message")
 
 
-async def test_long_replies_are_folded_and_failures_are_seen(table: Table) -> None:
-    async with playing(table, task="find-answer") as hands:
-        play = await hands.seated()
-        await hands.open("probe__shell")
-        await hands.type("seq 300")
-        await hands.press("ctrl+r")
-        await hands.answered(play.attempt, 1)
-        entry = hands.app.screen.query_one(Entry)
-        await hands.until(lambda: entry.has_focus)
-        assert "more lines: enter unfolds" in hands.text(".reply")
-        await hands.press("enter")
-        assert "300" in hands.text(".reply")
-        await hands.press("v")
-        view = await hands.screen(ViewScreen)
+async def test_long_replies_fold_and_failures_show(sessions: SessionManager) -> None:
+    async with running_player(sessions, task="find-answer") as ui:
+        play = await ui.wait_until_open()
+        await ui.open("probe__shell")
+        await ui.type("seq 300")
+        await ui.press("ctrl+r")
+        await ui.wait_for_calls(play.session, 1)
+        entry = ui.app.screen.query_one(Entry)
+        await ui.until(lambda: entry.has_focus)
+        assert "more lines: enter unfolds" in ui.text(".reply")
+        await ui.press("enter")
+        assert "300" in ui.text(".reply")
+        await ui.press("v")
+        view = await ui.screen(ViewScreen)
         assert '"exit_code": 0' in view.query_one(TextArea).text
-        await hands.press("escape")
-        await hands.screen(PlayScreen)
-        await hands.open("probe__fail")
-        await hands.press("ctrl+r")
-        await hands.answered(play.attempt, 2)
-        assert "✗ failed" in hands.text(".state")
-        await hands.open("probe__refuse")
-        await hands.press("ctrl+r")
-        await hands.answered(play.attempt, 3)
-        assert play.attempt.calls[2].trouble
-        assert play.attempt.phase is Phase.PLAYING
+        await ui.press("escape")
+        await ui.screen(PlayScreen)
+        await ui.open("probe__fail")
+        await ui.press("ctrl+r")
+        await ui.wait_for_calls(play.session, 2)
+        assert "✗ failed" in ui.text(".state")
+        await ui.open("probe__refuse")
+        await ui.press("ctrl+r")
+        await ui.wait_for_calls(play.session, 3)
+        assert play.session.calls[2].error
+        assert play.session.phase is Phase.PLAYING
 
 
-async def test_leaving_asks_where_something_would_be_lost_and_ctrl_c_twice_leaves(table: Table) -> None:
-    async with playing(table, task="find-answer") as hands:
-        play = await hands.seated()
-        await hands.open("probe__bare")
-        await hands.press("ctrl+r")
-        await hands.answered(play.attempt, 1)
-        await hands.press("escape")
-        await hands.screen(AskScreen)
-        await hands.press("n")
-        await hands.screen(PlayScreen)
-        await hands.press("escape", "y")
-        await hands.screen(TasksScreen)
-        await hands.until(lambda: play.attempt.left)
-        await hands.type("find-answer")
-        await hands.press("enter")
-        play = await hands.seated()
-        await hands.open("probe__bare")
-        await hands.press("ctrl+r")
-        await hands.answered(play.attempt, 1)
-        await hands.press("ctrl+c", "ctrl+c")
-        await hands.until(lambda: not hands.app.is_running)
-        play.attempt.leave()
+async def test_leaving_asks_before_losing_work_and_ctrl_c_twice_leaves(
+    sessions: SessionManager,
+) -> None:
+    async with running_player(sessions, task="find-answer") as ui:
+        play = await ui.wait_until_open()
+        await ui.open("probe__bare")
+        await ui.press("ctrl+r")
+        await ui.wait_for_calls(play.session, 1)
+        await ui.press("escape")
+        await ui.screen(AskScreen)
+        await ui.press("n")
+        await ui.screen(PlayScreen)
+        await ui.press("escape", "y")
+        await ui.screen(TasksScreen)
+        await ui.until(lambda: play.session.left)
+        await ui.type("find-answer")
+        await ui.press("enter")
+        play = await ui.wait_until_open()
+        await ui.open("probe__bare")
+        await ui.press("ctrl+r")
+        await ui.wait_for_calls(play.session, 1)
+        await ui.press("ctrl+c", "ctrl+c")
+        await ui.until(lambda: not ui.app.is_running)
+        play.session.leave()
 
 
-async def test_a_set_up_that_fails_is_told(table: Table) -> None:
-    async with playing(table, task="failing-preprocess") as hands:
-        play = await hands.screen(PlayScreen)
-        await hands.until(lambda: play.attempt.phase is Phase.OVER)
-        assert "The attempt is over" in hands.text("#words")
-        assert play.attempt.trouble in " ".join(hands.text("#words").split())
-        await hands.press("escape")
-        await hands.screen(TasksScreen)
+async def test_failed_set_up_shows_its_cause(sessions: SessionManager) -> None:
+    async with running_player(sessions, task="failing-preprocess") as ui:
+        play = await ui.screen(PlayScreen)
+        await ui.until(lambda: play.session.phase is Phase.OVER)
+        assert "The attempt is over" in ui.text("#words")
+        assert play.session.error in " ".join(ui.text("#words").split())
+        await ui.press("escape")
+        await ui.screen(TasksScreen)
 
 
-async def test_no_verdict_is_not_a_reward_of_zero(table: Table) -> None:
-    async with playing(table, task="crashing-verdict") as hands:
-        await hands.seated()
-        await hands.claim("")
-        said = hands.text()
-        assert "NO VERDICT" in said
-        assert "reward" not in said
+async def test_missing_verdict_is_not_shown_as_zero(sessions: SessionManager) -> None:
+    async with running_player(sessions, task="crashing-verdict") as ui:
+        await ui.wait_until_open()
+        await ui.claim("")
+        content = ui.text()
+        assert "NO VERDICT" in content
+        assert "reward" not in content
 
 
-async def test_tasks_are_found_by_their_words(table: Table) -> None:
-    async with playing(table) as hands:
-        menu = await hands.screen(TasksScreen)
-        await hands.until(lambda: menu.shown)
-        assert {"tune-reactor", "find-answer"} <= set(menu.shown)
-        await hands.type("catalyst starter")
-        await hands.until(lambda: menu.shown == ["tune-reactor"])
-        await hands.type(" zebra")
-        await hands.until(lambda: menu.shown == [])
-        assert "No task has these words" in hands.text("#prompt")
-        await hands.press("enter")
-        assert isinstance(hands.app.screen, TasksScreen)
+async def test_search_filters_tasks(sessions: SessionManager) -> None:
+    async with running_player(sessions) as ui:
+        tasks = await ui.screen(TasksScreen)
+        await ui.until(lambda: tasks.shown)
+        assert {"tune-reactor", "find-answer"} <= set(tasks.shown)
+        await ui.type("catalyst starter")
+        await ui.until(lambda: tasks.shown == ["tune-reactor"])
+        await ui.type(" zebra")
+        await ui.until(lambda: tasks.shown == [])
+        assert "No task matches" in ui.text("#prompt")
+        await ui.press("enter")
+        assert isinstance(ui.app.screen, TasksScreen)
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE], ids=["80x24", "120x40"])
-async def test_nothing_is_cut_and_every_key_is_at_the_foot(table: Table, size: tuple[int, int]) -> None:
-    async with playing(table, size=size, task="find-answer") as hands:
-        await hands.seated()
-        await _whole(hands, "/ Search", "c Claim", "esc Tasks", "^c Leave")
-        assert hands.app.screen.query_one("#tools", OptionList).region.bottom <= size[1] - 1
-        await hands.open("probe__count")
-        await _whole(hands, "^r Call", "^t JSON", "^o Editor", "esc Back", "^c Leave")
-        await hands.press("escape", "c")
-        await _whole(hands, "^r Claim", "esc Back")
-        await hands.press("escape")
-        await hands.screen(PlayScreen)
-        await hands.press("t")
-        assert hands.app.screen.query_one("#desk").display is (size == LARGE)
-        await _whole(hands, "t Task", "c Claim", "^c Leave")
+async def test_nothing_overflows_and_the_footer_lists_every_key(
+    sessions: SessionManager, size: tuple[int, int]
+) -> None:
+    async with running_player(sessions, size=size, task="find-answer") as ui:
+        await ui.wait_until_open()
+        await _footer_shows(ui, "/ Search", "c Claim", "esc Tasks", "^c Leave")
+        assert ui.app.screen.query_one("#tools", OptionList).region.bottom <= size[1] - 1
+        await ui.open("probe__count")
+        await _footer_shows(ui, "^r Call", "^t JSON", "^o Editor", "esc Back", "^c Leave")
+        await ui.press("escape", "c")
+        await _footer_shows(ui, "^r Claim", "esc Back")
+        await ui.press("escape")
+        await ui.screen(PlayScreen)
+        await ui.press("t")
+        assert ui.app.screen.query_one("#task-pane").display is (size == LARGE)
+        await _footer_shows(ui, "t Task", "c Claim", "^c Leave")
 
 
-async def _whole(hands: Hands, *keys: str) -> None:
-    await hands.until(lambda: all(key in hands.foot() for key in keys))
-    assert hands.cut() == []
+async def _footer_shows(ui: Ui, *keys: str) -> None:
+    await ui.until(lambda: all(key in ui.footer() for key in keys))
+    assert ui.cut() == []
 
 
-async def test_dark_and_light_are_a_key_apart(table: Table) -> None:
-    async with playing(table) as hands:
-        await hands.screen(TasksScreen)
-        assert hands.app.current_theme.dark
-        await hands.press("ctrl+l")
-        assert not hands.app.current_theme.dark
+async def test_key_switches_between_dark_and_light(sessions: SessionManager) -> None:
+    async with running_player(sessions) as ui:
+        await ui.screen(TasksScreen)
+        assert ui.app.current_theme.dark
+        await ui.press("ctrl+l")
+        assert not ui.app.current_theme.dark

@@ -1,4 +1,4 @@
-"""`play --script`: calls from a file, the verdict on stdout, the status a pass or not."""
+"""`play --script`: calls from a file, verdict on stdout, exit status 0 for a pass."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RIGHT = '{"tool": "probe__write", "arguments": {"path": "answer.txt", "text": "4
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a command came to."""
+    """Exit status and output of a command."""
 
     status: int
     out: str
@@ -39,7 +39,7 @@ Play = Callable[..., Done]
 
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Play:
-    """The command, in this process: what it imports is imported once."""
+    """Run the command in this process, to import its modules only once."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
@@ -48,13 +48,13 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     def run(*words: str, given: str = "") -> Done:
         monkeypatch.setattr("sys.stdin", StringIO(given))
         status = run_words(["play", *words])
-        said = capsys.readouterr()
-        return Done(status, said.out, said.err)
+        content = capsys.readouterr()
+        return Done(status, content.out, content.err)
 
     return run
 
 
-def test_a_script_that_solves_its_task_passes(play: Play) -> None:
+def test_script_that_solves_its_task_exits_with_zero(play: Play) -> None:
     done = play(
         "find-answer",
         "--suite",
@@ -74,7 +74,7 @@ def test_a_script_that_solves_its_task_passes(play: Play) -> None:
     assert "isolates nothing" not in done.err
 
 
-def test_a_script_that_does_not_solve_its_task_is_told_so_and_fails(play: Play, tmp_path: Path) -> None:
+def test_script_that_does_not_solve_its_task_exits_with_one(play: Play, tmp_path: Path) -> None:
     script = tmp_path / "wrong.jsonl"
     script.write_text('{"tool": "probe__fail"}\n{"tool": "probe__bare", "expect": "bare"}\n')
     done = play(
@@ -85,7 +85,7 @@ def test_a_script_that_does_not_solve_its_task_is_told_so_and_fails(play: Play, 
     assert (verdict["reward"], verdict["claimed"], verdict["metrics"]["failed_calls"]) == (0.0, False, 1)
 
 
-def test_a_reply_that_is_not_what_was_expected_ends_the_script(play: Play) -> None:
+def test_unexpected_reply_ends_the_script(play: Play) -> None:
     line = '{"tool": "probe__bare", "expect": "something"}'
     done = play(
         "find-answer",
@@ -106,25 +106,25 @@ def test_a_reply_that_is_not_what_was_expected_ends_the_script(play: Play) -> No
 
 
 @pytest.mark.anyio
-async def test_the_same_against_a_server_that_runs_already_with_its_token(tmp_path: Path) -> None:
+async def test_script_plays_on_a_running_server_with_a_token(tmp_path: Path) -> None:
     secret, line = new_token("tester", "player")
     listed = tmp_path / "tokens"
     listed.write_text(line)
     listed.chmod(0o600)
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    sanitize = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     with anyio.fail_after(120):
         async with serving(tmp_path / "served", provider="local", tokens=Tokens.read(listed)) as served:
             done = await anyio.run_process(
                 [*COMMAND, "play", "find-answer", "--url", served.url, "--script", "-"],
                 input=RIGHT.encode(),
-                env={**clean, "DECATHLON_TOKEN": secret},
+                env={**sanitize, "DECATHLON_TOKEN": secret},
                 cwd=tmp_path,
             )
     assert json.loads(done.stdout)["reward"] == 1.0
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ((), "the player needs a terminal; without one: decathlon-mcp play TASK --script FILE"),
         (("--script", "-"), "a script plays one task: decathlon-mcp play TASK --script FILE"),
@@ -132,14 +132,14 @@ async def test_the_same_against_a_server_that_runs_already_with_its_token(tmp_pa
         (("x", "--script", "-", "--url", "nowhere"), "not the address of a server, "),
     ],
 )
-def test_what_cannot_be_played_is_one_line(play: Play, words: tuple[str, ...], said: str) -> None:
+def test_error_is_one_line(play: Play, words: tuple[str, ...], message: str) -> None:
     done = play(*words)
     assert (done.status, done.out) == (1, "")
     (line,) = done.err.splitlines()
-    assert line.startswith(f"decathlon-mcp: {said}")
+    assert line.startswith(f"decathlon-mcp: {message}")
 
 
-def test_without_textual_a_script_plays_and_the_player_says_what_is_missing() -> None:
+def test_script_works_without_textual_and_the_player_names_it() -> None:
     code = (
         "import sys\n"
         "class Gone:\n"
@@ -156,12 +156,12 @@ def test_without_textual_a_script_plays_and_the_player_says_what_is_missing() ->
     assert "the player needs Textual: pip install 'decathlon-mcp[server,play]'" in done.stderr
 
 
-def test_every_oracle_is_a_script() -> None:
+def test_every_oracle_is_a_valid_script() -> None:
     for task in oracle_ids():
         assert oracle(task)[-1].tool == CLAIM
 
 
-def test_steps_may_leave_out_what_they_do_not_need() -> None:
+def test_steps_may_omit_optional_members() -> None:
     assert read_steps('{"tool": "a"}\n\n{"claim_done": null}\n{"tool": "claim_done"}') == [
         Step("a"),
         Step(CLAIM),
@@ -170,7 +170,7 @@ def test_steps_may_leave_out_what_they_do_not_need() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("{", "line 2: not JSON: "),
         ("[]", 'line 2: a step is {"tool": NAME'),
@@ -182,10 +182,10 @@ def test_steps_may_leave_out_what_they_do_not_need() -> None:
         ('{"tool": "a", "expect": 5}', "line 2: what is expected is a text"),
     ],
 )
-def test_a_line_that_is_no_step_is_named(line: str, said: str | None) -> None:
-    if said is None:
+def test_invalid_line_is_named(line: str, message: str | None) -> None:
+    if message is None:
         assert read_steps(f"\n{line}") == [Step("a")]
         return
-    with pytest.raises(ValueError, match="line 2") as told:
+    with pytest.raises(ValueError, match="line 2") as caught:
         read_steps(f"\n{line}")
-    assert str(told.value).startswith(said)
+    assert str(caught.value).startswith(message)

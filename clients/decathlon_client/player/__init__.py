@@ -1,9 +1,5 @@
-"""The full-screen player: a person at a terminal in the agent's place. Needs the extra `play`.
+"""The full-screen player: a person plays a task in the terminal. Needs the extra `play`.
 
-`attempt` owns the episode, whatever the screens do; `field`, `draft` and `fault` make forms of JSON schemas
-and know no screen; the rest is Textual's.
+`session` owns the episode; `form_schema` and `form_values` turn JSON schemas into forms and forms into
+arguments; both are independent of the screen. The other modules are Textual screens and widgets.
 """
-
-from decathlon_client.player.app import PlayerApp, play_by_hand
-
-__all__ = ["PlayerApp", "play_by_hand"]

@@ -1,4 +1,4 @@
-"""The application: its screens over one table, dark or light, left by Ctrl-C."""
+"""The Textual application: task list and play screens over one `SessionManager`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 
 from decathlon_client import Decathlon
-from decathlon_client.player.attempt import Attempt, Call, Table, open_table
 from decathlon_client.player.play_screen import PlayScreen
+from decathlon_client.player.session import PlaySession, SessionManager, ToolCall, open_sessions
 from decathlon_client.player.tasks_screen import TasksScreen
 from decathlon_client.shutdown import departing
 
@@ -18,7 +18,7 @@ DARK, LIGHT = "textual-dark", "textual-light"
 
 
 class PlayerApp(App[None]):
-    """Plays at a table. `task`: begun at once; without one it is picked from the list."""
+    """The player. `task` starts at once; without it the user picks one from the list."""
 
     TITLE = "decathlon-mcp"
     CSS_PATH = "player.tcss"
@@ -29,55 +29,58 @@ class PlayerApp(App[None]):
         Binding("ctrl+c,ctrl+q", "leave", "Leave", key_display="^c"),
     ]
 
-    def __init__(self, table: Table, task: str | None = None) -> None:
+    def __init__(self, sessions: SessionManager, task: str | None = None) -> None:
         super().__init__()
-        self._table = table
+        self._sessions = sessions
         self._first = task
         self._playing: PlayScreen | None = None
         if "TEXTUAL_THEME" not in os.environ:
             self.theme = LIGHT if _is_light(os.environ.get("COLORFGBG", "")) else DARK
 
     def on_mount(self) -> None:
-        self.push_screen(TasksScreen(self._table))
+        self.push_screen(TasksScreen(self._sessions))
         if self._first is not None:
             self.play(self._first)
 
+    def on_tasks_screen_task_chosen(self, event: TasksScreen.TaskChosen) -> None:
+        self.play(event.task)
+
     def play(self, task: str) -> None:
-        """Begin an attempt, on a screen of its own."""
-        attempt = self._table.sit(task, self._changed)
-        self._playing = PlayScreen(attempt)
+        """Start an attempt on a screen of its own."""
+        session = self._sessions.start(task, self._changed)
+        self._playing = PlayScreen(session)
         self.push_screen(self._playing)
 
-    def _changed(self, attempt: Attempt, call: Call | None) -> None:
+    def _changed(self, session: PlaySession, call: ToolCall | None) -> None:
         screen = self._playing
-        if screen is not None and screen.attempt is attempt and screen.is_running:
+        if screen is not None and screen.session is session and screen.is_running:
             screen.post_message(PlayScreen.Changed(call))
 
     def action_light(self) -> None:
         self.theme = DARK if self.theme == LIGHT else LIGHT
 
     def action_leave(self) -> None:
-        """Asks once where an attempt would be lost."""
+        """Leave; asks first when an unclaimed attempt would be lost."""
         if self._playing is not None and self._playing.is_running and self._playing.asks_before_leaving:
             self._playing.ask_to_leave(self.exit)
         else:
             self.exit()
 
 
-def _is_light(told: str) -> bool:
-    """What terminals that set COLORFGBG say: `foreground;background`, 7 and 15 are light."""
-    return told.rpartition(";")[2] in ("7", "15")
+def _is_light(value: str) -> bool:
+    """Whether COLORFGBG (`foreground;background`) names a light background: 7 or 15."""
+    return value.rpartition(";")[2] in ("7", "15")
 
 
 async def play_by_hand(d: Decathlon, task: str | None) -> int:
-    """Play until whoever plays leaves. Every episode is closed when this returns or raises.
+    """Play until the user leaves. Every episode is closed when this returns or raises.
 
     The status to exit with. Raises ClientError where the server cannot be reached or has no such task.
     """
-    async with open_table(d) as table:
+    async with open_sessions(d) as sessions:
         if task is not None:
-            await table.require(task)
-        app = PlayerApp(table, task)
+            await sessions.require(task)
+        app = PlayerApp(sessions, task)
         async with departing(app.exit) as departure:
             await app.run_async()
         return departure.status or app.return_code or 0

@@ -1,4 +1,4 @@
-"""A tool's form, made from its schema; JSON is the way out."""
+"""The form for a tool call, made from its schema, with JSON as the alternative."""
 
 from __future__ import annotations
 
@@ -14,27 +14,33 @@ from textual.containers import VerticalScroll
 from textual.widgets import Footer, Input, Select, Static, TextArea
 
 from decathlon_client import Tool
-from decathlon_client.player.draft import Draft, UnfitError, best_effort, blank, draft_of, read
-from decathlon_client.player.fault import Fault, Path
-from decathlon_client.player.field import Kind, form_of
-from decathlon_client.player.field_view import FieldView, TextView
-from decathlon_client.player.form_view import focus_in, view_of
-from decathlon_client.player.page import Page
-from decathlon_client.player.saying import clean, flowing
-from decathlon_client.player.text_screens import EditScreen
+from decathlon_client.player.form_schema import Kind, form_from_schema
+from decathlon_client.player.form_values import (
+    Draft,
+    NotRepresentableError,
+    Path,
+    Violation,
+    draft_from_value,
+    empty_draft,
+    partial_value,
+    read_draft,
+)
+from decathlon_client.player.form_widgets import FieldView, TextView, focus_first, make_view
+from decathlon_client.player.rendering import sanitize, unwrap
+from decathlon_client.player.screens import EditScreen, PlayerScreen
 from decathlon_client.values import JsonObject, as_object
 
 
 @dataclass(slots=True)
-class Kept:
-    """What was filled in when the form was last left: a draft, or JSON."""
+class SavedForm:
+    """Content of a form when it was last left: a draft, or JSON text."""
 
     draft: Draft = None
     text: str | None = None
 
 
-class FormScreen(Page[JsonObject | None]):
-    """The arguments for a call; None where it is left without one. What was filled in is `kept`."""
+class FormScreen(PlayerScreen[JsonObject | None]):
+    """Asks for the arguments of a call; the result is None if the user goes back. Keeps input in `saved`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+r", "call", "Call", priority=True),
@@ -44,134 +50,136 @@ class FormScreen(Page[JsonObject | None]):
         Binding("escape", "back", "Back", key_display="esc"),
     ]
 
-    def __init__(self, tool: Tool, kept: Kept) -> None:
+    def __init__(self, tool: Tool, saved: SavedForm) -> None:
         super().__init__()
         self._tool = tool
-        self._kept = kept
-        self._form = form_of(tool.input_schema)
+        self._saved = saved
+        self._form = form_from_schema(tool.input_schema)
         self._view: FieldView | None = None
-        self._json: TextArea | None = None
+        self._json_area: TextArea | None = None
 
     def compose(self) -> ComposeResult:
-        yield Static(clean(self._tool.name), classes="bar", markup=False)
+        yield Static(sanitize(self._tool.name), classes="bar", markup=False)
         with VerticalScroll(id="form", can_focus=False):
             if self._tool.description:
-                yield Static(flowing(self._tool.description), id="description", markup=False)
-        yield Static("", id="said")
+                yield Static(unwrap(self._tool.description), id="description", markup=False)
+        yield Static("", id="message")
         yield Footer(show_command_palette=False, compact=True)
 
     async def on_mount(self) -> None:
-        self._say("")
-        if self._form.kind is Kind.JSON or self._kept.text is not None:
-            await self._show_json(self._kept.text or "{}")
+        self._show_message("")
+        if self._form.kind is Kind.JSON or self._saved.text is not None:
+            await self._show_json(self._saved.text or "{}")
         else:
-            await self._show_form(blank(self._form) if self._kept.draft is None else self._kept.draft)
+            await self._show_form(empty_draft(self._form) if self._saved.draft is None else self._saved.draft)
 
     async def _show_form(self, draft: Draft) -> None:
-        self._json, self._view = None, view_of(self._form, draft)
-        place = self.query_one("#form")
-        await place.query("#json, .field").remove()
-        await place.mount(self._view)
+        self._json_area, self._view = None, make_view(self._form, draft)
+        container = self.query_one("#form")
+        await container.query("#json, .field").remove()
+        await container.mount(self._view)
         if not self._form.fields:
-            self._say("It takes no arguments: ctrl+r calls it.", fault=False)
-        focus_in(self._view)
+            self._show_message("No arguments; ctrl+r calls the tool.", is_error=False)
+        focus_first(self._view)
 
     async def _show_json(self, text: str) -> None:
-        self._view, self._json = None, TextArea(text, compact=True, id="json")
-        place = self.query_one("#form")
-        await place.query("#json, .field").remove()
-        await place.mount(self._json)
-        self._json.focus()
+        self._view, self._json_area = None, TextArea(text, compact=True, id="json")
+        container = self.query_one("#form")
+        await container.query("#json, .field").remove()
+        await container.mount(self._json_area)
+        self._json_area.focus()
 
     @on(Input.Changed)
     @on(TextArea.Changed)
     @on(Select.Changed)
-    def _touched(self) -> None:
-        self._say("")
+    def _clear_message(self) -> None:
+        self._show_message("")
 
-    def _say(self, text: str, *, fault: bool = True) -> None:
-        said = self.query_one("#said", Static)
-        said.update(Text(clean(text), no_wrap=True, overflow="ellipsis"))
-        said.display = bool(text)
-        said.set_class(fault, "-fault")
+    def _show_message(self, text: str, *, is_error: bool = True) -> None:
+        message = self.query_one("#message", Static)
+        message.update(Text(sanitize(text), no_wrap=True, overflow="ellipsis"))
+        message.display = bool(text)
+        message.set_class(is_error, "-error")
 
-    def _keep(self) -> None:
-        self._kept.text = None if self._json is None else self._json.text
+    def _save(self) -> None:
+        self._saved.text = None if self._json_area is None else self._json_area.text
         if self._view is not None:
-            self._kept.draft = self._view.draft
+            self._saved.draft = self._view.draft
 
     def action_back(self) -> None:
-        self._keep()
+        self._save()
         self.dismiss(None)
 
     def action_call(self) -> None:
-        arguments = self._from_form() if self._json is None else self._from_json()
+        arguments = self._from_form() if self._json_area is None else self._from_json()
         if arguments is not None:
-            self._keep()
+            self._save()
             self.dismiss(arguments)
 
     def _from_json(self) -> JsonObject | None:
-        """Whatever object it is: what a tool makes of it is the tool's affair."""
-        assert self._json is not None
+        """Any JSON object is accepted; validating it is up to the tool."""
+        assert self._json_area is not None
         try:
-            found = as_object(json.loads(self._json.text or "{}"))
+            found = as_object(json.loads(self._json_area.text or "{}"))
         except ValueError as error:
-            self._say(f"✗ not JSON: {error}")
+            self._show_message(f"✗ not JSON: {error}")
             return None
         if found is None:
-            self._say("✗ a tool's arguments are an object: { … }")
+            self._show_message("✗ the arguments must be a JSON object: { … }")
         return found
 
     def _from_form(self) -> JsonObject | None:
         assert self._view is not None
-        reading = read(self._form, self._view.draft)
-        self._show_faults(reading.faults)
-        return None if reading.faults else as_object(reading.value)
+        reading = read_draft(self._form, self._view.draft)
+        self._show_violations(reading.violations)
+        return None if reading.violations else as_object(reading.value)
 
-    def _show_faults(self, faults: tuple[Fault, ...]) -> None:
+    def _show_violations(self, violations: tuple[Violation, ...]) -> None:
         assert self._view is not None
-        told: dict[Path, str] = {}
-        for fault in faults:
-            told.setdefault(fault.path, fault.message)
-        self._view.show_faults(told, ())
-        if not faults:
-            self._say("")
+        messages: dict[Path, str] = {}
+        for is_error in violations:
+            messages.setdefault(is_error.path, is_error.message)
+        self._view.show_errors(messages, ())
+        if not violations:
+            self._show_message("")
             return
-        at = self._view.first_fault()
-        many = f"{len(told)} fields do not fit" if len(told) > 1 else "a field does not fit"
-        self._say(f"✗ {many}; ctrl+t writes JSON instead" if at else f"✗ {faults[0].message}")
-        if at is not None:
-            focus_in(at)
-            at.scroll_visible(animate=False)
+        invalid_view = self._view.first_invalid()
+        summary = f"{len(messages)} fields are invalid" if len(messages) > 1 else "a field is invalid"
+        self._show_message(
+            f"✗ {summary}; ctrl+t switches to JSON" if invalid_view else f"✗ {violations[0].message}"
+        )
+        if invalid_view is not None:
+            focus_first(invalid_view)
+            invalid_view.scroll_visible(animate=False)
 
     @work(exclusive=True)
     async def action_json(self) -> None:
-        self._say("")
-        if self._json is None:
+        self._show_message("")
+        if self._json_area is None:
             assert self._view is not None
-            value = best_effort(self._form, self._view.draft)
+            value = partial_value(self._form, self._view.draft)
             await self._show_json(json.dumps(value, indent=2, ensure_ascii=False))
             return
         if self._form.kind is Kind.JSON:
-            self._say("This tool's arguments can only be given as JSON.")
+            self._show_message("The arguments of this tool can only be given as JSON.")
             return
         arguments = self._from_json()
         if arguments is None:
             return
         try:
-            await self._show_form(draft_of(self._form, arguments))
-        except UnfitError as error:
-            self._say(f"✗ the form cannot hold this: {error}")
+            await self._show_form(draft_from_value(self._form, arguments))
+        except NotRepresentableError as error:
+            self._show_message(f"✗ the form cannot represent this: {error}")
 
     @work(exclusive=True)
     async def action_editor(self) -> None:
-        """The text that is being written, on the whole screen."""
-        view = next((each for each in self._focused_path() if isinstance(each, TextView)), None)
+        """Edit the focused text on the whole screen."""
+        view = next((item for item in self._focused_path() if isinstance(item, TextView)), None)
         if view is None:
             return
         name = view.field.name or self._tool.name
-        text = await self.player.push_screen_wait(
-            EditScreen(clean(f"{self._tool.name}   {name}"), view.draft)
+        text = await self.player_app.push_screen_wait(
+            EditScreen(sanitize(f"{self._tool.name}   {name}"), view.draft)
         )
         if text is not None:
             await view.write(text)

@@ -1,4 +1,4 @@
-"""An attempt on the screen: its text beside its tools, and the transcript of what was called."""
+"""The play screen: task text, tool list and transcript of one attempt."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from textual.widgets import Footer, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from decathlon_client import Tool
-from decathlon_client.player.attempt import Attempt, Call, Phase, as_text
-from decathlon_client.player.form_screen import FormScreen, Kept
-from decathlon_client.player.page import Page
-from decathlon_client.player.saying import clean, whole
-from decathlon_client.player.text_screens import AskScreen, EditScreen, ViewScreen
+from decathlon_client.player.form_screen import FormScreen, SavedForm
+from decathlon_client.player.rendering import full_text, sanitize
+from decathlon_client.player.screens import AskScreen, EditScreen, PlayerScreen, VerdictScreen, ViewScreen
+from decathlon_client.player.session import Phase, PlaySession, ToolCall, format_duration
 from decathlon_client.player.transcript import Entry, Transcript
-from decathlon_client.player.verdict_screen import VerdictScreen
 from decathlon_mcp.starter import CLAIM
 
-ABOUT_LINES = 4
-"""Of a tool's description, beside the list of tools; the form has the whole."""
-CLAIM_SAID = (
-    "This closes the attempt: no tool works any more, and what was done is graded. "
-    "Your last words, if the task asks for an answer:"
+DESCRIPTION_LINES = 4
+"""Lines of a tool's description below the tool list; the form shows all of it."""
+CLAIM_HINT = (
+    "This ends the attempt: no tool can be called afterwards, and the work is graded as it is. "
+    "If the task asks for an answer, write it here:"
 )
 
 
-class PlayScreen(Page[None]):
-    """Where tools are called. A narrow terminal shows the desk or the transcript, a wide one both."""
+class PlayScreen(PlayerScreen[None]):
+    """Calls tools.
+
+    A narrow terminal shows either the task and its tools or the transcript, a wide one both.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "search", "Search", key_display="/"),
-        Binding("t", "turn(True)", "Calls"),
-        Binding("t", "turn(False)", "Task"),
+        Binding("t", "show_transcript(True)", "Calls"),
+        Binding("t", "show_transcript(False)", "Task"),
         Binding("x", "cancel", "Cancel call"),
         Binding("c", "claim", "Claim"),
         Binding("r", "verdict", "Verdict"),
@@ -48,27 +49,27 @@ class PlayScreen(Page[None]):
     ]
 
     class Changed(Message):
-        """The attempt, or one of its calls, is not what it was."""
+        """The session or one of its calls has changed."""
 
-        def __init__(self, call: Call | None) -> None:
+        def __init__(self, call: ToolCall | None) -> None:
             super().__init__()
             self.call = call
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, session: PlaySession) -> None:
         super().__init__()
-        self.attempt = attempt
+        self.session = session
         self._shown: list[Tool] = []
-        self._kept: dict[str, Kept] = {}
+        self._saved: dict[str, SavedForm] = {}
         self._ready = False
 
     def compose(self) -> ComposeResult:
         yield Static("", id="status", classes="bar")
-        with Container(id="room"):
-            with Container(id="desk"):
+        with Container(id="panes"):
+            with Container(id="task-pane"):
                 with VerticalScroll(id="task", can_focus=True):
                     yield Static("", id="words")
                 with Vertical(id="side"):
-                    yield Input(placeholder="/ searches the tools", compact=True, id="filter")
+                    yield Input(placeholder="/ search tools", compact=True, id="filter")
                     yield OptionList(id="tools", compact=True, markup=False)
                     yield Static("", id="about")
             yield Transcript(id="transcript")
@@ -81,20 +82,20 @@ class PlayScreen(Page[None]):
 
     @property
     def asks_before_leaving(self) -> bool:
-        """Whether something would be lost."""
-        return self.attempt.phase is Phase.PLAYING and bool(self.attempt.calls)
+        """Whether leaving would lose work."""
+        return self.session.phase is Phase.PLAYING and bool(self.session.calls)
 
     def ask_to_leave(self, leave: Callable[[], object]) -> None:
-        """Leave, unless whoever plays would rather not."""
+        """Ask for confirmation, then call `leave`."""
 
-        def said(yes: bool | None) -> None:
+        def on_answer(yes: bool | None) -> None:
             if yes:
                 leave()
 
-        if not isinstance(self.player.screen, AskScreen):
-            self.player.push_screen(AskScreen("The attempt is not claimed yet. Close it?"), said)
+        if not isinstance(self.player_app.screen, AskScreen):
+            self.player_app.push_screen(AskScreen("The attempt is not claimed yet. Close it?"), on_answer)
 
-    # What the attempt says
+    # Changes of the session
 
     async def on_play_screen_changed(self, event: Changed) -> None:
         if event.call is not None:
@@ -106,41 +107,44 @@ class PlayScreen(Page[None]):
         self.query_one(Transcript).tick()
 
     def _show_phase(self) -> None:
-        attempt = self.attempt
-        if attempt.episode is not None and not self._ready:
+        session = self.session
+        if session.episode is not None and not self._ready:
             self._ready = True
             self._show_tools("")
-        if not self._ready or attempt.trouble:
+        if not self._ready or session.error:
             self.query_one("#words", Static).update(self._waiting())
-        elif attempt.episode is not None:
-            self.query_one("#words", Static).update(Text(clean(attempt.episode.prompt).strip()))
-        if attempt.phase in (Phase.SCORED, Phase.OVER) and not self.has_class("-over"):
+        elif session.episode is not None:
+            self.query_one("#words", Static).update(Text(sanitize(session.episode.prompt).strip()))
+        if session.phase in (Phase.SCORED, Phase.OVER) and not self.has_class("-over"):
             self.add_class("-over")
-            if self._ready and (attempt.verdict is not None or attempt.unscored is not None):
+            if self._ready and (session.verdict is not None or session.failed_verdict is not None):
                 self.action_verdict()
         self._show_status()
         self.refresh_bindings()
 
     def _waiting(self) -> Text:
-        attempt = self.attempt
-        if attempt.trouble:
-            said = Text.assemble(("The attempt is over\n\n", "bold red"), clean(attempt.trouble))
-            return said.append("\n\nesc leads back to the tasks.", "dim")
+        session = self.session
+        if session.error:
+            content = Text.assemble(("The attempt is over\n\n", "bold red"), sanitize(session.error))
+            return content.append("\n\nesc returns to the task list.", "dim")
         return Text.assemble(
-            "Opening a sandbox and starting the task's servers …\n\n", (clean(attempt.note), "dim")
+            "Opening a sandbox and starting the task's servers …\n\n",
+            (sanitize(session.status_message), "dim"),
         )
 
     def _show_status(self) -> None:
-        attempt = self.attempt
-        running = len(attempt.running)
-        told = [attempt.phase.value, f"{len(attempt.calls)} call{'s' * (len(attempt.calls) != 1)}"]
-        if attempt.phase is Phase.GRADING and attempt.note:
-            told.append(clean(attempt.note))
+        session = self.session
+        running = len(session.running)
+        facts = [session.phase.value, f"{len(session.calls)} call{'s' * (len(session.calls) != 1)}"]
+        if session.phase is Phase.GRADING and session.status_message:
+            facts.append(sanitize(session.status_message))
         if running:
-            told.append(f"{running} running")
-        told.append(as_text(anyio.current_time() - attempt.started))
+            facts.append(f"{running} running")
+        facts.append(format_duration(anyio.current_time() - session.started))
         self.query_one("#status", Static).update(
-            Text.assemble((attempt.task, "bold"), f"   {' · '.join(told)}", no_wrap=True, overflow="ellipsis")
+            Text.assemble(
+                (session.task, "bold"), f"   {' · '.join(facts)}", no_wrap=True, overflow="ellipsis"
+            )
         )
 
     # Tools
@@ -154,34 +158,34 @@ class PlayScreen(Page[None]):
         self.query_one("#tools").focus()
 
     def _show_tools(self, words: str) -> None:
-        episode = self.attempt.episode
-        asked = words.casefold().split()
+        episode = self.session.episode
+        terms = words.casefold().split()
         tools = episode.tools if episode is not None else ()
         self._shown = [
             tool
             for tool in tools
-            if all(word in f"{tool.name} {tool.description}".casefold() for word in asked)
+            if all(word in f"{tool.name} {tool.description}".casefold() for word in terms)
         ]
         options = self.query_one("#tools", OptionList)
         options.clear_options()
         options.add_options(
-            Option(Text(clean(tool.name), no_wrap=True, overflow="ellipsis")) for tool in self._shown
+            Option(Text(sanitize(tool.name), no_wrap=True, overflow="ellipsis")) for tool in self._shown
         )
         options.highlighted = 0 if self._shown else None
 
     @on(OptionList.OptionHighlighted, "#tools")
-    def _marked(self, event: OptionList.OptionHighlighted) -> None:
+    def _highlighted(self, event: OptionList.OptionHighlighted) -> None:
         if event.option_index < len(self._shown):
             about = self.query_one("#about", Static)
-            told = clean(self._shown[event.option_index].description)
-            room = max(20, about.content_size.width) * ABOUT_LINES - 20
-            about.update(Text(textwrap.shorten(told, room, placeholder=" …")))
+            description = sanitize(self._shown[event.option_index].description)
+            room = max(20, about.content_size.width) * DESCRIPTION_LINES - 20
+            about.update(Text(textwrap.shorten(description, room, placeholder=" …")))
 
     @on(OptionList.OptionSelected, "#tools")
     def _chosen(self, event: OptionList.OptionSelected) -> None:
         tool = self._shown[event.option_index]
-        if self.attempt.phase is not Phase.PLAYING:
-            self.notify("The attempt is closed: no tool works any more.", severity="warning")
+        if self.session.phase is not Phase.PLAYING:
+            self.notify("The attempt is closed; tools can no longer be called.", severity="warning")
         elif tool.name.endswith(CLAIM):
             self.action_claim()
         else:
@@ -189,37 +193,37 @@ class PlayScreen(Page[None]):
 
     @work
     async def _fill_in(self, tool: Tool) -> None:
-        kept = self._kept.setdefault(tool.name, Kept())
-        arguments = await self.player.push_screen_wait(FormScreen(tool, kept))
-        if arguments is not None and self.attempt.phase is Phase.PLAYING:
-            self.attempt.call(tool.name, arguments)
-            self._turn(to_transcript=True)
+        saved = self._saved.setdefault(tool.name, SavedForm())
+        arguments = await self.player_app.push_screen_wait(FormScreen(tool, saved))
+        if arguments is not None and self.session.phase is Phase.PLAYING:
+            self.session.call(tool.name, arguments)
+            self._switch_pane(to_transcript=True)
 
     # Keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """A key is shown only where it does something."""
-        attempt = self.attempt
+        """Show a key only when it has an effect."""
+        session = self.session
         match action:
             case "cancel":
-                return bool(attempt.running)
+                return bool(session.running)
             case "claim" | "search":
-                return attempt.phase is Phase.PLAYING
+                return session.phase is Phase.PLAYING
             case "verdict":
-                return attempt.verdict is not None or attempt.unscored is not None
-            case "turn":
+                return session.verdict is not None or session.failed_verdict is not None
+            case "show_transcript":
                 return self._ready and parameters == (not self.has_class("-reading"),)
             case _:
                 return True
 
     def action_search(self) -> None:
-        self._turn(to_transcript=False)
+        self._switch_pane(to_transcript=False)
         self.query_one("#filter").focus()
 
-    def action_turn(self, to_transcript: bool) -> None:
-        self._turn(to_transcript=to_transcript)
+    def action_show_transcript(self, show: bool) -> None:
+        self._switch_pane(to_transcript=show)
 
-    def _turn(self, *, to_transcript: bool) -> None:
+    def _switch_pane(self, *, to_transcript: bool) -> None:
         self.set_class(to_transcript, "-reading")
         self.refresh_bindings()
         if to_transcript:
@@ -228,20 +232,20 @@ class PlayScreen(Page[None]):
             self.query_one("#tools").focus()
 
     def action_cancel(self) -> None:
-        if running := self.attempt.running:
+        if running := self.session.running:
             running[-1].cancel()
 
     @work
     async def action_claim(self) -> None:
-        answer = await self.player.push_screen_wait(
-            EditScreen(f"{self.attempt.task}   claim that it is done", "", CLAIM_SAID, done="Claim")
+        answer = await self.player_app.push_screen_wait(
+            EditScreen(f"{self.session.task}   claim done", "", CLAIM_HINT, done="Claim")
         )
         if answer is not None:
-            self.attempt.claim(answer.strip() or None)
+            self.session.claim(answer.strip() or None)
 
     def action_verdict(self) -> None:
-        if not isinstance(self.player.screen, VerdictScreen):
-            self.player.push_screen(VerdictScreen(self.attempt))
+        if not isinstance(self.player_app.screen, VerdictScreen):
+            self.player_app.push_screen(VerdictScreen(self.session))
 
     def action_back(self) -> None:
         search = self.query_one("#filter", Input)
@@ -254,15 +258,15 @@ class PlayScreen(Page[None]):
             self._leave()
 
     def _leave(self) -> None:
-        self.attempt.leave()
+        self.session.leave()
         self.dismiss(None)
 
     @on(Entry.Viewed)
     def _viewed(self, event: Entry.Viewed) -> None:
         call = event.call
-        self.player.push_screen(
+        self.player_app.push_screen(
             ViewScreen(
-                f"{call.number} {clean(call.tool)}",
-                whole(call.tool, call.arguments, call.reply, call.trouble),
+                f"{call.number} {sanitize(call.tool)}",
+                full_text(call.tool, call.arguments, call.reply, call.error),
             )
         )

@@ -1,4 +1,4 @@
-"""The menu: every task there is, searched as one types, its text beside."""
+"""The task list: filtered while typing, with the text of the highlighted task."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
+from textual.message import Message
 from textual.widgets import Footer, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from decathlon_client import ClientError, Task
-from decathlon_client.player.attempt import Table
-from decathlon_client.player.page import Page
-from decathlon_client.player.saying import clean
+from decathlon_client.player.rendering import sanitize
+from decathlon_client.player.screens import PlayerScreen
+from decathlon_client.player.session import SessionManager
 
 
-class TasksScreen(Page[None]):
-    """Enter plays what is marked."""
+class TasksScreen(PlayerScreen[None]):
+    """Enter plays the highlighted task."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "play", "Play", priority=True),
@@ -29,20 +30,27 @@ class TasksScreen(Page[None]):
         Binding("pageup", "page(-1)", show=False, priority=True),
     ]
 
-    def __init__(self, table: Table) -> None:
+    class TaskChosen(Message):
+        """The user wants to play a task."""
+
+        def __init__(self, task: str) -> None:
+            super().__init__()
+            self.task = task
+
+    def __init__(self, sessions: SessionManager) -> None:
         super().__init__()
-        self._table = table
+        self._sessions = sessions
         self._tasks: list[Task] = []
         self._shown: list[Task] = []
 
     @property
     def shown(self) -> list[str]:
-        """The ids that fit what is searched for."""
+        """Ids of the tasks that match the search."""
         return [task.id for task in self._shown]
 
     def compose(self) -> ComposeResult:
-        yield Static("decathlon-mcp   what shall be played?", classes="bar", markup=False)
-        yield Input(placeholder="Search: words of its id, splits, servers or text", compact=True, id="search")
+        yield Static("decathlon-mcp   choose a task", classes="bar", markup=False)
+        yield Input(placeholder="Search in id, split, servers and text", compact=True, id="search")
         with Horizontal():
             yield OptionList(id="tasks", compact=True, markup=False)
             with VerticalScroll(id="text", can_focus=False):
@@ -56,7 +64,7 @@ class TasksScreen(Page[None]):
     @work
     async def _read(self) -> None:
         try:
-            self._tasks = await self._table.menu()
+            self._tasks = await self._sessions.tasks()
         except ClientError as error:
             self.query_one("#prompt", Static).update(Text(error.message, "bold red"))
             return
@@ -67,21 +75,21 @@ class TasksScreen(Page[None]):
         self._show(event.value)
 
     def _show(self, words: str) -> None:
-        asked = words.casefold().split()
-        self._shown = [task for task in self._tasks if all(word in _searchable(task) for word in asked)]
+        terms = words.casefold().split()
+        self._shown = [task for task in self._tasks if all(word in _searchable(task) for word in terms)]
         options = self.query_one("#tasks", OptionList)
         options.clear_options()
-        options.add_options(Option(_line(task)) for task in self._shown)
+        options.add_options(Option(_task_line(task)) for task in self._shown)
         options.highlighted = 0 if self._shown else None
         if not self._shown:
             self.query_one("#prompt", Static).update(
-                "No task has these words." if self._tasks else "There are no tasks."
+                "No task matches." if self._tasks else "There are no tasks."
             )
 
     @on(OptionList.OptionHighlighted, "#tasks")
-    def _marked(self, event: OptionList.OptionHighlighted) -> None:
+    def _highlighted(self, event: OptionList.OptionHighlighted) -> None:
         if event.option_index < len(self._shown):
-            self.query_one("#prompt", Static).update(_about(self._shown[event.option_index]))
+            self.query_one("#prompt", Static).update(_task_details(self._shown[event.option_index]))
             self.query_one("#text").scroll_home(animate=False)
 
     @on(OptionList.OptionSelected, "#tasks")
@@ -91,10 +99,10 @@ class TasksScreen(Page[None]):
             return
         task = self._shown[at]
         if task.runnable:
-            self.player.play(task.id)
+            self.post_message(self.TaskChosen(task.id))
         else:
             self.notify(
-                clean("; ".join(task.missing)), title="Cannot run here", severity="error", markup=False
+                sanitize("; ".join(task.missing)), title="Cannot run here", severity="error", markup=False
             )
 
     def action_mark(self, step: int) -> None:
@@ -113,19 +121,19 @@ def _searchable(task: Task) -> str:
     return " ".join((task.id, task.suite, *task.splits, *task.servers, task.prompt or "")).casefold()
 
 
-def _line(task: Task) -> Text:
-    told = Text(task.id, no_wrap=True, overflow="ellipsis")
-    return told if task.runnable else Text.assemble(("✗ ", "red"), (task.id, "dim"), no_wrap=True)
+def _task_line(task: Task) -> Text:
+    label = Text(task.id, no_wrap=True, overflow="ellipsis")
+    return label if task.runnable else Text.assemble(("✗ ", "red"), (task.id, "dim"), no_wrap=True)
 
 
-def _about(task: Task) -> Text:
-    """Where it is from, what it needs, its text."""
-    told = Text()
-    told.append(f"{task.id}\n", "bold")
+def _task_details(task: Task) -> Text:
+    """Suite, needs and text of a task."""
+    details = Text()
+    details.append(f"{task.id}\n", "bold")
     tools = [*task.servers, *(f"local {name}" for name in task.local_tools)]
     facts = [f"suite {task.suite}", ", ".join(task.splits), ", ".join(tools), "network" * task.network]
-    told.append(clean(" · ".join(fact for fact in facts if fact)) + "\n", "dim")
+    details.append(sanitize(" · ".join(fact for fact in facts if fact)) + "\n", "dim")
     if not task.runnable:
-        told.append(clean(f"Cannot run here: {'; '.join(task.missing)}\n"), "bold red")
-    told.append("\n" + clean(task.prompt or "").strip())
-    return told
+        details.append(sanitize(f"Cannot run here: {'; '.join(task.missing)}\n"), "bold red")
+    details.append("\n" + sanitize(task.prompt or "").strip())
+    return details

@@ -1,4 +1,4 @@
-"""What was called and what came of it, one below the other; long replies are folded."""
+"""The transcript: each call with its reply; long replies are folded."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from textual.containers import Vertical, VerticalScroll
 from textual.message import Message
 from textual.widgets import ProgressBar, Static
 
-from decathlon_client.player.attempt import Call
-from decathlon_client.player.saying import (
-    FOLD_LINES,
+from decathlon_client.player.rendering import (
+    FOLDED_LINES,
     OPEN_LINES,
-    Part,
+    ReplyPart,
     arguments_line,
-    clean,
-    folded,
-    parts_of,
+    fold,
+    reply_parts,
+    sanitize,
 )
+from decathlon_client.player.session import ToolCall
 
 ARGUMENT_CHARACTERS = 400
 
 
 class Entry(Vertical, can_focus=True):
-    """One call: what was asked, how it goes, what came."""
+    """One call: tool and arguments, state, reply."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter,space", "fold", "Unfold", key_display="⏎"),
@@ -35,19 +35,19 @@ class Entry(Vertical, can_focus=True):
     ]
 
     class Viewed(Message):
-        """Somebody wants to see the whole of it."""
+        """The user wants to see the full call."""
 
-        def __init__(self, call: Call) -> None:
+        def __init__(self, call: ToolCall) -> None:
             super().__init__()
             self.call = call
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: ToolCall) -> None:
         super().__init__(classes="entry")
         self.call = call
         self._open = False
 
     def compose(self) -> ComposeResult:
-        yield Static(self._asked(), classes="asked")
+        yield Static(self._asked(), classes="call-line")
         yield ProgressBar(show_eta=False, classes="progress")
         yield Static("", classes="state")
         yield Static("", classes="reply")
@@ -56,7 +56,7 @@ class Entry(Vertical, can_focus=True):
         self.show()
 
     def show(self) -> None:
-        """Say how it stands now."""
+        """Show the current state of the call."""
         call = self.call
         self.set_class(call.running, "-running")
         self.set_class(call.failed, "-failed")
@@ -69,15 +69,15 @@ class Entry(Vertical, can_focus=True):
         reply = self.query_one(".reply", Static)
         reply.display = call.reply is not None
         if call.reply is not None:
-            reply.update(self._reply(parts_of(call.reply)))
+            reply.update(self._reply(reply_parts(call.reply)))
 
     def tick(self) -> None:
-        """Time goes on."""
+        """Update the elapsed time."""
         if self.call.running:
             self.query_one(".state", Static).update(self._state())
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """A key is shown only where it does something."""
+        """Show a key only when it has an effect."""
         if action == "cancel":
             return self.call.running
         return self.call.reply is not None if action == "fold" else True
@@ -97,51 +97,53 @@ class Entry(Vertical, can_focus=True):
         self.focus()
 
     def _asked(self) -> Text:
-        told = arguments_line(self.call.arguments)
-        if len(told) > ARGUMENT_CHARACTERS:
-            told = f"{told[:ARGUMENT_CHARACTERS]} … ({len(told)} characters)"
-        return Text.assemble((f"{self.call.number} ", "dim"), (clean(self.call.tool), "bold"), f" {told}")
+        arguments = arguments_line(self.call.arguments)
+        if len(arguments) > ARGUMENT_CHARACTERS:
+            arguments = f"{arguments[:ARGUMENT_CHARACTERS]} … ({len(arguments)} characters)"
+        return Text.assemble(
+            (f"{self.call.number} ", "dim"), (sanitize(self.call.tool), "bold"), f" {arguments}"
+        )
 
     def _state(self) -> Text:
         call = self.call
         if call.running:
             _, total, message = call.progress or (0, None, None)
             so_far = f" {call.progress[0]:g}" if call.progress and not total else ""
-            return Text(f"… {clean(message or 'running')}{so_far}, {call.seconds:.0f} s", "italic")
+            return Text(f"… {sanitize(message or 'running')}{so_far}, {call.seconds:.0f} s", "italic")
         if call.cancelled:
             return Text(f"✗ cancelled after {call.seconds:.1f} s", "bold")
-        if call.trouble:
-            return Text(f"✗ {clean(call.trouble)}", "bold")
+        if call.error:
+            return Text(f"✗ {sanitize(call.error)}", "bold")
         return Text(
             f"{'✗ failed' if call.failed else '✓'} {call.seconds:.1f} s", "bold" if call.failed else "dim"
         )
 
-    def _reply(self, parts: tuple[Part, ...]) -> Text:
-        told, left = Text(), OPEN_LINES if self._open else FOLD_LINES
+    def _reply(self, parts: tuple[ReplyPart, ...]) -> Text:
+        content, remaining = Text(), OPEN_LINES if self._open else FOLDED_LINES
         hidden = 0
         for part in parts:
             if part.head:
-                told.append(f"[{part.head}]\n", "bold")
-            text, more = folded(part.text, max(left, 0))
-            left -= text.count("\n") + 1
+                content.append(f"[{part.head}]\n", "bold")
+            text, more = fold(part.text, max(remaining, 0))
+            remaining -= text.count("\n") + 1
             hidden += more
-            told.append(f"{text}\n" if text else "")
+            content.append(f"{text}\n" if text else "")
         if hidden:
-            way = "v shows all" if self._open else "enter unfolds"
-            told.append(f"… {hidden} more lines: {way}", "italic")
-        told.rstrip()
-        return told
+            hint = "v shows all" if self._open else "enter unfolds"
+            content.append(f"… {hidden} more lines: {hint}", "italic")
+        content.rstrip()
+        return content
 
 
 class Transcript(VerticalScroll, can_focus=False):
-    """The calls of an attempt, the newest last and in sight."""
+    """All calls of an attempt, newest last, scrolled into view."""
 
     def compose(self) -> ComposeResult:
-        yield Static("Nothing was called yet.", id="nothing", markup=False)
+        yield Static("No calls yet.", id="nothing", markup=False)
 
-    async def show(self, call: Call) -> None:
-        """A call that is new, or has changed."""
-        entry = next((each for each in self.query(Entry) if each.call is call), None)
+    async def show(self, call: ToolCall) -> None:
+        """Add a call, or update its entry."""
+        entry = next((entry for entry in self.query(Entry) if entry.call is call), None)
         if entry is not None:
             entry.show()
         else:
@@ -160,6 +162,6 @@ class Transcript(VerticalScroll, can_focus=False):
         for entry in self.query(Entry):
             entry.tick()
 
-    def _newest(self) -> Call | None:
+    def _newest(self) -> ToolCall | None:
         entries = list(self.query(Entry))
         return entries[-1].call if entries else None

@@ -1,7 +1,7 @@
-"""The attempt at a task: one task of this process owns its episode, whatever the screens do.
+"""Attempts played in the terminal: one asyncio task owns each episode, independent of the screens.
 
-However the player ends (a key, a signal, an exception of a screen), the `async with` around the table is
-left, and with it every episode is closed.
+However the player ends (a key, a signal, an exception in a screen), leaving `open_sessions` closes every
+episode.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from decathlon_client.values import JsonObject
 
 
 class Phase(StrEnum):
-    """Where an attempt stands, in words for whoever plays."""
+    """Phase of an attempt, as shown to the user."""
 
     OPENING = "opening"
     PLAYING = "playing"
@@ -42,8 +42,8 @@ class Phase(StrEnum):
 
 
 @dataclass(slots=True)
-class Call:
-    """One call of a tool. `reply` is what came, `trouble` why nothing came."""
+class ToolCall:
+    """One tool call: `reply` once it has been answered, `error` if it failed without a reply."""
 
     number: int
     tool: str
@@ -52,7 +52,7 @@ class Call:
     finished: float | None = None
     progress: tuple[float, float | None, str | None] | None = None
     reply: Reply | None = None
-    trouble: str = ""
+    error: str = ""
     cancelled: bool = False
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope, repr=False)
 
@@ -62,36 +62,39 @@ class Call:
 
     @property
     def failed(self) -> bool:
-        return bool(self.trouble) or (self.reply is not None and self.reply.is_error)
+        return bool(self.error) or (self.reply is not None and self.reply.is_error)
 
     @property
     def seconds(self) -> float:
-        """How long it took, or is taking."""
+        """Duration so far."""
         return (anyio.current_time() if self.finished is None else self.finished) - self.started
 
     def cancel(self) -> None:
-        """Give it up; the episode goes on."""
+        """Cancel the call; the episode continues."""
         if self.running:
             self.cancelled = True
             self.scope.cancel()
 
 
-Changed = Callable[["Attempt", Call | None], None]
-"""Told of every change: of the attempt, or of one of its calls."""
+Changed = Callable[["PlaySession", ToolCall | None], None]
+"""Called after every change of the session or of one of its calls."""
 
 
-class Attempt:
-    """Made by `Table.sit`. Read by the screens; what they ask for is done in tasks of its own."""
+class PlaySession:
+    """One attempt at one task, started by `SessionManager.start`.
+
+    Screens read its attributes; the actions they request run in tasks of the session.
+    """
 
     def __init__(self, task: str, changed: Changed) -> None:
         self.task = task
         self.phase = Phase.OPENING
-        self.note = ""
-        self.trouble = ""
+        self.status_message = ""
+        self.error = ""
         self.episode: Episode | None = None
-        self.calls: list[Call] = []
+        self.calls: list[ToolCall] = []
         self.verdict: Verdict | None = None
-        self.unscored: JsonObject | None = None
+        self.failed_verdict: JsonObject | None = None
         self.left = False
         self.started = anyio.current_time()
         self._changed = changed
@@ -100,49 +103,49 @@ class Attempt:
         self._scope = anyio.CancelScope()
 
     @property
-    def running(self) -> list[Call]:
-        """The calls under way."""
+    def running(self) -> list[ToolCall]:
+        """Calls without a reply yet."""
         return [call for call in self.calls if call.running]
 
-    def call(self, tool: str, arguments: JsonObject) -> Call:
-        """Start a call."""
+    def call(self, tool: str, arguments: JsonObject) -> ToolCall:
+        """Start a tool call; returns at once."""
         assert self._tasks is not None, "called before it is ready"
-        call = Call(next(self._numbers), tool, arguments, anyio.current_time())
+        call = ToolCall(next(self._numbers), tool, arguments, anyio.current_time())
         self.calls.append(call)
         self._tasks.start_soon(self._call, call)
         self._changed(self, call)
         return call
 
     def claim(self, answer: str | None) -> None:
-        """Close the attempt and have it graded."""
+        """Claim the attempt and evaluate it."""
         if self._tasks is not None and self.phase is Phase.PLAYING:
-            self._move(Phase.GRADING)
+            self._enter_phase(Phase.GRADING)
             self._tasks.start_soon(self._grade, answer)
 
     def leave(self) -> None:
-        """End the episode; what was claimed is graded all the same."""
+        """End the episode. A claimed attempt is still graded."""
         self._scope.cancel()
 
     async def run(self, d: Decathlon) -> None:
-        """The whole of it, until left."""
+        """Open the episode and own it until `leave`."""
         try:
             with self._scope:
                 async with (
                     d.episode(self.task, on_progress=self._opening) as self.episode,
                     anyio.create_task_group() as self._tasks,
                 ):
-                    self._move(Phase.PLAYING)
+                    self._enter_phase(Phase.PLAYING)
                     await anyio.sleep_forever()
         except ClientError as error:
-            self._give_up(error)
+            self._fail(error)
         finally:
             self.left = True
 
     async def _opening(self, progress: float, total: float | None, message: str | None) -> None:
-        self.note = message or ""
+        self.status_message = message or ""
         self._changed(self, None)
 
-    async def _call(self, call: Call) -> None:
+    async def _call(self, call: ToolCall) -> None:
         assert self.episode is not None
 
         async def on_progress(progress: float, total: float | None, message: str | None) -> None:
@@ -153,9 +156,9 @@ class Attempt:
             with call.scope:
                 call.reply = await self.episode.call(call.tool, call.arguments, on_progress=on_progress)
         except ClientError as error:
-            call.trouble = error.message
+            call.error = error.message
             if isinstance(error, (EpisodeEndedError, SandboxLostError)) and self.phase is Phase.PLAYING:
-                self._give_up(error)
+                self._fail(error)
         call.finished = anyio.current_time()
         call.cancelled = call.scope.cancelled_caught
         self._changed(self, call)
@@ -165,59 +168,60 @@ class Attempt:
         try:
             reply = await self.episode.claim_done(answer)
             if reply.is_error:
-                self.note = reply.text
+                self.status_message = reply.text
             self.verdict = await self.episode.evaluate(on_progress=self._opening)
         except NoVerdictError as error:
-            self.unscored = error.verdict
-            self._give_up(error)
+            self.failed_verdict = error.verdict
+            self._fail(error)
         except ClientError as error:
-            self._give_up(error)
+            self._fail(error)
         else:
-            self._move(Phase.SCORED)
+            self._enter_phase(Phase.SCORED)
 
-    def _give_up(self, error: ClientError) -> None:
-        self.trouble = error.message
-        self._move(Phase.OVER)
+    def _fail(self, error: ClientError) -> None:
+        self.error = error.message
+        self._enter_phase(Phase.OVER)
 
-    def _move(self, phase: Phase) -> None:
+    def _enter_phase(self, phase: Phase) -> None:
         self.phase = phase
-        self.note = ""
+        self.status_message = ""
         self._changed(self, None)
 
 
-class Table:
-    """Where one attempt after the other is played."""
+class SessionManager:
+    """Starts attempts on one server."""
 
     def __init__(self, d: Decathlon, tasks: TaskGroup) -> None:
         self._d = d
         self._tasks = tasks
 
-    async def menu(self) -> list[Task]:
-        """The tasks there are, with their prompts."""
+    async def tasks(self) -> list[Task]:
+        """All tasks, with their prompts."""
         return await self._d.tasks()
 
     async def require(self, task: str) -> None:
-        """Raises UnknownTaskError where there is no such task, as starting it would."""
-        if not any(each.id == task for each in await self._d.tasks(prompts=False)):
+        """Check that a task exists. Raises UnknownTaskError with the server's suggestions."""
+        if not any(known.id == task for known in await self._d.tasks(prompts=False)):
+            # Only the server can suggest similar ids: let it refuse.
             async with self._d.episode(task):
                 return
 
-    def sit(self, task: str, changed: Changed) -> Attempt:
-        """Begin an attempt. What goes wrong with it is in its `trouble`."""
-        attempt = Attempt(task, changed)
-        self._tasks.start_soon(attempt.run, self._d)
-        return attempt
+    def start(self, task: str, changed: Changed) -> PlaySession:
+        """Start an attempt. Failures are reported in its `error`."""
+        session = PlaySession(task, changed)
+        self._tasks.start_soon(session.run, self._d)
+        return session
 
 
 @asynccontextmanager
-async def open_table(d: Decathlon) -> AsyncGenerator[Table]:
-    """Every attempt ends with the body. Raises ClientError where the server cannot be reached."""
+async def open_sessions(d: Decathlon) -> AsyncGenerator[SessionManager]:
+    """Connect to the server; every attempt ends with the body. Raises ClientError if it is unreachable."""
     async with d, background_tasks() as tasks:
-        yield Table(d, tasks)
+        yield SessionManager(d, tasks)
 
 
-def as_text(value: Any) -> str:
-    """Seconds as a clock shows them."""
+def format_duration(value: Any) -> str:
+    """Seconds as `mm:ss` or `h:mm:ss`."""
     minutes, seconds = divmod(int(value), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes:02}:{seconds:02}"
