@@ -137,10 +137,10 @@ async def test_the_lobby_lists_draws_and_starts_by_the_same_words(served: Served
 @pytest.mark.parametrize(
     ("tool", "arguments", "words"),
     [
-        ("list_tasks", {"seed": 7}, "`seed` is for a `sample`"),
+        ("list_tasks", {"seed": 7}, "`seed` requires `sample`"),
         ("list_tasks", {"sample": 0}, "`sample`: input should be greater than or equal to 1"),
         ("list_tasks", {"split": "nowhere"}, "the splits are test, train"),
-        ("start_episode", {"task": "dense", "seed": 0}, "`task` names one, `seed` would draw one"),
+        ("start_episode", {"task": "dense", "seed": 0}, "`task` cannot be combined with `seed`"),
         ("start_episode", {"order": "sideways"}, "'easy_first', 'hard_first' or 'curriculum'"),
         ("start_episode", {"without": ["*"]}, "no task is all of what was asked for"),
     ],
