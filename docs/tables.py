@@ -21,6 +21,7 @@ from annotated_types import Ge, Gt
 from decathlon_client.errors import error_from_code
 from pydantic.fields import FieldInfo
 
+import decathlon_mcp.app  # noqa: F401  # pyright: ignore[reportUnusedImport]  (defines every error)
 from decathlon_mcp.cli.app import serve
 from decathlon_mcp.cli.options import PREFIX, SECTIONS, SERVE_NAMES
 from decathlon_mcp.errors import DecathlonError
