@@ -12,7 +12,7 @@ import pytest
 from mcp.shared.exceptions import MCPError
 
 from decathlon_mcp.http.authentication import Tokens
-from tests.http.test_addresses import BOTH, INITIALIZE
+from tests.http.messages import ACCEPT, INITIALIZE
 from tests.probe.clients import connected
 from tests.probe.serving import Served, serving
 
@@ -50,7 +50,7 @@ async def at_random(served: Served, query: str, era: str = "handshake", token: s
 
 
 async def refusal(served: Served, query: str) -> dict[str, Any]:
-    headers = {**BOTH, "Authorization": "Bearer ada"}
+    headers = {**ACCEPT, "Authorization": "Bearer ada"}
     async with httpx2.AsyncClient(headers=headers, timeout=30) as http:
         answer = await http.post(f"{served.task('random')}?{query}", json=INITIALIZE)
     assert answer.status_code == 400
@@ -158,7 +158,7 @@ async def test_a_full_server_draws_nothing(served: Served, monkeypatch: pytest.M
     taken: list[object] = []
     monkeypatch.setattr(served.episodes, "closing", True)
     monkeypatch.setattr(served.episodes.draws, "take", taken.append)
-    async with httpx2.AsyncClient(headers={**BOTH, "Authorization": "Bearer ada"}, timeout=30) as http:
+    async with httpx2.AsyncClient(headers={**ACCEPT, "Authorization": "Bearer ada"}, timeout=30) as http:
         answer = await http.post(f"{served.task('random')}?{query}", json=INITIALIZE)
     assert answer.status_code == 503
     assert taken == []
