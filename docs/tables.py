@@ -21,13 +21,14 @@ from annotated_types import Ge, Gt
 from decathlon_client.errors import error_from_code
 from pydantic.fields import FieldInfo
 
+import decathlon_mcp.app  # noqa: F401  # pyright: ignore[reportUnusedImport]  (defines every error)
 from decathlon_mcp.cli.app import serve
 from decathlon_mcp.cli.options import PREFIX, SECTIONS, SERVE_NAMES
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.grading.verdict import Verdict
-from decathlon_mcp.http.application import STATUS
-from decathlon_mcp.protocol.errors import CODES, TOOL_FAILURES, error_code
+from decathlon_mcp.http.errors import STATUS
 from decathlon_mcp.protocol.lobby_tools import LOBBY_TOOLS
+from decathlon_mcp.protocol.results import CODES, TOOL_FAILURES, error_code
 from decathlon_mcp.settings import Settings
 from docs.docstrings import Definition, definitions, exported, methods, paragraphs, section
 
@@ -153,7 +154,7 @@ def lobby() -> Iterator[str]:
             f"`{argument}`" if field.is_required() else f"[`{argument}`]"
             for argument, field in kind.model_fields.items()
         ]
-        rows.append((f"`{name}`", " ".join(arguments), str(kind.described()["description"])))
+        rows.append((f"`{name}`", " ".join(arguments), str(kind.definition()["description"])))
     yield from table(("tool", "arguments", "what it does"), rows)
 
 

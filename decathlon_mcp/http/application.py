@@ -1,132 +1,127 @@
-"""The addresses: what is checked before a request reaches MCP, and to which server it goes."""
+"""The ASGI application: its routes, and what is checked before a request reaches an MCP server."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass
 
-from mcp.server.transport_security import TransportSecuritySettings
 from starlette.applications import Starlette
-from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.background import background_tasks
-from decathlon_mcp.catalogue.draws import Draw
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import DecathlonError
-from decathlon_mcp.http.authentication import Tokens
-from decathlon_mcp.protocol.context import SCOPE_KEY, RequestContext, current_request_context
+from decathlon_mcp.http.authentication import AllowedHosts, Tokens
+from decathlon_mcp.http.errors import (
+    UnauthorizedError,
+    handle_decathlon_error,
+    handle_unauthorized,
+    session_not_found,
+)
+from decathlon_mcp.http.requests import (
+    MAX_BODY_BYTES,
+    RANDOM_TASK,
+    RawEndpoint,
+    draw_from_query,
+    read_body,
+)
+from decathlon_mcp.protocol.context import (
+    SCOPE_KEY,
+    AddressResolver,
+    RequestContext,
+    TaskSessionResolver,
+    current_request_context,
+)
 from decathlon_mcp.protocol.episode_server import EpisodeServer
-from decathlon_mcp.protocol.errors import INVALID_PARAMS, error_code, error_data
 from decathlon_mcp.protocol.lobby import Lobby
-from decathlon_mcp.protocol.lobby_tools import parsed
-from decathlon_mcp.protocol.resolvers import AddressResolver, TaskSessionResolver
-from decathlon_mcp.protocol.results import is_modern
-from decathlon_mcp.protocol.sessions import SessionManager, answer_as_json, wants_stream
+from decathlon_mcp.protocol.results import is_sessionless
+from decathlon_mcp.protocol.sdk import use_json_response
+from decathlon_mcp.protocol.sessions import SessionManager, prefers_sse
 
-log = logging.getLogger("decathlon.edge")
-
-MAX_BODY_BYTES = 64 << 20
 SESSION_HEADER = "mcp-session-id"
-RANDOM = "random"
-STATUS = {
-    "unknown_task": 404,
-    "unknown_episode": 404,
-    "bad_request": 400,
-    "not_runnable": 409,
-    "at_capacity": 503,
-    "access_denied": 403,
-}
-FRONT = """decathlon-mcp: Toolathlon as an environment for MCP clients.
+INDEX_TEXT = """decathlon-mcp: Toolathlon as an environment for MCP clients.
 
 /mcp                       the lobby: list tasks, start episodes
 /tasks/TASK/mcp            one task; the MCP session is the episode
 /tasks/random/mcp          a task drawn at random (?split=NAME&needs=WORD&without=WORD&seed=N&order=ORDER)
 /episodes/EPISODE/mcp      an episode's own address
-/healthz                   is the server up
-/.well-known/decathlon-key the key that verdicts are signed with
+/healthz                   status of the server
+/.well-known/decathlon-key the public key that verdicts are signed with
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Hosts:
-    """Names this server answers to, for the check of Host and Origin against DNS rebinding."""
-
-    names: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")
-
-    def security(self) -> TransportSecuritySettings:
-        hosts = [pattern for name in self.names for pattern in (name, f"{name}:*")]
-        origins = [f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts]
-        return TransportSecuritySettings(
-            enable_dns_rebinding_protection=True, allowed_hosts=hosts, allowed_origins=origins
-        )
-
-
-class Addresses:
-    """The ASGI endpoints over the three servers: task, episode, lobby."""
+class McpEndpoints:
+    """ASGI endpoints of the three kinds of MCP address: task, episode and lobby."""
 
     def __init__(
-        self, episodes: EpisodeRegistry, tokens: Tokens, hosts: Hosts, public_url: str | None = None
+        self, registry: EpisodeRegistry, tokens: Tokens, hosts: AllowedHosts, public_url: str | None = None
     ) -> None:
-        self._episodes = episodes
+        self._registry = registry
         self._tokens = tokens
+        self._hosts = hosts
         self._public_url = public_url.rstrip("/") if public_url else None
-        idle = episodes.settings.idle_seconds
+        # Only at a task's address does the episode end with its session.
+        self._tasks = self._manager(EpisodeServer(TaskSessionResolver(registry)), closes_episode=True)
+        self._episodes = self._manager(EpisodeServer(AddressResolver()), closes_episode=False)
+        self._lobby = self._manager(Lobby(registry), closes_episode=False)
+        self.managers = (self._tasks, self._episodes, self._lobby)
 
-        def managed(server: EpisodeServer | Lobby, *, owns: bool) -> SessionManager:
-            return SessionManager(
-                server.server,
-                security=hosts.security(),
-                idle_seconds=idle,
-                max_body_bytes=MAX_BODY_BYTES,
-                ended=_let_go if owns else lambda request_context: None,
-            )
-
-        self.tasks = managed(EpisodeServer(TaskSessionResolver(episodes)), owns=True)
-        self.attached = managed(EpisodeServer(AddressResolver()), owns=False)
-        self.lobby = managed(Lobby(episodes), owns=False)
+    def _manager(self, server: EpisodeServer | Lobby, *, closes_episode: bool) -> SessionManager:
+        return SessionManager(
+            server.server,
+            security=self._hosts.security(),
+            idle_seconds=self._registry.settings.idle_seconds,
+            max_body_bytes=MAX_BODY_BYTES,
+            on_close=_close_episode if closes_episode else lambda request_context: None,
+        )
 
     async def serve_task(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve `/tasks/{task_id}/mcp`."""
         request = Request(scope, receive)
-        request_context = self._visit(request)
-        opener = self.tasks.opening_request_context(request.headers.get(SESSION_HEADER))
+        request_context = self._request_context(request)
+        opener = self._tasks.opener(request.headers.get(SESSION_HEADER))
         if opener is not None:
             request_context.access = opener.access
         elif SESSION_HEADER not in request.headers and request.method == "POST":
-            # Only the handshake opens sessions.
-            opens = not is_modern(request.headers.get("mcp-protocol-version", ""))
-            request_context.task_id = self._task_id(request, request_context.principal, draws=opens)
-            if opens:
-                self._episodes.refuse_unless_startable(request_context.task_id)
-        await self._serve(self.tasks, request_context, request, send)
-        if request_context.refused:
-            await self.tasks.forget(request_context)
+            starts_episode = not is_sessionless(request.headers.get("mcp-protocol-version", ""))
+            request_context.task_id = self._task_id(request, request_context.principal, draw=starts_episode)
+            if starts_episode:
+                # Before the SDK makes a session, so that a refusal has a status and leaves nothing behind.
+                self._registry.refuse_unless_startable(request_context.task_id)
+        await self._serve(self._tasks, request_context, request, send)
+        if request_context.initialize_failed:
+            await self._tasks.discard_opened_by(request_context)
 
     async def serve_episode(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve `/episodes/{episode_id}/mcp`, where the id is a handle or an agent id."""
         request = Request(scope, receive)
-        handle = request.path_params["episode_id"]
-        access = self._episodes.agent_access(handle)
-        request_context = self._visit(request, is_known=access is not None)
-        request_context.access = access or self._episodes.access(handle, request_context.principal)
-        await self._serve(self.attached, request_context, request, send)
+        episode_id = request.path_params["episode_id"]
+        access = self._registry.agent_access(episode_id)
+        if access is not None:
+            # The agent id is enough, without a token: with a token an agent could start other episodes of the
+            # task and evaluate guesses there.
+            request_context = self._request_context(request, principal=Principal())
+        else:
+            request_context = self._request_context(request)
+            access = self._registry.access(episode_id, request_context.principal)
+        request_context.access = access
+        await self._serve(self._episodes, request_context, request, send)
 
     async def serve_lobby(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve `/mcp`."""
         request = Request(scope, receive)
-        await self._serve(self.lobby, self._visit(request), request, send)
+        await self._serve(self._lobby, self._request_context(request), request, send)
 
-    def _visit(self, request: Request, *, is_known: bool = False) -> RequestContext:
-        """`is_known`: by an address that only an agent has been given; then it needs no token."""
-        principal = self._tokens.principal(request.headers.get("authorization"))
-        if is_known:
-            principal = Principal()
+    def _request_context(self, request: Request, *, principal: Principal | None = None) -> RequestContext:
+        """A context for the request, by default with its token's principal. Raises UnauthorizedError."""
         if principal is None:
-            raise _Unauthorized
+            principal = self._tokens.principal(request.headers.get("authorization"))
+        if principal is None:
+            raise UnauthorizedError
         session = request.headers.get(SESSION_HEADER)
         return RequestContext(
             principal=Principal(token=principal.token, role=principal.role, session=session),
@@ -134,169 +129,96 @@ class Addresses:
             public_url=self._public_url,
         )
 
-    def _task_id(self, request: Request, principal: Principal, *, draws: bool) -> str:
-        """The task that the address names, or draws where one is to be opened.
+    def _task_id(self, request: Request, principal: Principal, *, draw: bool) -> str:
+        """The id of the task in the address, drawn for `random` if `draw` is set.
 
         Raises UnknownTaskError, BadRequestError, AtCapacityError.
         """
         task_id = request.path_params["task_id"]
-        if task_id != RANDOM:
-            self._episodes.catalogue.find(task_id)
-        elif draws:
-            return self._episodes.draw(_asked(request.query_params), principal)
+        if task_id != RANDOM_TASK:
+            self._registry.catalogue.find(task_id)
+        elif draw:
+            return self._registry.draw(draw_from_query(request.query_params), principal)
         return task_id
 
     async def _serve(
         self, manager: SessionManager, request_context: RequestContext, request: Request, send: Send
     ) -> None:
-        session = request.headers.get(SESSION_HEADER)
-        opener = manager.opening_request_context(session)
-        if opener is not None and (opener.path, opener.principal.token) != (
-            request_context.path,
-            request_context.principal.token,
-        ):
-            await _refusal(404, INVALID_PARAMS, "Session not found")(request.scope, request.receive, send)
+        """Pass a request to the SDK, in its request context."""
+        session_id = request.headers.get(SESSION_HEADER)
+        if manager.belongs_to_other(session_id, request_context):
+            await session_not_found()(request.scope, request.receive, send)
             return
         receive = request.receive
         if request.method == "POST":
-            body, receive = await _read(receive)
-            request_context.streams = wants_stream(body, request.headers.get("accept", ""))
-            answer_as_json(not request_context.streams)
+            body, receive = await read_body(receive)
+            request_context.can_stream = prefers_sse(body, request.headers.get("accept", ""))
+            use_json_response(not request_context.can_stream)
         request.scope[SCOPE_KEY] = request_context
         current_request_context.set(request_context)
-        with request_context.access.episode.hold() if request_context.access is not None else nullcontext():
+        # A long request, such as an open GET stream, must not let the episode's lease expire.
+        with request_context.access.episode.hold() if request_context.access else nullcontext():
             await manager.handle_request(request.scope, receive, send)
 
 
-class _Unauthorized(Exception):  # noqa: N818
-    """No token, or none we know."""
-
-
-def _asked(parameters: QueryParams) -> Draw:
-    """What an address's parameters ask for; lists with commas, or a parameter more than once."""
-    said = {name: parameters.getlist(name) for name in parameters}
-    lists = ("needs", "without")
-    return parsed(
-        Draw,
-        RANDOM,
-        {name: each if name in lists or len(each) > 1 else each[0] for name, each in said.items()},
-    )
-
-
-def _let_go(request_context: RequestContext) -> None:
+def _close_episode(request_context: RequestContext) -> None:
     if request_context.access is not None:
         request_context.access.episode.close()
 
 
-async def _read(receive: Receive) -> tuple[bytes, Receive]:
-    """The body, and a `receive` that gives it again; what is too large is left for the SDK to refuse."""
-    messages: list[Message] = []
-    size = 0
-    while True:
-        message = await receive()
-        messages.append(message)
-        size += len(message.get("body", b""))
-        if message["type"] != "http.request" or not message.get("more_body") or size > MAX_BODY_BYTES:
-            break
-    body = b"".join(message.get("body", b"") for message in messages)
-    replay = iter(messages)
-
-    async def again() -> Message:
-        return next(replay, None) or await receive()
-
-    return body, again
-
-
-def _refusal(status: int, code: int, message: str, data: object = None, **headers: str) -> Response:
-    """A JSON-RPC error as an HTTP response; clients show its message, and never a header."""
-    error = {"code": code, "message": message, **({"data": data} if data is not None else {})}
-    return JSONResponse(
-        {"jsonrpc": "2.0", "id": None, "error": error},
-        status_code=status,
-        headers={name.replace("_", "-"): value for name, value in headers.items()},
-    )
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, DecathlonError)
-    headers = {"Retry_After": f"{error.data['retryAfterSeconds']:.0f}"} if error.code == "at_capacity" else {}
-    return _refusal(
-        STATUS.get(error.code, 500), error_code(error), error.message, error_data(error), **headers
-    )
-
-
-async def _unauthorized(request: Request, error: Exception) -> Response:
-    message = "a token is needed: send it as `Authorization: Bearer TOKEN`"
-    return _refusal(401, -32001, message, WWW_Authenticate="Bearer")
-
-
 def http_app(
-    episodes: EpisodeRegistry,
+    registry: EpisodeRegistry,
     *,
     tokens: Tokens | None = None,
-    hosts: Hosts | None = None,
+    hosts: AllowedHosts | None = None,
     public_url: str | None = None,
 ) -> Starlette:
-    """The server as an ASGI application; it borrows `episodes`, whose end is its caller's business."""
-    addresses = Addresses(episodes, tokens or Tokens(), hosts or Hosts(), public_url)
+    """The ASGI application. The caller keeps ownership of `registry`."""
+    endpoints = McpEndpoints(registry, tokens or Tokens(), hosts or AllowedHosts(), public_url)
 
-    async def front(request: Request) -> Response:
-        return PlainTextResponse(FRONT)
+    async def index(request: Request) -> Response:
+        return PlainTextResponse(INDEX_TEXT)
 
     async def health(request: Request) -> Response:
-        admission = episodes.admission
+        admission = registry.admission
         return JSONResponse(
             {
-                "status": "draining" if episodes.closing else "ok",
-                "episodes": len(episodes.live),
+                "status": "draining" if registry.closing else "ok",
+                "episodes": len(registry.live),
                 "sandboxes": admission.active,
                 "waiting": admission.queued,
             }
         )
 
-    async def key(request: Request) -> Response:
-        return JSONResponse(episodes.signer.public.to_json())
+    async def public_key(request: Request) -> Response:
+        return JSONResponse(registry.signer.public.to_json())
 
-    managers = (addresses.tasks, addresses.attached, addresses.lobby)
-
-    async def end_streams() -> None:
-        """Before the server waits for its connections to close: these never would by themselves."""
-        await episodes.drained.wait()
-        for manager in managers:
-            manager.end_streams()
+    async def close_streams_after_drain() -> None:
+        # At shutdown uvicorn waits for open connections, and a client's GET stream never ends by itself.
+        await registry.drained.wait()
+        for manager in endpoints.managers:
+            manager.close_standalone_streams()
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
-        async with AsyncExitStack() as running:
-            for manager in managers:
-                await running.enter_async_context(manager.run())
-            (await running.enter_async_context(background_tasks())).start_soon(end_streams)
+        async with AsyncExitStack() as stack:
+            for manager in endpoints.managers:
+                await stack.enter_async_context(manager.run())
+            (await stack.enter_async_context(background_tasks())).start_soon(close_streams_after_drain)
             yield
 
     return Starlette(
         routes=[
-            Route("/", front),
+            Route("/", index),
             Route("/healthz", health),
-            Route("/.well-known/decathlon-key", key),
-            Route("/mcp", _Endpoint(addresses.serve_lobby)),
-            Route("/tasks/{task_id}/mcp", _Endpoint(addresses.serve_task)),
-            Route("/episodes/{episode_id}/mcp", _Endpoint(addresses.serve_episode)),
+            Route("/.well-known/decathlon-key", public_key),
+            Route("/mcp", RawEndpoint(endpoints.serve_lobby)),
+            Route("/tasks/{task_id}/mcp", RawEndpoint(endpoints.serve_task)),
+            Route("/episodes/{episode_id}/mcp", RawEndpoint(endpoints.serve_episode)),
         ],
-        exception_handlers={DecathlonError: _refused, _Unauthorized: _unauthorized},
+        exception_handlers={
+            DecathlonError: handle_decathlon_error,
+            UnauthorizedError: handle_unauthorized,
+        },
         lifespan=lifespan,
     )
-
-
-class _Endpoint:
-    """An ASGI callable that Starlette routes to as it is, whatever the method.
-
-    Spaces around a header's value are no part of it (RFC 9110 5.5). Of uvicorn's two parsers httptools, which
-    it takes where it is installed, leaves those behind the value, and the SDK compares values as they are.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["headers"] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
-        await self._app(scope, receive, send)

@@ -1,4 +1,7 @@
-"""Tokens: a file with a name, the SHA-256 of a secret and a role on each line; the secret is nowhere."""
+"""Which requests are accepted: bearer tokens, and the host names that the server answers to.
+
+Each line of a token file is a name, the SHA-256 of a secret, and a role. The secrets are not stored.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,17 @@ import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
+
+from mcp.server.transport_security import TransportSecuritySettings
 
 from decathlon_mcp.episodes.access import Principal, Role
 from decathlon_mcp.errors import SettingsError
 
 _LINE = re.compile(r"(?P<name>[\w.@-]{1,64})\s+(?P<digest>[0-9a-fA-F]{64})\s+(?P<role>\w+)")
+
+
+ROLES: tuple[str, ...] = get_args(Role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +32,14 @@ class _Token:
 
 
 class Tokens:
-    """Who may come in. Without any, everybody may: that is for loopback."""
+    """The tokens that are accepted. Without any, every request is: only for servers on loopback."""
 
     def __init__(self, tokens: tuple[_Token, ...] = ()) -> None:
         self._tokens = tokens
 
     @classmethod
     def read(cls, file: Path | None) -> Tokens:
-        """Raises SettingsError naming the line that is not of the form NAME SHA256 ROLE."""
+        """Read a token file. Raises SettingsError naming a line that is not NAME SHA256 ROLE."""
         if file is None:
             return cls()
         try:
@@ -42,33 +50,50 @@ class Tokens:
         for number, line in enumerate(lines, 1):
             if not line.strip() or line.lstrip().startswith("#"):
                 continue
-            match, roles = _LINE.fullmatch(line.strip()), get_args(Role)
-            if match is None or match["role"] not in roles:
+            match = _LINE.fullmatch(line.strip())
+            if match is None or match["role"] not in ROLES:
                 raise SettingsError(
-                    f"{file}:{number}: expected NAME SHA256 ROLE, the role one of {', '.join(roles)}; "
-                    "`decathlon-mcp token NAME` makes such a line"
+                    f"{file}:{number}: expected NAME SHA256 ROLE, with one of the roles {', '.join(ROLES)}; "
+                    "`decathlon-mcp token NAME` prints such a line"
                 )
-            tokens.append(_Token(match["name"], match["digest"].lower(), match["role"]))  # pyright: ignore[reportArgumentType]
+            tokens.append(_Token(match["name"], match["digest"].lower(), cast("Role", match["role"])))
         if not tokens:
-            raise SettingsError(f"{file}: there is no token in it; `decathlon-mcp token NAME` makes a line")
+            raise SettingsError(f"{file}: there is no token in it; `decathlon-mcp token NAME` prints a line")
         return cls(tuple(tokens))
 
     def __bool__(self) -> bool:
         return bool(self._tokens)
 
     def principal(self, authorization: str | None) -> Principal | None:
-        """Who shows this `Authorization` header; None: nobody we know. Takes the same time either way."""
+        """The principal that an `Authorization` header identifies; None if it has no known token."""
         if not self._tokens:
             return Principal()
         scheme, _, secret = (authorization or "").partition(" ")
         digest = hashlib.sha256(secret.strip().encode()).hexdigest()
-        found = [token for token in self._tokens if hmac.compare_digest(token.digest, digest)]
-        if scheme.lower() != "bearer" or not found:
+        # Every token is compared, in constant time, so that the time taken says nothing about the secrets.
+        matches = [token for token in self._tokens if hmac.compare_digest(token.digest, digest)]
+        if scheme.lower() != "bearer" or not matches:
             return None
-        return Principal(token=found[0].name, role=found[0].role)
+        return Principal(token=matches[0].name, role=matches[0].role)
 
 
 def new_token(name: str, role: Role) -> tuple[str, str]:
-    """A secret, and the line for the file of tokens."""
+    """A new secret and its line for the token file."""
     secret = secrets.token_urlsafe(32)
     return secret, f"{name} {hashlib.sha256(secret.encode()).hexdigest()} {role}"
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedHosts:
+    """The host names that the server answers to. Requests with another Host or Origin are refused."""
+
+    names: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")
+
+    def security(self) -> TransportSecuritySettings:
+        """The SDK's settings against DNS rebinding: these names on any port."""
+        # Written out, because for a host other than localhost the SDK's default switches the check off.
+        hosts = [pattern for name in self.names for pattern in (name, f"{name}:*")]
+        origins = [f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts]
+        return TransportSecuritySettings(
+            enable_dns_rebinding_protection=True, allowed_hosts=hosts, allowed_origins=origins
+        )

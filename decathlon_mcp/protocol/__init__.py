@@ -1,1 +1,1 @@
-"""MCP: handlers, results, sessions, the lobby. The only package that imports `mcp.server`."""
+"""MCP: handlers, results, sessions, the lobby. Only this package and `http` import `mcp.server`."""

@@ -1,27 +1,28 @@
-"""One request's way in: who asks, which episode the address leads to, how its reply may travel."""
+"""The context of one request: who sends it, which episode it concerns, and how its reply can be sent."""
 
 from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
-
-from mcp.server.connection import Connection
-from mcp.server.context import ServerRequestContext
+from typing import Protocol
 
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.episode import EpisodeAccess
+from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.errors import UnknownEpisodeError
+from decathlon_mcp.protocol.sdk import Context
 
-Context = ServerRequestContext[Any, Any]
-
-SCOPE_KEY = "decathlon.visit"
+SCOPE_KEY = "decathlon.request_context"
+"""Key of the `RequestContext` in the ASGI scope."""
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """`streams`: may notifications go before this request's result? `public_url`: ours, if known.
+    """What the HTTP layer knows about a request.
 
-    `refused`: its `initialize` failed, and the session that the SDK made for it leads nowhere.
+    `task_id`: the task to start when the request is an `initialize` at a task's address.
+    `can_stream`: notifications can be sent before this request's result.
+    `initialize_failed`: the session that the SDK made for this request must be discarded.
     """
 
     principal: Principal = field(default_factory=Principal)
@@ -29,37 +30,88 @@ class RequestContext:
     public_url: str | None = None
     task_id: str | None = None
     access: EpisodeAccess | None = None
-    streams: bool = True
-    refused: bool = False
+    can_stream: bool = True
+    initialize_failed: bool = False
 
 
-current_request_context: ContextVar[RequestContext | None] = ContextVar("visiting", default=None)
-"""The visit whose HTTP request is being served: for what the SDK asks without a context."""
-
-_WITHOUT_REQUEST = RequestContext()
+# The SDK asks for a tool's input schema without passing a context, and opens sessions without the request.
+current_request_context: ContextVar[RequestContext | None] = ContextVar(
+    "current_request_context", default=None
+)
 
 
 def request_context_of(ctx: Context) -> RequestContext:
-    """The visit behind a request; over a pipe there is none, and a plain one stands in."""
+    """The context of an MCP request. A request that did not come over HTTP gets a default one."""
     if ctx.request is None:
-        return current_request_context.get() or _WITHOUT_REQUEST
+        return current_request_context.get() or RequestContext()
     return ctx.request.scope[SCOPE_KEY]
 
 
 def base_url_of(ctx: Context) -> str | None:
-    """Ours, as it is known or as it was called; None over a pipe."""
+    """The server's public URL if configured, otherwise the URL the client used; None without HTTP."""
     if ctx.request is None:
         return None
     return request_context_of(ctx).public_url or str(ctx.request.base_url).rstrip("/")
 
 
-def connection_of(ctx: Context) -> Connection:
-    """The connection: its `state`, and its standalone stream. The SDK has no public way to it."""
-    return ctx.session._connection  # pyright: ignore[reportPrivateUsage]
+def episode_address(ctx: Context, episode_id: str) -> str | None:
+    """URL at which an episode is served to every revision and any connection; None without HTTP."""
+    base_url = base_url_of(ctx)
+    return f"{base_url}/episodes/{episode_id}/mcp" if base_url else None
 
 
-async def notify(ctx: Context, method: str, params: dict[str, Any], *, with_reply: bool) -> None:
-    """Send a notification as it is: before this request's reply, or on the connection's own stream."""
-    session = ctx.session
-    channel = session._request_outbound if with_reply else session._connection.outbound  # pyright: ignore[reportPrivateUsage]
-    await channel.notify(method, params)
+class EpisodeResolver(Protocol):
+    """Finds the episode that a request concerns."""
+
+    handshake_only: bool
+    """Whether the MCP session is the episode. Revisions without sessions are then rejected."""
+
+    def access(self, ctx: Context) -> EpisodeAccess:
+        """Access to the request's episode. Raises DecathlonError."""
+        ...
+
+    def open(self, ctx: Context) -> EpisodeAccess:
+        """Access for a connection that is being initialized; may start an episode. Raises DecathlonError."""
+        ...
+
+
+class AddressResolver:
+    """For `/episodes/{id}/mcp`: the address names the episode; any number of clients can connect to it."""
+
+    handshake_only = False
+
+    def access(self, ctx: Context) -> EpisodeAccess:
+        access = request_context_of(ctx).access
+        if access is None:
+            raise UnknownEpisodeError("this session has no episode: initialize a new session")
+        return access
+
+    def open(self, ctx: Context) -> EpisodeAccess:
+        return self.access(ctx)
+
+
+class TaskSessionResolver(AddressResolver):
+    """For `/tasks/{id}/mcp`: the session is the episode, which `initialize` starts."""
+
+    handshake_only = True
+
+    def __init__(self, registry: EpisodeRegistry) -> None:
+        self._registry = registry
+
+    def open(self, ctx: Context) -> EpisodeAccess:
+        request_context = request_context_of(ctx)
+        if request_context.access is None:
+            assert request_context.task_id is not None
+            episode = self._registry.start(request_context.task_id, request_context.principal)
+            request_context.access = EpisodeAccess.by_session(episode, request_context.principal)
+        return request_context.access
+
+
+class FixedResolver(AddressResolver):
+    """For a stdio process or an in-memory client that serves a single episode."""
+
+    def __init__(self, access: EpisodeAccess) -> None:
+        self._access = access
+
+    def access(self, ctx: Context) -> EpisodeAccess:
+        return self._access

@@ -1,9 +1,9 @@
-"""MCP server for one episode per connection or per address. An `EpisodeResolver` finds the episode."""
+"""MCP server for one episode per connection or per address; an `EpisodeResolver` finds the episode."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import mcp_types as types
 from mcp.server.context import CallNext, HandlerResult
@@ -13,99 +13,93 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from decathlon_mcp import __version__
 from decathlon_mcp.episodes.episode import EpisodeAccess
-from decathlon_mcp.protocol.context import Context, connection_of, current_request_context, request_context_of
-from decathlon_mcp.protocol.errors import INVALID_PARAMS, translated
-from decathlon_mcp.protocol.relay import LEVELS, call_tool, list_tools, require_object
-from decathlon_mcp.protocol.results import enveloped, is_modern
+from decathlon_mcp.protocol.context import (
+    EpisodeResolver,
+    current_request_context,
+    episode_address,
+    request_context_of,
+)
+from decathlon_mcp.protocol.relay import LOG_LEVEL_KEY, LOG_LEVELS, call_tool, list_tools, require_object
+from decathlon_mcp.protocol.results import INVALID_PARAMS, is_sessionless, translate_errors, with_envelope
+from decathlon_mcp.protocol.sdk import Context, connection_of
 from decathlon_mcp.types import JsonObject, as_object
 
 EPISODE_KEY = "decathlon/episode"
 PROMPT_NAME = "task"
-
-
-class EpisodeResolver(Protocol):
-    """How a request leads to its episode."""
-
-    handshake_only: bool
-    """Is the MCP session the episode? Then revisions without one are declined."""
-
-    def access(self, ctx: Context) -> EpisodeAccess:
-        """Where this request sits, and at which episode. Raises DecathlonError."""
-        ...
-
-    def opened(self, ctx: Context) -> EpisodeAccess:
-        """The same of the connection that is being initialized. Raises DecathlonError."""
-        ...
-
-    def address(self, ctx: Context, access: EpisodeAccess) -> str | None:
-        """Where that seat has an address of its own, if it can have one."""
-        ...
+UNSUPPORTED_PROTOCOL_VERSION = -32022
 
 
 class EpisodeServer:
-    """`server` is the SDK's; what it answers about tools is raw, past the SDK's models (see `envelope`)."""
+    """Serves the tools and the prompt of the episode that the resolver finds. `server` is the SDK's."""
 
-    def __init__(self, way: EpisodeResolver) -> None:
-        self._way = way
+    # Tools are answered in middleware, as dicts: the SDK's models drop unknown fields, and one tool or
+    # content block that they cannot parse fails a whole list or result.
+    def __init__(self, resolver: EpisodeResolver) -> None:
+        self._resolver = resolver
         self.server: Server[Any] = Server(
             "decathlon-mcp",
             version=__version__,
             title="Toolathlon",
-            on_list_tools=_never,
-            on_call_tool=_never,
+            on_list_tools=unreachable_handler,
+            on_call_tool=unreachable_handler,
             on_list_prompts=self._list_prompts,
             on_get_prompt=self._get_prompt,
             get_tool_input_schema=self._input_schema,
         )
-        self.server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, set_level)
+        self.server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, set_log_level)
         self.server.middleware.append(self._serve)
 
     async def _serve(self, ctx: Context, call_next: CallNext) -> HandlerResult:
-        if self._way.handshake_only and is_modern(ctx.protocol_version):
-            return decline_modern(ctx)
+        if self._resolver.handshake_only and is_sessionless(ctx.protocol_version):
+            return _reject_sessionless(ctx)
         match ctx.method:
             case "initialize":
                 return await self._initialize(ctx, call_next)
             case "server/discover":
                 return await self._discover(ctx, call_next)
             case "tools/list":
-                access = self._seat(ctx)
-                return enveloped(await list_tools(access, ctx), ctx.protocol_version, keeps=True)
+                result = await list_tools(self._access(ctx), ctx)
+                return with_envelope(result, ctx.protocol_version, cacheable=True)
             case "tools/call":
                 name, arguments = call_params(ctx)
-                result = await call_tool(self._seat(ctx), ctx, name, arguments)
-                return enveloped(result, ctx.protocol_version)
+                result = await call_tool(self._access(ctx), ctx, name, arguments)
+                return with_envelope(result, ctx.protocol_version)
             case _:
                 return await call_next(ctx)
 
-    def _seat(self, ctx: Context) -> EpisodeAccess:
+    def _access(self, ctx: Context) -> EpisodeAccess:
         require_initialized(ctx)
-        with translated():
-            return self._way.access(ctx)
+        with translate_errors():
+            return self._resolver.access(ctx)
 
     async def _initialize(self, ctx: Context, call_next: CallNext) -> HandlerResult:
-        request_context_of(ctx).refused = True
+        request_context = request_context_of(ctx)
+        request_context.initialize_failed = True
         result = as_object(await call_next(ctx)) or {}
-        with translated():
-            episode = (access := self._way.opened(ctx)).episode
-            told = {
+        with translate_errors():
+            access = self._resolver.open(ctx)
+            episode = access.episode
+            info: JsonObject = {
                 "id": access.id,
                 "task": episode.task_name,
                 "phase": str(episode.state.phase),
-                "address": self._way.address(ctx, access),
-                **({} if (waits_for := episode.waits_for) is None else {"waits_for": waits_for}),
+                "address": episode_address(ctx, access.id),
             }
-            said = {**result, "instructions": episode.prompt.instructions, "_meta": {EPISODE_KEY: told}}
-        request_context_of(ctx).refused = False
-        return said
+            if episode.waits_for is not None:
+                info["waits_for"] = episode.waits_for
+            instructions = episode.prompt.instructions
+        request_context.initialize_failed = False
+        return {**result, "instructions": instructions, "_meta": {EPISODE_KEY: info}}
 
     async def _discover(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         result = as_object(await call_next(ctx)) or {}
-        with translated():
-            return {**result, "instructions": self._way.access(ctx).episode.prompt.instructions}
+        with translate_errors():
+            return {**result, "instructions": self._resolver.access(ctx).episode.prompt.instructions}
 
     def _input_schema(self, name: str) -> Mapping[str, Any] | None:
-        """For the SDK's check of `Mcp-Param-*` headers; it gives no context, hence the context variable."""
+        """The schema of a tool, for the SDK's check of `Mcp-Param-*` headers."""
+        # Without this function the SDK runs `tools/list` before every sessionless `tools/call` with
+        # arguments. It passes a name and no request, hence the context variable.
         request_context = current_request_context.get()
         if (
             request_context is None
@@ -125,42 +119,40 @@ class EpisodeServer:
 
     async def _get_prompt(self, ctx: Context, params: types.GetPromptRequestParams) -> types.GetPromptResult:
         if params.name != PROMPT_NAME:
-            raise MCPError(INVALID_PARAMS, f"there is no prompt {params.name!r}; there is {PROMPT_NAME!r}")
-        with translated():
-            prompt = self._way.access(ctx).episode.prompt
+            raise MCPError(
+                INVALID_PARAMS, f"there is no prompt {params.name!r}; the only prompt is {PROMPT_NAME!r}"
+            )
+        with translate_errors():
+            prompt = self._resolver.access(ctx).episode.prompt
         text = types.TextContent(type="text", text=prompt.instructions)
         return types.GetPromptResult(messages=[types.PromptMessage(role="user", content=text)])
 
 
-def decline_modern(ctx: Context) -> HandlerResult:
-    """Where a session is the episode: a client in `auto` mode then falls back to the handshake by itself."""
+def _reject_sessionless(ctx: Context) -> HandlerResult:
+    """Answer a sessionless request where the session is the episode; except discovery, with MCPError."""
+    # SDK clients in `auto` mode send `server/discover` first. An answer that names only revisions with a
+    # handshake makes them fall back to `initialize`.
     supported = list(HANDSHAKE_PROTOCOL_VERSIONS)
     if ctx.method == "server/discover":
-        return enveloped(
-            {
-                "supportedVersions": supported,
-                "capabilities": {"tools": {}, "prompts": {}},
-                "ttlMs": 0,
-                "cacheScope": "private",
-            },
-            ctx.protocol_version,
-        )
+        result: JsonObject = {"supportedVersions": supported, "capabilities": {"tools": {}, "prompts": {}}}
+        return with_envelope(result, ctx.protocol_version, cacheable=True)
     raise MCPError(
-        -32022,
-        "at this address an MCP session is an episode: use a revision with a handshake, or start an episode "
-        "at /mcp and use its own address",
+        UNSUPPORTED_PROTOCOL_VERSION,
+        "at this address an MCP session is an episode: use a protocol revision with a handshake, or start an "
+        "episode at /mcp and use its own address",
         {"supported": supported, "requested": ctx.protocol_version},
     )
 
 
 def require_initialized(ctx: Context) -> None:
-    """Raw answers pass by the SDK's own gate; this is it."""
+    """Raise MCPError for a request before `initialize`."""
+    # Requests that are answered in middleware do not reach the SDK's own check.
     if not connection_of(ctx).initialize_accepted:
-        raise MCPError(INVALID_PARAMS, "initialize first")
+        raise MCPError(INVALID_PARAMS, "send `initialize` first")
 
 
 def call_params(ctx: Context) -> tuple[str, JsonObject | None]:
-    """Name and arguments of a tools/call. Raises MCPError where they have not the protocol's form."""
+    """Name and arguments of a `tools/call`. Raises MCPError if they do not have the protocol's types."""
     params = ctx.params or {}
     name = params.get("name")
     if not isinstance(name, str):
@@ -168,12 +160,13 @@ def call_params(ctx: Context) -> tuple[str, JsonObject | None]:
     return name, require_object(params.get("arguments"), "tools/call: `arguments`")
 
 
-async def set_level(ctx: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
-    """Log messages of the task's servers below this level are not passed on to this connection."""
-    assert params.level in LEVELS
-    connection_of(ctx).state["log_level"] = params.level
+async def set_log_level(ctx: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
+    """Set the lowest level of log messages that this connection gets from the task's servers."""
+    assert params.level in LOG_LEVELS
+    connection_of(ctx).state[LOG_LEVEL_KEY] = params.level
     return types.EmptyResult()
 
 
-async def _never(ctx: Context, params: object) -> Any:
-    raise RuntimeError("tools are answered before the SDK's handlers are reached")
+async def unreachable_handler(ctx: Context, params: object) -> Any:
+    """Declares the tools capability to the SDK; middleware answers before it is called."""
+    raise RuntimeError("tools are answered in middleware")

@@ -1,11 +1,10 @@
-"""The lobby: episodes by explicit handles, for clients of every revision, and for people.
+"""The lobby: episodes by explicit handle, for clients of every revision.
 
-With a handshake, the tools of the episode that a session started last appear in its own list as well.
+In sessions, the tools of the episode that the session started last are listed next to the lobby's own.
 """
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import mcp_types as types
@@ -22,9 +21,13 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import AccessDeniedError, BadRequestError, DecathlonError, UnknownEpisodeError
 from decathlon_mcp.protocol import relay
-from decathlon_mcp.protocol.context import Context, connection_of, notify, request_context_of
-from decathlon_mcp.protocol.episode_server import call_params, require_initialized, set_level
-from decathlon_mcp.protocol.errors import INVALID_PARAMS, TOOL_FAILURES, as_result, translated
+from decathlon_mcp.protocol.context import episode_address, request_context_of
+from decathlon_mcp.protocol.episode_server import (
+    call_params,
+    require_initialized,
+    set_log_level,
+    unreachable_handler,
+)
 from decathlon_mcp.protocol.lobby_tools import (
     LOBBY_TOOLS,
     CallTool,
@@ -38,156 +41,179 @@ from decathlon_mcp.protocol.lobby_tools import (
     LobbyTool,
     StartEpisode,
 )
-from decathlon_mcp.protocol.resolvers import episode_address
-from decathlon_mcp.protocol.results import enveloped, is_modern
+from decathlon_mcp.protocol.results import (
+    INVALID_PARAMS,
+    TOOL_FAILURES,
+    claim_result,
+    error_result,
+    is_sessionless,
+    structured_result,
+    translate_errors,
+    with_envelope,
+)
+from decathlon_mcp.protocol.sdk import Context, connection_of, send_notification
 from decathlon_mcp.types import JsonObject, as_object
 
 INSTRUCTIONS = (
-    "This server gives you Toolathlon's tasks, each in a fresh sandbox with its own tools. `list_tasks` says "
-    "what there is; `start_episode` opens one and gives its handle, its prompt and its tools; use them with "
-    "`call_tool` (or by name, where your client shows them); end with `claim_done`"
+    "This server runs Toolathlon's tasks, each in a new sandbox with its own tools. `list_tasks` lists the "
+    "tasks. `start_episode` starts one and returns its handle, its prompt and its tools. Call these tools "
+    "with `call_tool`, or by their names if your client lists them. End with `claim_done`"
 )
-JUDGES_INSTRUCTIONS = f"{INSTRUCTIONS}, then `evaluate` gives the reward."
-PLAYERS_INSTRUCTIONS = f"{INSTRUCTIONS}."
-CURRENT = "decathlon/current"
+EVALUATOR_INSTRUCTIONS = f"{INSTRUCTIONS}, then call `evaluate` for the reward."
+PLAYER_INSTRUCTIONS = f"{INSTRUCTIONS}."
+CURRENT_KEY = "decathlon/current"
+"""Key in a connection's state of the access to the episode that it started last."""
 
 
 class Lobby:
-    """`server` is the SDK's."""
+    """Serves the lobby's tools. `server` is the SDK's server."""
 
-    def __init__(self, episodes: EpisodeRegistry) -> None:
-        self._episodes = episodes
-        self._described = {name: kind.described() for name, kind in LOBBY_TOOLS.items()}
+    def __init__(self, registry: EpisodeRegistry) -> None:
+        self._registry = registry
+        self._definitions = {name: tool.definition() for name, tool in LOBBY_TOOLS.items()}
         self.server: Server[Any] = Server(
             "decathlon-mcp",
             version=__version__,
             title="Toolathlon",
-            instructions=JUDGES_INSTRUCTIONS,
-            on_list_tools=_never,
-            on_call_tool=_never,
+            instructions=EVALUATOR_INSTRUCTIONS,
+            on_list_tools=unreachable_handler,
+            on_call_tool=unreachable_handler,
+            # No lobby tool takes arguments from HTTP headers, so there is nothing for the SDK to check.
             get_tool_input_schema=lambda name: None,
         )
-        self.server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, set_level)
+        self.server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, set_log_level)
         self.server.middleware.append(self._serve)
 
     async def _serve(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         match ctx.method:
             case "initialize":
                 result = as_object(await call_next(ctx)) or {}
-                capabilities = as_object(result.get("capabilities")) or {}
-                more = {"capabilities": {**capabilities, "tools": {"listChanged": True}}}
-                return {**result, **self._instructions(ctx), **more}
+                # The SDK's server has no option for `listChanged` of tools.
+                capabilities = {
+                    **(as_object(result.get("capabilities")) or {}),
+                    "tools": {"listChanged": True},
+                }
+                return {**result, "instructions": self._instructions(ctx), "capabilities": capabilities}
             case "server/discover":
-                return {**(as_object(await call_next(ctx)) or {}), **self._instructions(ctx)}
+                result = as_object(await call_next(ctx)) or {}
+                return {**result, "instructions": self._instructions(ctx)}
             case "tools/list":
                 require_initialized(ctx)
-                ours = [self._described[name] for name in self._kinds(ctx)]
-                tools = {"tools": [*ours, *self._current_tools(ctx)]}
-                return enveloped(tools, ctx.protocol_version, keeps=True)
+                lobby_tools = [self._definitions[name] for name in self._allowed_tools(ctx)]
+                result = {"tools": [*lobby_tools, *self._current_tools(ctx)]}
+                return with_envelope(result, ctx.protocol_version, cacheable=True)
             case "tools/call":
                 require_initialized(ctx)
                 name, arguments = call_params(ctx)
-                return enveloped(await self._call(ctx, name, arguments), ctx.protocol_version)
+                return with_envelope(await self._call(ctx, name, arguments), ctx.protocol_version)
             case _:
                 return await call_next(ctx)
 
-    def _judges(self, ctx: Context) -> bool:
-        return may_evaluate(self._episodes.settings.reward, request_context_of(ctx).principal)
+    def _can_evaluate(self, ctx: Context) -> bool:
+        return may_evaluate(self._registry.settings.reward, request_context_of(ctx).principal)
 
-    def _instructions(self, ctx: Context) -> JsonObject:
-        return {"instructions": JUDGES_INSTRUCTIONS if self._judges(ctx) else PLAYERS_INSTRUCTIONS}
+    def _instructions(self, ctx: Context) -> str:
+        return EVALUATOR_INSTRUCTIONS if self._can_evaluate(ctx) else PLAYER_INSTRUCTIONS
 
-    def _kinds(self, ctx: Context) -> dict[str, type[LobbyTool]]:
-        """The lobby's tools that this caller may use."""
-        if self._judges(ctx):
+    def _allowed_tools(self, ctx: Context) -> dict[str, type[LobbyTool]]:
+        """The lobby's tools that this client can use."""
+        if self._can_evaluate(ctx):
             return LOBBY_TOOLS
-        return {name: kind for name, kind in LOBBY_TOOLS.items() if kind is not Evaluate}
+        return {name: tool for name, tool in LOBBY_TOOLS.items() if tool is not Evaluate}
 
     def _current(self, ctx: Context) -> EpisodeAccess | None:
-        return connection_of(ctx).state.get(CURRENT)
+        """Access to the episode that this session started last."""
+        return connection_of(ctx).state.get(CURRENT_KEY)
 
     def _current_tools(self, ctx: Context) -> list[JsonObject]:
-        """The tools of the episode started last, but for those the lobby has itself."""
+        """The tools of the current episode, except those with the name of a lobby tool."""
         access = self._current(ctx)
         if access is None or access.episode.tool_session is None:
             return []
         toolbox = access.episode.tool_session.toolbox
-        ours = {toolbox.claim_name, *LOBBY_TOOLS}
-        return [tool for tool in toolbox.tools if tool["name"] not in ours]
+        # `claim_name` can be spelled differently from the lobby's `claim_done`, which does the same.
+        excluded = {toolbox.claim_name, *LOBBY_TOOLS}
+        return [tool for tool in toolbox.tools if tool["name"] not in excluded]
 
     async def _call(self, ctx: Context, name: str, arguments: JsonObject | None) -> JsonObject:
-        with translated():
-            kinds = self._kinds(ctx)
-            kind = kinds.get(name)
-            if kind is None:
-                current = self._current(ctx)
-                if current is None:
-                    known = ", ".join(kinds)
-                    raise MCPError(
-                        INVALID_PARAMS, f"there is no tool {name!r} in the lobby; there are {known}"
-                    )
-                with current.episode.hold():
-                    return await relay.call_tool(current, ctx, name, arguments)
+        with translate_errors():
+            allowed = self._allowed_tools(ctx)
+            tool = allowed.get(name)
+            if tool is None:
+                return await self._call_current(ctx, name, arguments, allowed)
             try:
-                return await self._answer(ctx, kind.parsed(arguments))
+                return await self._answer(ctx, tool.from_arguments(arguments))
             except DecathlonError as error:
                 if error.code in TOOL_FAILURES:
-                    return as_result(error)
+                    return error_result(error)
                 raise
 
-    async def _answer(self, ctx: Context, asked: object) -> JsonObject:
-        match asked:
+    async def _call_current(
+        self, ctx: Context, name: str, arguments: JsonObject | None, allowed: dict[str, type[LobbyTool]]
+    ) -> JsonObject:
+        """Call a tool of the current episode by its own name."""
+        access = self._current(ctx)
+        if access is None:
+            raise MCPError(
+                INVALID_PARAMS,
+                f"there is no tool {name!r} in the lobby; its tools are {', '.join(allowed)}",
+            )
+        with access.episode.hold():
+            return await relay.call_tool(access, ctx, name, arguments)
+
+    async def _answer(self, ctx: Context, call: LobbyTool) -> JsonObject:
+        match call:
             case ListTasks():
-                return self._list_tasks(ctx, asked)
+                return self._list_tasks(ctx, call)
             case StartEpisode():
-                return await self._start(ctx, asked)
+                return await self._start(ctx, call)
             case ListEpisodes():
-                mine = self._episodes.owned_by(self._caller(ctx))
-                return _structured({"episodes": [_status(episode) for episode in mine]})
+                episodes = self._registry.owned_by(self._principal(ctx))
+                return structured_result({"episodes": [_status(episode) for episode in episodes]})
             case EpisodeStatus():
-                with (access := self._find(ctx, asked.episode)).episode.hold():
-                    return _structured(_status(access.episode))
+                with (access := self._find(ctx, call.episode)).episode.hold():
+                    return structured_result(_status(access.episode))
             case ListTools():
-                with (access := self._find(ctx, asked.episode)).episode.hold():
-                    return _structured(await relay.list_tools(access, ctx))
+                with (access := self._find(ctx, call.episode)).episode.hold():
+                    return structured_result(await relay.list_tools(access, ctx))
             case CallTool():
-                with (access := self._find(ctx, asked.episode)).episode.hold():
-                    return await relay.call_tool(access, ctx, asked.name, asked.arguments)
+                with (access := self._find(ctx, call.episode)).episode.hold():
+                    return await relay.call_tool(access, ctx, call.name, call.arguments)
             case ClaimDone():
-                return await self._claim(self._find(ctx, asked.episode), asked)
+                return await self._claim(self._find(ctx, call.episode), call)
             case Evaluate():
-                _require_judge(access := self._find(ctx, asked.episode), "evaluate it")
+                _require_evaluator(access := self._find(ctx, call.episode), "evaluate it")
                 with access.episode.hold():
                     return await relay.evaluate(access.episode, ctx)
             case CloseEpisode():
-                (episode := self._find(ctx, asked.episode).episode).close()
-                return _structured({"episode": episode.id, "closed": True})
+                episode = self._find(ctx, call.episode).episode
+                episode.close()
+                return structured_result({"episode": episode.id, "closed": True})
             case _:
-                raise AssertionError(asked)
+                raise AssertionError(call)
 
-    def _list_tasks(self, ctx: Context, asked: ListTasks) -> JsonObject:
-        catalogue = self._episodes.catalogue
-        if asked.sample is None:
-            names = [name for name, _, _ in filter_tasks(catalogue, asked)]
+    def _list_tasks(self, ctx: Context, call: ListTasks) -> JsonObject:
+        catalogue = self._registry.catalogue
+        if call.sample is None:
+            names = [name for name, _, _ in filter_tasks(catalogue, call)]
         else:
-            names = self._episodes.draws.take(
-                asked, token=request_context_of(ctx).principal.token, count=asked.sample
-            )
-        tasks = list_tasks(catalogue, names, prompts=asked.prompts)
+            token = request_context_of(ctx).principal.token
+            names = self._registry.draws.take(call, token=token, count=call.sample)
+        tasks = list_tasks(catalogue, names, prompts=call.prompts)
         lines = [
             f"{task['id']}: {', '.join(task['servers'])}{'' if task['runnable'] else ' (cannot run here)'}"
             for task in tasks
         ]
-        return _structured({"tasks": tasks}, text="\n".join(lines) or "There is no such task.")
+        return structured_result({"tasks": tasks}, text="\n".join(lines) or "No task matches.")
 
-    async def _start(self, ctx: Context, asked: StartEpisode) -> JsonObject:
-        principal = self._caller(ctx)
-        task = asked.task or self._episodes.draw(asked, principal)
-        episode = self._episodes.start(
-            task, principal, launch_time=asked.launch_time, policy=asked.policy, max_calls=asked.max_calls
+    async def _start(self, ctx: Context, call: StartEpisode) -> JsonObject:
+        principal = self._principal(ctx)
+        task = call.task or self._registry.draw(call, principal)
+        episode = self._registry.start(
+            task, principal, launch_time=call.launch_time, policy=call.policy, max_calls=call.max_calls
         )
         access = EpisodeAccess.by_handle(episode, principal)
-        told: JsonObject = {
+        info: JsonObject = {
             "episode": episode.id,
             "task": episode.task_name,
             "address": episode_address(ctx, episode.id),
@@ -196,61 +222,66 @@ class Lobby:
             "policy": episode.policy,
             "phase": str(episode.state.phase),
             "prompt": episode.prompt.instructions,
-            "lease_seconds": self._episodes.settings.idle_seconds,
-            **({} if asked.wait else _waiting(episode)),
+            "lease_seconds": self._registry.settings.idle_seconds,
         }
-        if asked.wait:
+        if call.wait:
             with episode.hold():
-                told |= await self._ready(ctx, access)
-        if not is_modern(ctx.protocol_version):
-            connection_of(ctx).state[CURRENT] = access
-            await notify(ctx, "notifications/tools/list_changed", {}, with_reply=False)
-        names = "".join(f"\n- {tool['name']}" for tool in told.get("tools", []))
-        text = f"Episode {episode.id} of {task} is {told['phase']}.\n\n{told['prompt']}"
-        return _structured(told, text=f"{text}\n\nIts tools:{names}" if names else text)
+                info |= await self._wait_until_ready(ctx, access)
+        else:
+            info |= _waits_for(episode)
+        if not is_sessionless(ctx.protocol_version):
+            connection_of(ctx).state[CURRENT_KEY] = access
+            await send_notification(ctx, "notifications/tools/list_changed", {}, with_reply=False)
+        names = "".join(f"\n- {tool['name']}" for tool in info.get("tools", []))
+        text = f"Episode {episode.id} of {task} is {info['phase']}.\n\n{info['prompt']}"
+        return structured_result(info, text=f"{text}\n\nIts tools:{names}" if names else text)
 
-    async def _ready(self, ctx: Context, access: EpisodeAccess) -> JsonObject:
-        """Phase and tools. Who gives up waiting has no handle, so the episode goes too."""
+    async def _wait_until_ready(self, ctx: Context, access: EpisodeAccess) -> JsonObject:
+        """The episode's tools and its phase."""
         try:
             tools = await relay.list_tools(access, ctx)
         except BaseException:
+            # The client does not get a handle, so nobody could use or close the episode.
             access.episode.close()
             raise
         return {**tools, "phase": str(access.episode.state.phase)}
 
-    async def _claim(self, access: EpisodeAccess, asked: ClaimDone) -> JsonObject:
-        if asked.truncated or asked.turns is not None:
-            _require_judge(access, "say how long its agent took, or that it was cut short")
+    async def _claim(self, access: EpisodeAccess, call: ClaimDone) -> JsonObject:
+        if call.truncated or call.turns is not None:
+            _require_evaluator(access, "set `truncated` or `turns`")
         with access.episode.hold():
-            first = await access.episode.claim_done(
-                asked.answer, truncated=asked.truncated, turns=asked.turns
-            )
-        return relay.claimed(access, first)
+            first = await access.episode.claim_done(call.answer, truncated=call.truncated, turns=call.turns)
+        return claim_result(access, first=first)
 
-    def _caller(self, ctx: Context) -> Principal:
+    def _principal(self, ctx: Context) -> Principal:
+        """The request's principal with its session, so that `list_episodes` works without tokens."""
         principal, connection = request_context_of(ctx).principal, connection_of(ctx)
-        session = connection.session_id or (None if is_modern(ctx.protocol_version) else str(id(connection)))
+        session = connection.session_id
+        if session is None and not is_sessionless(ctx.protocol_version):
+            # Over stdio or in memory the connection is the session, and it has no id.
+            session = str(id(connection))
         return Principal(token=principal.token, role=principal.role, session=session or principal.session)
 
     def _find(self, ctx: Context, handle: str | None) -> EpisodeAccess:
+        """Access by handle, or to the current episode. Raises UnknownEpisodeError, BadRequestError."""
         if handle is not None:
-            principal = self._caller(ctx)
-            return EpisodeAccess.by_handle(self._episodes.find(handle, principal), principal)
+            principal = self._principal(ctx)
+            return EpisodeAccess.by_handle(self._registry.find(handle, principal), principal)
         if (current := self._current(ctx)) is not None:
             return current
-        if is_modern(ctx.protocol_version):
-            raise BadRequestError("`episode` is needed: this revision of MCP has no session to remember one")
+        if is_sessionless(ctx.protocol_version):
+            raise BadRequestError("`episode` is required: this protocol revision has no sessions")
         raise UnknownEpisodeError("this session has started no episode; start one, or give `episode`")
 
 
-def _require_judge(access: EpisodeAccess, what: str) -> None:
+def _require_evaluator(access: EpisodeAccess, action: str) -> None:
     if not access.can_evaluate:
-        raise AccessDeniedError(f"this episode is its controller's: only a controller's token may {what}")
+        raise AccessDeniedError(f"this episode is its controller's: only a controller's token may {action}")
 
 
 def _status(episode: Episode) -> JsonObject:
     state = episode.state
-    return {
+    status: JsonObject = {
         "episode": episode.id,
         "task": episode.task_name,
         "phase": str(state.phase),
@@ -258,21 +289,14 @@ def _status(episode: Episode) -> JsonObject:
         "calls": episode.calls,
         "started_at": episode.started_at,
         "claimed": episode.claim is not None,
-        **_waiting(episode),
-        **({"ending": str(state.ending)} if state.phase is Phase.ENDED else {}),
-        **({"cause": state.cause.message} if state.cause else {}),
+        **_waits_for(episode),
     }
+    if state.phase is Phase.ENDED:
+        status["ending"] = str(state.ending)
+    if state.cause:
+        status["cause"] = state.cause.message
+    return status
 
 
-def _waiting(episode: Episode) -> JsonObject:
-    waits_for = episode.waits_for
-    return {} if waits_for is None else {"waits_for": waits_for}
-
-
-def _structured(value: JsonObject, *, text: str | None = None) -> JsonObject:
-    said = json.dumps(value, ensure_ascii=False, default=str) if text is None else text
-    return {"content": [{"type": "text", "text": said}], "structuredContent": value, "isError": False}
-
-
-async def _never(ctx: Context, params: object) -> Any:
-    raise RuntimeError("tools are answered before the SDK's handlers are reached")
+def _waits_for(episode: Episode) -> JsonObject:
+    return {} if episode.waits_for is None else {"waits_for": episode.waits_for}

@@ -1,4 +1,4 @@
-"""The lobby's tools: what each takes, in pydantic's words, from which its schema and its errors are made."""
+"""The lobby's tools as pydantic models; their schemas, descriptions and argument errors come from these."""
 
 from __future__ import annotations
 
@@ -13,21 +13,40 @@ from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.types import JsonObject
 
-HANDLE = "The handle that `start_episode` gave."
+HANDLE = "The episode's handle, as returned by `start_episode`."
+OPTIONAL_HANDLE = f"{HANDLE} Default: the episode that this MCP session started last."
 SAMPLE_LIMIT = 10_000
-OPTIONAL_HANDLE = "The handle that `start_episode` gave; without it, the episode this session started last."
+"""Bounds the size of a `list_tasks` result."""
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validate(model: type[Model], source: str, values: Mapping[str, Any]) -> Model:
+    """The values as an instance of the model. Raises BadRequestError naming each value that does not fit.
+
+    `source` names where the values come from, for the error message.
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"`{'.'.join(str(part) for part in fault['loc']) or 'arguments'}`: {fault['msg'].lower()}"
+            for fault in error.errors(include_url=False, include_context=False, include_input=False)
+        )
+        fields = ", ".join(f"`{name}`" for name in model.model_fields) or "no arguments"
+        raise BadRequestError(f"{source}: {faults}; it takes {fields}") from None
 
 
 class LobbyTool(BaseModel):
-    """The arguments of one tool of the lobby; the docstring is its description."""
+    """The arguments of one tool of the lobby. The docstring is the description in `tools/list`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     tool: ClassVar[str]
     read_only: ClassVar[bool] = False
 
     @classmethod
-    def described(cls) -> JsonObject:
-        """The tool as `tools/list` has it."""
+    def definition(cls) -> JsonObject:
+        """The tool as `tools/list` shows it."""
         schema = cls.model_json_schema()
         for key in ("title", "description"):
             schema.pop(key, None)
@@ -41,29 +60,13 @@ class LobbyTool(BaseModel):
         }
 
     @classmethod
-    def parsed(cls, arguments: JsonObject | None) -> Any:
-        """Raises BadRequestError naming each argument that does not fit, and how."""
-        return parsed(cls, cls.tool, arguments or {})
-
-
-Shape = TypeVar("Shape", bound=BaseModel)
-
-
-def parsed(shape: type[Shape], what: str, said: Mapping[str, Any]) -> Shape:
-    """What was said as the shape has it. Raises BadRequestError naming what does not fit, and how."""
-    try:
-        return shape.model_validate(said)
-    except ValidationError as error:
-        faults = "; ".join(
-            f"`{'.'.join(str(part) for part in fault['loc']) or 'arguments'}`: {fault['msg'].lower()}"
-            for fault in error.errors(include_url=False, include_context=False, include_input=False)
-        )
-        takes = ", ".join(f"`{name}`" for name in shape.model_fields) or "no arguments"
-        raise BadRequestError(f"{what}: {faults}; it takes {takes}") from None
+    def from_arguments(cls, arguments: JsonObject | None) -> Self:
+        """Raises BadRequestError naming each argument that does not fit."""
+        return validate(cls, cls.tool, arguments or {})
 
 
 class ListTasks(Draw, LobbyTool):
-    """List the tasks there are: id, suite, splits, what each needs, whether it can run here."""
+    """List tasks: id, suite, splits, what each task needs and whether it can run on this server."""
 
     tool = "list_tasks"
     read_only = True
@@ -71,54 +74,60 @@ class ListTasks(Draw, LobbyTool):
         None,
         ge=1,
         le=SAMPLE_LIMIT,
-        description="Instead of all, draw so many of those that can run, all different if there are enough.",
+        description="Draw this many runnable tasks instead of listing all. They differ if there are enough.",
     )
-    prompts: bool = Field(False, description="Give each task's prompt as well.")
+    prompts: bool = Field(False, description="Include each task's prompt.")
 
     @model_validator(mode="after")
-    def _seeds_are_for_samples(self) -> Self:
+    def _seed_requires_sample(self) -> Self:
         if self.seed is not None and self.sample is None:
-            raise ValueError("`seed` is for a `sample`")
+            raise ValueError("`seed` requires `sample`")
         return self
 
 
-class _Named(BaseModel):
-    """Its field stands before those of the draw."""
+class _TaskName(BaseModel):
+    # A base class of its own, so that `task` comes before the fields of `Draw` in the schema.
+    task: str | None = Field(None, description="The task's id. Default: a task is drawn.")
 
-    task: str | None = Field(None, description="The task's id; without it, one is drawn.")
 
-
-class StartEpisode(Draw, LobbyTool, _Named):
-    """Start a task in a fresh sandbox of its own. Gives the episode's handle, its address, the prompt and the
-    tools, and `agent_address`, where it can be played and no more: neither evaluated nor closed. The handle
-    stays good until the episode is closed, or has not been used for its lease (30 minutes unless the server
-    says otherwise); close it with `close_episode` when you are done."""
+class StartEpisode(Draw, LobbyTool, _TaskName):
+    """Start a task in a new sandbox. Returns the episode's handle, its address, the prompt and, once it is
+    ready, its tools. `agent_address` is for an agent that plays the episode but cannot evaluate or close it.
+    The handle is valid until the episode is closed or has not been used for `lease_seconds` (30 minutes by
+    default). Call `close_episode` when you are done."""
 
     tool = "start_episode"
-    wait: bool = Field(True, description="Wait until the episode is ready; if false, answer at once.")
-    launch_time: datetime | None = Field(None, description="What time it is for the task, ISO 8601. [now]")
-    max_calls: int | None = Field(None, ge=1, description="Tool calls the episode may make.")
+    wait: bool = Field(
+        True, description="Wait until the episode is ready. If false, return at once, without tools."
+    )
+    launch_time: datetime | None = Field(
+        None, description="The current time as the task sees it, ISO 8601. Default: now."
+    )
+    max_calls: int | None = Field(
+        None, ge=1, description="Maximum number of tool calls. Default: the server's limit."
+    )
     policy: RewardPolicy | None = Field(
-        None, description="Who sees the reward; not more open than the server's own. [the server's]"
+        None,
+        description="Who sees the reward; not more open than the server's policy. Default: the server's.",
     )
 
     @model_validator(mode="after")
-    def _named_or_drawn(self) -> Self:
-        said = [name for name in Draw.model_fields if getattr(self, name) not in (None, ())]
-        if self.task is not None and said:
-            raise ValueError(f"`task` names one, {', '.join(f'`{name}`' for name in said)} would draw one")
+    def _task_excludes_draw(self) -> Self:
+        filters = [f"`{name}`" for name in Draw.model_fields if getattr(self, name) not in (None, ())]
+        if self.task is not None and filters:
+            raise ValueError(f"`task` cannot be combined with {', '.join(filters)}")
         return self
 
 
 class ListEpisodes(LobbyTool):
-    """List your own episodes, the newest first."""
+    """List your own episodes, newest first."""
 
     tool = "list_episodes"
     read_only = True
 
 
 class EpisodeStatus(LobbyTool):
-    """Tell where an episode stands: its phase, its calls, why it ended."""
+    """Return an episode's phase, its number of tool calls and, if it has ended, the reason."""
 
     tool = "episode_status"
     read_only = True
@@ -126,7 +135,7 @@ class EpisodeStatus(LobbyTool):
 
 
 class ListTools(LobbyTool):
-    """List an episode's tools with their schemas, waiting until it is ready."""
+    """List an episode's tools with their schemas. Waits until the episode is ready."""
 
     tool = "list_tools"
     read_only = True
@@ -134,44 +143,47 @@ class ListTools(LobbyTool):
 
 
 class CallTool(LobbyTool):
-    """Call one of an episode's tools; the reply is the tool's own."""
+    """Call one of an episode's tools. Returns the tool's own result."""
 
     tool = "call_tool"
     episode: str = Field(description=HANDLE)
-    name: str = Field(description="The tool's name, as `start_episode` or `list_tools` gives it.")
+    name: str = Field(description="The tool's name, as returned by `start_episode` or `list_tools`.")
     arguments: dict[str, Any] | None = Field(None, description="The tool's arguments.")
 
 
 class ClaimDone(LobbyTool):
-    """Claim that an episode's task is done. This ends the attempt: none of its tools works any more."""
+    """Claim that an episode's task is done. This ends the attempt: its tools can no longer be called."""
 
     tool = "claim_done"
     episode: str | None = Field(None, description=OPTIONAL_HANDLE)
-    answer: str | None = Field(None, description="The last words on the task: the answer, a summary.")
+    answer: str | None = Field(None, description="The agent's final answer or summary.")
     truncated: bool = Field(
-        False, description="The agent has not claimed anything: its client gives up. The verdict says so."
+        False,
+        description="Set to stop an attempt that its agent has not finished; recorded in the verdict.",
     )
-    turns: int | None = Field(None, ge=0, description="Turns the agent took, for a rubric that weighs them.")
+    turns: int | None = Field(
+        None, ge=0, description="Number of turns the agent took, for rubrics that use it."
+    )
 
 
 class Evaluate(LobbyTool):
-    """Grade an episode and give the verdict with its reward. If it was not claimed, this ends the attempt
-    first. Grading runs once; later calls give the same verdict. It can take minutes."""
+    """Grade an episode and return the verdict with its reward. If the task was not claimed done, this ends
+    the attempt first. Grading runs once; later calls return the same verdict. It can take minutes."""
 
     tool = "evaluate"
     episode: str | None = Field(None, description=OPTIONAL_HANDLE)
 
 
 class CloseEpisode(LobbyTool):
-    """Close an episode and remove its sandbox. One that was claimed is graded first, behind your back."""
+    """Close an episode and remove its sandbox. A claimed episode is graded first, in the background."""
 
     tool = "close_episode"
     episode: str = Field(description=HANDLE)
 
 
 LOBBY_TOOLS: dict[str, type[LobbyTool]] = {
-    kind.tool: kind
-    for kind in (
+    tool.tool: tool
+    for tool in (
         ListTasks,
         StartEpisode,
         ListEpisodes,

@@ -1,4 +1,4 @@
-"""An episode's tools over MCP, whatever the way in: listing, calling, claiming, evaluating."""
+"""An episode's tools over MCP, for every server: listing, calling, claiming, evaluating."""
 
 from __future__ import annotations
 
@@ -13,22 +13,34 @@ from mcp_types import LOG_LEVEL_META_KEY
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.errors import BadRequestError, DecathlonError, EpisodeClaimedError
-from decathlon_mcp.protocol.context import Context, connection_of, notify, request_context_of
-from decathlon_mcp.protocol.errors import INVALID_PARAMS, TOOL_FAILURES, as_result, translated
-from decathlon_mcp.protocol.results import is_modern
+from decathlon_mcp.protocol.context import request_context_of
+from decathlon_mcp.protocol.results import (
+    EVALUATE_HINT,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    TOOL_FAILURES,
+    claim_result,
+    error_result,
+    is_sessionless,
+    translate_errors,
+    verdict_result,
+)
+from decathlon_mcp.protocol.sdk import Context, connection_of, send_notification
 from decathlon_mcp.types import JsonObject, as_object
 
-VERDICT_KEY = "decathlon/verdict"
-WHAT_NEXT = "; `evaluate` gives the verdict"
 PROGRESS_SECONDS = 5.0
+"""Time between two progress notifications while a client waits."""
 ENVELOPE_PREFIX = "io.modelcontextprotocol/"
-LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+LOG_LEVEL_KEY = "log_level"
+"""Key in a connection's state of the level that `logging/setLevel` has set."""
+LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+"""In ascending order of severity."""
 
 
 async def list_tools(access: EpisodeAccess, ctx: Context) -> JsonObject:
-    """The episode's tools, waited for."""
-    with translated():
-        async with before_ready(ctx, access.episode):
+    """The episode's tools; waits until the episode is ready."""
+    with translate_errors():
+        async with report_waiting(ctx, access.episode):
             toolbox = await access.episode.ready()
         return {"tools": toolbox.evaluator_tools if access.can_evaluate else toolbox.tools}
 
@@ -36,98 +48,71 @@ async def list_tools(access: EpisodeAccess, ctx: Context) -> JsonObject:
 async def call_tool(
     access: EpisodeAccess, ctx: Context, name: str, arguments: JsonObject | None
 ) -> JsonObject:
-    """Call one of the episode's tools, ours or the task's; to who may not judge, there is no `evaluate`.
+    """Call one of the episode's tools, including `claim_done` and `evaluate`.
 
-    The task's reply is relayed as it came: its error as an error, its result as a result.
+    The reply of a task's tool is relayed unchanged, as a result or as an MCPError. A client that cannot
+    evaluate gets the same error for `evaluate` as for a tool that does not exist.
     """
     episode = access.episode
-    with translated():
+    with translate_errors():
         try:
-            async with before_ready(ctx, episode):
+            async with report_waiting(ctx, episode):
                 toolbox = await episode.ready()
             if name == toolbox.claim_name:
-                answer = _only(arguments, "claim_done", "answer")
+                answer = _only_argument(arguments, "claim_done", "answer")
                 if answer is not None and not isinstance(answer, str):
                     raise BadRequestError(
                         f"claim_done: `answer` must be a string, not {type(answer).__name__}"
                     )
-                return claimed(access, await episode.claim_done(answer))
+                return claim_result(access, first=await episode.claim_done(answer))
             if name == toolbox.evaluate_name and access.can_evaluate:
-                _only(arguments, "evaluate")
+                _only_argument(arguments, "evaluate")
                 return await evaluate(episode, ctx)
             return await _relay(episode, ctx, name, arguments)
         except DecathlonError as error:
             if error.code in TOOL_FAILURES:
-                return as_result(error, WHAT_NEXT if _leads_to_verdict(error, access) else "")
+                leads_to_verdict = access.can_evaluate and isinstance(error, EpisodeClaimedError)
+                return error_result(error, EVALUATE_HINT if leads_to_verdict else "")
+            # An episode that ended without tools (a set-up that failed) still has a verdict.
             if name == "evaluate" and access.can_evaluate and episode.verdict is not None:
-                return _verdict_result(episode)
+                return verdict_result(episode.verdict, episode.policy)
             raise
 
 
-def claimed(access: EpisodeAccess, first: bool) -> JsonObject:
-    """What is said of an attempt that is closed, by this claim or by an earlier one."""
-    said = "The attempt is closed" if first else "The attempt was closed before"
-    text = f"{said}. It is graded as it is{WHAT_NEXT if access.can_evaluate else ''}."
-    return {
-        "content": [{"type": "text", "text": text}],
-        "structuredContent": {"claimed": True, "first": first},
-        "isError": False,
-    }
-
-
 async def evaluate(episode: Episode, ctx: Context) -> JsonObject:
-    """The verdict, waited for. One without a score is an error that says why, never a reward of zero."""
-    async with heartbeat(ctx, lambda: "the attempt is being graded"):
-        await episode.evaluate()
-    return _verdict_result(episode)
+    """The result of `evaluate`; waits until the attempt is graded."""
+    async with report_progress(ctx, lambda: "the attempt is being graded"):
+        verdict = await episode.evaluate()
+    return verdict_result(verdict, episode.policy)
 
 
-def before_ready(ctx: Context, episode: Episode) -> AbstractAsyncContextManager[None]:
-    """Reports what an episode that is not ready yet waits for: at once, where that is not its own set-up."""
+def report_waiting(ctx: Context, episode: Episode) -> AbstractAsyncContextManager[None]:
+    """Report what an episode waits for until it is ready: at once if that is another episode."""
 
     def message() -> str:
         waits_for = episode.waits_for
         return "the sandbox is being set up" if waits_for is None else f"waiting for {waits_for}"
 
-    return heartbeat(ctx, message, at_once=episode.waits_for is not None)
-
-
-def _leads_to_verdict(error: DecathlonError, access: EpisodeAccess) -> bool:
-    return access.can_evaluate and isinstance(error, EpisodeClaimedError)
-
-
-def _verdict_result(episode: Episode) -> JsonObject:
-    """By policy: whoever evaluates where it is `controller` is one, and reads all of it."""
-    verdict = episode.verdict
-    assert verdict is not None
-    told, scored = verdict.to_json(), verdict.status == "scored"
-    if episode.policy == "meta":
-        text = "The evaluation is done." if scored else "The evaluation gave no verdict."
-        return {
-            "content": [{"type": "text", "text": text}],
-            "isError": not scored,
-            "_meta": {VERDICT_KEY: told},
-        }
-    return {
-        "content": [{"type": "text", "text": verdict.text()}],
-        "structuredContent": told,
-        "isError": not scored,
-    }
+    return report_progress(ctx, message, at_once=episode.waits_for is not None)
 
 
 async def _relay(episode: Episode, ctx: Context, name: str, arguments: JsonObject | None) -> JsonObject:
+    """Call a tool of the task's servers. Raises MCPError for a reply that is an error."""
     meta: dict[str, Any] = dict(as_object((ctx.params or {}).get("_meta")) or {})
     token = meta.get("progressToken")
-    streams = request_context_of(ctx).streams
+    can_stream = request_context_of(ctx).can_stream
 
     async def on_progress(params: JsonObject) -> None:
-        if token is not None and streams:
-            await notify(ctx, "notifications/progress", {**params, "progressToken": token}, with_reply=True)
+        # The task's server used the driver's token; the client knows its own.
+        if token is not None and can_stream:
+            params = {**params, "progressToken": token}
+            await send_notification(ctx, "notifications/progress", params, with_reply=True)
 
     async def on_message(params: JsonObject) -> None:
-        if _wants_message(ctx, meta, params):
-            modern = is_modern(ctx.protocol_version)
-            await notify(ctx, "notifications/message", params, with_reply=streams or modern)
+        if _accepts_log_message(ctx, meta, params):
+            # A reply in JSON cannot carry it; then the connection's standalone stream does, if there is one.
+            with_reply = can_stream or is_sessionless(ctx.protocol_version)
+            await send_notification(ctx, "notifications/message", params, with_reply=with_reply)
 
     reply = await episode.call(
         name,
@@ -141,60 +126,63 @@ async def _relay(episode: Episode, ctx: Context, name: str, arguments: JsonObjec
     error = as_object(reply.get("error")) or {}
     code, message = error.get("code"), error.get("message")
     raise MCPError(
-        code if isinstance(code, int) else -32603,
-        message if isinstance(message, str) else "the task's server failed without a word",
+        code if isinstance(code, int) else INTERNAL_ERROR,
+        message if isinstance(message, str) else "the task's server answered with an error without a message",
         error.get("data"),
     )
 
 
-def _wants_message(ctx: Context, meta: JsonObject, params: JsonObject) -> bool:
-    """2026-07-28 asks for log messages request by request, earlier revisions by `logging/setLevel`."""
+def _accepts_log_message(ctx: Context, meta: JsonObject, params: JsonObject) -> bool:
+    """Whether the client asked for log messages of this level."""
     level = params.get("level")
-    if level not in LEVELS:
+    if level not in LOG_LEVELS:
         return False
-    if is_modern(ctx.protocol_version):
-        least = meta.get(LOG_LEVEL_META_KEY)
-        return least in LEVELS and LEVELS.index(level) >= LEVELS.index(least)
-    least = connection_of(ctx).state.get("log_level", "debug")
-    return LEVELS.index(level) >= LEVELS.index(least)
+    # 2026-07-28 asks request by request and gets none by default; earlier revisions use `logging/setLevel`.
+    if is_sessionless(ctx.protocol_version):
+        minimum = meta.get(LOG_LEVEL_META_KEY)
+    else:
+        minimum = connection_of(ctx).state.get(LOG_LEVEL_KEY, "debug")
+    return minimum in LOG_LEVELS and LOG_LEVELS.index(level) >= LOG_LEVELS.index(minimum)
 
 
-def _only(arguments: JsonObject | None, tool: str, *allowed: str) -> Any:
-    """The value of the one allowed argument. Raises BadRequestError for any other."""
-    unknown = sorted(set(arguments or {}) - set(allowed))
+def _only_argument(arguments: JsonObject | None, tool: str, allowed: str | None = None) -> Any:
+    """The value of the one allowed argument, if given. Raises BadRequestError for any other argument."""
+    unknown = sorted(set(arguments or {}) - {allowed})
     if unknown:
-        takes = f"takes only `{'`, `'.join(allowed)}`" if allowed else "takes no arguments"
+        takes = f"takes only `{allowed}`" if allowed else "takes no arguments"
         raise BadRequestError(f"{tool}: unknown argument `{'`, `'.join(unknown)}`; it {takes}")
-    return (arguments or {}).get(allowed[0]) if allowed else None
+    return (arguments or {}).get(allowed) if allowed else None
 
 
 @asynccontextmanager
-async def heartbeat(
+async def report_progress(
     ctx: Context, message: Callable[[], str], *, at_once: bool = False
 ) -> AsyncGenerator[None]:
-    """Report progress every few seconds, to a client that asked for it, while something takes long."""
-    asked = (as_object((ctx.params or {}).get("_meta")) or {}).get("progressToken") is not None
-    if not asked or not (request_context_of(ctx).streams or is_modern(ctx.protocol_version)):
+    """Send progress every `PROGRESS_SECONDS` while the context is open, if the client asked for it."""
+    token = (as_object((ctx.params or {}).get("_meta")) or {}).get("progressToken")
+    can_stream = request_context_of(ctx).can_stream or is_sessionless(ctx.protocol_version)
+    if token is None or not can_stream:
         yield
         return
 
-    async def beat() -> None:
+    async def send_repeatedly() -> None:
         started = anyio.current_time()
         if not at_once:
             await anyio.sleep(PROGRESS_SECONDS)
         while True:
+            # Seconds, because the progress on one token must increase.
             await ctx.session.report_progress(round(anyio.current_time() - started), None, message())
             await anyio.sleep(PROGRESS_SECONDS)
 
     async with background_tasks() as tasks:
-        tasks.start_soon(beat)
+        tasks.start_soon(send_repeatedly)
         yield
 
 
-def require_object(value: object, what: str) -> JsonObject | None:
-    """Arguments as JSON-RPC gave them. Raises MCPError where they are something else than an object."""
+def require_object(value: object, name: str) -> JsonObject | None:
+    """A JSON-RPC parameter that must be an object if it is given. Raises MCPError otherwise."""
     if value is None:
         return None
     if (arguments := as_object(value)) is None:
-        raise MCPError(INVALID_PARAMS, f"{what} must be an object, not {type(value).__name__}")
+        raise MCPError(INVALID_PARAMS, f"{name} must be an object, not {type(value).__name__}")
     return arguments

@@ -1,31 +1,119 @@
-"""What a raw result needs around it: the SDK's own pipeline drops what it does not know.
-
-In 2026-07-28 every result says `resultType`, lists say how long they keep (`ttlMs`, `cacheScope`), and the
-server signs in `_meta`; both SDK clients refuse a result without the first.
-"""
+"""Results and errors as MCP has them. The only place that maps this project's errors to MCP."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from mcp.shared.exceptions import MCPError
 from mcp_types import SERVER_INFO_META_KEY
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from decathlon_mcp import __version__
+from decathlon_mcp.episodes.episode import EpisodeAccess
+from decathlon_mcp.errors import DecathlonError
+from decathlon_mcp.grading.verdict import Verdict
+from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.types import JsonObject, as_object
 
+VERDICT_KEY = "decathlon/verdict"
+ERROR_KEY = "decathlon/error"
+EVALUATE_HINT = "; `evaluate` gives the verdict"
 SERVER_INFO: JsonObject = {"name": "decathlon-mcp", "title": "Toolathlon", "version": __version__}
+STDERR_CHARACTERS = 2_000
+"""How much of a dead server's stderr an error result quotes."""
+
+INTERNAL_ERROR = -32603
+INVALID_PARAMS = -32602
+CODES = {
+    "bad_request": INVALID_PARAMS,
+    "unknown_tool": INVALID_PARAMS,
+    "unknown_task": INVALID_PARAMS,
+    "unknown_episode": -32004,
+    "access_denied": -32005,
+    "at_capacity": -32006,
+    "not_runnable": -32007,
+    "episode_ended": -32008,
+    "sandbox_lost": -32009,
+    "set_up_failed": -32010,
+}
+"""JSON-RPC codes by `DecathlonError.code`; all others are `INTERNAL_ERROR`."""
+
+TOOL_FAILURES = frozenset({"episode_claimed", "call_timeout", "driver_error", "limit_exceeded"})
+"""Codes that a tool call answers with an `isError` result: the agent reads it, the episode continues."""
 
 
-def is_modern(version: str) -> bool:
-    """Is this a revision without a handshake?"""
+def is_sessionless(version: str) -> bool:
+    """Whether this protocol revision has no handshake and no sessions."""
     return version in MODERN_PROTOCOL_VERSIONS
 
 
-def enveloped(result: JsonObject, version: str, *, keeps: bool = False) -> JsonObject:
-    """The result, fit for that revision. `keeps`: it is a list that clients may cache until told."""
-    if not is_modern(version):
+def with_envelope(result: JsonObject, version: str, *, cacheable: bool = False) -> JsonObject:
+    """Add the fields that a protocol revision requires of a result. `cacheable` results are lists."""
+    # The SDK adds these fields to results that go through its models, but the models drop unknown fields, so
+    # results are relayed as dicts. In 2026-07-28 both SDK clients refuse a result without `resultType`.
+    if not is_sessionless(version):
         return result
-    told: JsonObject = {"resultType": "complete", **({"ttlMs": 0, "cacheScope": "private"} if keeps else {})}
-    told.update(result)
-    meta = as_object(told.get("_meta")) or {}
-    told["_meta"] = {SERVER_INFO_META_KEY: SERVER_INFO, **meta}
-    return told
+    caching = {"ttlMs": 0, "cacheScope": "private"} if cacheable else {}
+    meta = {SERVER_INFO_META_KEY: SERVER_INFO, **(as_object(result.get("_meta")) or {})}
+    return {"resultType": "complete", **caching, **result, "_meta": meta}
+
+
+def structured_result(value: JsonObject, *, text: str | None = None) -> JsonObject:
+    """A tool result with structured content, and with the same value as JSON text unless `text` is given."""
+    if text is None:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    return {"content": [{"type": "text", "text": text}], "structuredContent": value, "isError": False}
+
+
+def claim_result(access: EpisodeAccess, *, first: bool) -> JsonObject:
+    """Result of `claim_done`. `first` is false where the attempt was already closed."""
+    state = "The attempt is closed" if first else "The attempt was already closed"
+    # An agent that cannot evaluate is not told that `evaluate` exists.
+    hint = EVALUATE_HINT if access.can_evaluate else ""
+    return structured_result({"claimed": True, "first": first}, text=f"{state}. It is graded as it is{hint}.")
+
+
+def verdict_result(verdict: Verdict, policy: RewardPolicy) -> JsonObject:
+    """Result of `evaluate`. A verdict without a score is an error that says why, never a reward of zero."""
+    scored = verdict.status == "scored"
+    if policy == "meta":
+        # Clients keep `_meta` from the model, so the text must not give the reward away.
+        text = "The evaluation is done." if scored else "The evaluation gave no verdict."
+        value = {"_meta": {VERDICT_KEY: verdict.to_json()}}
+    else:
+        # With policy `controller` only controllers evaluate, and they read all of it.
+        text, value = verdict.text(), {"structuredContent": verdict.to_json()}
+    return {"content": [{"type": "text", "text": text}], "isError": not scored, **value}
+
+
+def error_code(error: DecathlonError) -> int:
+    """The JSON-RPC code of an error."""
+    return CODES.get(error.code, INTERNAL_ERROR)
+
+
+def error_data(error: DecathlonError) -> JsonObject:
+    """The part of an error that a program can act on."""
+    return {"code": error.code, "retryable": error.retryable, **error.data}
+
+
+def error_result(error: DecathlonError, hint: str = "") -> JsonObject:
+    """An error as the result of a tool call, with the end of the stderr of a server that died."""
+    stderr = str((as_object(error.data.get("about")) or {}).get("stderr") or "").strip()
+    text = f"{error.message}; stderr: {stderr[-STDERR_CHARACTERS:]}" if stderr else error.message + hint
+    return {
+        "content": [{"type": "text", "text": text}],
+        "isError": True,
+        "_meta": {ERROR_KEY: error_data(error)},
+    }
+
+
+@contextmanager
+def translate_errors() -> Generator[None]:
+    """Raise MCPError for a DecathlonError."""
+    # Without this, clients with a handshake get JSON-RPC code 0 and no `data` for an exception in a handler.
+    try:
+        yield
+    except DecathlonError as error:
+        raise MCPError(error_code(error), error.message, error_data(error)) from None

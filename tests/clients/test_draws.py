@@ -60,6 +60,6 @@ async def test_what_cannot_be_drawn_by_is_answered_with_what_can(d: Decathlon) -
     with pytest.raises(RequestError, match="the splits are"):
         async with d.episode(split="nowhere"):
             pass
-    with pytest.raises(RequestError, match="`task` names one, `split` would draw one"):
+    with pytest.raises(RequestError, match="`task` cannot be combined with `split`"):
         async with d.episode("dense", split="train"):
             pass

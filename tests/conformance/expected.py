@@ -1,4 +1,4 @@
-"""The failures that are expected, each with its reason, and how a report is held against them."""
+"""Expected failures with their reasons, and the comparison of a report with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.conformance.suites import Report
 
 
 class Group(BaseModel):
-    """Failures with one reason: patterns of `scenario/check`, in runs whose names match."""
+    """Failures with one reason: patterns of `scenario/check`, for runs whose names match `runs`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -28,7 +28,7 @@ class Group(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The whole list."""
+    """All expected failures."""
 
     groups: tuple[Group, ...]
 
@@ -37,10 +37,10 @@ class Expected:
             if group.covers(run):
                 yield from group.checks
 
-    def complaints(self, run: str, report: Report) -> list[str]:
-        """One sentence for each failure that is not listed, and each listed one that did not fail.
+    def problems(self, run: str, report: Report) -> list[str]:
+        """One sentence for each unlisted failure, and for each listed failure that did not happen.
 
-        A listed failure of a scenario that the run does not have is no complaint.
+        Listed failures of scenarios that the run does not have are ignored.
         """
         patterns = tuple(self.patterns(run))
         unlisted = [

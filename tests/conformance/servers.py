@@ -1,4 +1,4 @@
-"""The servers that the suites are run against, each a process of its own."""
+"""The servers that the suites run against, each in its own process."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ SUITE = Path(__file__).parent / "suite"
 FIXTURE = SUITE / "local_servers" / "conformance"
 TASK = "everything"
 IDLE_SECONDS = 15
-"""The older suite never deletes a session: its episodes end by their lease, while later ones are played."""
+"""Short, because the older suite never deletes a session: its episodes end when their lease expires."""
 START_SECONDS = 60
 STOP_SECONDS = 60
 ADDRESS = re.compile(r"(http://127\.0\.0\.1:\d+)[/\s]")
 
 
 class Output:
-    """What a process says, read as it comes: where it is, and its last words for a test that fails."""
+    """Reads a process's output while it runs, for its address and for the message of a failing test."""
 
     def __init__(self, process: Process) -> None:
         assert process.stdout is not None
         self._stream = TextReceiveStream(process.stdout, errors="replace")
-        self._said = ""
+        self._text = ""
         self._address: str | None = None
-        self._news = anyio.Event()
+        self._address_known = anyio.Event()
 
     @property
     def tail(self) -> str:
-        return self._said[-4000:]
+        return self._text[-4000:]
 
     async def read(self) -> None:
-        async for words in self._stream:
-            self._said += words
-            if self._address is None and (found := ADDRESS.search(self._said)):
-                self._address = found[1]
-                self._news.set()
-        self._news.set()
+        async for text in self._stream:
+            self._text += text
+            if self._address is None and (match := ADDRESS.search(self._text)):
+                self._address = match[1]
+                self._address_known.set()
+        self._address_known.set()
 
     async def address(self) -> str:
         with anyio.fail_after(START_SECONDS):
-            await self._news.wait()
-        assert self._address, f"the server ended before it said where it is: {self.tail}"
+            await self._address_known.wait()
+        assert self._address, f"the server ended before it printed its address: {self.tail}"
         return self._address
 
 
 @asynccontextmanager
 async def running(*command: str) -> AsyncGenerator[str]:
-    """A server's base address. It must still be there at the end, when it is told to stop."""
+    """Run a server and yield its base URL. Fails if the server ends before the context does."""
     async with (
         await anyio.open_process(command, stderr=subprocess.STDOUT, env=environment()) as process,
         anyio.create_task_group() as tasks,
@@ -66,7 +66,7 @@ async def running(*command: str) -> AsyncGenerator[str]:
         tasks.start_soon(output.read)
         try:
             yield await output.address()
-            assert process.returncode is None, f"the server ended by itself: {output.tail}"
+            assert process.returncode is None, f"the server ended early: {output.tail}"
         finally:
             with anyio.CancelScope(shield=True):
                 await stop(process)
@@ -82,20 +82,20 @@ async def stop(process: Process) -> None:
     process.kill()
 
 
-def fixture_by_itself() -> Sequence[str]:
-    """The command that serves the fixture over streamable HTTP."""
+def fixture_alone() -> Sequence[str]:
+    """Command that serves the fixture over streamable HTTP, without this project's server."""
     return (sys.executable, str(FIXTURE), "--http")
 
 
 def decathlon(state: Path) -> Sequence[str]:
-    """The command that serves the suite around the fixture."""
+    """Command that serves the suite whose task has the fixture as its server."""
     program = Path(sys.executable).parent / "decathlon-mcp"
-    where = ("--suite", str(SUITE), "--provider", "local", "--names", "raw", "--port", "0")
-    return (str(program), "serve", *where, "--state", str(state), "--idle-seconds", str(IDLE_SECONDS))
+    options = ("--suite", str(SUITE), "--provider", "local", "--names", "raw", "--port", "0")
+    return (str(program), "serve", *options, "--state", str(state), "--idle-seconds", str(IDLE_SECONDS))
 
 
 async def start_episode(base: str) -> str:
-    """The address of a new episode, started in the lobby."""
+    """Start an episode in the lobby and return its address."""
     async with Client(f"{base}/mcp") as lobby:
         started = await lobby.call_tool("start_episode", {"task": TASK})
     assert not started.is_error, started.content
@@ -103,11 +103,11 @@ async def start_episode(base: str) -> str:
 
 
 def closed_port() -> int:
-    """A port of the loopback on which nothing listens."""
+    """A loopback port on which nothing listens."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         return listening.getsockname()[1]
 
 
 def environment() -> dict[str, str]:
-    """This process's, with the Python of the tests as `python3`."""
+    """This process's environment, with the tests' Python first in PATH, as `python3`."""
     return {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}

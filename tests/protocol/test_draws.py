@@ -1,4 +1,4 @@
-"""Draws by every way in: the random address, `start_episode`, `list_tasks` with a sample."""
+"""Draws by the random address, by `start_episode` and by `list_tasks` with a sample."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pytest
 from mcp.shared.exceptions import MCPError
 
 from decathlon_mcp.http.authentication import Tokens
-from tests.http.test_addresses import BOTH, INITIALIZE
+from tests.http.messages import ACCEPT, INITIALIZE
 from tests.probe.clients import connected
 from tests.probe.serving import Served, serving
 
 pytestmark = pytest.mark.anyio
 
 PASSES = {"find-answer": "++", "made-answer": "+-", "say-answer": "+---", "dense": "--"}
-WALK = ["find-answer", "made-answer", "say-answer", "dense"]
-"""From easy to hard; of the others nothing is known."""
+EASY_FIRST = ["find-answer", "made-answer", "say-answer", "dense"]
+"""The tasks with a known pass rate."""
 
 
 @pytest.fixture(scope="module")
@@ -43,52 +43,50 @@ def digest_of(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()
 
 
-async def at_random(served: Served, query: str, era: str = "handshake", token: str = "ada") -> str:
-    """The task that the address draws."""
+async def draw(served: Served, query: str, era: str = "handshake", token: str = "ada") -> str:
+    """The task that the random address draws."""
     async with connected(f"{served.task('random')}?{query}", era, token=token):
         return served.episodes.live[-1].task_name
 
 
-async def refusal(served: Served, query: str) -> dict[str, Any]:
-    headers = {**BOTH, "Authorization": "Bearer ada"}
+async def refused_draw(served: Served, query: str) -> dict[str, Any]:
+    headers = {**ACCEPT, "Authorization": "Bearer ada"}
     async with httpx2.AsyncClient(headers=headers, timeout=30) as http:
-        answer = await http.post(f"{served.task('random')}?{query}", json=INITIALIZE)
-    assert answer.status_code == 400
-    return answer.json()["error"]
+        response = await http.post(f"{served.task('random')}?{query}", json=INITIALIZE)
+    assert response.status_code == 400
+    return response.json()["error"]
 
 
-async def test_the_address_draws_of_what_is_asked_for_and_the_same_for_the_same_seed(served: Served) -> None:
-    draw_tasks = [
-        await at_random(served, "seed=7&split=train&search=answer&without=network") for _ in range(2)
-    ]
-    assert draw_tasks[0] == draw_tasks[1]
-    assert "answer" in draw_tasks[0]
-    assert await at_random(served, "split=test&needs=probe,late") == "late-server"
-    assert await at_random(served, "needs=probe&needs=late") == "late-server"
+async def test_the_random_address_applies_filters_and_repeats_a_seed(served: Served) -> None:
+    drawn = [await draw(served, "seed=7&split=train&search=answer&without=network") for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    assert "answer" in drawn[0]
+    assert await draw(served, "split=test&needs=probe,late") == "late-server"
+    assert await draw(served, "needs=probe&needs=late") == "late-server"
 
 
-async def test_with_an_order_the_seed_is_the_place_in_it(served: Served) -> None:
-    assert await at_random(served, "order=easy_first&seed=0") == "find-answer"
-    assert await at_random(served, "order=easy_first&seed=2") == "say-answer"
-    assert await at_random(served, "order=hard_first&seed=0") == "dense"
-    assert await at_random(served, "order=curriculum&seed=3") == "find-answer"
+async def test_with_an_order_the_seed_is_the_position(served: Served) -> None:
+    assert await draw(served, "order=easy_first&seed=0") == "find-answer"
+    assert await draw(served, "order=easy_first&seed=2") == "say-answer"
+    assert await draw(served, "order=hard_first&seed=0") == "dense"
+    assert await draw(served, "order=curriculum&seed=3") == "find-answer"
 
 
 @pytest.mark.parametrize("era", ["handshake", "sessionless"])
-async def test_without_a_seed_an_order_is_gone_through_by_each_token_for_itself(
+async def test_without_a_seed_each_token_walks_through_an_order_independently(
     served: Served, era: str
 ) -> None:
     query = f"order=easy_first&min_pass_rate=0&search={'-' if era == 'handshake' else 'e'}"
-    mine = [await at_random(served, query, era) for _ in range(2)]
-    others = await at_random(served, query, era, token="ben")
-    mine.append(await at_random(served, query, era))
-    assert mine[:2] == [name for name in WALK if ("-" if era == "handshake" else "e") in name][:2]
-    assert others == mine[0]
-    assert len({*mine}) == 3
+    own = [await draw(served, query, era) for _ in range(2)]
+    other = await draw(served, query, era, token="ben")
+    own.append(await draw(served, query, era))
+    assert own[:2] == [name for name in EASY_FIRST if ("-" if era == "handshake" else "e") in name][:2]
+    assert other == own[0]
+    assert len({*own}) == 3
 
 
 @pytest.mark.parametrize(
-    ("query", "words"),
+    ("query", "message"),
     [
         ("split=nowhere", "there is no split 'nowhere'; the splits are test, train"),
         ("order=sideways", "'easy_first', 'hard_first' or 'curriculum'"),
@@ -100,65 +98,65 @@ async def test_without_a_seed_an_order_is_gone_through_by_each_token_for_itself(
         ("min_pass_rate=2", "`min_pass_rate`: input should be less than or equal to 1"),
     ],
 )
-async def test_what_cannot_be_drawn_by_is_answered_with_what_can(
-    served: Served, query: str, words: str
+async def test_invalid_filters_are_refused_with_the_valid_ones(
+    served: Served, query: str, message: str
 ) -> None:
-    error = await refusal(served, query)
-    assert words in error["message"]
+    error = await refused_draw(served, query)
+    assert message in error["message"]
     assert error["data"]["code"] == "bad_request"
 
 
-async def said(lobby: Any, tool: str, **arguments: Any) -> Any:
+async def call(lobby: Any, tool: str, **arguments: Any) -> Any:
     result = await lobby.call_tool(tool, arguments)
     assert not result.is_error, result.content
     return result.structured_content
 
 
 @pytest.mark.parametrize("era", ["handshake", "sessionless"])
-async def test_the_lobby_lists_draws_and_starts_by_the_same_words(served: Served, era: str) -> None:
+async def test_the_lobby_lists_samples_and_starts_with_the_same_filters(served: Served, era: str) -> None:
     async with connected(served.lobby, era, token="ada") as lobby:
-        listed = (await said(lobby, "list_tasks", order="easy_first", min_pass_rate=0))["tasks"]
+        listed = (await call(lobby, "list_tasks", order="easy_first", min_pass_rate=0))["tasks"]
         assert [(task["id"], task["pass_rate"]) for task in listed] == list(
-            zip(WALK, (1.0, 0.5, 0.25, 0.0), strict=True)
+            zip(EASY_FIRST, (1.0, 0.5, 0.25, 0.0), strict=True)
         )
         assert listed[2]["attempts"] == 4
-        sample = (await said(lobby, "list_tasks", sample=2, order="easy_first", seed=1, prompts=True))[
+        sample = (await call(lobby, "list_tasks", sample=2, order="easy_first", seed=1, prompts=True))[
             "tasks"
         ]
-        assert [task["id"] for task in sample] == WALK[2:]
+        assert [task["id"] for task in sample] == EASY_FIRST[2:]
         assert all(task["prompt"] for task in sample)
-        asked = {"split": "train", "needs": ["probe"], "without": ["late", "dead"], "seed": 7}
-        (draw_tasks,) = (await said(lobby, "list_tasks", sample=1, **asked))["tasks"]
-        started = await said(lobby, "start_episode", wait=False, **asked)
-        assert started["task"] == draw_tasks["id"]
-        await said(lobby, "close_episode", episode=started["episode"])
+        filters = {"split": "train", "needs": ["probe"], "without": ["late", "dead"], "seed": 7}
+        (task,) = (await call(lobby, "list_tasks", sample=1, **filters))["tasks"]
+        started = await call(lobby, "start_episode", wait=False, **filters)
+        assert started["task"] == task["id"]
+        await call(lobby, "close_episode", episode=started["episode"])
 
 
 @pytest.mark.parametrize(
-    ("tool", "arguments", "words"),
+    ("tool", "arguments", "message"),
     [
-        ("list_tasks", {"seed": 7}, "`seed` is for a `sample`"),
+        ("list_tasks", {"seed": 7}, "`seed` requires `sample`"),
         ("list_tasks", {"sample": 0}, "`sample`: input should be greater than or equal to 1"),
         ("list_tasks", {"split": "nowhere"}, "the splits are test, train"),
-        ("start_episode", {"task": "dense", "seed": 0}, "`task` names one, `seed` would draw one"),
+        ("start_episode", {"task": "dense", "seed": 0}, "`task` cannot be combined with `seed`"),
         ("start_episode", {"order": "sideways"}, "'easy_first', 'hard_first' or 'curriculum'"),
         ("start_episode", {"without": ["*"]}, "no task is all of what was asked for"),
     ],
 )
-async def test_the_lobby_says_what_does_not_go_together(
-    served: Served, tool: str, arguments: dict[str, Any], words: str
+async def test_the_lobby_refuses_arguments_that_exclude_each_other(
+    served: Served, tool: str, arguments: dict[str, Any], message: str
 ) -> None:
     async with connected(served.lobby, token="ada") as lobby:
-        with pytest.raises(MCPError, match=words):
+        with pytest.raises(MCPError, match=message):
             await lobby.call_tool(tool, arguments)
 
 
 async def test_a_full_server_draws_nothing(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     query = "order=hard_first&search=dens"
-    taken: list[object] = []
+    draws: list[object] = []
     monkeypatch.setattr(served.episodes, "closing", True)
-    monkeypatch.setattr(served.episodes.draws, "take", taken.append)
-    async with httpx2.AsyncClient(headers={**BOTH, "Authorization": "Bearer ada"}, timeout=30) as http:
-        answer = await http.post(f"{served.task('random')}?{query}", json=INITIALIZE)
-    assert answer.status_code == 503
-    assert taken == []
+    monkeypatch.setattr(served.episodes.draws, "take", draws.append)
+    async with httpx2.AsyncClient(headers={**ACCEPT, "Authorization": "Bearer ada"}, timeout=30) as http:
+        response = await http.post(f"{served.task('random')}?{query}", json=INITIALIZE)
+    assert response.status_code == 503
+    assert draws == []

@@ -1,4 +1,4 @@
-"""The lobby: episodes by explicit handles, with and without a session."""
+"""The lobby: episodes by explicit handle, with and without a session."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def era(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-async def said(client: Any, tool: str, **arguments: Any) -> Any:
+async def call(client: Any, tool: str, **arguments: Any) -> Any:
     result = await client.call_tool(tool, arguments)
     assert not result.is_error, result.content
     return result.structured_content
@@ -34,35 +34,35 @@ async def said(client: Any, tool: str, **arguments: Any) -> Any:
 
 async def test_a_whole_episode_by_its_handle(served: Served, era: str) -> None:
     async with connected(served.lobby, era) as lobby:
-        started = await said(lobby, "start_episode", task="find-answer")
+        started = await call(lobby, "start_episode", task="find-answer")
         handle = started["episode"]
         assert started["phase"] == "ready"
         assert "Write the answer, 42" in started["prompt"]
         assert started["address"] == served.episode(handle)
-        tools = await said(lobby, "list_tools", episode=handle)
+        tools = await call(lobby, "list_tools", episode=handle)
         assert tools["tools"] == started["tools"]
         written: Any = await lobby.call_tool(
             "call_tool",
             {"episode": handle, "name": "probe__write", "arguments": {"path": "answer.txt", "text": "42"}},
         )
         assert written.content[0].text == "written"
-        assert (await said(lobby, "episode_status", episode=handle))["calls"] == 1
-        assert (await said(lobby, "claim_done", episode=handle, answer="done"))["claimed"]
-        assert (await said(lobby, "evaluate", episode=handle))["reward"] == 1.0
-        assert (await said(lobby, "close_episode", episode=handle))["closed"]
+        assert (await call(lobby, "episode_status", episode=handle))["calls"] == 1
+        assert (await call(lobby, "claim_done", episode=handle, answer="done"))["claimed"]
+        assert (await call(lobby, "evaluate", episode=handle))["reward"] == 1.0
+        assert (await call(lobby, "close_episode", episode=handle))["closed"]
 
 
-async def test_the_list_never_varies_without_a_session(served: Served) -> None:
+async def test_without_a_session_the_tool_list_never_changes(served: Served) -> None:
     async with connected(served.lobby, "sessionless") as lobby:
         before = [tool.name for tool in (await lobby.list_tools()).tools]
-        handle = (await said(lobby, "start_episode", task="find-answer"))["episode"]
+        handle = (await call(lobby, "start_episode", task="find-answer"))["episode"]
         after = [tool.name for tool in (await lobby.list_tools(cache_mode="refresh")).tools]
-        await said(lobby, "close_episode", episode=handle)
+        await call(lobby, "close_episode", episode=handle)
     assert before == after
     assert before[0] == "list_tasks"
 
 
-async def test_with_a_session_the_tools_of_the_last_episode_appear_in_its_list(served: Served) -> None:
+async def test_a_session_lists_the_tools_of_its_last_episode(served: Served) -> None:
     changed = anyio.Event()
 
     async def on_message(message: Any) -> None:
@@ -70,34 +70,34 @@ async def test_with_a_session_the_tools_of_the_last_episode_appear_in_its_list(s
             changed.set()
 
     async with connected(served.lobby, "handshake", message_handler=on_message) as lobby:
-        await said(lobby, "start_episode", task="find-answer")
+        await call(lobby, "start_episode", task="find-answer")
         await changed.wait()
         names = [tool.name for tool in (await lobby.list_tools()).tools]
         assert names.count("claim_done") == names.count("evaluate") == 1
         await lobby.call_tool("probe__write", {"path": "answer.txt", "text": "42"})
-        await said(lobby, "claim_done")
-        assert (await said(lobby, "evaluate"))["reward"] == 1.0
+        await call(lobby, "claim_done")
+        assert (await call(lobby, "evaluate"))["reward"] == 1.0
 
 
 async def test_a_session_lists_only_its_own_episodes(served: Served) -> None:
-    async with connected(served.lobby, "handshake") as one, connected(served.lobby, "handshake") as other:
-        mine = (await said(one, "start_episode", task="find-answer", wait=False))["episode"]
-        listed = [episode["episode"] for episode in (await said(one, "list_episodes"))["episodes"]]
-        assert listed == [mine]
-        assert (await said(other, "list_episodes"))["episodes"] == []
-        await said(one, "close_episode", episode=mine)
+    async with connected(served.lobby, "handshake") as first, connected(served.lobby, "handshake") as other:
+        own = (await call(first, "start_episode", task="find-answer", wait=False))["episode"]
+        listed = [episode["episode"] for episode in (await call(first, "list_episodes"))["episodes"]]
+        assert listed == [own]
+        assert (await call(other, "list_episodes"))["episodes"] == []
+        await call(first, "close_episode", episode=own)
 
 
-async def test_without_a_session_no_list_gives_an_episode_away(served: Served) -> None:
+async def test_without_a_session_no_episodes_are_listed(served: Served) -> None:
     async with connected(served.lobby, "sessionless") as lobby:
-        handle = (await said(lobby, "start_episode", task="find-answer", wait=False))["episode"]
-        assert (await said(lobby, "list_episodes"))["episodes"] == []
-        await said(lobby, "close_episode", episode=handle)
+        handle = (await call(lobby, "start_episode", task="find-answer", wait=False))["episode"]
+        assert (await call(lobby, "list_episodes"))["episodes"] == []
+        await call(lobby, "close_episode", episode=handle)
 
 
-async def test_tasks_are_listed_with_what_they_need(served: Served, era: str) -> None:
+async def test_tasks_are_listed_with_their_needs(served: Served, era: str) -> None:
     async with connected(served.lobby, era) as lobby:
-        tasks = (await said(lobby, "list_tasks", search="answer", prompts=True))["tasks"]
+        tasks = (await call(lobby, "list_tasks", search="answer", prompts=True))["tasks"]
     assert [task["id"] for task in tasks] == ["find-answer", "made-answer", "say-answer"]
     assert tasks[0]["servers"] == ["probe"]
     assert tasks[0]["runnable"] is True
@@ -106,16 +106,16 @@ async def test_tasks_are_listed_with_what_they_need(served: Served, era: str) ->
 
 async def test_a_seed_makes_a_draw_repeatable(served: Served) -> None:
     async with connected(served.lobby) as lobby:
-        draw_tasks: set[str] = set()
+        tasks: set[str] = set()
         for _ in range(2):
-            started = await said(lobby, "start_episode", seed=7, wait=False)
-            draw_tasks.add(started["task"])
-            await said(lobby, "close_episode", episode=started["episode"])
-    assert len(draw_tasks) == 1
+            started = await call(lobby, "start_episode", seed=7, wait=False)
+            tasks.add(started["task"])
+            await call(lobby, "close_episode", episode=started["episode"])
+    assert len(tasks) == 1
 
 
 @pytest.mark.parametrize(
-    ("task_id", "words"),
+    ("task_id", "phrases"),
     [
         ("dead-server", ["dead", "the licence has run out"]),
         ("late-server", ["late", "2 s"]),
@@ -123,16 +123,20 @@ async def test_a_seed_makes_a_draw_repeatable(served: Served) -> None:
         ("endless-preprocess", ["preprocess took longer than 1 s"]),
     ],
 )
-async def test_a_set_up_that_failed_is_told_with_its_cause_to_whoever_asks(
-    served: Served, era: str, task_id: str, words: list[str]
+async def test_every_tool_reports_the_cause_of_a_failed_set_up(
+    served: Served, era: str, task_id: str, phrases: list[str]
 ) -> None:
     async with connected(served.lobby, era) as lobby:
-        handle = (await said(lobby, "start_episode", task=task_id, wait=False))["episode"]
-        for tool, more in (("list_tools", {}), ("call_tool", {"name": "probe__echo"}), ("claim_done", {})):
+        handle = (await call(lobby, "start_episode", task=task_id, wait=False))["episode"]
+        for tool, arguments in (
+            ("list_tools", {}),
+            ("call_tool", {"name": "probe__echo"}),
+            ("claim_done", {}),
+        ):
             with pytest.raises(MCPError) as failed:
-                await lobby.call_tool(tool, {"episode": handle, **more})
-            for word in words:
-                assert word in str(failed.value)
+                await lobby.call_tool(tool, {"episode": handle, **arguments})
+            for phrase in phrases:
+                assert phrase in str(failed.value)
         result: Any = await lobby.call_tool("evaluate", {"episode": handle})
         assert result.is_error
         assert result.structured_content["status"] == "set_up_failed"
@@ -141,7 +145,7 @@ async def test_a_set_up_that_failed_is_told_with_its_cause_to_whoever_asks(
 
 
 @pytest.mark.parametrize(
-    ("tool", "arguments", "words"),
+    ("tool", "arguments", "message"),
     [
         ("start_episode", {"task": "find-anwser"}, "find-answer"),
         ("start_episode", {"tsk": "find-answer"}, "`tsk`"),
@@ -152,9 +156,9 @@ async def test_a_set_up_that_failed_is_told_with_its_cause_to_whoever_asks(
         ("fly", {}, "there is no tool 'fly'"),
     ],
 )
-async def test_bad_arguments_are_told_what_would_do(
-    served: Served, era: str, tool: str, arguments: dict[str, Any], words: str
+async def test_errors_for_bad_arguments_name_the_valid_ones(
+    served: Served, era: str, tool: str, arguments: dict[str, Any], message: str
 ) -> None:
     async with connected(served.lobby, era) as lobby:
-        with pytest.raises(MCPError, match=words):
+        with pytest.raises(MCPError, match=message):
             await lobby.call_tool(tool, arguments)

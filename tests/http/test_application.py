@@ -1,4 +1,4 @@
-"""What the addresses check before MCP, and whom they let in: on the wire, with plain HTTP."""
+"""The addresses over plain HTTP: what is checked before MCP, sessions, capacity, tokens."""
 
 from __future__ import annotations
 
@@ -14,22 +14,11 @@ from mcp.shared.exceptions import MCPError
 
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.http.authentication import Tokens
+from tests.http.messages import ACCEPT, INITIALIZE
 from tests.probe.clients import connected, playing, start
 from tests.probe.serving import Served, serving
 
 pytestmark = pytest.mark.anyio
-
-BOTH = {"Accept": "application/json, text/event-stream"}
-INITIALIZE = {
-    "jsonrpc": "2.0",
-    "id": 1,
-    "method": "initialize",
-    "params": {
-        "protocolVersion": "2025-11-25",
-        "capabilities": {},
-        "clientInfo": {"name": "test", "version": "1"},
-    },
-}
 
 
 @pytest.fixture(scope="module")
@@ -40,30 +29,28 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 
 @pytest.fixture
 async def http() -> AsyncGenerator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(headers=BOTH, timeout=30) as http:
+    async with httpx2.AsyncClient(headers=ACCEPT, timeout=30) as http:
         yield http
 
 
-def refused(words: str) -> pytest.RaisesGroup[MCPError]:
-    """The SDK's client wraps what its connecting met in groups."""
-    return pytest.RaisesGroup(pytest.RaisesExc(MCPError, match=words), flatten_subgroups=True)
+def connection_fails(message: str) -> pytest.RaisesGroup[MCPError]:
+    """Expects an error while connecting, which the SDK's client wraps in exception groups."""
+    return pytest.RaisesGroup(pytest.RaisesExc(MCPError, match=message), flatten_subgroups=True)
 
 
-async def ended(served: Served, episode_id: str) -> None:
+async def wait_until_ended(served: Served, episode_id: str) -> None:
     await served.episodes._episodes[episode_id].state.reach(Phase.ENDED)  # pyright: ignore[reportPrivateUsage]
 
 
-async def test_an_unknown_task_is_told_with_those_that_look_like_it(
-    served: Served, http: httpx2.AsyncClient
-) -> None:
-    answer = await http.post(served.task("find-anwser"), json=INITIALIZE)
-    assert answer.status_code == 404
-    assert "find-answer" in answer.json()["error"]["message"]
-    assert answer.json()["error"]["data"]["near"][0] == "find-answer"
+async def test_an_unknown_task_is_404_with_similar_ids(served: Served, http: httpx2.AsyncClient) -> None:
+    response = await http.post(served.task("find-anwser"), json=INITIALIZE)
+    assert response.status_code == 404
+    assert "find-answer" in response.json()["error"]["message"]
+    assert response.json()["error"]["data"]["near"][0] == "find-answer"
 
 
-async def test_a_client_is_told_of_an_unknown_task_in_words(served: Served) -> None:
-    with refused("find-answer"):
+async def test_an_sdk_client_shows_the_message_for_an_unknown_task(served: Served) -> None:
+    with connection_fails("find-answer"):
         async with connected(served.task("find-anwser")):
             pass
 
@@ -74,26 +61,24 @@ async def test_a_sessionless_client_at_a_task_falls_back_to_the_handshake(served
         assert (await client.call_tool("probe__echo", {"text": "hi"})).content[0].text == "hi"  # pyright: ignore
 
 
-async def test_a_sessionless_request_at_a_task_is_declined_naming_the_handshake(
+async def test_a_sessionless_request_at_a_task_is_rejected_with_the_supported_revisions(
     served: Served, http: httpx2.AsyncClient
 ) -> None:
     meta: dict[str, Any] = {
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",
         "io.modelcontextprotocol/clientCapabilities": {},
     }
-    answer = await http.post(
+    response = await http.post(
         served.task("find-answer"),
         json={"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": meta}},
         headers={"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/list"},
     )
-    error = answer.json()["error"]
+    error = response.json()["error"]
     assert error["code"] == -32022
     assert "2025-11-25" in error["data"]["supported"]
 
 
-async def test_a_session_made_on_one_path_is_unknown_on_another(
-    served: Served, http: httpx2.AsyncClient
-) -> None:
+async def test_a_session_of_one_path_is_unknown_at_another(served: Served, http: httpx2.AsyncClient) -> None:
     opened = await http.post(served.task("find-answer"), json=INITIALIZE)
     session = {"Mcp-Session-Id": opened.headers["mcp-session-id"]}
     ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
@@ -118,29 +103,27 @@ async def test_delete_ends_the_episode_at_once(served: Served, http: httpx2.Asyn
 async def test_initialize_names_the_episode_and_its_address(served: Served) -> None:
     async with connected(served.task("find-answer")) as client:
         result: Any = client.session.initialize_result
-        told = result.meta["decathlon/episode"]
-        async with connected(told["address"], "sessionless") as other:
-            echo: Any = await other.call_tool("probe__echo", {"text": "beside"})
-    assert echo.content[0].text == "beside"
-    assert told["id"] in told["address"]
+        info = result.meta["decathlon/episode"]
+        async with connected(info["address"], "sessionless") as other:
+            echo: Any = await other.call_tool("probe__echo", {"text": "hello"})
+    assert echo.content[0].text == "hello"
+    assert info["id"] in info["address"]
 
 
-async def test_an_unknown_episode_is_not_told_from_a_forgotten_one(
-    served: Served, http: httpx2.AsyncClient
-) -> None:
-    answer = await http.post(served.episode("0" * 48), json=INITIALIZE)
-    assert answer.status_code == 404
-    assert "start a new one" in answer.json()["error"]["message"]
+async def test_an_unknown_episode_is_404(served: Served, http: httpx2.AsyncClient) -> None:
+    response = await http.post(served.episode("0" * 48), json=INITIALIZE)
+    assert response.status_code == 404
+    assert "start a new one" in response.json()["error"]["message"]
 
 
-async def test_json_that_is_none_is_refused_and_harms_nobody(
+async def test_malformed_json_is_refused_without_affecting_other_clients(
     served: Served, http: httpx2.AsyncClient
 ) -> None:
     async with playing(served, "find-answer", "task") as player:
-        answer = await http.post(
+        response = await http.post(
             served.lobby, content=b'{"jsonrpc": "2.0", ', headers={"Content-Type": "application/json"}
         )
-        assert answer.status_code == 400
+        assert response.status_code == 400
         assert await player.text("probe__echo", text="unharmed") == "unharmed"
 
 
@@ -151,12 +134,12 @@ async def test_a_foreign_host_or_origin_is_refused(served: Served, http: httpx2.
     assert browser.status_code == 403
 
 
-async def test_health_is_told_to_anybody(served: Served, http: httpx2.AsyncClient) -> None:
-    answer = await http.get(f"{served.url}/healthz")
-    assert answer.json()["status"] == "ok"
+async def test_health_reports_the_status(served: Served, http: httpx2.AsyncClient) -> None:
+    response = await http.get(f"{served.url}/healthz")
+    assert response.json()["status"] == "ok"
 
 
-async def test_what_no_model_of_mcp_knows_arrives_on_the_wire(
+async def test_unknown_fields_and_content_types_are_relayed_unchanged(
     served: Served, http: httpx2.AsyncClient
 ) -> None:
     opened = await http.post(served.task("find-answer"), json=INITIALIZE)
@@ -166,13 +149,13 @@ async def test_what_no_model_of_mcp_knows_arrives_on_the_wire(
         json={"jsonrpc": "2.0", "method": "notifications/initialized"},
         headers=session,
     )
-    answer = await http.post(
+    response = await http.post(
         served.task("find-answer"),
         json={"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "probe__odd"}},
         headers=session,
     )
-    assert answer.headers["content-type"] == "application/json"
-    result = answer.json()["result"]
+    assert response.headers["content-type"] == "application/json"
+    result = response.json()["result"]
     assert result["content"][0] == {"type": "hologram", "depth": 3, "frames": [1, 2]}
     assert result["content"][1]["colour"] == "blue"
     assert result["mood"] == "cheerful"
@@ -180,62 +163,62 @@ async def test_what_no_model_of_mcp_knows_arrives_on_the_wire(
     await http.delete(served.task("find-answer"), headers=session)
 
 
-async def test_a_full_server_refuses_with_a_time_to_retry_after(tmp_path: Path) -> None:
+async def test_a_full_server_refuses_with_a_retry_time(tmp_path: Path) -> None:
     async with serving(tmp_path, provider="local", max_sandboxes=1, max_queue=0) as served:
-        async with playing(served, "find-answer", "task"), httpx2.AsyncClient(headers=BOTH) as http:
-            answer = await http.post(served.task("find-answer"), json=INITIALIZE)
-            assert answer.status_code == 503
-            assert 5 <= int(answer.headers["retry-after"]) <= 15
-            assert answer.json()["error"]["data"]["retryAfterSeconds"] >= 5
-            with refused("ask again in"):
+        async with playing(served, "find-answer", "task"), httpx2.AsyncClient(headers=ACCEPT) as http:
+            response = await http.post(served.task("find-answer"), json=INITIALIZE)
+            assert response.status_code == 503
+            assert 5 <= int(response.headers["retry-after"]) <= 15
+            assert response.json()["error"]["data"]["retryAfterSeconds"] >= 5
+            with connection_fails("ask again in"):
                 async with connected(served.task("find-answer")):
                     pass
             assert len(served.episodes.live) == 1
 
 
-async def test_those_who_come_at_once_past_capacity_keep_no_session(tmp_path: Path) -> None:
+async def test_concurrent_sessions_beyond_capacity_are_discarded(tmp_path: Path) -> None:
     async with serving(tmp_path, provider="local", max_sandboxes=1, max_queue=0) as served:
         url = served.task("find-answer")
-        answers: list[httpx2.Response] = []
-        async with httpx2.AsyncClient(headers=BOTH, timeout=60) as http:
+        responses: list[httpx2.Response] = []
+        async with httpx2.AsyncClient(headers=ACCEPT, timeout=60) as http:
 
-            async def ask() -> None:
-                answers.append(await http.post(url, json=INITIALIZE))
+            async def initialize() -> None:
+                responses.append(await http.post(url, json=INITIALIZE))
 
             async with anyio.create_task_group() as tasks:
                 for _ in range(8):
-                    tasks.start_soon(ask)
+                    tasks.start_soon(initialize)
             assert len(served.episodes.live) == 1
-            refusals = [answer for answer in answers if "ask again in" in answer.text]
+            refusals = [response for response in responses if "ask again in" in response.text]
             assert len(refusals) == 7
-            for answer in refusals:
-                if session := answer.headers.get("mcp-session-id"):
+            for response in refusals:
+                if session := response.headers.get("mcp-session-id"):
                     assert (await http.delete(url, headers={"mcp-session-id": session})).status_code == 404
-            (let_in,) = [answer for answer in answers if answer not in refusals]
-            await http.delete(url, headers={"mcp-session-id": let_in.headers["mcp-session-id"]})
+            (accepted,) = [response for response in responses if response not in refusals]
+            await http.delete(url, headers={"mcp-session-id": accepted.headers["mcp-session-id"]})
 
 
-async def test_an_episode_that_nobody_asks_anything_is_ended(tmp_path: Path) -> None:
+async def test_an_idle_episode_ends(tmp_path: Path) -> None:
     async with serving(tmp_path, provider="local", idle_seconds=1) as served:
-        told = await start(served, "find-answer")
-        await ended(served, told["episode"])
+        started = await start(served, "find-answer")
+        await wait_until_ended(served, started["episode"])
         async with connected(served.lobby) as lobby:
-            status: Any = await lobby.call_tool("episode_status", {"episode": told["episode"]})
+            status: Any = await lobby.call_tool("episode_status", {"episode": started["episode"]})
             with pytest.raises(MCPError, match="lease expired"):
                 await lobby.call_tool(
                     "call_tool",
-                    {"episode": told["episode"], "name": "probe__echo", "arguments": {"text": ""}},
+                    {"episode": started["episode"], "name": "probe__echo", "arguments": {"text": ""}},
                 )
     assert status.structured_content["phase"] == "ended"
     assert "lease" in status.structured_content["ending"]
 
 
-async def test_a_claimed_episode_whose_client_vanishes_is_graded_first(tmp_path: Path) -> None:
+async def test_a_claimed_episode_is_graded_after_its_client_disappears(tmp_path: Path) -> None:
     async with serving(tmp_path, provider="local", idle_seconds=1) as served:
         async with playing(served, "find-answer", "task") as player:
             await player.call("probe__write", path="answer.txt", text="42")
             await player.call("claim_done")
-        await ended(served, player.episode_id)
+        await wait_until_ended(served, player.episode_id)
         verdict = tmp_path / "episodes" / player.episode_id / "verdict.json"
         assert '"reward": 1.0' in verdict.read_text()
 
@@ -253,7 +236,7 @@ async def test_calls_past_the_limit_close_the_attempt(tmp_path: Path) -> None:
     assert verdict["reward"] == 1.0
 
 
-async def test_with_the_policy_meta_the_reward_is_no_tool_output(tmp_path: Path) -> None:
+async def test_with_policy_meta_the_reward_is_only_in_meta(tmp_path: Path) -> None:
     async with serving(tmp_path, provider="local", reward="meta") as served:
         async with playing(served, "find-answer", "task") as player:
             result = await player.call("evaluate")
@@ -262,19 +245,19 @@ async def test_with_the_policy_meta_the_reward_is_no_tool_output(tmp_path: Path)
     assert result.meta["decathlon/verdict"]["reward"] == 0.0
 
 
-async def test_tokens_decide_who_comes_in_and_whose_episodes_are_whose(tmp_path: Path) -> None:
+async def test_tokens_are_required_and_own_their_episodes(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     lines = [
         f"{name} {hashlib.sha256(f'{name}-secret'.encode()).hexdigest()} {role}"
         for name, role in (("ada", "player"), ("bob", "player"), ("root", "admin"))
     ]
-    file.write_text("# who may come in\n" + "\n".join(lines) + "\n")
+    file.write_text("# clients\n" + "\n".join(lines) + "\n")
 
     def bearer(name: str) -> dict[str, Any]:
         return {"headers": {"Authorization": f"Bearer {name}-secret"}}
 
     async with serving(tmp_path / "state", provider="local", tokens=Tokens.read(file)) as served:
-        async with httpx2.AsyncClient(headers=BOTH) as http:
+        async with httpx2.AsyncClient(headers=ACCEPT) as http:
             assert (await http.post(served.lobby, json=INITIALIZE)).status_code == 401
             wrong = await http.post(served.lobby, json=INITIALIZE, **bearer("eve"))
             assert wrong.status_code == 401
@@ -283,5 +266,5 @@ async def test_tokens_decide_who_comes_in_and_whose_episodes_are_whose(tmp_path:
             episode = served.episodes.live[-1]
             await episode.ready()
             for name, status in (("ada", 200), ("bob", 404), ("root", 200)):
-                answer = await http.post(served.episode(episode.id), json=INITIALIZE, **bearer(name))
-                assert answer.status_code == status, name
+                response = await http.post(served.episode(episode.id), json=INITIALIZE, **bearer(name))
+                assert response.status_code == status, name

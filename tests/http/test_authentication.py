@@ -1,4 +1,4 @@
-"""Tokens, names and sockets: what is refused before anybody is let in."""
+"""Token files, allowed host names and the listening socket."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from decathlon_mcp.http.authentication import Tokens, new_token
 from decathlon_mcp.http.server import hosts_for, listen
 
 
-def test_a_new_token_opens_the_door_its_line_is_for(tmp_path: Path) -> None:
+def test_a_new_token_is_accepted_with_its_name_and_role(tmp_path: Path) -> None:
     secret, line = new_token("ada", "controller")
     assert secret not in line
     file = tmp_path / "tokens"
@@ -26,42 +26,44 @@ def test_a_new_token_opens_the_door_its_line_is_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("ada 12 player", "1: expected NAME SHA256 ROLE"),
         (f"# one\nada {'0' * 64} king", "2: expected NAME SHA256 ROLE"),
         ("# nobody\n", "there is no token in it"),
     ],
 )
-def test_a_broken_file_of_tokens_names_its_line(tmp_path: Path, text: str, words: str) -> None:
+def test_an_invalid_token_file_is_an_error_naming_the_line(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "tokens"
     file.write_text(text)
-    with pytest.raises(SettingsError, match=words):
+    with pytest.raises(SettingsError, match=message):
         Tokens.read(file)
 
 
-def test_a_file_of_tokens_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_token_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="No such file"):
         Tokens.read(tmp_path / "none")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "box.example"])
-def test_beyond_loopback_nobody_serves_without_tokens(host: str) -> None:
+def test_listening_beyond_loopback_requires_tokens(host: str) -> None:
     with pytest.raises(SettingsError, match="--tokens FILE"):
         hosts_for(host, (), Tokens())
 
 
-def test_the_hosts_names_are_answered_to_and_no_others(tmp_path: Path) -> None:
+def test_allowed_hosts_are_loopback_the_host_and_the_configured_names(tmp_path: Path) -> None:
     _, line = new_token("ada", "player")
     (tmp_path / "tokens").write_text(line)
     tokens = Tokens.read(tmp_path / "tokens")
-    assert hosts_for("0.0.0.0", ("box.example",), tokens).names[-1] == "box.example"
+    loopback = ("127.0.0.1", "localhost", "[::1]")
+    assert hosts_for("0.0.0.0", ("box.example",), tokens).names == (*loopback, "box.example")
+    assert hosts_for("192.0.2.7", (), tokens).names == (*loopback, "192.0.2.7")
     security = hosts_for("127.0.0.1", (), Tokens()).security()
     assert "127.0.0.1:*" in security.allowed_hosts
     assert security.enable_dns_rebinding_protection
 
 
-def test_a_port_that_is_taken_is_said() -> None:
+def test_a_port_in_use_is_an_error() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

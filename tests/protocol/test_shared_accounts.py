@@ -1,4 +1,4 @@
-"""A client whose task shares an account with one that is being played: it waits, and is told for what."""
+"""Tasks that share an account run one after the other; clients that wait see what they wait for."""
 
 from __future__ import annotations
 
@@ -28,44 +28,44 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 
 
 @pytest.mark.parametrize("era", ["handshake", "sessionless"])
-async def test_who_waits_for_an_account_is_told_so_and_goes_on_when_it_is_free(
+async def test_a_waiting_client_gets_progress_and_continues_when_the_account_is_free(
     served: Served, era: str
 ) -> None:
     first = await start(served, "find-answer")
     second = await start(served, "say-answer", wait=False)
     assert (second["phase"], second["waits_for"]) == ("queued", WAITS)
-    told: list[str | None] = []
+    messages: list[str | None] = []
 
     async with connected(served.lobby, era) as lobby, anyio.create_task_group() as tasks:
 
-        async def note(progress: float, total: float | None, message: str | None) -> None:
-            told.append(message)
+        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+            messages.append(message)
             await close(served, first["episode"])
 
         async def list_tools() -> None:
             listed: Any = await lobby.call_tool(
-                "list_tools", {"episode": second["episode"]}, progress_callback=note
+                "list_tools", {"episode": second["episode"]}, progress_callback=on_progress
             )
             assert "claim_done" in {tool["name"] for tool in listed.structured_content["tools"]}
 
         tasks.start_soon(list_tools)
         status: Any = await lobby.call_tool("episode_status", {"episode": second["episode"]})
         assert status.structured_content.get("waits_for", WAITS) == WAITS
-    assert told[0] == f"waiting for {WAITS}"
+    assert messages[0] == f"waiting for {WAITS}"
     status = await status_of(served, second["episode"])
     assert (status["phase"], "waits_for" in status) == ("ready", False)
     await close(served, second["episode"])
 
 
-async def test_a_session_that_is_an_episode_is_told_when_it_begins(served: Served) -> None:
+async def test_initialize_reports_what_the_episode_waits_for(served: Served) -> None:
     async with playing(served, "find-answer", "task"):
         async with connected(served.task("say-answer")) as waiting:
             result: Any = waiting.session.initialize_result
-            told = result.meta["decathlon/episode"]
-    assert (told["phase"], told["waits_for"]) == ("queued", WAITS)
+            info = result.meta["decathlon/episode"]
+    assert (info["phase"], info["waits_for"]) == ("queued", WAITS)
 
 
-async def test_a_task_without_anything_in_common_waits_for_nobody(served: Served) -> None:
+async def test_a_task_without_a_shared_account_does_not_wait(served: Served) -> None:
     first = await start(served, "find-answer")
     other = await start(served, "made-answer")
     assert other["phase"] == "ready"

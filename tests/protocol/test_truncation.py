@@ -1,4 +1,4 @@
-"""Attempts that somebody else than their agent ends: a client out of patience, and what it may say then."""
+"""`truncated` and `turns` of `claim_done`: a client ends an attempt that its agent has not finished."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ async def verdict_of(served: Served, era: str, handle: str, **claim: Any) -> dic
     return verdict.structured_content
 
 
-async def test_a_client_out_of_patience_closes_the_attempt_as_truncated(served: Served, era: str) -> None:
+async def test_a_client_closes_an_unfinished_attempt_as_truncated(served: Served, era: str) -> None:
     started = await start(served, "made-answer")
     verdict = await verdict_of(served, era, started["episode"], truncated=True)
     assert (verdict["status"], verdict["truncated"], verdict["claimed"]) == ("scored", True, False)
 
 
-async def test_what_was_done_before_still_counts(served: Served, era: str) -> None:
+async def test_work_done_before_truncation_counts(served: Served, era: str) -> None:
     started = await start(served, "find-answer")
     async with connected(started["agent_address"], era) as agent:
         await agent.call_tool("probe__write", {"path": "answer.txt", "text": "42"})
@@ -55,7 +55,7 @@ async def test_what_was_done_before_still_counts(served: Served, era: str) -> No
 
 
 @pytest.mark.parametrize(("turns", "reward"), [(4, 1.0), (5, 0.0)])
-async def test_turns_are_a_metric_where_the_client_says_how_many(
+async def test_turns_are_a_metric_if_the_client_reports_them(
     served: Served, turns: int, reward: float
 ) -> None:
     started = await start(served, "find-answer")
@@ -64,7 +64,7 @@ async def test_turns_are_a_metric_where_the_client_says_how_many(
     assert (verdict["reward"], verdict["claimed"], verdict["truncated"]) == (reward, True, False)
 
 
-async def test_a_rubric_that_weighs_turns_gives_no_reward_without_them(served: Served) -> None:
+async def test_a_rubric_that_uses_turns_gives_no_reward_without_them(served: Served) -> None:
     started = await start(served, "find-answer")
     verdict = await verdict_of(served, "handshake", started["episode"])
     assert verdict["status"] == "evaluator_error"
@@ -72,7 +72,7 @@ async def test_a_rubric_that_weighs_turns_gives_no_reward_without_them(served: S
     assert "reward" not in verdict
 
 
-async def test_an_attempt_that_was_claimed_is_not_truncated_afterwards(served: Served) -> None:
+async def test_a_claimed_attempt_cannot_be_truncated(served: Served) -> None:
     started = await start(served, "made-answer")
     async with connected(started["agent_address"]) as agent:
         await agent.call_tool("claim_done", {})
@@ -83,7 +83,7 @@ async def test_an_attempt_that_was_claimed_is_not_truncated_afterwards(served: S
     assert (verdict.structured_content["claimed"], verdict.structured_content["truncated"]) == (True, False)
 
 
-async def test_an_agent_cannot_say_so_itself(served: Served) -> None:
+async def test_an_agent_cannot_set_truncated_or_turns(served: Served) -> None:
     started = await start(served, "find-answer")
     for address in ("agent_address", "address"):
         async with connected(started[address]) as agent:

@@ -1,0 +1,64 @@
+"""Reading requests before MCP does: the body, header values, and the parameters of a random draw."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from starlette.datastructures import QueryParams
+from starlette.types import Message, Receive, Scope, Send
+
+from decathlon_mcp.catalogue.draws import Draw
+from decathlon_mcp.protocol.lobby_tools import validate
+
+MAX_BODY_BYTES = 64 << 20
+RANDOM_TASK = "random"
+"""Name in a task's address that stands for a drawn task."""
+LIST_PARAMETERS = frozenset({"needs", "without"})
+
+Endpoint = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+async def read_body(receive: Receive) -> tuple[bytes, Receive]:
+    """Read a request's body. Returns it with a `receive` that delivers the same messages again.
+
+    Stops early past `MAX_BODY_BYTES`; the SDK then refuses the request with status 413.
+    """
+    messages: list[Message] = []
+    size = 0
+    while True:
+        message = await receive()
+        messages.append(message)
+        size += len(message.get("body", b""))
+        if message["type"] != "http.request" or not message.get("more_body") or size > MAX_BODY_BYTES:
+            break
+    body = b"".join(message.get("body", b"") for message in messages)
+    unread = iter(messages)
+
+    async def receive_again() -> Message:
+        return next(unread, None) or await receive()
+
+    return body, receive_again
+
+
+def draw_from_query(query: QueryParams) -> Draw:
+    """The filters in an address's query. Raises BadRequestError for parameters that do not fit."""
+    values: Mapping[str, object] = {
+        name: items if name in LIST_PARAMETERS or len(items) > 1 else items[0]
+        for name, items in ((name, query.getlist(name)) for name in query)
+    }
+    return validate(Draw, RANDOM_TASK, values)
+
+
+class RawEndpoint:
+    """An ASGI endpoint for `Route` that gets every method, with normalised header values."""
+
+    # A class, because Starlette wraps a function into a request-response handler that accepts GET only.
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Spaces around a header's value are not part of it (RFC 9110, section 5.5). httptools, which uvicorn
+        # 0.54 prefers where it is installed, keeps those after the value, and the SDK compares values
+        # literally.
+        scope["headers"] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
+        await self._endpoint(scope, receive, send)
