@@ -10,7 +10,7 @@ UV ?= uv
 help:
 	@echo "make demo    play a task through a server of its own, each step shown (TASK=... or ALL=1)"
 	@echo "make test    check everything: format, lint, layers, types, tests (PYTEST='...' picks tests)"
-	@echo "make docs    make the site, in build/site"
+	@echo "make docs    build the site in build/site"
 	@echo "make format  put the code in order"
 	@echo "make bundle  make the bundle for Claude Desktop, dist/decathlon-mcp-VERSION.mcpb (needs the network)"
 	@echo "make lock    pin the newest dependencies that fit (needs uv)"
@@ -30,7 +30,7 @@ check:
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST) || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
-# Whatever Sphinx warns of is an error: docs/conf.py says more.
+# Every Sphinx warning is an error; docs/conf.py describes the site.
 docs: $(VENV)/.installed-docs
 	@$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --conf-dir docs --doctree-dir build/doctrees . build/site
 	@echo "The site is there: build/site/index.html"
@@ -76,8 +76,8 @@ $(VENV)/.installed-dev: requirements-dev.lock $(VENV)/.installed
 	@$(PIP) --require-hashes -r requirements-dev.lock
 	@touch $@
 
-# What the site wants, and nothing of what it tells of.
-$(VENV)/.installed-docs: requirements-docs.lock $(BIN)/python
+# Sphinx imports the packages that the reference pages describe.
+$(VENV)/.installed-docs: requirements-docs.lock $(VENV)/.installed
 	@echo "Installing what requirements-docs.lock pins into $(VENV)"
 	@$(PIP) --require-hashes -r requirements-docs.lock
 	@touch $@

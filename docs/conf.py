@@ -1,18 +1,23 @@
-"""The site: the pages of this folder, and three from elsewhere in the repository, made by Sphinx.
+"""Sphinx configuration of the site: the pages of this folder and three from elsewhere in the repository.
 
     make docs
 
-The pages are plain Markdown that reads as well where the code is hosted: what they link to is found from the
-repository's root, and no directive stands in them. The order of the pages is here, in `NAVIGATION`. A page
-that is missing from it, a link that leads nowhere, anything else that Sphinx warns of: each ends the build.
+The order of the pages is `NAVIGATION`. Every Sphinx warning ends the build: a page that is missing from
+`NAVIGATION`, a dead link, a docstring that is not valid reStructuredText.
 
-Decided 2026-11-21: Sphinx with MyST-Parser and Furo. MkDocs 1 is not kept any more, and Material for it is
-declared inactive; Zensical, which follows it, is an alpha, passes over pages that its navigation lacks, and
-has its search fetch a script from elsewhere where a site is read from disk.
+Decided 2026-11-21: Sphinx with MyST-Parser and Furo. MkDocs 1 is no longer maintained, and Material for
+MkDocs is declared inactive; Zensical, its successor, is an alpha, ignores pages missing from its navigation,
+and its search loads a script from the network when a site is opened from disk.
+
+Decided 2026-11-22: sphinx.ext.autodoc makes the reference of the client, of its errors and of the verdict,
+whose fields it lists without an extension for pydantic: the last release of sphinx-pydantic is from 2020, and
+that of autodoc-pydantic is older than Sphinx 8. `docs/tables.py` writes the settings and the tables of
+`docs/protocol.md` into their pages, so that they can also be read where the code is hosted.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +25,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
-FIRST = "docs/quickstart"
-ELSEWHERE = ("CHANGELOG.md", "benchmarks/RESULTS.md", "decathlon_mcp/starter/suite/README.md")
-"""Pages that stand where they belong, and not in this folder."""
+FIRST_PAGE = "docs/quickstart"
+PAGES_ELSEWHERE = ("CHANGELOG.md", "benchmarks/RESULTS.md", "decathlon_mcp/starter/suite/README.md")
 NAVIGATION: dict[str, tuple[str, ...]] = {
     "Start": ("quickstart", "concepts"),
     "Play": (
@@ -50,24 +54,42 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "/CHANGELOG",
     ),
 }
-"""Pages by their names in this folder or, after a slash, in the repository; a star: all the others there."""
+"""Sections and their pages, relative to this folder or, with a leading slash, to the repository.
 
-FETCHED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=[\"'](https?://[^\"']+)")
-"""What a browser would get from elsewhere by itself."""
+A `*` matches the pages of a folder that are not listed."""
 
-ROOT = Path(__file__).parents[1]
-READ = {"docs", *(page.partition("/")[0] for page in ELSEWHERE)}
+REMOTE_RESOURCE = re.compile(
+    r"<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=[\"'](https?://[^\"']+)"
+)
+"""Elements that a browser loads from another host without a click."""
+
+REPOSITORY = Path(__file__).parents[1]
+SOURCE_FOLDERS = {"docs", *(page.partition("/")[0] for page in PAGES_ELSEWHERE)}
 
 project = "decathlon-mcp"
 author = "the authors of decathlon-mcp"
 language = "en-GB"
-extensions = ["myst_parser"]
-root_doc = FIRST
-include_patterns = ["docs/*.md", "docs/**/*.md", *ELSEWHERE]
-exclude_patterns = [entry.name for entry in ROOT.iterdir() if entry.name not in READ]
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+root_doc = FIRST_PAGE
+include_patterns = ["docs/*.md", "docs/**/*.md", *PAGES_ELSEWHERE]
+exclude_patterns = [entry.name for entry in REPOSITORY.iterdir() if entry.name not in SOURCE_FOLDERS]
 myst_heading_anchors = 4
 myst_disable_syntax = ["myst_block_break", "myst_line_comment", "myst_role", "myst_target"]
 myst_links_external_new_tab = False
+
+add_module_names = False
+autodoc_class_signature = "separated"
+autodoc_default_options = {
+    "members": True,
+    "undoc-members": True,
+    # The client creates its own objects; `read`, `mistake` and `hold` are for the modules of this package.
+    "exclude-members": "__init__, __new__, read, mistake, hold",
+}
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autodoc_typehints_format = "short"
+default_role = "literal"  # docstrings mark code with single backquotes, as Markdown does
+python_maximum_signature_line_length = 88
 
 html_theme = "furo"
 pygments_dark_style = "github-dark"
@@ -85,41 +107,59 @@ html_theme_options = {
 }
 
 
-def navigation() -> str:
-    """The table of all pages, as Sphinx wants it in its first."""
-    folder = FIRST.rpartition("/")[0]
+def toctrees() -> str:
+    """`NAVIGATION` as one toctree directive for each section."""
+    folder = FIRST_PAGE.rpartition("/")[0]
     blocks: list[str] = []
     for caption, pages in NAVIGATION.items():
-        names = ["self" if f"{folder}/{page}" == FIRST else page for page in pages]
+        entries = ["self" if f"{folder}/{page}" == FIRST_PAGE else page for page in pages]
         blocks.append(
-            "\n".join(["```{toctree}", ":hidden:", ":glob:", f":caption: {caption}", "", *names, "```"])
+            "\n".join(["```{toctree}", ":hidden:", ":glob:", f":caption: {caption}", "", *entries, "```"])
         )
     return "\n\n".join(blocks)
 
 
-def _with_navigation(_: Sphinx, page: str, source: list[str]) -> None:
-    if page == FIRST:
-        source[0] += f"\n\n{navigation()}\n"
+def _add_toctrees(_: Sphinx, page: str, source: list[str]) -> None:
+    # Here and not in the page: the page is also read where the code is hosted, which knows no directives.
+    if page == FIRST_PAGE:
+        source[0] += f"\n\n{toctrees()}\n"
 
 
-def _read_without_a_network(app: Sphinx, error: Exception | None) -> None:
-    """Raises ValueError where a page would have a browser fetch something from elsewhere."""
+def _signature_for_callers(
+    _app: Sphinx,
+    _kind: str,
+    _name: str,
+    subject: Any,
+    _options: Any,
+    arguments: str | None,
+    result: str | None,
+) -> tuple[str | None, str | None]:
+    """Replaces the result of an asynchronous generator that is used as a context manager."""
+    # contextlib.asynccontextmanager keeps the annotation of the function that it wraps.
+    function = inspect.unwrap(subject) if callable(subject) else subject
+    if result and function is not subject and inspect.isasyncgenfunction(function):
+        result = result.replace("AsyncGenerator", "AbstractAsyncContextManager", 1)
+    return arguments, result
+
+
+def _check_no_remote_resources(app: Sphinx, error: Exception | None) -> None:
+    """Raises ValueError if a browser would load something from another host: the site works offline."""
     for page in Path(app.outdir).rglob("*.html") if error is None else ():
-        if found := FETCHED.findall(page.read_text("utf-8")):
-            raise ValueError(f"{page} fetches {found[0]}")
+        if urls := REMOTE_RESOURCE.findall(page.read_text("utf-8")):
+            raise ValueError(f"{page} loads {urls[0]}")
 
 
-def _lead_to_the_first(app: Sphinx, error: Exception | None) -> None:
-    """The site's own address leads to its first page."""
+def _write_index(app: Sphinx, error: Exception | None) -> None:
+    """index.html redirects to the first page."""
     if error is None:
-        goes = (
-            f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={FIRST}.html">'
-        )
-        Path(app.outdir, "index.html").write_text(goes, "utf-8")
+        target = f"0; url={FIRST_PAGE}.html"
+        redirect = f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="{target}">'
+        Path(app.outdir, "index.html").write_text(redirect, "utf-8")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    app.connect("source-read", _with_navigation)
-    app.connect("build-finished", _read_without_a_network)
-    app.connect("build-finished", _lead_to_the_first)
+    app.connect("source-read", _add_toctrees)
+    app.connect("autodoc-process-signature", _signature_for_callers)
+    app.connect("build-finished", _check_no_remote_resources)
+    app.connect("build-finished", _write_index)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

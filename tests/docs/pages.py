@@ -1,4 +1,4 @@
-"""The pages as data: their blocks of code, their headings, their links, in the words of CommonMark."""
+"""The documentation pages as data: headings, links, code blocks and tables, parsed as CommonMark."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 REPOSITORY = Path(__file__).parents[2]
+DOCS = REPOSITORY / "docs"
 PAGES = (
     REPOSITORY / "README.md",
     REPOSITORY / "CHANGELOG.md",
     REPOSITORY / "decathlon_mcp" / "starter" / "suite" / "README.md",
-    *sorted((REPOSITORY / "docs").rglob("*.md")),
+    *sorted(DOCS.rglob("*.md")),
 )
 SERVER = "http://127.0.0.1:8765"
-"""Where the pages say that a server is."""
+"""The server's address on the pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block of a page, under the heading it stands below."""
+    """A fenced code block and the heading above it."""
 
     page: Path
     heading: str
@@ -37,6 +38,15 @@ class Block:
         return f"{self.page.relative_to(REPOSITORY)}:{self.line}"
 
 
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table and the heading above it; cells are Markdown."""
+
+    heading: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
 @cache
 def tokens(page: Path) -> Sequence[Token]:
     return MarkdownIt("commonmark").enable("table").parse(page.read_text("utf-8"))
@@ -44,20 +54,20 @@ def tokens(page: Path) -> Sequence[Token]:
 
 def headings(page: Path) -> Iterator[str]:
     """Without their marks, in order."""
-    stream = tokens(page)
-    for opening, content in pairwise(stream):
+    for opening, content in pairwise(tokens(page)):
         if opening.type == "heading_open":
             yield "".join(child.content for child in content.children or ())
 
 
-def anchors(page: Path) -> set[str]:
-    """What a link may name behind a `#`, as GitHub makes it of a heading."""
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings(page)}
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """What a link to the page may have after `#`, by GitHub's rule for headings."""
+    return frozenset(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings(page))
 
 
 def blocks(page: Path, *languages: str) -> Iterator[Block]:
-    """The page's fenced blocks, those of any of these languages."""
-    names, heading = iter(headings(page)), ""
+    """The page's code blocks in any of these languages; without languages, all of them."""
+    names, heading = headings(page), ""
     for token in tokens(page):
         if token.type == "heading_open":
             heading = next(names)
@@ -67,45 +77,58 @@ def blocks(page: Path, *languages: str) -> Iterator[Block]:
 
 
 def below(page: str, heading: str, language: str) -> list[Block]:
-    """The blocks of that language below a heading."""
-    return [found for found in blocks(REPOSITORY / page, language) if found.heading == heading]
+    """The code blocks of a language below a heading."""
+    return [block for block in blocks(REPOSITORY / page, language) if block.heading == heading]
 
 
 def block(page: str, heading: str, language: str) -> Block:
-    """The one block of that language below a heading."""
-    (found,) = below(page, heading, language)
-    return found
+    """The only code block of a language below a heading."""
+    (only,) = below(page, heading, language)
+    return only
 
 
 def inline(page: Path, kind: str) -> Iterator[Token]:
-    """The tokens of one kind that stand in the page's text: `code_inline`, `link_open`, `image`."""
+    """The inline tokens of one kind: `code_inline`, `link_open`, `image`."""
     for token in tokens(page):
         for child in token.children or ():
             if child.type == kind:
                 yield child
 
 
+def inline_code(page: Path) -> list[str]:
+    """The text of the page's code spans."""
+    return [token.content for token in inline(page, "code_inline")]
+
+
 def links(page: Path) -> Iterator[str]:
-    """What the page's links and images lead to."""
+    """The targets of the page's links and images."""
     yield from (str(token.attrs["href"]) for token in inline(page, "link_open"))
     yield from (str(token.attrs["src"]) for token in inline(page, "image"))
 
 
-def rows(page: Path, heading: str) -> Iterator[list[str]]:
-    """The cells of the tables below a heading, as they are written, without the tables' heads."""
-    inside, below, cells = False, "", list[str]()
-    names = iter(headings(page))
-    for token in tokens(page):
+def tables(page: Path) -> list[Table]:
+    """The page's tables, in order."""
+    names, heading = headings(page), ""
+    found: list[Table] = []
+    lines: list[list[str]] = []
+    for previous, token in pairwise([*tokens(page)[:1], *tokens(page)]):
         match token.type:
             case "heading_open":
-                below = next(names)
-            case "tbody_open" | "tbody_close":
-                inside = token.type == "tbody_open" and below == heading
+                heading = next(names)
+            case "table_open":
+                lines = []
             case "tr_open":
-                cells = []
-            case "inline" if inside:
-                cells.append(token.content)
-            case "tr_close" if inside:
-                yield cells
+                lines.append([])
+            case "inline" if previous.type in ("th_open", "td_open"):
+                lines[-1].append(token.content)
+            case "table_close":
+                head, *rows = (tuple(line) for line in lines)
+                found.append(Table(heading, head, tuple(rows)))
             case _:
                 pass
+    return found
+
+
+def rows(page: Path, heading: str) -> list[tuple[str, ...]]:
+    """The rows of the tables below a heading, without the tables' heads."""
+    return [row for table in tables(page) if table.heading == heading for row in table.rows]

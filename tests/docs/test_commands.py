@@ -1,4 +1,4 @@
-"""Every command line of `decathlon-mcp` on the pages is one that it understands."""
+"""Command lines, options and settings of `decathlon-mcp` that the pages show."""
 
 from __future__ import annotations
 
@@ -6,102 +6,130 @@ import json
 import os
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import decathlon_client
 import pytest
-from cyclopts import App
+from cyclopts import App, CycloptsError
 
 from decathlon_mcp.cli.app import app
-from decathlon_mcp.cli.options import PREFIX
+from decathlon_mcp.cli.options import CLIENT_NAMES, PREFIX, SERVE_NAMES, ServerOptions
 from decathlon_mcp.types import as_object
-from tests.docs.pages import PAGES, REPOSITORY, blocks, inline
+from tests.docs.pages import PAGES, blocks, inline_code
 
 COMMAND = "decathlon-mcp"
-FOREIGN = {
+OTHER_PROGRAMS = {
     *("--cli", "--header", "--tool-arg", "--transport", "--silent"),
     *("--fail-on-error", "--log-dir", "--max-samples"),
-    *("--cn_mode", "--env"),
+    *("--cn_mode", "--env", "--internal"),
+    *("--agent_workspace", "--launch_time", "--res_log_file", "--groundtruth_workspace"),
 }
-"""Options of other programs that the pages name."""
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+"""Options of other programs, among them a task's own scripts."""
+OTHER_ERRORS = {"ToolError"}
+"""Exceptions of other libraries."""
+SETTINGS = {*ServerOptions.model_fields, *SERVE_NAMES}
 
 
 @pytest.fixture(autouse=True)
-def nothing_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variables, no file: only what the page says."""
+def no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variables and no file, so that a command line has only what the page shows."""
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         monkeypatch.delenv(name)
 
 
-@each_page
-def test_every_command_line_is_understood(page: Path) -> None:
-    for words in [*_of_shells(page), *_of_texts(page), *_of_json(page)]:
-        app.parse_args(words, exit_on_error=False, print_error=False)
+def test_command_lines_are_valid() -> None:
+    refused: list[str] = []
+    commands: set[str] = set()
+    for page in PAGES:
+        for arguments in (*_of_shell_blocks(page), *_of_inline_code(page), *_of_json(page)):
+            commands.add(arguments[0] if arguments else "")
+            try:
+                app.parse_args(arguments, exit_on_error=False, print_error=False)
+            except CycloptsError as error:
+                refused.append(f"{page.name}: {shlex.join(arguments)}: {error}")
+    assert refused == []
+    assert {"serve", "tasks", "doctor", "token", "stdio"} <= commands
 
 
-@each_page
-def test_every_option_named_is_one(page: Path) -> None:
-    known = {name for command in _commands(app) for name in _options(command)} | FOREIGN
-    named = {
-        name
-        for token in inline(page, "code_inline")
-        for name in re.findall(r"(?<!\S)--[a-z][a-z_-]*", token.content)
-    }
-    modules = {"--agent_workspace", "--launch_time", "--res_log_file", "--groundtruth_workspace"}
-    assert named - known - modules == set()
+def test_options_exist() -> None:
+    known = {name for command in _commands(app) for name in _options(command)} | OTHER_PROGRAMS
+    assert _unknown(r"(?<!\S)--[a-z][a-z_-]*", known) == []
 
 
-def test_the_pages_show_command_lines_at_all() -> None:
-    shown = {tuple(words[:1]) for page in PAGES for words in _of_shells(page)}
-    assert {("serve",), ("tasks",), ("doctor",), ("token",), ("stdio",)} <= shown
+def test_variables_exist() -> None:
+    known = {PREFIX + name.upper() for name in (*SETTINGS, *CLIENT_NAMES)}
+    assert _unknown(rf"\b{PREFIX}[A-Z_]+", known) == []
 
 
-def _of_shells(page: Path) -> Iterator[list[str]]:
+def test_settings_in_toml_blocks_exist() -> None:
+    names = {name for page in PAGES for found in blocks(page, "toml") for name in tomllib.loads(found.text)}
+    assert names
+    assert names <= SETTINGS
+
+
+def test_errors_exist() -> None:
+    assert _unknown(r"\b[A-Z]\w+Error\b", {*decathlon_client.__all__, *OTHER_ERRORS}) == []
+
+
+def _unknown(pattern: str, known: set[str]) -> list[str]:
+    """What matches in the pages' code spans and is not known, with the pages' names."""
+    return [
+        f"{page.name}: {name}"
+        for page in PAGES
+        for code in inline_code(page)
+        for name in re.findall(pattern, code)
+        if name not in known
+    ]
+
+
+def _of_shell_blocks(page: Path) -> Iterator[list[str]]:
     for found in blocks(page, "sh", "bash"):
         for line in found.text.replace("\\\n", " ").splitlines():
             for part in re.split(r"&&|\|| > | >> | -- ", line):
-                yield from _ours(part)
+                yield from _arguments(part)
 
 
-def _of_texts(page: Path) -> Iterator[list[str]]:
-    for token in inline(page, "code_inline"):
-        if token.content.startswith(f"{COMMAND} ") and "…" not in token.content:
-            yield from _ours(token.content)
+def _of_inline_code(page: Path) -> Iterator[list[str]]:
+    for code in inline_code(page):
+        if code.startswith(f"{COMMAND} ") and "…" not in code:
+            yield from _arguments(code)
 
 
-def _ours(line: str) -> Iterator[list[str]]:
+def _arguments(line: str) -> Iterator[list[str]]:
     try:
         words = shlex.split(line, comments=True)
-    except ValueError:  # half of a quoted text
+    except ValueError:  # a quoted text that goes on in the next line
         return
     if words and words[0].rpartition("/")[2] == COMMAND:
         yield words[1:]
 
 
 def _of_json(page: Path) -> Iterator[list[str]]:
+    """The arguments in the configurations of desktop programs."""
     for found in blocks(page, "json"):
         for entry in _objects(json.loads(found.text)):
             if str(entry.get("command", "")).endswith(COMMAND):
                 yield entry["args"]
-    for token in inline(page, "code_inline"):
-        if token.content.startswith('"args": '):
-            yield json.loads(token.content.removeprefix('"args": '))
+    for code in inline_code(page):
+        if code.startswith('"args": '):
+            yield json.loads(code.removeprefix('"args": '))
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
-    if (found := as_object(value)) is not None:
-        yield found
-        for inner in found.values():
-            yield from _objects(inner)
+    if (json_object := as_object(value)) is not None:
+        yield json_object
+        for member in json_object.values():
+            yield from _objects(member)
 
 
-def _commands(of: App) -> Iterator[App]:
-    for name in of:
+def _commands(parent: App) -> Iterator[App]:
+    for name in parent:
         if not name.startswith("-"):
-            yield from [of[name]] if of[name].default_command else _commands(of[name])
+            yield from [parent[name]] if parent[name].default_command else _commands(parent[name])
 
 
 def _options(command: App) -> Iterator[str]:

@@ -1,0 +1,96 @@
+"""docs/architecture.md against the tree: its table of packages, and the modules and names it refers to.
+
+A path on the page is relative to `decathlon_mcp/`, or starts with `sandbox/` or `clients/`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import DOCS, REPOSITORY, inline_code, tables
+
+PAGE = DOCS / "architecture.md"
+SERVER = REPOSITORY / "decathlon_mcp"
+DRIVER = REPOSITORY / "sandbox" / "decathlon_sandbox"
+CLIENT = REPOSITORY / "clients" / "decathlon_client"
+REFERENCE = re.compile(r"(?P<path>[\w./-]+\.py)(?::(?P<name>[\w.]+))?")
+FIRST_HEAD = ("package", "packages")
+"""What the first column of the table of packages may be called."""
+
+pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="docs/architecture.md is not written yet")
+
+
+def resolved(path: str) -> Path:
+    first = path.partition("/")[0]
+    return (REPOSITORY if first in ("sandbox", "clients") else SERVER) / path
+
+
+def listed() -> set[Path]:
+    """The paths in the first column of the table of packages."""
+    rows = [row for table in tables(PAGE) if table.head[0].lower() in FIRST_HEAD for row in table.rows]
+    return {resolved(path.rstrip("/")) for row in rows for path in re.findall(r"`([^`]+)`", row[0])}
+
+
+def required() -> set[Path]:
+    """The packages and top-level modules that the table must list."""
+    server = {file.parent for file in SERVER.glob("*/__init__.py")}
+    modules = {file for file in SERVER.glob("*.py") if not file.stem.startswith("__")}
+    client = {file.parent for file in (CLIENT / "__init__.py", *CLIENT.glob("*/__init__.py"))}
+    return {*server, *modules, *client, DRIVER}
+
+
+@cache
+def definitions(file: Path) -> frozenset[str]:
+    """The classes, functions and variables at the top of a module, and the members of its classes."""
+    names: set[str] = set()
+    for node in ast.parse(file.read_bytes()).body:
+        names.update(defined_by(node))
+        if isinstance(node, ast.ClassDef):
+            names.update(f"{node.name}.{name}" for member in node.body for name in defined_by(member))
+    return frozenset(names)
+
+
+def defined_by(node: ast.stmt) -> list[str]:
+    match node:
+        case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            return [name]
+        case ast.Assign(targets=targets):
+            return [target.id for target in targets if isinstance(target, ast.Name)]
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return [name]
+        case _:
+            return []
+
+
+def problem(reference: re.Match[str]) -> str:
+    """What is wrong with a reference, or nothing."""
+    file, name = resolved(reference["path"]), reference["name"]
+    if not file.is_file():
+        return f"{reference[0]}: there is no {file.relative_to(REPOSITORY)}"
+    if name and name not in definitions(file):
+        return f"{reference[0]}: {file.relative_to(REPOSITORY)} does not define {name}"
+    return ""
+
+
+def relative(paths: set[Path]) -> list[str]:
+    return sorted(str(path.relative_to(REPOSITORY)) for path in paths)
+
+
+def test_the_table_of_packages_lists_what_exists() -> None:
+    missing = relative(required() - listed())
+    unknown = relative({path for path in listed() if not path.exists()})
+    assert (missing, unknown) == ([], []), (
+        f"not in the table: {missing}; in the table, not in the tree: {unknown}"
+    )
+
+
+def test_every_module_and_name_referred_to_exists() -> None:
+    references = [match for code in inline_code(PAGE) if (match := REFERENCE.fullmatch(code))]
+    assert references, "the page refers to no module"
+    wrong = sorted({text for reference in references if (text := problem(reference))})
+    assert wrong == [], "wrong references:\n" + "\n".join(wrong)
