@@ -96,7 +96,7 @@ async def test_without_a_seed_an_order_is_gone_through_by_each_token_for_itself(
         ("spilt=train", "`spilt`: extra inputs are not permitted; it takes `split`, `needs`, `without`"),
         ("seed=seven", "`seed`: input should be a valid integer"),
         ("seed=1&seed=2", "`seed`: input should be a valid integer"),
-        ("search=nothing", "no task is all of what was asked for"),
+        ("search=nothing", "no task fits all of the filters"),
         ("min_pass_rate=2", "`min_pass_rate`: input should be less than or equal to 1"),
     ],
 )
@@ -142,7 +142,7 @@ async def test_the_lobby_lists_draws_and_starts_by_the_same_words(served: Served
         ("list_tasks", {"split": "nowhere"}, "the splits are test, train"),
         ("start_episode", {"task": "dense", "seed": 0}, "`task` names one, `seed` would draw one"),
         ("start_episode", {"order": "sideways"}, "'easy_first', 'hard_first' or 'curriculum'"),
-        ("start_episode", {"without": ["*"]}, "no task is all of what was asked for"),
+        ("start_episode", {"without": ["*"]}, "no task fits all of the filters"),
     ],
 )
 async def test_the_lobby_says_what_does_not_go_together(
