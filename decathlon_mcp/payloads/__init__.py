@@ -1,8 +1,8 @@
 """Programs that run inside sandboxes and are sent there as source code.
 
-Nothing of ours is installed in a sandbox: a payload imports the standard library only, and runs on the Python
-versions that its docstring names. Payloads that write to a channel read its descriptor from the environment
-variable `decathlon_sandbox.wire.CHANNEL_VARIABLE`, whose name they repeat as a literal.
+No package of this project is installed in a sandbox: a payload imports the standard library only, and runs on
+the Python versions that its docstring names. Payloads that write to a channel read its descriptor from the
+environment variable `decathlon_sandbox.wire.CHANNEL_VARIABLE`, whose name they repeat as a literal.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ def missing_program(
             return f"the file {text}", False
     if "/" not in command and shutil.which(command) is None:
         return f"the program {command}", False
-    words = [word for word in args if word not in FLAGS]
-    first, rest = (words[0], words[1:]) if words else ("", [])
+    arguments = [arg for arg in args if arg not in FLAGS]
+    first, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     match Path(command).name, first:
         case "npx", package if package and not package.startswith("-"):
             return npm_package(root, package)
@@ -85,13 +85,13 @@ def uv_tool(package: str) -> tuple[str, bool] | None:
     return None if any(cache.glob("archive-*/*")) else (f"the Python tool {name}", True)
 
 
-def uv_project(folder: Path, words: list[str]) -> tuple[str, bool] | None:
+def uv_project(folder: Path, arguments: list[str]) -> tuple[str, bool] | None:
     """`uv run` finds a module, script or program in the environment of the project around the folder."""
     if not folder.is_dir():
         return f"the folder {folder}", False
     base = next((path for path in with_parents(folder) if (path / "pyproject.toml").exists()), None)
-    runs_module = words[:1] == ["-m"] and len(words) > 1
-    if base is None or not words or (words[0].startswith("-") and not runs_module):
+    runs_module = arguments[:1] == ["-m"] and len(arguments) > 1
+    if base is None or not arguments or (arguments[0].startswith("-") and not runs_module):
         return None
     if os.environ.get("UV_PROJECT_ENVIRONMENT"):
         return None
@@ -99,15 +99,15 @@ def uv_project(folder: Path, words: list[str]) -> tuple[str, bool] | None:
     if not environment.is_dir():
         return f"the Python environment {environment}", True
     if runs_module:
-        name = words[1].partition(".")[0]
+        name = arguments[1].partition(".")[0]
         places = [base, *environment.glob("lib/python3*/site-packages")]
         exists = any(any(place.glob(f"{name}{end}")) for place in places for end in ("", ".py", ".*.so"))
         return None if exists else (f"the Python module {name}", True)
-    if words[0].endswith(".py"):
-        path = folder / words[0]
+    if arguments[0].endswith(".py"):
+        path = folder / arguments[0]
         return None if path.exists() else (f"the file {path}", False)
-    exists = (environment / "bin" / words[0]).exists() or shutil.which(words[0])
-    return None if exists else (f"the Python program {words[0]}", True)
+    exists = (environment / "bin" / arguments[0]).exists() or shutil.which(arguments[0])
+    return None if exists else (f"the Python program {arguments[0]}", True)
 
 
 def with_parents(path: Path) -> Iterator[Path]:

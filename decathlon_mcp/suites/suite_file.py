@@ -75,7 +75,7 @@ def _ports_as_mapping(value: object) -> object:
 
 
 def _check_sandbox_path(path: str) -> str:
-    # In a container /tmp is a file system of its own, which archives are not unpacked into.
+    # In a container /tmp is mounted, and an archive unpacked there would land beneath the mount.
     place = PurePosixPath(path)
     if ".." in place.parts or place in (PurePosixPath(), PurePosixPath("/")) or place.is_relative_to("/tmp"):
         raise ValueError("a path of a sandbox was expected, not below /tmp")

@@ -107,10 +107,10 @@ class LocalToolsSandbox:
 
     async def call_both(self, *calls: tuple[str, JsonObject]) -> list[tuple[str, str]]:
         """The results of our server and of upstream for each call, without times and random ids."""
-        theirs: Sequence[str] = await self.call_upstream("call", calls=calls)
+        upstream: Sequence[str] = await self.call_upstream("call", calls=calls)
         return [
             (normalise(await self.call_server(n, **a)), normalise(t))
-            for (n, a), t in zip(calls, theirs, strict=True)
+            for (n, a), t in zip(calls, upstream, strict=True)
         ]
 
 
@@ -121,7 +121,7 @@ def normalise(text: str) -> str:
 
 
 @pytest.fixture(scope="module")
-async def tools(
+async def local_tools(
     tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 ) -> AsyncGenerator[LocalToolsSandbox]:
     state = tmp_path_factory.mktemp("state")
@@ -139,19 +139,19 @@ async def tools(
             yield LocalToolsSandbox(sandbox_factory, sandbox, driver, described, Calls(driver, local=spec))
 
 
-async def test_descriptions_are_upstreams(tools: LocalToolsSandbox) -> None:
-    ours = [
+async def test_descriptions_are_upstreams(local_tools: LocalToolsSandbox) -> None:
+    descriptions = [
         [f"local-{tool['name']}", tool["description"], tool["inputSchema"]]
-        for tools in tools.described.values()
+        for tools in local_tools.described.values()
         for tool in tools
     ]
-    assert ours == await tools.call_upstream("describe")
-    assert len(ours) == 7
+    assert descriptions == await local_tools.call_upstream("describe")
+    assert len(descriptions) == 7
 
 
-async def test_python_execute_gives_upstreams_results(tools: LocalToolsSandbox) -> None:
+async def test_python_execute_gives_upstreams_results(local_tools: LocalToolsSandbox) -> None:
     run = "python-execute"
-    results = await tools.call_both(
+    results = await local_tools.call_both(
         (run, {"code": "import sys; print('héllo'); print(sys.executable, file=sys.stderr)"}),
         (run, {"code": "pass"}),
         (run, {"code": "1/0", "filename": "division"}),
@@ -165,9 +165,9 @@ async def test_python_execute_gives_upstreams_results(tools: LocalToolsSandbox) 
         (run, {"code": "print(1)", "filename": "no/such/folder.py"}),
         (run, {"code": 7}),
     )
-    for ours, theirs in results:
-        assert ours == theirs
-    texts = [ours for ours, _ in results]
+    for result, upstream in results:
+        assert result == upstream
+    texts = [result for result, _ in results]
     assert "=== STDOUT ===\nhéllo" in texts[0]
     assert "ZeroDivisionError" in texts[2]
     assert "Timeout limit: 120 seconds" in texts[3]
@@ -175,15 +175,15 @@ async def test_python_execute_gives_upstreams_results(tools: LocalToolsSandbox) 
     assert len(texts[5]) > 150_000
 
 
-async def test_sleep_and_search_give_upstreams_results(tools: LocalToolsSandbox) -> None:
-    results = await tools.call_both(
+async def test_sleep_and_search_give_upstreams_results(local_tools: LocalToolsSandbox) -> None:
+    results = await local_tools.call_both(
         ("sleep", {"seconds": 0.5}),
         ("sleep", {"seconds": "long"}),
         ("web_search", {"query": " "}),
         ("web_search", {"query": "decathlon", "num_results": 3}),
     )
-    for ours, theirs in results:
-        assert ours == theirs
+    for result, upstream in results:
+        assert result == upstream
     assert results[1][0].startswith("Error running tool local-sleep: ")
 
 
@@ -204,22 +204,25 @@ CONTENTS: dict[str, list[JsonObject]] = {
 
 
 @pytest.mark.parametrize("kind", CONTENTS)
-async def test_results_are_truncated_as_upstream_truncates_them(tools: LocalToolsSandbox, kind: str) -> None:
-    theirs: str = await tools.call_upstream("reply", content=CONTENTS[kind])
+async def test_results_are_truncated_as_upstream_truncates_them(
+    local_tools: LocalToolsSandbox, kind: str
+) -> None:
+    upstream: str = await local_tools.call_upstream("reply", content=CONTENTS[kind])
     truncated = truncate(
-        {"content": CONTENTS[kind]}, tools.sandbox.root / tools.sandbox_factory.suite.profile.workspace
+        {"content": CONTENTS[kind]},
+        local_tools.sandbox.root / local_tools.sandbox_factory.suite.profile.workspace,
     )
     if kind in ("short", "none", "just fits"):
         assert truncated is None
-        assert len(theirs) <= 100_000
+        assert len(upstream) <= 100_000
         return
     assert truncated is not None
     (item,) = truncated.result["content"]
-    name = re.search(r"shortuuid identifier: (\w+)", theirs)
+    name = re.search(r"shortuuid identifier: (\w+)", upstream)
     assert name is not None
-    assert item["text"].replace(truncated.path.stem, name.group(1)) == theirs
-    saved = await tools.driver.run(
-        ["cat", f"{tools.workspace}/{FOLDER}/{name.group(1)}.json"],
+    assert item["text"].replace(truncated.path.stem, name.group(1)) == upstream
+    saved = await local_tools.driver.run(
+        ["cat", f"{local_tools.workspace}/{FOLDER}/{name.group(1)}.json"],
         cwd="/",
         timeout_seconds=10,
         output_bytes=1 << 20,
@@ -227,28 +230,29 @@ async def test_results_are_truncated_as_upstream_truncates_them(tools: LocalTool
     assert saved.stdout == truncated.full_text
 
 
-async def test_upstreams_tools_find_a_saved_result(tools: LocalToolsSandbox) -> None:
+async def test_upstreams_tools_find_a_saved_result(local_tools: LocalToolsSandbox) -> None:
     truncated = truncate(
-        {"content": CONTENTS["long"]}, tools.sandbox.root / tools.sandbox_factory.suite.profile.workspace
+        {"content": CONTENTS["long"]},
+        local_tools.sandbox.root / local_tools.sandbox_factory.suite.profile.workspace,
     )
     assert truncated is not None
-    await tools.driver.arrange(
+    await local_tools.driver.arrange(
         {"make": str(truncated.path.parent)}, {"write": str(truncated.path), "text": truncated.full_text}
     )
     name = truncated.path.stem
-    results = await tools.call_both(
+    results = await local_tools.call_both(
         ("view_overlong_tooloutput", {"shortuuid": name, "page_size": 50}),
         ("search_overlong_tooloutput", {"shortuuid": name, "pattern": "annotations.*"}),
         ("search_overlong_tooloutput", {"shortuuid": name, "pattern": "("}),
         ("view_overlong_tooloutput", {"shortuuid": "none"}),
         ("view_overlong_tooloutput_navigate", {"view_session_id": "none"}),
     )
-    for ours, theirs in results:
-        assert ours == theirs
-    viewed = await tools.call_server("view_overlong_tooloutput", shortuuid=name, page_size=1000)
+    for result, upstream in results:
+        assert result == upstream
+    viewed = await local_tools.call_server("view_overlong_tooloutput", shortuuid=name, page_size=1000)
     session = re.search(r"View Session ID: (\w+)", viewed)
     assert session is not None
-    last = await tools.call_server(
+    last = await local_tools.call_server(
         "view_overlong_tooloutput_navigate", view_session_id=session.group(1), action="last_page"
     )
     assert "[End of file reached" in last
