@@ -179,7 +179,13 @@ class Service(Model):
 
 
 class TaskSettings(Model):
-    """A suite's settings for a task. None: the default, which the task's servers and profile determine."""
+    """A suite's settings for a task. None: the default, which the task's servers and profile determine.
+
+    `in_place`: grade it in the agent's own sandbox; `spared`: command lines (patterns) of processes that keep
+    running meanwhile. `network`, `grader_network`: whether the agent's and the grader's sandbox have one.
+    `credentials`, `services`: what it needs besides what its servers need; `services` replaces theirs.
+    `leaves_running`: processes that its preprocess started keep running while the agent plays.
+    """
 
     in_place: bool | None = None
     spared: Strings | None = None
