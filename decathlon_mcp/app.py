@@ -13,6 +13,7 @@ import anyio.to_thread
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.pass_rates import read_pass_rates
+from decathlon_mcp.catalogue.requirements import HostInfo
 from decathlon_mcp.episodes.registry import EpisodeRegistry, running
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.sandboxes.base import Limits, Provider
@@ -20,7 +21,6 @@ from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvi
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.settings import ProviderName, Settings
 from decathlon_mcp.storage.instance import forget, instance_lock
-from decathlon_mcp.suites.host import HostInfo
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.telemetry.logs import fields
@@ -38,9 +38,9 @@ def read_catalogue(settings: Settings) -> Catalogue:
 
     Raises SuiteError, SettingsError.
     """
-    has_network = settings.network != "none"
-    suites = [load_suite(where, HostInfo(settings.language, has_network)) for where in settings.suite]
-    return Catalogue(suites, read_pass_rates(settings.results) if settings.results else None)
+    suites = [load_suite(where, settings.language) for where in settings.suite]
+    pass_rates = read_pass_rates(settings.results) if settings.results else None
+    return Catalogue(suites, pass_rates, host=HostInfo(has_network=settings.network != "none"))
 
 
 @asynccontextmanager

@@ -1,84 +1,115 @@
-"""All tasks of all suites, under ids that no two of them share."""
+"""All tasks of all suites, under unique ids."""
 
 from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from decathlon_mcp.catalogue.pass_rates import PassRate, PassRates
+from decathlon_mcp.catalogue.requirements import (
+    HostInfo,
+    MissingProgram,
+    MissingRequirement,
+    missing_requirements,
+)
 from decathlon_mcp.errors import SuiteError, UnknownTaskError
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 
-NEAR = 5
+MAX_SUGGESTIONS = 5
 
 
 class Catalogue:
-    """An id that more than one suite has is spelled `suite:task`; every id may be spelled so.
+    """The tasks of several suites, and whether they can run on this host.
 
-    `pass_rates`: what is known of the tasks' difficulty, if anything is. Raises SuiteError where two suites
-    have one name.
+    A task's catalogue id is its own id, or `suite:task` if several suites have that id; `suite:task` always
+    finds it. `pass_rates`: None if nothing is known of the tasks' difficulty. Raises SuiteError if two suites
+    have the same name.
     """
 
-    def __init__(self, suites: Sequence[Suite], pass_rates: PassRates | None = None) -> None:
+    def __init__(
+        self, suites: Sequence[Suite], pass_rates: PassRates | None = None, *, host: HostInfo | None = None
+    ) -> None:
         self.suites = tuple(suites)
         self.pass_rates = pass_rates
+        self._host = host or HostInfo()
         if pass_rates is not None:
-            pass_rates.warn_of_strangers([suite.name for suite in suites])
+            pass_rates.warn_of_unknown_suites([suite.name for suite in suites])
         for name, count in Counter(suite.name for suite in suites).items():
             if count > 1:
                 paths = " and ".join(str(suite.path) for suite in suites if suite.name == name)
                 raise SuiteError(f"{paths} are both called {name!r}: give one a `name` in its suite.yaml")
-        shared = Counter(task_id for suite in suites for task_id in suite.tasks)
+        uses = Counter(task_id for suite in suites for task_id in suite.tasks)
         self._entries: dict[str, tuple[Suite, Task]] = {}
-        self._spelled: dict[str, str] = {}
+        self._ids: dict[str, str] = {}
         for suite in suites:
             for task_id, task in suite.tasks.items():
-                full = f"{suite.name}:{task_id}"
-                spelled = full if shared[task_id] > 1 else task_id
-                self._entries[spelled] = (suite, task)
-                self._spelled[full] = spelled
+                full_id = f"{suite.name}:{task_id}"
+                catalogue_id = full_id if uses[task_id] > 1 else task_id
+                self._entries[catalogue_id] = (suite, task)
+                self._ids[full_id] = catalogue_id
 
     def find(self, task_id: str) -> tuple[Suite, Task]:
-        """Raises UnknownTaskError with `near`, ids that look like it; SuiteError for a broken task."""
-        entry = self._found(task_id)
+        """Find a task. Raises UnknownTaskError (with similar ids), and SuiteError if the task has errors."""
+        entry = self._get(task_id)
         if entry is None:
-            near = self._near(task_id)
+            near = self._similar_ids(task_id)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise UnknownTaskError(f"there is no task {task_id!r}{hint}", near=near)
         suite, task = entry
         return suite, suite.task(task.id)
 
-    def entry(self, name: str) -> tuple[Suite, Task]:
-        """A task that may be broken. Raises KeyError where there is none."""
-        if (entry := self._found(name)) is None:
-            raise KeyError(name)
+    def entry(self, task_id: str) -> tuple[Suite, Task]:
+        """Find a task that may have errors. Raises KeyError if there is no such task."""
+        if (entry := self._get(task_id)) is None:
+            raise KeyError(task_id)
         return entry
 
+    def missing_requirements(self, suite: Suite, task: Task) -> list[MissingRequirement]:
+        """What a task lacks on this host; empty if it can run."""
+        return missing_requirements(suite, task, self._host)
+
+    def missing_sentences(self, suite: Suite, task: Task) -> list[str]:
+        """One sentence for each missing requirement."""
+        return [requirement.sentence for requirement in self.missing_requirements(suite, task)]
+
+    def is_runnable(self, suite: Suite, task: Task) -> bool:
+        """Whether a task lacks nothing on this host."""
+        return not self.missing_requirements(suite, task)
+
+    def record_missing_programs(self, suite: Suite, programs: Mapping[str, MissingProgram]) -> None:
+        """Keep the result of probing the suite's sandboxes: missing programs by MCP server."""
+        # The one thing that is only known after the catalogue is in use: the probe takes seconds.
+        self._host = replace(
+            self._host, missing_programs={**self._host.missing_programs, suite.name: programs}
+        )
+
     def pass_rate(self, task: Task) -> PassRate | None:
-        """How often it was passed; None where nothing is known of it."""
+        """How often the task was passed; None if nothing is known."""
         return None if self.pass_rates is None else self.pass_rates.of(task.suite, task.id)
 
     def ids(self) -> list[str]:
-        """Every id as it is spelled, suite by suite, sorted within each."""
+        """Every catalogue id, suite by suite, sorted within each."""
         return list(self._entries)
 
     def __iter__(self) -> Iterator[tuple[str, Suite, Task]]:
-        """Broken tasks are among them, with what is broken in `errors`."""
-        for spelled, (suite, task) in self._entries.items():
-            yield spelled, suite, task
+        """Every task with its catalogue id; tasks with errors are included."""
+        for catalogue_id, (suite, task) in self._entries.items():
+            yield catalogue_id, suite, task
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def _found(self, task_id: str) -> tuple[Suite, Task] | None:
-        return self._entries.get(self._spelled.get(task_id, task_id))
+    def _get(self, task_id: str) -> tuple[Suite, Task] | None:
+        return self._entries.get(self._ids.get(task_id, task_id))
 
-    def _near(self, task_id: str) -> list[str]:
-        wanted = task_id.lower()
-        ids = {spelled.lower(): spelled for spelled in self._entries}
-        same = [spelled for spelled in self._entries if spelled.endswith(f":{task_id}")]
-        close = [ids[name] for name in difflib.get_close_matches(wanted, ids, n=NEAR, cutoff=0.6)]
-        holding = [spelled for lower, spelled in ids.items() if len(wanted) > 2 and wanted in lower]
-        return list(dict.fromkeys([*same, *close, *holding]))[:NEAR]
+    def _similar_ids(self, task_id: str) -> list[str]:
+        lower_id = task_id.lower()
+        by_lower = {catalogue_id.lower(): catalogue_id for catalogue_id in self._entries}
+        same = [catalogue_id for catalogue_id in self._entries if catalogue_id.endswith(f":{task_id}")]
+        close_matches = difflib.get_close_matches(lower_id, by_lower, n=MAX_SUGGESTIONS, cutoff=0.6)
+        close = [by_lower[match] for match in close_matches]
+        containing = [name for lower, name in by_lower.items() if len(lower_id) > 2 and lower_id in lower]
+        return list(dict.fromkeys([*same, *close, *containing]))[:MAX_SUGGESTIONS]

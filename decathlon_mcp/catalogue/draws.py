@@ -1,11 +1,11 @@
-"""Which tasks: by split, by what they need, by difficulty; and drawing some of them.
+"""Choosing tasks: filters by split, needs and difficulty, and draws among the tasks that fit.
 
-Decided 2026-11-21: a draw is by the hash of seed and name, and not by a generator that is told the seed. So a
-seed draws the same whatever the version of Python, and a task more or less (one that has become runnable)
-changes no draw but those that it is drawn in. With an order, a draw is a place in that order: the seed is the
-number of the place, so that a trainer's step is a seed, and whoever counts up walks from first to last.
+Every address, tool and command that chooses tasks uses this module.
 
-Drawing tasks for whoever asks: the one way to them behind every address, tool and command.
+Decided 2026-11-21: a draw is the lowest hash of seed and task id, not the output of a seeded generator. A
+seed therefore draws the same task on every version of Python, and adding or removing a task (or making one
+runnable) only changes the draws of that task. With an order, the seed is a position in that order, so that a
+trainer can use its step as the seed and goes through the tasks from first to last.
 """
 
 from __future__ import annotations
@@ -25,136 +25,145 @@ from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Needs, Task
 
 Entry: TypeAlias = tuple[str, Suite, Task]
-"""A task under the id that it is spelled by."""
+"""A task with its catalogue id and its suite."""
 
 Order = Literal["easy_first", "hard_first", "curriculum"]
 
 KINDS = ("network", "credentials", "services")
-"""Words for whatever of a kind a task needs."""
+"""Filter words for any need of a kind."""
 
 
 def _split(value: object) -> object:
-    """`a,b` is two words, wherever words stand."""
+    """Split strings at commas: `a,b` is the same as two strings."""
     if isinstance(value, str):
         value = [value]
     if isinstance(value, list | tuple):
-        said = cast("Iterable[object]", value)
+        items = cast("Iterable[object]", value)
         return tuple(
-            part for word in said for part in (word.split(",") if isinstance(word, str) else (word,))
+            part for item in items for part in (item.split(",") if isinstance(item, str) else (item,))
         )
     return value
 
 
-Words = Annotated[tuple[str, ...], BeforeValidator(_split)]
+CommaSeparated = Annotated[tuple[str, ...], BeforeValidator(_split)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Filters(BaseModel):
-    """Which tasks are meant: those that all of this is true of."""
+    """Conditions on tasks, all of which must hold, and an order."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     split: str | None = Field(None, description="Only tasks of this split, e.g. `train`.")
-    needs: Words = Field(
+    needs: CommaSeparated = Field(
         (),
         description="Only tasks that need all of these: servers, local tools, hosted services by name, or "
-        "`network`, `credentials`, `services`. `*` stands for anything.",
+        "`network`, `credentials`, `services`. `*` matches anything.",
     )
-    without: Words = Field((), description="Only tasks that need none of these; the same words.")
+    without: CommaSeparated = Field((), description="Only tasks that need none of these.")
     search: str | None = Field(None, description="Only tasks whose id contains this.")
-    min_pass_rate: Share | None = Field(None, description="Only tasks passed at least so often, 0 to 1.")
-    max_pass_rate: Share | None = Field(None, description="Only tasks passed at most so often, 0 to 1.")
+    min_pass_rate: Share | None = Field(None, description="Only tasks with at least this pass rate, 0 to 1.")
+    max_pass_rate: Share | None = Field(None, description="Only tasks with at most this pass rate, 0 to 1.")
     order: Order | None = Field(
         None,
-        description="By pass rate: `easy_first`, `hard_first`, or `curriculum`: easy first, but what is "
-        "always passed last. Tasks without a figure come after all others.",
+        description="By pass rate: `easy_first`, `hard_first`, or `curriculum`: easy first, but tasks "
+        "that are always passed last. Tasks without a pass rate come after all others.",
     )
 
 
 class Draw(Filters):
-    """Filters, and what makes a draw repeatable."""
+    """Filters with a seed."""
 
     seed: int | None = Field(
         None,
-        description="Makes the draw repeatable; with an `order` it is the place in it, from 0.",
+        description="Makes the draw repeatable; with an `order` it is the position in it, from 0.",
     )
 
 
-def filter_tasks(catalogue: Catalogue, wanted: Filters) -> list[Entry]:
-    """The tasks that are meant, in the order that is asked for, else in the catalogue's.
+def filter_tasks(catalogue: Catalogue, filters: Filters) -> list[Entry]:
+    """The tasks that fit, in the order of the filters, or else of the catalogue.
 
-    Raises BadRequestError for a split or a need that no task has, and for difficulties that are not known.
+    Raises BadRequestError for a split or a need that no task has, and for conditions on pass rates if none
+    are known.
     """
-    _check(catalogue, wanted)
-    found = [(name, suite, task) for name, suite, task in catalogue if _fits(catalogue, wanted, name, task)]
-    if wanted.order is not None:
-        found.sort(key=lambda entry: _difficulty(catalogue, wanted.order, entry))
-    return found
+    _validate(catalogue, filters)
+    entries = [
+        (name, suite, task) for name, suite, task in catalogue if _fits(catalogue, filters, name, task)
+    ]
+    if filters.order is not None:
+        entries.sort(key=lambda entry: _difficulty(catalogue, filters.order, entry))
+    return entries
 
 
-def draw_tasks(catalogue: Catalogue, wanted: Filters, *, seed: int, place: int, count: int = 1) -> list[str]:
-    """The ids of `count` tasks that can run here, all different as long as there are enough.
+def draw_tasks(
+    catalogue: Catalogue, filters: Filters, *, seed: int, position: int, count: int = 1
+) -> list[str]:
+    """The ids of `count` tasks that fit and can run here, all different if there are enough of them.
 
-    With an order, they are those from that place on, and past the last place comes the first; without one,
-    the seed's. Raises BadRequestError where there is none to draw from.
+    With an order they are the tasks from `position` on, starting over after the last; without one they depend
+    on the seed. Raises BadRequestError if there is none to draw from.
     """
-    entries = filter_tasks(catalogue, wanted)
-    if wanted.order is None:
-        names = _shuffled(entries, seed)
+    entries = filter_tasks(catalogue, filters)
+    if filters.order is None:
+        names = _shuffled(catalogue, entries, seed)
     else:
-        ready = [name for name, suite, task in entries if not suite.missing(task)]
-        start = place % len(ready) if ready else 0
-        names = itertools.cycle([*ready[start:], *ready[:start]])
-    found = list(itertools.islice(names, count))
-    if not found and count:
-        raise _nothing_to_draw(entries)
-    return found
+        runnable = [name for name, suite, task in entries if catalogue.is_runnable(suite, task)]
+        start = position % len(runnable) if runnable else 0
+        names = itertools.cycle([*runnable[start:], *runnable[:start]])
+    drawn = list(itertools.islice(names, count))
+    if not drawn and count:
+        raise _nothing_to_draw(catalogue, entries)
+    return drawn
 
 
-def words_of(needs: Needs) -> frozenset[str]:
-    """What `needs` and `without` may call a task's needs."""
+def filter_words(needs: Needs) -> frozenset[str]:
+    """The words of the filters `needs` and `without` that match a task with these needs."""
     kinds = {"network": needs.network, "credentials": needs.credentials, "services": needs.services}
-    said = (kind for kind, is_needed in kinds.items() if is_needed)
-    return frozenset((*needs.servers, *needs.local_tools, *needs.services, *said))
+    present = (kind for kind, is_needed in kinds.items() if is_needed)
+    return frozenset((*needs.servers, *needs.local_tools, *needs.services, *present))
 
 
-def _shuffled(entries: list[Entry], seed: int) -> Iterator[str]:
-    """Those that can run here, in an order of the seed's; when all were there, anew in another."""
-    for turn in itertools.count():
-        tag = f"{seed}" if turn == 0 else f"{seed}+{turn}"
-        some = False
-        for name, suite, task in sorted(entries, key=lambda entry: _number(tag, entry[0])):
-            if not suite.missing(task):
-                some = True
+def _shuffled(catalogue: Catalogue, entries: list[Entry], seed: int) -> Iterator[str]:
+    """The runnable tasks in an order that depends on the seed; then again, in another order each round."""
+    for round_number in itertools.count():
+        round_seed = f"{seed}" if round_number == 0 else f"{seed}+{round_number}"
+        is_empty = True
+        for name, suite, task in sorted(entries, key=lambda entry: _sort_key(round_seed, entry[0])):
+            if catalogue.is_runnable(suite, task):
+                is_empty = False
                 yield name
-        if not some:
+        if is_empty:
             return
 
 
-def _number(tag: str, name: str) -> bytes:
-    return hashlib.sha256(f"{tag}:{name}".encode()).digest()
+def _sort_key(seed: str, name: str) -> bytes:
+    return hashlib.sha256(f"{seed}:{name}".encode()).digest()
 
 
-def _fits(catalogue: Catalogue, wanted: Filters, name: str, task: Task) -> bool:
-    if wanted.split is not None and wanted.split not in task.splits:
+def _fits(catalogue: Catalogue, filters: Filters, name: str, task: Task) -> bool:
+    if filters.split is not None and filters.split not in task.splits:
         return False
-    if wanted.search is not None and wanted.search not in name:
+    if filters.search is not None and filters.search not in name:
         return False
-    words = words_of(task.needs)
-    if not all(_any(words, word) for word in wanted.needs) or any(_any(words, w) for w in wanted.without):
+    words = filter_words(task.needs)
+    if not all(_any_matches(words, pattern) for pattern in filters.needs):
         return False
-    if wanted.min_pass_rate is None and wanted.max_pass_rate is None:
+    if any(_any_matches(words, pattern) for pattern in filters.without):
+        return False
+    if filters.min_pass_rate is None and filters.max_pass_rate is None:
         return True
     rate = catalogue.pass_rate(task)
-    least, most = wanted.min_pass_rate or 0.0, 1.0 if wanted.max_pass_rate is None else wanted.max_pass_rate
-    return rate is not None and least <= rate.share <= most
+    minimum = filters.min_pass_rate or 0.0
+    maximum = 1.0 if filters.max_pass_rate is None else filters.max_pass_rate
+    return rate is not None and minimum <= rate.share <= maximum
 
 
-def _any(words: Iterable[str], pattern: str) -> bool:
+def _any_matches(words: Iterable[str], pattern: str) -> bool:
     return any(fnmatchcase(word, pattern) for word in words)
 
 
 def _difficulty(catalogue: Catalogue, order: Order | None, entry: Entry) -> tuple[bool, bool, float]:
+    """A key to sort by: tasks without a pass rate are last."""
     rate = catalogue.pass_rate(entry[2])
     if rate is None:
         return True, False, 0.0
@@ -162,66 +171,66 @@ def _difficulty(catalogue: Catalogue, order: Order | None, entry: Entry) -> tupl
     return False, mastered, rate.share if order == "hard_first" else -rate.share
 
 
-def _check(catalogue: Catalogue, wanted: Filters) -> None:
+def _validate(catalogue: Catalogue, filters: Filters) -> None:
     splits = sorted({split for _, _, task in catalogue for split in task.splits})
-    if wanted.split is not None and wanted.split not in splits:
+    if filters.split is not None and filters.split not in splits:
         raise BadRequestError(
-            f"there is no split {wanted.split!r}; the splits are {', '.join(splits) or '(none)'}",
+            f"there is no split {filters.split!r}; the splits are {', '.join(splits) or '(none)'}",
             splits=splits,
         )
-    known = frozenset(KINDS).union(*(words_of(task.needs) for _, _, task in catalogue))
-    for word in (*wanted.needs, *wanted.without):
-        if not _any(known, word):
-            named = sorted(known - {*KINDS})
+    words = frozenset(KINDS).union(*(filter_words(task.needs) for _, _, task in catalogue))
+    for pattern in (*filters.needs, *filters.without):
+        if not _any_matches(words, pattern):
+            valid = [*KINDS, *sorted(words - {*KINDS})]
             raise BadRequestError(
-                f"no task here needs {word!r}; what they need is {', '.join((*KINDS, *named))}",
-                needs=[*KINDS, *named],
+                f"no task here needs {pattern!r}; what they need is {', '.join(valid)}", needs=valid
             )
     if catalogue.pass_rates is None:
         for name in ("order", "min_pass_rate", "max_pass_rate"):
-            if getattr(wanted, name) is not None:
+            if getattr(filters, name) is not None:
                 raise BadRequestError(
-                    f"`{name}` goes by pass rates, and none are known here: they are read from a file of "
+                    f"`{name}` needs pass rates, and none are known here: they are read from a file of "
                     "verdicts, `--results FILE`"
                 )
 
 
-def _nothing_to_draw(entries: list[Entry]) -> BadRequestError:
+def _nothing_to_draw(catalogue: Catalogue, entries: list[Entry]) -> BadRequestError:
     if not entries:
-        return BadRequestError("no task is all of what was asked for; `list_tasks` says what there is")
+        return BadRequestError("no task fits all of the filters; `list_tasks` lists the tasks")
     name, suite, task = entries[0]
-    return BadRequestError(
-        f"none of the {len(entries)} tasks that fit can run here; {name} {'; '.join(suite.missing(task))}"
-    )
+    missing = "; ".join(catalogue.missing_sentences(suite, task))
+    return BadRequestError(f"none of the {len(entries)} tasks that fit can run here; {name} {missing}")
 
 
-REMEMBERED = 1_000
-"""Walks through an order that can still be gone on with; of more, the one begun first starts anew."""
+MAX_POSITIONS = 1_000
+"""Remembered positions; beyond that the oldest is forgotten, and its order starts over."""
 
 
 class TaskSampler:
-    """Remembers how far each walk through an order has come, as long as the server runs."""
+    """Draws tasks. Remembers the position in each order, for as long as the server runs."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
-        self._walks: dict[tuple[str | None, Filters], int] = {}
+        self._positions: dict[tuple[str | None, Filters], int] = {}
 
-    def take(self, wanted: Draw, *, token: str | None = None, count: int = 1) -> list[str]:
-        """The ids of `count` tasks that can run here, all different as long as there are enough.
+    def take(self, draw: Draw, *, token: str | None = None, count: int = 1) -> list[str]:
+        """The ids of `count` tasks that fit and can run here, all different if there are enough of them.
 
-        The same for the same seed, see `suites/draws.py`. Without a seed a new draw each time: at random or,
-        with an order, from where the last draw with this token and these filters has stopped. Raises
-        BadRequestError for filters that do not fit, and where there is nothing to draw from.
+        The same seed gives the same tasks. Without a seed they are random or, with an order, those after the
+        last draw with the same token and filters. Raises BadRequestError for invalid filters, and if there is
+        none to draw from.
         """
-        if wanted.seed is not None:
-            return draw_tasks(
-                self._catalogue, wanted, place=wanted.seed * count, count=count, seed=wanted.seed
-            )
-        walk = (token, Filters.model_validate(wanted.model_dump(include=set(Filters.model_fields))))
-        place = self._walks.get(walk, 0)
-        found = draw_tasks(self._catalogue, wanted, place=place, count=count, seed=secrets.randbits(64))
-        if wanted.order is not None:
-            self._walks[walk] = place + count
-            if len(self._walks) > REMEMBERED:
-                del self._walks[next(iter(self._walks))]
-        return found
+        if draw.seed is not None:
+            position = draw.seed * count
+            return draw_tasks(self._catalogue, draw, seed=draw.seed, position=position, count=count)
+        filters = Filters.model_validate(draw.model_dump(include=set(Filters.model_fields)))
+        key = (token, filters)
+        position = self._positions.get(key, 0)
+        drawn = draw_tasks(
+            self._catalogue, filters, seed=secrets.randbits(64), position=position, count=count
+        )
+        if draw.order is not None:
+            self._positions[key] = position + count
+            if len(self._positions) > MAX_POSITIONS:
+                del self._positions[next(iter(self._positions))]
+        return drawn

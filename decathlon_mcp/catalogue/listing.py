@@ -1,4 +1,4 @@
-"""What tasks there are, as clients are told."""
+"""The list of tasks as clients see it: `list_tasks`, and `tasks` on the command line."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from decathlon_mcp.types import JsonObject
 
 
 def list_tasks(catalogue: Catalogue, names: Iterable[str], *, prompts: bool = False) -> list[JsonObject]:
-    """What each of these tasks needs and whether it can run here, in the order they are named in; a name may
-    be there more than once.
+    """Describe these tasks: what each needs, and whether it can run here. The order of `names` is kept.
 
-    Prompts are as an episode under Docker has them, with the time it is now; no sandbox is opened for them.
+    A name may occur more than once. Prompts are those of an episode under Docker that starts now.
     """
-    asked = [*names]
-    told = {
-        name: _described(catalogue, name, *catalogue.entry(name), prompts=prompts)
-        for name in dict.fromkeys(asked)
+    names = [*names]
+    entries = {
+        name: _entry(catalogue, name, *catalogue.entry(name), prompts=prompts)
+        for name in dict.fromkeys(names)
     }
-    return [told[name] for name in asked]
+    return [entries[name] for name in names]
 
 
-def _described(catalogue: Catalogue, name: str, suite: Suite, task: Task, *, prompts: bool) -> JsonObject:
-    missing = suite.missing(task)
-    told: JsonObject = {
+def _entry(catalogue: Catalogue, name: str, suite: Suite, task: Task, *, prompts: bool) -> JsonObject:
+    missing = catalogue.missing_sentences(suite, task)
+    entry: JsonObject = {
         "id": name,
         "suite": suite.name,
         "splits": list(task.splits),
@@ -38,19 +37,20 @@ def _described(catalogue: Catalogue, name: str, suite: Suite, task: Task, *, pro
         "runnable": not missing,
         "missing": missing,
     }
-    if shared := suite.shared(task.id):
-        told["shared"] = [each.name for each in shared]
+    if shared := suite.shared_resources(task.id):
+        entry["shared"] = [resource.name for resource in shared]
     if (rate := catalogue.pass_rate(task)) is not None:
-        told |= {"pass_rate": rate.share, "attempts": rate.attempts}
+        entry |= {"pass_rate": rate.share, "attempts": rate.attempts}
     if prompts:
-        told["prompt"] = _prompt(suite, task)
-    return told
+        entry["prompt"] = _prompt(suite, task)
+    return entry
 
 
 def _prompt(suite: Suite, task: Task) -> str | None:
-    """None where its files cannot be read: `missing` says so."""
+    """None if its files cannot be read; `missing` says why."""
     now = datetime.now().astimezone()
     try:
+        # The profile's root, although other providers use other folders: no sandbox is opened for a list.
         prompt = suite.prompt(task, root=suite.profile.root, launch_time=now, names=suite.profile.names)
     except SuiteError:
         return None

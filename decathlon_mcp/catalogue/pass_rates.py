@@ -1,4 +1,4 @@
-"""How often each task has been passed, from a file of verdicts: what is known of its difficulty."""
+"""Pass rates: how often each task was passed, counted from a file of verdicts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from decathlon_mcp.types import JsonObject, as_object
 
 log = logging.getLogger("decathlon.suites")
 
-_SPACE = " \t\r\n"
+_WHITESPACE = " \t\r\n"
 
 
 @dataclass(frozen=True, slots=True)
 class PassRate:
-    """Of `attempts` that were scored, the share that succeeded: 0.0 to 1.0."""
+    """Scored attempts at a task. `share` is the part that succeeded, 0.0 to 1.0."""
 
     passed: int
     attempts: int
@@ -31,34 +31,34 @@ class PassRate:
 
 @dataclass(frozen=True, slots=True)
 class PassRates:
-    """`file` is where they are from. A task that no verdict is about has no figure."""
+    """The pass rates in a file of verdicts. A task without verdicts has none."""
 
     file: Path
     _counts: dict[tuple[str | None, str], PassRate] = field(repr=False)
 
     def of(self, suite: str, task_id: str) -> PassRate | None:
-        """Those of the suite and those that name none, together."""
+        """The pass rate of a task, over verdicts of its suite and those without a suite."""
         keys = ((suite, task_id), (None, task_id), (None, f"{suite}:{task_id}"))
-        found = [self._counts[key] for key in keys if key in self._counts]
-        if not found:
+        rates = [self._counts[key] for key in keys if key in self._counts]
+        if not rates:
             return None
-        return PassRate(sum(each.passed for each in found), sum(each.attempts for each in found))
+        return PassRate(sum(rate.passed for rate in rates), sum(rate.attempts for rate in rates))
 
-    def warn_of_strangers(self, suites: Collection[str]) -> None:
-        """Say which suites the verdicts are of that are not here: a folder that was renamed, most likely."""
-        strangers = {suite for suite, _ in self._counts if suite is not None and suite not in suites}
-        if strangers:
+    def warn_of_unknown_suites(self, suites: Collection[str]) -> None:
+        """Log the suites of verdicts that are not among `suites`; most likely a folder was renamed."""
+        unknown = {suite for suite, _ in self._counts if suite is not None and suite not in suites}
+        if unknown:
             log.warning(
-                "results of suites that are not here are passed over",
-                extra={"fields": {"file": str(self.file), "suites": sorted(strangers), "here": [*suites]}},
+                "results of unknown suites are ignored",
+                extra={"fields": {"file": str(self.file), "suites": sorted(unknown), "here": [*suites]}},
             )
 
 
 def read_pass_rates(file: Path) -> PassRates:
-    """Count the verdicts of a file: JSON objects, one a line or simply one after another.
+    """Count the verdicts of a file of JSON objects, one after another, on one or several lines each.
 
-    What counts is `task` (as the server spells it, or bare), `suite` where it is there, and `success`; what
-    has no `success` was not scored and is no attempt. Raises SettingsError, naming the line.
+    Used are `task` (a task's id or its catalogue id), `suite` if present, and `success`; a verdict without
+    `success` was not scored and does not count. Raises SettingsError naming the line.
     """
     passed, attempts = Counter[tuple[str | None, str]](), Counter[tuple[str | None, str]]()
     for line, verdict in _objects(file):
@@ -77,7 +77,7 @@ def read_pass_rates(file: Path) -> PassRates:
 
 
 def _objects(file: Path) -> Iterator[tuple[int, JsonObject]]:
-    """Each object of the file with the line where it begins."""
+    """Each object of the file, with the number of the line where it begins."""
     try:
         text = file.read_text("utf-8")
     except OSError as error:
@@ -85,18 +85,18 @@ def _objects(file: Path) -> Iterator[tuple[int, JsonObject]]:
     except UnicodeDecodeError:
         raise SettingsError(f"--results: {file}: not UTF-8") from None
     decoder, at, line, counted = json.JSONDecoder(), 0, 1, 0
-    while (at := _skipped(text, at)) < len(text):
+    while (at := _skip_whitespace(text, at)) < len(text):
         line, counted = line + text.count("\n", counted, at), at
         try:
             value, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
             raise SettingsError(f"--results: {file}, line {line}: not JSON: {error}") from None
-        if (found := as_object(value)) is None:
+        if (verdict := as_object(value)) is None:
             raise SettingsError(f"--results: {file}, line {line}: an object was expected")
-        yield line, found
+        yield line, verdict
 
 
-def _skipped(text: str, at: int) -> int:
-    while at < len(text) and text[at] in _SPACE:
+def _skip_whitespace(text: str, at: int) -> int:
+    while at < len(text) and text[at] in _WHITESPACE:
         at += 1
     return at

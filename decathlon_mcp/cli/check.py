@@ -15,11 +15,11 @@ from decathlon_mcp.app import bootstrap
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import Draw, filter_tasks
 from decathlon_mcp.catalogue.listing import list_tasks
+from decathlon_mcp.catalogue.requirements import PLURALS, MissingRequirement, broken_file
 from decathlon_mcp.episodes.program_probe import look
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.suites.loading import STARTER
-from decathlon_mcp.suites.requirements import PLURALS, MissingRequirement
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import JsonObject
@@ -35,7 +35,7 @@ async def check(settings: Settings, wanted: Draw, as_json: bool) -> int:
     """
     catalogue, unseen = await _looked(settings)
     names = [name for name, _, _ in filter_tasks(catalogue, wanted)]
-    lacking = {name: [*_lacks(*catalogue.entry(name))] for name in names}
+    lacking = {name: [*_lacks(catalogue, *catalogue.entry(name))] for name in names}
     if as_json:
         told = [{**task, **_told(lacking[task["id"]])} for task in list_tasks(catalogue, names)]
         sys.stdout.write(json.dumps({"tasks": told, "unseen": unseen}, indent=2, ensure_ascii=False) + "\n")
@@ -49,21 +49,21 @@ async def _looked(settings: Settings) -> tuple[Catalogue, JsonObject]:
     async with bootstrap(settings) as episodes:
         catalogue = episodes.catalogue
         suites = [suite for suite in catalogue.suites if suite.path != STARTER]
-        looks = {suite.name: await look(episodes.sandbox_factory(suite.name)) for suite in suites}
+        looks = {suite.name: await look(episodes.sandbox_factory(suite.name), catalogue) for suite in suites}
     return catalogue, {name: why for name, why in looks.items() if why is not None}
 
 
-def _lacks(suite: Suite, task: Task) -> Iterator[MissingRequirement]:
+def _lacks(catalogue: Catalogue, suite: Suite, task: Task) -> Iterator[MissingRequirement]:
     """With what only shows when the task's prompt is read, and its servers are made ready."""
-    yield from (lacks := suite.lacks(task))
+    yield from (lacks := catalogue.missing_requirements(suite, task))
     if lacks:
         return
     try:
         root, now = suite.profile.root, datetime.now().astimezone()
         suite.prompt(task, root=root, launch_time=now, names=suite.profile.names)
-        suite.server_specs(task, root=root, values=dict.fromkeys(suite.wanted_values(task), ""))
+        suite.server_specs(task, root=root, values=dict.fromkeys(suite.token_names(task), ""))
     except SuiteError as error:
-        yield suite.resources.pages.lack("broken", str(error.data.get("file") or task.id), error.message)
+        yield broken_file(suite, error, task.id)
 
 
 def _told(lacks: list[MissingRequirement]) -> JsonObject:
@@ -91,7 +91,7 @@ def _print(lacking: dict[str, list[MissingRequirement]], unseen: JsonObject) -> 
         console.print(Text.assemble(mark, (name, "bold")), soft_wrap=True)
         for lack in lacks:
             page = "" if lack.kind == "broken" else f"\n      → {lack.page}"
-            console.print(Text.assemble(f"      {lack.said}", (page, "yellow")), soft_wrap=True)
+            console.print(Text.assemble(f"      {lack.message}", (page, "yellow")), soft_wrap=True)
     ready = sum(not lacks for lacks in lacking.values())
     console.print(f"\n{ready} of {len(lacking)} can run here", soft_wrap=True)
     for line in summary(lack for lacks in lacking.values() for lack in lacks):

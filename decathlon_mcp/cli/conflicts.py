@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from decathlon_mcp.app import read_catalogue
 from decathlon_mcp.catalogue.draws import Draw, filter_tasks
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.suites.sharing import Shared
+from decathlon_mcp.suites.sharing import SharedResource
 
 
 def show(settings: Settings, wanted: Draw, *, as_json: bool) -> int:
@@ -18,11 +18,11 @@ def show(settings: Settings, wanted: Draw, *, as_json: bool) -> int:
     Raises SuiteError, SettingsError, BadRequestError.
     """
     catalogue = read_catalogue(settings)
-    users: dict[Shared, list[str]] = {}
+    users: dict[SharedResource, list[str]] = {}
     names: list[str] = []
     for name, suite, task in filter_tasks(catalogue, wanted):
         names.append(name)
-        for shared in suite.shared(task.id):
+        for shared in suite.shared_resources(task.id):
             users.setdefault(shared, []).append(name)
     if as_json:
         told = [
@@ -38,7 +38,7 @@ def show(settings: Settings, wanted: Draw, *, as_json: bool) -> int:
     return 0
 
 
-def _lines(users: dict[Shared, list[str]]) -> Iterable[str]:
+def _lines(users: dict[SharedResource, list[str]]) -> Iterable[str]:
     """Accounts of one kind that have a task each are one line: each of these runs alone, but for itself."""
     alone: dict[str, list[str]] = {}
     for shared, tasks in users.items():

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from decathlon_mcp.app import provider_for
 from decathlon_mcp.catalogue.catalogue import Catalogue
+from decathlon_mcp.catalogue.requirements import HostInfo, MissingRequirement
 from decathlon_mcp.cli.check import summary
 from decathlon_mcp.cli.options import strange_variables
 from decathlon_mcp.errors import DecathlonError
@@ -25,9 +26,7 @@ from decathlon_mcp.sandboxes.base import Finding, finding
 from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvider
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.settings import ProviderName, Settings
-from decathlon_mcp.suites.host import HostInfo
 from decathlon_mcp.suites.loading import load_suite
-from decathlon_mcp.suites.requirements import MissingRequirement
 from decathlon_mcp.suites.suite import Suite
 
 STARTER_SERVERS = ("excel_mcp", "mcp_server_git")
@@ -60,10 +59,10 @@ async def _findings(settings: Settings, host: str, port: int) -> AsyncGenerator[
     suites: list[Suite] = []
     for where in settings.suite:
         try:
-            suites.append(load_suite(where, HostInfo(settings.language, settings.network != "none")))
+            suites.append(load_suite(where, settings.language))
         except DecathlonError as error:
             yield Finding(f"suite {where}", False, error.message, "say where a checkout is with --suite PATH")
-    for each in _about_tasks(suites):
+    for each in _about_tasks(suites, HostInfo(has_network=settings.network != "none")):
         yield each
     async for each in _about_providers(suites, settings):
         yield each
@@ -72,18 +71,18 @@ async def _findings(settings: Settings, host: str, port: int) -> AsyncGenerator[
     yield _about_address(settings, host, port)
 
 
-def _about_tasks(suites: list[Suite]) -> Iterable[Finding]:
+def _about_tasks(suites: list[Suite], host: HostInfo) -> Iterable[Finding]:
     for suite in suites:
         count = len(suite.tasks)
         yield Finding(f"suite {suite.name}", True, f"{count} tasks at {suite.path} ({suite.revision})")
     if not suites:
         return
     try:
-        catalogue = Catalogue(suites)
+        catalogue = Catalogue(suites, host=host)
     except DecathlonError as error:
         yield Finding("suites", False, error.message, "give each suite a name of its own")
         return
-    lacking = [suite.lacks(task) for _, suite, task in catalogue]
+    lacking = [catalogue.missing_requirements(suite, task) for _, suite, task in catalogue]
     runnable = sum(not lacks for lacks in lacking)
     yield finding(
         "tasks",

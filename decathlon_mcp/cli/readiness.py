@@ -21,7 +21,9 @@ async def require_ready(episodes: EpisodeRegistry) -> None:
     """
     await _require_providers(episodes)
     for suite in episodes.catalogue.suites:
-        if suite.path != STARTER and (why := await look(episodes.sandbox_factory(suite.name))):
+        if suite.path != STARTER and (
+            why := await look(episodes.sandbox_factory(suite.name), episodes.catalogue)
+        ):
             log.warning("not looked for the servers' programs", extra=fields(suite=suite.name, why=why))
 
 

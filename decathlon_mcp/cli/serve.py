@@ -72,7 +72,9 @@ def _announce(episodes: EpisodeRegistry, url: str) -> None:
 
 def _block(episodes: EpisodeRegistry, url: str) -> str:
     """What a person wants to know of a server that is up."""
-    runnable = [name for name, suite, task in episodes.catalogue if not suite.missing(task)]
+    runnable = [
+        name for name, suite, task in episodes.catalogue if episodes.catalogue.is_runnable(suite, task)
+    ]
     of = {
         suite.name: episodes.sandbox_factory(suite.name).provider.name for suite in episodes.catalogue.suites
     }

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from decathlon_mcp.errors import AtCapacityError
-from decathlon_mcp.suites.sharing import Shared
+from decathlon_mcp.suites.sharing import SharedResource
 
 RETRY_SECONDS = (5.0, 15.0)
 """When to ask again, drawn anew for each refusal, so that the refused do not come back together."""
@@ -25,7 +25,7 @@ class Ticket:
 
     admission: Admission
     task: str
-    shared: Sequence[Shared] = ()
+    shared: Sequence[SharedResource] = ()
     admitted: anyio.Event = field(default_factory=anyio.Event)
     slots: dict[str, str] = field(default_factory=dict[str, str])
 
@@ -60,7 +60,7 @@ class Admission:
     def queued(self) -> int:
         return len(self._queue)
 
-    def reserve(self, task: str, shared: Sequence[Shared] = ()) -> Ticket:
+    def reserve(self, task: str, shared: Sequence[SharedResource] = ()) -> Ticket:
         """A ticket, at once. Raises AtCapacityError when neither a place nor the queue has room."""
         ticket = Ticket(self, task, shared)
         self._queue.append(ticket)
@@ -137,7 +137,7 @@ class Admission:
                 ticket.admitted.set()
 
 
-def _free(shared: Shared, taken: dict[str, set[str]]) -> str | None:
+def _free(shared: SharedResource, taken: dict[str, set[str]]) -> str | None:
     return next((slot for slot in shared.slots if slot not in taken.get(shared.key, ())), None)
 
 

@@ -10,7 +10,12 @@ import anyio
 
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.errors import DriverError, SetUpError, SuiteError
-from decathlon_mcp.suites.local_tools import Described, describe_command, known_needs, parse_described
+from decathlon_mcp.suites.local_tools import (
+    ToolDescriptions,
+    describe_command,
+    known_needs,
+    parse_descriptions,
+)
 from decathlon_mcp.suites.profile import SuiteProfile
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
@@ -28,7 +33,7 @@ class LocalTools:
 
     async def of(
         self, suite: Suite, task: Task, driver: DriverClient, *, root: PurePosixPath, timeout_seconds: float
-    ) -> Described:
+    ) -> ToolDescriptions:
         """The local tools of a task. Raises SetUpError where the suite's code does not tell them."""
         needs = known_needs(suite.profile, task.needs.local_tools)
         async with self._asking:
@@ -44,7 +49,7 @@ async def _ask(
     driver: DriverClient,
     root: PurePosixPath,
     timeout_seconds: float,
-) -> Described:
+) -> ToolDescriptions:
     try:
         result = await driver.run(
             describe_command(profile, needs, root),
@@ -54,7 +59,7 @@ async def _ask(
             channel=True,
         )
         if result.exit_code == 0:
-            return parse_described(result.channel or "", needs)
+            return parse_descriptions(result.channel or "", needs)
         cause = result.stderr.strip()[-OUTPUT_TAIL:] or "it took too long"
     except (DriverError, SuiteError) as error:
         cause = error.message

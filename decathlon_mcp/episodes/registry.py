@@ -90,7 +90,7 @@ class EpisodeRegistry:
         """
         suite, task = self._playable(task_id)
         policy = self._allowed(policy, principal)
-        ticket = self.admission.reserve(task_id, suite.shared(task.id))
+        ticket = self.admission.reserve(task_id, suite.shared_resources(task.id))
         try:
             episode = self._born(suite, task, ticket, principal, launch_time, policy, max_calls)
         except BaseException:
@@ -195,7 +195,7 @@ class EpisodeRegistry:
     def _playable(self, task_id: str) -> tuple[Suite, Task]:
         self._refuse_when_closing()
         suite, task = self.catalogue.find(task_id)
-        if missing := suite.missing(task):
+        if missing := self.catalogue.missing_sentences(suite, task):
             raise NotRunnableError(f"task {task_id} cannot run here: {'; '.join(missing)}", missing=missing)
         load_rubric(suite, task)
         return suite, task

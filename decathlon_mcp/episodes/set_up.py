@@ -73,7 +73,7 @@ class SetUp:
     def _answers_needed(self) -> bool:
         """A preprocess may read the answers or write them, and so may a token file."""
         return self.task.has_preprocess or (
-            self.task.has_token_file and bool(self.suite.wanted_values(self.task))
+            self.task.has_token_file and bool(self.suite.token_names(self.task))
         )
 
     async def _unpack(self, sandbox: Sandbox, driver: DriverClient) -> None:
@@ -87,8 +87,8 @@ class SetUp:
             await sandbox.put(sandbox.root / folder, papers)
         workspace = str(sandbox.root / profile.workspace)
         steps: list[JsonObject] = [{"make": workspace}]
-        if self.task.parts.initial_workspace:
-            initial = sandbox.root / self.task.folder / self.task.parts.initial_workspace
+        if self.task.files.initial_workspace:
+            initial = sandbox.root / self.task.folder / self.task.files.initial_workspace
             steps.append({"copy": str(initial), "to": workspace})
         steps += [{"make": f"{workspace}/{folder}"} for folder in self.suite.server_folders(self.task)]
         await driver.arrange(*steps)
@@ -100,7 +100,7 @@ class SetUp:
 
     async def _preprocess(self, sandbox: Sandbox, driver: DriverClient) -> None:
         profile = self.suite.profile
-        module = ".".join((*self.task.folder.parts, str(self.task.parts.preprocess)))
+        module = ".".join((*self.task.folder.parts, str(self.task.files.preprocess)))
         result = await driver.run(
             [
                 *profile.run_module,
@@ -131,7 +131,7 @@ class SetUp:
         `made` are the names that preprocess left in the task's folder: drafts and caches among them.
         """
         folder = sandbox.root / self.task.folder
-        going = self.suite.sealed(self.task, root=sandbox.root, values=values, made=made)
+        going = self.suite.names_to_seal(self.task, root=sandbox.root, values=values, created=made)
         try:
             await driver.arrange(
                 *({"remove": str(folder / name)} for name in going),
@@ -144,7 +144,7 @@ class SetUp:
     def _withholding(self, root: PurePosixPath, values: Mapping[str, str]) -> list[JsonObject]:
         """How the credentials go that no server of the task needs, and what Python compiled of them."""
         steps: list[JsonObject] = []
-        for secret, stand_in in self.suite.withheld(self.task, root=root, values=values).items():
+        for secret, stand_in in self.suite.secrets_to_remove(self.task, root=root, values=values).items():
             path = root / secret
             steps += [{"remove": str(path)}, {"remove": str(path.parent / "__pycache__")}]
             if stand_in is not None and (file := self.suite.path / stand_in).is_file():
@@ -153,7 +153,7 @@ class SetUp:
 
     async def _values(self, sandbox: Sandbox, driver: DriverClient) -> Mapping[str, str]:
         """What `${config.*}` and `${token.*}` stand for, computed by the suite's own Python, once."""
-        wanted = self.suite.wanted_values(self.task)
+        wanted = self.suite.token_names(self.task)
         if not wanted:
             return {}
         result = await driver.run(

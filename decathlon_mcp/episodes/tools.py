@@ -19,7 +19,7 @@ from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.driver_client.rpc import Note
 from decathlon_mcp.errors import DriverError, SetUpError, UnknownToolError
 from decathlon_mcp.suites.tool_names import LOCAL, spell
-from decathlon_mcp.suites.truncation import cut
+from decathlon_mcp.suites.truncation import truncate
 from decathlon_mcp.types import JsonObject, Names, as_object
 
 ORIGINAL_KEY = "decathlon/original"
@@ -184,10 +184,10 @@ class Calls:
         result = as_object(reply.get("result"))
         if self._workspace is None or result is None:
             return reply
-        overlong = cut(result, self._workspace)
+        overlong = truncate(result, self._workspace)
         if overlong is None:
             return reply
         await self._driver.arrange(
-            {"make": str(overlong.path.parent)}, {"write": str(overlong.path), "text": overlong.whole}
+            {"make": str(overlong.path.parent)}, {"write": str(overlong.path), "text": overlong.full_text}
         )
-        return {**reply, "result": overlong.shown}
+        return {**reply, "result": overlong.result}

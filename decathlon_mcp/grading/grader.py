@@ -11,8 +11,6 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from pathlib import Path, PurePosixPath
 
 import anyio
@@ -26,6 +24,7 @@ from decathlon_mcp.grading.digest import evaluator_digest
 from decathlon_mcp.grading.job import OpenSandbox
 from decathlon_mcp.grading.trajectory_log import trajectory_log
 from decathlon_mcp.grading.verdict import OUTPUT_CHARACTERS
+from decathlon_mcp.payloads import source
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
@@ -183,7 +182,7 @@ class Grader:
         return tar.of_files(
             {
                 str(self.suite.profile.log_file): json.dumps(told).encode(),
-                f"{OWN_FOLDER}/harness.py": _harness(),
+                f"{OWN_FOLDER}/harness.py": source("rubric_function").encode(),
             }
         )
 
@@ -191,7 +190,7 @@ class Grader:
         profile = self.suite.profile
         return [
             *profile.run_module,
-            f"{self._package}.{self.task.parts.evaluation}",
+            f"{self._package}.{self.task.files.evaluation}",
             "--res_log_file",
             str(root / profile.log_file),
             "--agent_workspace",
@@ -224,9 +223,4 @@ class Grader:
     @property
     def _groundtruth(self) -> PurePosixPath | None:
         """Relative to the root, as upstream has it; its absence is the word None there."""
-        return self.task.folder / self.task.parts.groundtruth if self.task.parts.groundtruth else None
-
-
-@cache
-def _harness() -> bytes:
-    return resources.files("decathlon_mcp.payloads").joinpath("rubric_function.py").read_bytes()
+        return self.task.folder / self.task.files.groundtruth if self.task.files.groundtruth else None

@@ -45,7 +45,7 @@ async def grade(job: GradingJob) -> Verdict:
     async def outcome(scratch: Path) -> dict[str, Any]:
         """The fields of a scored verdict."""
         rubric = await anyio.to_thread.run_sync(load_rubric, suite, task)
-        if not (suite.path / task.folder / f"{task.parts.evaluation.replace('.', '/')}.py").is_file():
+        if not (suite.path / task.folder / f"{task.files.evaluation.replace('.', '/')}.py").is_file():
             raise _NoScoreError("evaluator_error", f"{task.id} has no evaluator")
         baggage = await anyio.to_thread.run_sync(
             lambda: pack(

@@ -31,7 +31,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.grading.attempt import COUNTED
 from decathlon_mcp.grading.metrics import BadMetricsError, name_problem
-from decathlon_mcp.suites.documents import broken, check, read_yaml
+from decathlon_mcp.suites.documents import file_error, read_yaml, validate
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 
@@ -119,13 +119,13 @@ def load_rubric(suite: Suite, task: Task) -> Rubric | None:
     if len(own) > 1:
         raise SuiteError(f"{task.id} has two rubrics: {own[0]} and {own[1]}", file=str(own[1]))
     if own:
-        return _rubric(check(own[0], _OF_TASK, read_yaml(own[0])), own[0], folder)
+        return _rubric(validate(own[0], _OF_TASK, read_yaml(own[0])), own[0], folder)
     for_all = suite.path / SUITE_FILE
     if not for_all.is_file():
         return None
-    said = check(for_all, _OF_SUITE, read_yaml(for_all))
+    said = validate(for_all, _OF_SUITE, read_yaml(for_all))
     if unknown := said.tasks.keys() - suite.tasks.keys():
-        raise broken(for_all, f"there is no task {min(unknown)!r} in this suite", field="tasks")
+        raise file_error(for_all, f"there is no task {min(unknown)!r} in this suite", field="tasks")
     rubric = said.tasks.get(task.id, said.default)
     return None if rubric is None else _rubric(rubric, for_all, folder)
 
@@ -197,7 +197,7 @@ _OF_SUITE = TypeAdapter(_SuiteRubrics)
 def _rubric(said: _RubricFile, file: Path, folder: Path) -> Rubric:
     """The function's file is there and binds its name; what it returns is known only when it is called."""
     if said.function is not None and (problem := _function_problem(said.function, folder)):
-        raise broken(file, problem, field="function")
+        raise file_error(file, problem, field="function")
     return Rubric(said.weights, said.function, said.normalise, said.ranges)
 
 

@@ -18,7 +18,7 @@ from decathlon_mcp.grading.attempt import Attempt, CallRecord
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.suites.tool_names import LOCAL
-from decathlon_mcp.suites.truncation import OVERLONG_KEY, as_told
+from decathlon_mcp.suites.truncation import OVERLONG_KEY, model_text
 from decathlon_mcp.types import JsonObject, as_object
 
 MAX_TURNS, MAX_STEPS = 50, 200
@@ -50,7 +50,7 @@ def _config(attempt: Attempt, suite: Suite, task: Task, root: PurePosixPath) -> 
     task_dir = suite.task_dir(task)
     command = " ".join(profile.run_module)
     module = ".".join(task.folder.parts)
-    log_file, parts = root / profile.log_file, task.parts
+    log_file, parts = root / profile.log_file, task.files
     return {
         "task_dir": task_dir,
         "id": task_dir.replace("/", "-"),
@@ -133,7 +133,7 @@ def _content(call: CallRecord, name: str) -> str:
     bare = call.server == LOCAL or OVERLONG_KEY in (as_object(result.get("_meta")) or {})
     if items and bare and all(isinstance(text, str) for text in texts):
         return "".join(map(str, texts))
-    return as_told(result)
+    return model_text(result)
 
 
 def _key_stats(attempt: Attempt) -> JsonObject:

@@ -1,1 +1,17 @@
-"""Programs of ours that run inside sandboxes beside the driver, sent as source."""
+"""Programs that run inside sandboxes and are sent there as source code.
+
+No package of this project is installed in a sandbox: a payload imports the standard library only, and runs on
+the Python versions that its docstring names. Payloads that write to a channel read its descriptor from the
+environment variable `decathlon_sandbox.wire.CHANNEL_VARIABLE`, whose name they repeat as a literal.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+
+
+@cache
+def source(name: str) -> str:
+    """The source code of a payload, by its module's name."""
+    return resources.files(__name__).joinpath(f"{name}.py").read_text("utf-8")

@@ -1,10 +1,8 @@
-"""What goes into a sandbox, as tar archives: the same bytes for the same checkout.
+"""The files of a checkout: walking them, packing them into reproducible tar archives, and their revision.
 
-Members are sorted, belong to root, keep their mode and their time (whole seconds), and are named as they lie
-in the checkout. Nothing outside of it is ever read: a link is kept as a link where it leads to a place
-inside, and left out where it does not.
-
-Which state a checkout is in, as a short word that changes when it does.
+The same checkout gives the same archive, byte for byte: members are sorted by their paths in the checkout,
+belong to root, and keep their modes and times (in whole seconds). Nothing outside of the checkout is read:
+symbolic links that lead out of it are left out, others stay links.
 """
 
 from __future__ import annotations
@@ -22,26 +20,26 @@ from decathlon_mcp.errors import SuiteError
 
 log = logging.getLogger("decathlon.suites")
 
-LEFT_OUT = frozenset({"__pycache__", ".git", ".DS_Store"})
+EXCLUDED_NAMES = frozenset({"__pycache__", ".git", ".DS_Store"})
 
 PACKAGE = "__init__.py"
 
 
 def walk(checkout: Path, path: PurePosixPath, without: Collection[str] = ()) -> Iterator[PurePosixPath]:
-    """`path` and everything below it, sorted, links not followed; nothing where it is not there.
+    """`path` and everything below it, sorted; empty if it does not exist. Links are not followed.
 
-    `without` are names directly below `path`.
+    `without`: entries directly below `path` to leave out.
     """
-    here = checkout / path
-    if here.is_symlink() or here.exists():
+    place = checkout / path
+    if place.is_symlink() or place.exists():
         yield path
-    if here.is_dir() and not here.is_symlink():
-        yield from _below(here, path, without)
+    if place.is_dir() and not place.is_symlink():
+        yield from _below(place, path, without)
 
 
 def _below(folder: Path | str, path: PurePosixPath, without: Collection[str]) -> Iterator[PurePosixPath]:
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if entry.name in LEFT_OUT or entry.name in without:
+        if entry.name in EXCLUDED_NAMES or entry.name in without:
             continue
         yield path / entry.name
         if entry.is_dir(follow_symlinks=False):
@@ -49,7 +47,7 @@ def _below(folder: Path | str, path: PurePosixPath, without: Collection[str]) ->
 
 
 def packages_above(checkout: Path, path: PurePosixPath) -> Iterator[PurePosixPath]:
-    """The `__init__.py`s that exist in the folders on the way to `path`."""
+    """The `__init__.py` files in the folders above `path`."""
     for parent in reversed(path.parents):
         if (checkout / parent / PACKAGE).is_file():
             yield parent / PACKAGE
@@ -61,9 +59,9 @@ def write(
     members: Iterable[PurePosixPath],
     aliases: Mapping[PurePosixPath, PurePosixPath],
 ) -> None:
-    """Add these members to the archive `into`, and `aliases`: more names, each with the path it is read from.
+    """Add these members to the archive `into`, which is created if it does not exist.
 
-    Where there is no such file yet, it is made.
+    `aliases`: more members by name, each with the path of the file that it is read from.
     """
     named = {**{member: member for member in members}, **aliases}
     with tarfile.open(into, "a", format=tarfile.PAX_FORMAT) as archive:
@@ -72,7 +70,7 @@ def write(
 
 
 def inside(checkout: Path, path: PurePosixPath) -> Path:
-    """The real place of a path of the checkout. Raises SuiteError where that is outside of it."""
+    """Resolve a path of the checkout. Raises SuiteError if it leads out of the checkout."""
     real, base = (checkout / path).resolve(), checkout.resolve()
     if not real.is_relative_to(base):
         raise SuiteError(
@@ -104,30 +102,31 @@ def _add(archive: tarfile.TarFile, checkout: Path, name: PurePosixPath, path: Pu
             archive.addfile(member, content)
 
 
-LENGTH = 12
+REVISION_CHARACTERS = 12
+# Git must not write to the checkout, nor run a program that the checkout's own configuration names.
 _GIT = ("git", "-c", "core.fsmonitor=false", "--no-optional-locks")
-"""Reading only, and running nothing that the checkout's own configuration names."""
 _STATUS = ("status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=all", "--ignored")
 
 
 def revision(checkout: Path, parts: Iterable[PurePosixPath]) -> str:
-    """A git checkout's commit, and a digest of what of its `parts` differs from it; else a digest of these.
+    """The commit of a git checkout, with a digest of changed files among `parts` appended if there are any.
 
-    Files that git ignores count: tokens are such files. A digest is over path, size and time of each file.
+    Without git it is a digest of all files in `parts`. Digests are over each file's path, size and time.
     """
     parts = list(parts)
     if (checkout / ".git").exists():
         head = _git(checkout, "rev-parse", "HEAD")
-        said = _git(checkout, *_STATUS, "--", *map(str, parts))
-        if head is not None and said is not None:
-            changed = [PurePosixPath(entry[3:]) for entry in said.split("\0") if entry]
-            changed = [path for path in changed if LEFT_OUT.isdisjoint(path.parts)]
-            return head.strip()[:LENGTH] + (f"-{digest(checkout, changed)}" if changed else "")
+        # Ignored files are listed, too: token files are usually ignored.
+        status = _git(checkout, *_STATUS, "--", *map(str, parts))
+        if head is not None and status is not None:
+            changed = [PurePosixPath(entry[3:]) for entry in status.split("\0") if entry]
+            changed = [path for path in changed if EXCLUDED_NAMES.isdisjoint(path.parts)]
+            return head.strip()[:REVISION_CHARACTERS] + (f"-{digest(checkout, changed)}" if changed else "")
     return digest(checkout, parts)
 
 
 def digest(checkout: Path, parts: Iterable[PurePosixPath]) -> str:
-    """Over every file in these paths; one that is not there counts by its name."""
+    """A digest of every file in these paths; a path that does not exist counts by its name."""
     total = hashlib.sha256()
     for part in parts:
         total.update(f"{part}\n".encode())
@@ -135,13 +134,14 @@ def digest(checkout: Path, parts: Iterable[PurePosixPath]) -> str:
             status = (checkout / path).lstat()
             if not stat.S_ISDIR(status.st_mode):
                 total.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-    return total.hexdigest()[:LENGTH]
+    return total.hexdigest()[:REVISION_CHARACTERS]
 
 
-def _git(checkout: Path, *words: str) -> str | None:
+def _git(checkout: Path, *arguments: str) -> str | None:
+    """The output of a git command; None if it fails or there is no git."""
     try:
-        done = subprocess.run(
-            [*_GIT, "-C", str(checkout), *words],
+        process = subprocess.run(
+            [*_GIT, "-C", str(checkout), *arguments],
             capture_output=True,
             text=True,
             errors="surrogateescape",
@@ -150,4 +150,4 @@ def _git(checkout: Path, *words: str) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout
+    return process.stdout

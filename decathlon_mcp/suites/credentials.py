@@ -1,4 +1,4 @@
-"""What is laid over a task's sandboxes because of the accounts it works on and the servers it needs."""
+"""The archives of credentials that a task's sandboxes get, from its accounts and servers."""
 
 from __future__ import annotations
 
@@ -14,45 +14,42 @@ from decathlon_mcp.suites.suite_file import Credentials
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.suites.tokens import SOURCES
 
-HERE = PurePosixPath()
-MACHINE = PurePosixPath("/")
-_HEADING = "\n# Of the account that this episode has (suite.yaml):\n"
+SUITE_ROOT = PurePosixPath()
+FILE_SYSTEM_ROOT = PurePosixPath("/")
+_HEADING = "\n# The values of this episode's account (suite.yaml):\n"
 
 
-def credentials_of(
+def credential_archives(
     resources: SuiteResources, task: Task, slots: Mapping[str, str]
 ) -> list[tuple[PurePosixPath, bytes]]:
-    """Archives, each with the folder it belongs in: the suite's root, or that of the machine.
-
-    Blocks: reads files. Raises SuiteError for one that cannot be read.
-    """
-    said = resources.credentials(task, slots)
-    members = {PurePosixPath(goal): Path(path) for goal, path in said.files.items()}
-    found: list[tuple[PurePosixPath, bytes]] = []
-    for folder, chosen in (
-        (HERE, {goal: path for goal, path in members.items() if not goal.is_absolute()}),
-        (MACHINE, {goal.relative_to("/"): path for goal, path in members.items() if goal.is_absolute()}),
-    ):
-        texts = dict(_token_files(resources, said)) if folder == HERE else {}
-        if chosen or texts:
-            found.append((folder, _pack(chosen, texts)))
-    return found
+    """Tar archives, each with the folder to unpack it in; see `Suite.credentials`."""
+    credentials = resources.credentials(task, slots)
+    files = {PurePosixPath(target): Path(path) for target, path in credentials.files.items()}
+    relative = {target: path for target, path in files.items() if not target.is_absolute()}
+    absolute = {target.relative_to("/"): path for target, path in files.items() if target.is_absolute()}
+    token_files = dict(_token_files(resources, credentials))
+    archives: list[tuple[PurePosixPath, bytes]] = []
+    if relative or token_files:
+        archives.append((SUITE_ROOT, _pack(relative, token_files)))
+    if absolute:
+        archives.append((FILE_SYSTEM_ROOT, _pack(absolute, {})))
+    return archives
 
 
-def _token_files(resources: SuiteResources, said: Credentials) -> Iterator[tuple[PurePosixPath, str]]:
-    """The suite's token files with the account's values set at their ends, where there are any."""
-    for prefix, (file, name) in SOURCES.items():
-        values = {key: value for key, value in said.values.items() if key.startswith(f"{prefix}.")}
+def _token_files(resources: SuiteResources, credentials: Credentials) -> Iterator[tuple[PurePosixPath, str]]:
+    """The suite's token files with the credentials' values appended, for each file that gets any."""
+    for prefix, (file, variable) in SOURCES.items():
+        values = {key: value for key, value in credentials.values.items() if key.startswith(f"{prefix}.")}
         if values:
             path = resources.checkout / file
             if not path.exists():
                 path = resources.checkout / dict(resources.profile.stand_ins).get(file, file)
-            lines = [f"{name}[{key.partition('.')[2]!r}] = {value!r}\n" for key, value in values.items()]
+            lines = [f"{variable}[{key.partition('.')[2]!r}] = {value!r}\n" for key, value in values.items()]
             yield PurePosixPath(file), "".join([_read(path).decode(), _HEADING, *lines])
 
 
 def _pack(files: Mapping[PurePosixPath, Path], texts: Mapping[PurePosixPath, str]) -> bytes:
-    """Nobody but the sandbox's own user can read them, folders on the way but for those that exist."""
+    """A tar archive of the files, readable only by the sandbox's user."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for goal, text in texts.items():
@@ -64,7 +61,8 @@ def _pack(files: Mapping[PurePosixPath, Path], texts: Mapping[PurePosixPath, str
 
 
 def _below(path: Path) -> Iterator[Path]:
-    """A file itself, or all files of a folder, sorted; links are followed, since the operator made them."""
+    """A file itself, or all files below a folder, sorted."""
+    # Symbolic links are followed: the operator made these folders, not a checkout from elsewhere.
     if not path.is_dir():
         yield path
         return

@@ -1,4 +1,4 @@
-"""Reading the checkout's YAML and JSON: what does not fit is an error that names file, line and field."""
+"""Reading and validating a checkout's YAML and JSON files. Errors name file, line and field."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from decathlon_mcp.types import JsonObject, as_object
 
 T = TypeVar("T")
 
+# The loader of libyaml, where PyYAML was built with it, is about ten times as fast.
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's where PyYAML was built with it: some ten times as fast."""
 
 
-def broken(path: Path, problem: str, *, line: int | None = None, field: str | None = None) -> SuiteError:
-    """The error for a file that is not as Toolathlon's layout has it."""
+def file_error(path: Path, problem: str, *, line: int | None = None, field: str | None = None) -> SuiteError:
+    """The error for a file of the checkout; line and field are named if they are known."""
     where = str(path) if line is None else f"{path}, line {line}"
     return SuiteError(
         f"{where}: {f'{field}: ' if field else ''}{problem}", file=str(path), line=line, field=field
@@ -28,57 +28,58 @@ def broken(path: Path, problem: str, *, line: int | None = None, field: str | No
 
 
 def read_text(path: Path) -> str:
-    """The file's text. Raises SuiteError where it cannot be read or is not UTF-8."""
+    """The text of a file. Raises SuiteError if it cannot be read or is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise broken(path, f"not UTF-8 ({error.reason} at byte {error.start})") from None
+        raise file_error(path, f"not UTF-8 ({error.reason} at byte {error.start})") from None
     except OSError as error:
-        raise broken(path, error.strerror or str(error)) from None
+        raise file_error(path, error.strerror or str(error)) from None
 
 
 def read_json(path: Path) -> JsonObject:
-    """The object that a JSON file holds."""
+    """The object in a JSON file. Raises SuiteError if it holds anything else."""
     try:
         value = json.loads(read_text(path))
     except json.JSONDecodeError as error:
-        raise broken(path, f"not JSON: {error.msg}", line=error.lineno) from None
+        raise file_error(path, f"not JSON: {error.msg}", line=error.lineno) from None
     return _object(path, value)
 
 
 def read_yaml(path: Path) -> JsonObject:
-    """The mapping that a YAML file holds; an empty file is an empty one."""
+    """The mapping in a YAML file; empty for an empty file. Raises SuiteError if it holds anything else."""
     try:
         value = yaml.load(read_text(path), Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = error.problem or error.context or "cannot be parsed"
-        raise broken(path, f"not YAML: {problem}", line=mark.line + 1 if mark else None) from None
+        raise file_error(path, f"not YAML: {problem}", line=mark.line + 1 if mark else None) from None
     except (yaml.YAMLError, ValueError) as error:
-        raise broken(path, f"not YAML: {error}") from None
+        raise file_error(path, f"not YAML: {error}") from None
     return {} if value is None else _object(path, value)
 
 
-def check(path: Path, shape: TypeAdapter[T], value: JsonObject) -> T:
-    """`value`, read from `path`, as the shape has it. Raises SuiteError for the first field that does not."""
+def validate(path: Path, schema: TypeAdapter[T], value: JsonObject) -> T:
+    """Validate a value that was read from `path`. Raises SuiteError for the first field that does not fit."""
     try:
-        return shape.validate_python(value)
+        return schema.validate_python(value)
     except ValidationError as error:
         problems = error.errors(include_url=False)
         first, more = problems[0], len(problems) - 1
         field = ".".join(str(part) for part in first["loc"])
         problem = first["msg"] + (f" (and {more} more)" if more else "")
-        raise broken(path, problem, line=_line(path, first["loc"]), field=field or None) from None
+        raise file_error(path, problem, line=_line(path, first["loc"]), field=field or None) from None
 
 
 def _object(path: Path, value: object) -> JsonObject:
-    if (found := as_object(value)) is None:
-        raise broken(path, f"a mapping was expected, not {type(value).__name__}", line=1)
-    return found
+    if (mapping := as_object(value)) is None:
+        raise file_error(path, f"a mapping was expected, not {type(value).__name__}", line=1)
+    return mapping
 
 
 def _line(path: Path, field: Sequence[str | int]) -> int | None:
-    """The line of a field, from 1; of what it would stand in where it is missing. JSON is read as YAML."""
+    """The line of a field, from 1; for a missing field, the line of the mapping that lacks it."""
+    # JSON is a subset of YAML, so the same parser gives the positions in both.
     try:
         node = cast("Any", yaml).compose(read_text(path), Loader)
     except (yaml.YAMLError, SuiteError):

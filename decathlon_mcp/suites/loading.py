@@ -1,111 +1,131 @@
-"""Reading a suite from a checkout: its tasks, its servers, what its settings say of both."""
+"""Loading a suite from a checkout: its settings, its servers and its tasks."""
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path, PurePosixPath
+from collections.abc import Collection, Iterable
+from fnmatch import fnmatchcase
+from pathlib import Path
 
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.suites.host import HostInfo
-from decathlon_mcp.suites.profile import packaged
+from decathlon_mcp.suites.profile import packaged_profiles
 from decathlon_mcp.suites.resources import SuiteResources
 from decathlon_mcp.suites.servers import read_servers
-from decathlon_mcp.suites.sharing import Shared, shared_of
-from decathlon_mcp.suites.splits import read_conflicts, splits_of, warn_of_strangers
+from decathlon_mcp.suites.sharing import read_conflicts, shared_resources
+from decathlon_mcp.suites.splits import splits_of
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.suite_file import read_suite_file
 from decathlon_mcp.suites.tasks import (
     CONFIG,
     FOLDER,
-    Folder,
     Task,
-    find_folders,
-    ids_of,
-    parts_of,
-    read_folder,
+    TaskFolder,
+    find_task_folders,
+    read_task_folder,
+    task_files,
+    task_ids,
 )
 from decathlon_mcp.suites.tokens import TASK_FILE
 from decathlon_mcp.types import JsonObject, Language
 
+log = logging.getLogger("decathlon.suites")
+
 STARTER = Path(__file__).parent.parent / "starter" / "suite"
 
 
-def load_suite(where: str | Path, here: HostInfo | None = None) -> Suite:
-    """Read a checkout, whose tasks are to run `here`; `starter` is the bundled suite.
+def load_suite(where: str | Path, language: Language = "en") -> Suite:
+    """Load the suite in a checkout; `starter` is the bundled suite.
 
-    Without a `suite.yaml` its profile is recognised by its marks (see `profile.recognise`). What is broken
-    about a task or a server is kept with the tasks that it concerns. Raises SuiteError where the folder is no
-    suite, saying what was looked for and where, or where `suite.yaml` or `task_conflict.json` is broken.
+    Errors in the files of a task or a server are kept in the tasks that they concern. Raises SuiteError for a
+    folder that is no suite, naming what was looked for and where, and for errors in `suite.yaml` and
+    `task_conflict.json`.
     """
     path = STARTER if str(where) == "starter" else Path(where).expanduser().absolute()
-    folders = find_folders(path)
+    folders = find_task_folders(path)
     if not folders:
         raise _no_suite(path)
-    profile, said = read_suite_file(path)
-    servers, errors = read_servers(path)
-    resources = SuiteResources(path, profile, said, servers, errors)
-    name = said.name or re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name).strip("-.") or profile.name
-    here = here or HostInfo()
-    tasks = dict(_tasks(name, resources, folders, here.language))
-    return Suite(name, path, profile, tasks, resources, _all_shared(name, path, resources, tasks), here)
+    profile, settings = read_suite_file(path)
+    servers, server_errors = read_servers(path)
+    resources = SuiteResources(path, profile, settings, servers, server_errors)
+    folder_name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name).strip("-.")
+    name = settings.name or folder_name or profile.name
+    tasks = {
+        task_id: _task(task_id, name, resources, read_task_folder(path, folder), language)
+        for task_id, folder in zip(task_ids(folders), folders, strict=True)
+    }
+    _warn_of_unmatched_patterns(resources, tasks)
+    groups = [*read_conflicts(path / FOLDER), *settings.conflicts]
+    return Suite(
+        name=name,
+        path=path,
+        profile=profile,
+        tasks=tasks,
+        resources=resources,
+        language=language,
+        _shared=shared_resources(name, tasks, groups, resources),
+    )
 
 
-def _tasks(
-    suite: str, resources: SuiteResources, folders: Collection[PurePosixPath], language: Language
-) -> Iterable[tuple[str, Task]]:
-    for task_id, path in zip(ids_of([*folders]), folders, strict=True):
-        yield task_id, _task(task_id, suite, resources, read_folder(resources.checkout, path), language)
-
-
-def _task(task_id: str, suite: str, resources: SuiteResources, folder: Folder, language: Language) -> Task:
-    said = resources.settings.task(task_id)
-    needs = resources.needs(folder, said)
+def _task(
+    task_id: str, suite: str, resources: SuiteResources, folder: TaskFolder, language: Language
+) -> Task:
+    settings, profile = resources.settings.task(task_id), resources.profile
+    needs = resources.needs(folder, settings)
     return Task(
         id=task_id,
         suite=suite,
         folder=folder.path,
         needs=needs,
-        splits=splits_of(task_id, resources.settings.splits, resources.profile.name),
-        parts=parts_of(resources.checkout, folder, language),
+        splits=splits_of(task_id, resources.settings.splits, profile.name),
+        files=task_files(resources.checkout, folder, language),
         has_token_file=TASK_FILE in folder.names,
-        in_place=bool(said.in_place),
-        spared=said.spared or (),
-        leaves_running=resources.profile.leaves_running
-        if said.leaves_running is None
-        else said.leaves_running,
-        grader_network=needs.network if said.grader_network is None else said.grader_network,
-        deadlines=said.deadlines,
-        max_turns=folder.said.max_turns,
-        meta=folder.said.meta or {},
-        config=folder.config,
+        in_place=bool(settings.in_place),
+        spared=settings.spared or (),
+        leaves_running=profile.leaves_running if settings.leaves_running is None else settings.leaves_running,
+        grader_network=needs.network if settings.grader_network is None else settings.grader_network,
+        deadlines=settings.deadlines,
+        max_turns=folder.config.max_turns,
+        meta=folder.config.meta or {},
+        config=folder.raw_config,
         names=folder.names,
-        errors=(*folder.errors, *resources.errors(folder.said.servers)),
+        errors=(*folder.errors, *resources.errors(folder.config.servers)),
     )
 
 
-def _all_shared(
-    suite: str, path: Path, resources: SuiteResources, tasks: Mapping[str, Task]
-) -> dict[str, tuple[Shared, ...]]:
-    said = resources.settings
-    packages: JsonObject = packaged()[resources.profile.name].get("accounts", {})
-    profiles = {word for each in packages.values() for word in each.get("tasks", ())}
-    named = {word for each in said.accounts.values() for word in each.tasks}
-    warn_of_strangers(tasks, "conflicts", (word for group in said.conflicts for word in group))
-    warn_of_strangers(tasks, "accounts", sorted(named - profiles))
-    warn_of_strangers(tasks, "splits", (word for group in said.splits.values() for word in group))
-    return shared_of(suite, tasks, [*read_conflicts(path / FOLDER), *said.conflicts], resources)
+def _warn_of_unmatched_patterns(resources: SuiteResources, tasks: Collection[str]) -> None:
+    """Log the patterns of suite.yaml that match no task; they are probably misspelled."""
+    settings = resources.settings
+    # A packaged profile names tasks of the original suite, which a checkout of part of it does not have.
+    packaged: JsonObject = packaged_profiles()[resources.profile.name].get("accounts", {})
+    from_profile = {pattern for account in packaged.values() for pattern in account.get("tasks", ())}
+    in_accounts = {pattern for account in settings.accounts.values() for pattern in account.tasks}
+    fields: tuple[tuple[str, Iterable[str]], ...] = (
+        ("conflicts", (pattern for group in settings.conflicts for pattern in group)),
+        ("accounts", sorted(in_accounts - from_profile)),
+        ("splits", (pattern for patterns in settings.splits.values() for pattern in patterns)),
+    )
+    for field, patterns in fields:
+        for pattern in patterns:
+            if not any(fnmatchcase(task_id, pattern) for task_id in tasks):
+                log.warning(
+                    "suite.yaml names a task that does not exist",
+                    extra={"fields": {"field": field, "task": pattern}},
+                )
 
 
 def _no_suite(path: Path) -> SuiteError:
-    looked = f"looked for {FOLDER}/<split>/<task>/{CONFIG} in {path}"
+    looked_for = f"looked for {FOLDER}/<split>/<task>/{CONFIG} in {path}"
     if not path.exists():
-        return SuiteError(f"{path} is not there; a suite is a checkout in Toolathlon's layout: {looked}")
+        return SuiteError(
+            f"{path} does not exist; a suite is a checkout in Toolathlon's layout: {looked_for}"
+        )
     if not path.is_dir():
-        return SuiteError(f"{path} is not a folder; a suite is a checkout in Toolathlon's layout: {looked}")
-    found = ", ".join(sorted(entry.name for entry in path.iterdir())[:12]) or "nothing"
-    near = next(
-        (place for place in (*path.parents[:3], *sorted(path.iterdir())) if find_folders(place)), None
-    )
-    hint = f"; did you mean {near}?" if near else ""
-    return SuiteError(f"{path} is not a checkout in Toolathlon's layout: {looked}; found {found}{hint}")
+        return SuiteError(
+            f"{path} is not a folder; a suite is a checkout in Toolathlon's layout: {looked_for}"
+        )
+    entries = sorted(path.iterdir())
+    content = ", ".join([entry.name for entry in entries][:12]) or "nothing"
+    nearby = next((place for place in (*path.parents[:3], *entries) if find_task_folders(place)), None)
+    hint = f"; did you mean {nearby}?" if nearby else ""
+    return SuiteError(f"{path} is not a checkout in Toolathlon's layout: {looked_for}; found {content}{hint}")

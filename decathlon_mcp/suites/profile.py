@@ -1,4 +1,4 @@
-"""What differs between suites, as values: three packaged profiles, and a checkout's own words over them."""
+"""Profiles: how kinds of suites differ. Three are packaged, and a suite.yaml overrides their fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _pairs(value: object) -> object:
 
 
 Pairs = Annotated[tuple[tuple[str, T], ...], BeforeValidator(_pairs)]
-"""A mapping of the YAML file, kept as pairs: hashable, in the file's order."""
+"""A mapping in the YAML file, as pairs in the file's order, so that profiles are hashable."""
 
 
 def _absolute(path: PurePosixPath) -> PurePosixPath:
@@ -50,84 +50,81 @@ class SuiteProfile:
 
     name: str
     root: Absolute
-    """Where the suite lives inside a sandbox."""
+    """The suite's folder inside a sandbox."""
     workspace: Inside
     log_file: Inside
     run_module: tuple[str, ...]
-    """What runs a module of the suite: this, then the module's name."""
+    """The command that runs a module of the suite; the module's name is appended."""
     python: tuple[str, ...]
     common: tuple[Inside, ...]
-    """What of the checkout every sandbox needs. What is not there is left out."""
+    """Files and folders of the checkout that every sandbox gets, if they exist."""
     task_base: Inside
-    """What Toolathlon's `task_dir` is relative to."""
+    """The folder that Toolathlon's `task_dir` is relative to."""
     local_servers: PurePosixPath
     local_binaries: PurePosixPath
     sealed: tuple[str, ...]
-    """Names in a task's folder that must be gone before an agent can reach anything."""
+    """Entries of a task's folder that are removed before an agent can reach the sandbox."""
     grading: tuple[str, ...]
-    """Those of `sealed` that a task without a preprocess never needs beside the agent."""
+    """Entries among `sealed` that an agent's sandbox gets only if preprocess or token files may read them."""
     stand_ins: Pairs[Inside] = ()
-    """Files that a checkout need not have, each with the one that is taken in its place."""
+    """Files of the checkout that need not exist, each with the file that is used in its place."""
     image: str | None = None
     launch_time_format: str = "%Y-%m-%d %H:%M:%S %A"
     names: Names = "decathlon"
     cuts_overlong: bool = False
-    """Are replies cut that are too long for a conversation? `--overlong` outweighs it."""
+    """Whether replies that are too long for a conversation are cut. `--overlong` overrides it."""
     local_code: Pairs[str] = ()
-    """Where the suite's own code of a local tool is, by the tool's name in `task_config.json`: `module:name`,
-    or `module:name(workspace)` for what makes it."""
+    """The suite's own code of each local tool, by its name in `task_config.json`: `module:name`, or
+    `module:name(workspace)` for a function that makes the tools."""
     claim_required: bool = False
     preprocess_must_succeed: bool = True
     leaves_running: bool = False
-    """May what a preprocess has started run on while the agent plays?"""
+    """Whether processes that a preprocess started keep running while the agent plays."""
     servers_inherit: Literal["minimal", "all"] = "minimal"
     environment: Pairs[str] = field(default=(), repr=False)
-    """For preprocess, evaluation and servers."""
+    """Environment variables of preprocess, evaluation and MCP servers."""
     environment_wins: bool = False
-    """Does it outweigh what a server's yaml says?"""
+    """Whether `environment` overrides the `env` in a server's YAML file."""
     server_cwd: Literal["root", "workspace"] = "root"
-    """Where a server starts whose yaml names no `cwd`."""
+    """The working directory of servers whose YAML file has no `cwd`."""
     request_seconds: float = 60.0
-    """For one request to a server whose yaml names no `client_session_timeout_seconds`."""
+    """Limit for one request to a server whose YAML file has no `client_session_timeout_seconds`."""
     extra_args: Pairs[tuple[str, ...]] = ()
-    """Arguments that a server gets when it runs as root, by its name."""
+    """Arguments that a server needs when it runs as root, by the server's name."""
     folders: Pairs[Inside] = ()
-    """A folder of the workspace that a server wants to find, by its name."""
+    """A folder of the workspace that must exist when a server starts, by the server's name."""
     kept: tuple[str, ...] = ()
-    """Names in a task's folder that the task's servers may need while the agent plays."""
+    """Entries of a task's folder that are not removed, because MCP servers may need them during play."""
     purged: tuple[Inside, ...] = ()
-    """What the image may have brought along and no sandbox may keep."""
+    """Files and folders that the image may contain and that are removed from every sandbox."""
     secrets: tuple[Inside, ...] = ()
-    """Files with credentials of the whole suite. An agent's sandbox keeps those that the task's servers are
-    pointed to, or are said to need."""
+    """Files with credentials of the whole suite. They are removed from an agent's sandbox unless one of the
+    task's servers needs them, or a token value is their path."""
     placeholders: tuple[str, ...] = ("",)
-    """Values of a token that mean that nobody has filled it in."""
+    """Token values that mean that nothing is filled in."""
 
 
 @cache
-def packaged() -> Mapping[str, JsonObject]:
-    """The profiles that come with this package, by name, as their files have them."""
+def packaged_profiles() -> Mapping[str, JsonObject]:
+    """The content of the profile files in this package, by the profile's name."""
     return {path.stem: read_yaml(path) for path in sorted(PACKAGED.glob("*.yaml"))}
 
 
-def recognise(checkout: Path) -> str:
-    """The profile of a checkout that does not say it: the first that finds one of its `marks` there.
-
-    toolathlon_gym's marks are files that only it has; a checkout without any is taken for Toolathlon itself.
-    """
-    for name, words in packaged().items():
-        if any((checkout / mark).exists() for mark in words.get("marks", ())):
+def detect_profile(checkout: Path) -> str:
+    """The first profile one of whose `marks` exists in the checkout; `toolathlon` if there is none."""
+    for name, content in packaged_profiles().items():
+        if any((checkout / mark).exists() for mark in content.get("marks", ())):
             return name
     return "toolathlon"
 
 
-def merge(base: JsonObject, over: JsonObject) -> JsonObject:
-    """`base` with `over` laid on it: mappings are merged, at any depth; anything else is replaced."""
+def merge(base: JsonObject, override: JsonObject) -> JsonObject:
+    """`base` overridden by `override`: mappings are merged at any depth, other values are replaced."""
     merged = dict(base)
-    for key, value in over.items():
-        mine = merged.get(key)
-        if isinstance(mine, dict) and isinstance(value, dict):
-            merged[key] = merge(cast("JsonObject", mine), cast("JsonObject", value))
+    for key, value in override.items():
+        current = merged.get(key)
+        if isinstance(current, dict) and isinstance(value, dict):
+            merged[key] = merge(cast("JsonObject", current), cast("JsonObject", value))
         else:
             merged[key] = value
     return merged

@@ -1,8 +1,8 @@
-"""What an agent is told: Toolathlon's system prompt and task, filled in for this server.
+"""A task's prompt: Toolathlon's system prompt and task text, filled in for this server.
 
 Placeholders and the sentence on independence are upstream's (`utils/data_structures/task_config.py`,
-`SystemPrompts.apply` in single-turn mode). What upstream says of an answer without a tool call does not reach
-a proxy, so that an attempt ends with `claim_done` is said in its place.
+`SystemPrompts.apply` in single-turn mode). Upstream ends an attempt when the model answers without a tool
+call. Such an answer never reaches a server, so the prompt says instead that `claim_done` ends the attempt.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ LOCAL_TOOLS = (
     "view_overlong_tooloutput",
     "view_overlong_tooloutput_navigate",
 )
-"""Toolathlon's local tools that make sense behind a proxy, as its models see them but for `local-`."""
+"""The local tools that this server offers, as Toolathlon's models see them without the prefix `local-`."""
 
-_UPSTREAM = re.compile(
+_CLAIM_SENTENCE = re.compile(
     r"If you believe the task is completed, you can either call the `?[\w-]*claim_done`? tool "
     r"or respond without calling any tool to indicate completion\."
     r"|若你认为任务已完成，可以调用`?[\w-]*claim[_-]done`?工具，来(?:表明|claim)自己已经完成了给定的任务",
@@ -45,14 +45,14 @@ _UPSTREAM = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`system` is None where the task has no system prompt and needs none."""
+    """The text for the agent. `system` None: no system prompt."""
 
     system: str | None
     task: str
 
     @property
     def instructions(self) -> str:
-        """Both, as one text."""
+        """System prompt and task as one text."""
         return self.task if self.system is None else f"{self.system}\n\n{self.task}"
 
 
@@ -66,16 +66,15 @@ def read_prompt(
     servers: Collection[str],
     language: Language = "en",
 ) -> Prompt:
-    """The prompt of the task in `folder`, its paths those below `root`. Raises SuiteError where it has none.
+    """The prompt of the task in `folder`, with paths below `root`. Raises SuiteError if it has no text.
 
-    In `cn` it is made of `task_cn.md` and `agent_system_prompt_cn.md`; as upstream has it, the sentence on
-    independence stays as it is.
+    In language `cn` it is read from `task_cn.md` and `agent_system_prompt_cn.md`.
     """
-    suffix = suffix_of(language)
+    suffix = language_suffix(language)
     system_file = folder / "docs" / f"agent_system_prompt{suffix}.md"
     task = respell(read_text(folder / "docs" / f"task{suffix}.md"), names, servers)
     if not system_file.exists():
-        return Prompt(_claim(names, language), task)
+        return Prompt(_claim_sentence(names, language), task)
     values = {
         "current_working_dir": str(root),
         "workspace_dir": str(root / profile.workspace),
@@ -85,46 +84,52 @@ def read_prompt(
     system = read_text(system_file)
     for name, value in values.items():
         system = system.replace(f"!!<<<<||||{name}||||>>>>!!", value)
-    claim = _claim(names, language)
-    system, replaced = _UPSTREAM.subn(lambda _: claim, system)
+    claim_sentence = _claim_sentence(names, language)
+    system, replaced = _CLAIM_SENTENCE.subn(lambda _: claim_sentence, system)
+    # Upstream adds this sentence in English to a Chinese prompt, too.
     system = f"{respell(system, names, servers)}\n{INDEPENDENCE}"
-    return Prompt(system if replaced else f"{system}\n{claim}", task)
+    return Prompt(system if replaced else f"{system}\n{claim_sentence}", task)
 
 
 def respell(text: str, names: Names, servers: Collection[str]) -> str:
-    """The text with tools' names in the spelling in force, whether they stand in Toolathlon's or in ours.
+    """Rewrite tool names in a text from Toolathlon's spelling or our default one to the spelling `names`.
 
-    Only what is surely a tool is touched: a local one by its whole name, and between backticks `claim_done`
-    and the tools of the task's servers: `<server>__<tool>`, and `<server>-<tool>` where the tool's name is of
-    the kind that tools have (`read_file`).
+    Rewritten are the full names of local tools, and in backticks `claim_done`, `<server>__<tool>` for the
+    task's servers, and `<server>-<tool>` where the tool's name contains an underscore (`read_file`). Anything
+    else may be an ordinary word.
     """
 
-    def local(match: re.Match[str]) -> str:
+    def local_tool(match: re.Match[str]) -> str:
         return spell(names, LOCAL, match.group(1))
 
-    def other(match: re.Match[str]) -> str:
+    def server_tool(match: re.Match[str]) -> str:
         return f"`{spell(names, match.group(1), match.group(2) or match.group(3))}`"
 
     text = text.replace(f"`{CLAIM}`", f"`{spell(names, LOCAL, CLAIM)}`")
-    text = re.sub(rf"(?<![\w-]){LOCAL}(?:-|__)({_any(LOCAL_TOOLS)})(?![\w-])", local, text, flags=re.ASCII)
+    text = re.sub(
+        rf"(?<![\w-]){LOCAL}(?:-|__)({_any_of(LOCAL_TOOLS)})(?![\w-])", local_tool, text, flags=re.ASCII
+    )
     if servers:
         text = re.sub(
-            rf"`({_any(servers)})(?:-([a-z0-9]+(?:_[a-z0-9]+)+)|__([\w-]+))`", other, text, flags=re.ASCII
+            rf"`({_any_of(servers)})(?:-([a-z0-9]+(?:_[a-z0-9]+)+)|__([\w-]+))`",
+            server_tool,
+            text,
+            flags=re.ASCII,
         )
     return text
 
 
-def _any(words: Collection[str]) -> str:
-    """A pattern for any of the words, the longest first."""
-    return "|".join(sorted(map(re.escape, words), key=len, reverse=True))
+def _any_of(names: Collection[str]) -> str:
+    """A regular expression for any of the names, the longest first."""
+    return "|".join(sorted(map(re.escape, names), key=len, reverse=True))
 
 
-def suffix_of(language: Language) -> str:
-    """What the names of a language's files end with."""
+def language_suffix(language: Language) -> str:
+    """The suffix of the names of a language's files."""
     return "" if language == "en" else f"_{language}"
 
 
-def _claim(names: Names, language: Language) -> str:
+def _claim_sentence(names: Names, language: Language) -> str:
     if language == "cn":
         return (
             f"只有调用`{spell(names, LOCAL, CLAIM)}`工具才会结束本次任务：当你认为任务已完成时请调用它，"

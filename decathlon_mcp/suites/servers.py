@@ -1,6 +1,6 @@
-"""A task's MCP servers as `configs/mcp_servers/*.yaml` describe them: found by `name`, not by file name.
+"""MCP servers as `configs/mcp_servers/*.yaml` describe them, found by their `name` and not by file name.
 
-`${name}` in a server's yaml, as Toolathlon fills it (`utils/mcp/tool_servers.py`).
+Templates `${name}` in these files are filled in as Toolathlon does it (`utils/mcp/tool_servers.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
 
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.suites.documents import broken, check, read_yaml
+from decathlon_mcp.suites.documents import file_error, read_yaml, validate
 from decathlon_mcp.suites.profile import SuiteProfile
 from decathlon_mcp.types import JsonObject, as_object
+
+log = logging.getLogger("decathlon.suites")
 
 FOLDER = PurePosixPath("configs/mcp_servers")
 
@@ -26,7 +28,7 @@ ServerType = Literal["stdio", "sse", "streamable_http"]
 
 
 def _text(value: object) -> object:
-    """A scalar of YAML as the text that it was written as, near enough; anything else is not one."""
+    """A YAML scalar as text; any other value is left for pydantic to refuse."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if isinstance(value, int | float) else value
@@ -40,15 +42,15 @@ Text = Annotated[str, BeforeValidator(_text)]
 
 
 class _Fields(BaseModel):
-    """The fields that matter; those that it does not know are the suite's own business. Null is not there."""
+    """A part of a server's YAML file. Unknown fields are ignored; null is the same as a missing field."""
 
     model_config = ConfigDict(frozen=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _said(cls, value: object) -> object:
+    def _without_nulls(cls, value: object) -> object:
         fields = as_object(value)
-        return value if fields is None else {key: said for key, said in fields.items() if said is not None}
+        return value if fields is None else {key: item for key, item in fields.items() if item is not None}
 
 
 class _Params(_Fields):
@@ -82,7 +84,7 @@ _FILE = TypeAdapter(_File)
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """One server, its templates not yet filled in. `request_seconds` None: the profile's."""
+    """One server, with its templates unfilled. `request_seconds` None: the profile's default."""
 
     name: str
     file: Path
@@ -97,19 +99,19 @@ class ServerConfig:
 
     @property
     def templates(self) -> frozenset[str]:
-        """The names it wants filled in."""
+        """The names in its templates."""
         texts = [self.command, *self.args, self.cwd or "", self.url]
         texts += [value for _, value in (*self.env, *self.headers)]
-        return frozenset[str]().union(*map(names_in, texts))
+        return frozenset[str]().union(*map(template_names, texts))
 
     @property
     def remote(self) -> bool:
-        """Is it reached by an address beyond the sandbox's own loopback?"""
+        """Whether its URL leads out of the sandbox. False for a stdio server."""
         host = urlsplit(self.url).hostname or ""
         return self.type != "stdio" and host not in {"localhost", "127.0.0.1", "::1"}
 
     def spec(self, profile: SuiteProfile, *, root: PurePosixPath, values: Mapping[str, str]) -> JsonObject:
-        """The SERVER object of the wire's `start`."""
+        """The SERVER object for the driver's `start`, its templates filled in with `values`."""
 
         def filled(text: str) -> str:
             return fill(text, values, server=self.name)
@@ -119,41 +121,41 @@ class ServerConfig:
         if self.type != "stdio":
             return {**common, "url": filled(self.url), "headers": {k: filled(v) for k, v in self.headers}}
         own = {key: filled(value) for key, value in self.env}
-        ours = dict(profile.environment)
-        start = profile.workspace if profile.server_cwd == "workspace" else PurePosixPath()
+        shared = dict(profile.environment)
+        cwd = profile.workspace if profile.server_cwd == "workspace" else PurePosixPath()
         return {
             **common,
             "command": filled(self.command),
             "args": [*map(filled, self.args), *dict(profile.extra_args).get(self.name, ())],
-            "env": {**own, **ours} if profile.environment_wins else {**ours, **own},
+            "env": {**own, **shared} if profile.environment_wins else {**shared, **own},
             "inherit": profile.servers_inherit,
-            "cwd": str(root / (start if self.cwd is None else filled(self.cwd))),
+            "cwd": str(root / (cwd if self.cwd is None else filled(self.cwd))),
         }
 
 
 def read_server(path: Path) -> ServerConfig | None:
-    """None for an empty file. Raises SuiteError naming file, line and field."""
-    words = read_yaml(path)
-    if not words:
+    """Read a server's file; None for an empty one. Raises SuiteError naming file, line and field."""
+    content = read_yaml(path)
+    if not content:
         return None
-    said = check(path, _FILE, words)
+    file = validate(path, _FILE, content)
     return ServerConfig(
-        name=said.name or path.stem,
+        name=file.name or path.stem,
         file=path,
-        type=said.type,
-        command=said.params.command or "",
-        args=said.params.args,
-        env=tuple(said.params.env.items()),
-        cwd=said.params.cwd,
-        url=said.params.url or said.url or "",
-        headers=tuple({**said.headers, **said.params.headers}.items()),
-        request_seconds=said.client_session_timeout_seconds,
+        type=file.type,
+        command=file.params.command or "",
+        args=file.params.args,
+        env=tuple(file.params.env.items()),
+        cwd=file.params.cwd,
+        url=file.params.url or file.url or "",
+        headers=tuple({**file.headers, **file.params.headers}.items()),
+        request_seconds=file.client_session_timeout_seconds,
     )
 
 
 def read_servers(checkout: Path) -> tuple[dict[str, ServerConfig], dict[str, SuiteError]]:
-    """The servers by name; what is wrong with those that cannot be read, by the name they seem to have."""
-    found: dict[str, ServerConfig] = {}
+    """The servers by name, and the errors of those that cannot be read, by their likely names."""
+    servers: dict[str, ServerConfig] = {}
     errors: dict[str, SuiteError] = {}
     for path in sorted((checkout / FOLDER).glob("*.yaml")):
         try:
@@ -163,15 +165,15 @@ def read_servers(checkout: Path) -> tuple[dict[str, ServerConfig], dict[str, Sui
             continue
         if server is None:
             continue
-        if server.name in found:
-            other = found[server.name].file.name
-            errors[server.name] = broken(path, f"{other} has a server {server.name!r} too", field="name")
-        found[server.name] = server
-    return {name: server for name, server in found.items() if name not in errors}, errors
+        if server.name in servers:
+            other = servers[server.name].file.name
+            errors[server.name] = file_error(path, f"{other} has a server {server.name!r} too", field="name")
+        servers[server.name] = server
+    return {name: server for name, server in servers.items() if name not in errors}, errors
 
 
 def _likely_name(path: Path) -> str:
-    """What a file that cannot be read as YAML seems to call its server."""
+    """The name of the server in a file that is not valid YAML, so that its tasks can show the error."""
     try:
         match = re.search(r"^name:\s*[\"']?([^\s\"'#]+)", path.read_text("utf-8", "replace"), re.MULTILINE)
     except OSError:
@@ -179,29 +181,27 @@ def _likely_name(path: Path) -> str:
     return match.group(1) if match else path.stem
 
 
-log = logging.getLogger("decathlon.suites")
-
 _TEMPLATE = re.compile(r"\$\{([^}]+)\}")
 
 ALIASES = {"podman_or_docker": "config.podman_or_docker"}
-"""Names that stand for a value of the suite's configuration."""
+"""Template names without a prefix, and the configuration value that each stands for."""
 
 
-def names_in(text: str) -> frozenset[str]:
-    """The names that a text wants filled in."""
-    found: list[str] = _TEMPLATE.findall(text)
-    return frozenset(ALIASES.get(name, name) for name in found)
+def template_names(text: str) -> frozenset[str]:
+    """The names in a text's templates, with aliases resolved."""
+    names: list[str] = _TEMPLATE.findall(text)
+    return frozenset(ALIASES.get(name, name) for name in names)
 
 
 def fill(text: str, values: Mapping[str, str], *, server: str) -> str:
-    """`text` with every known name replaced; an unknown one is left as it is, with a warning."""
+    """Replace the templates of a text. An unknown name is left as it is, with a warning."""
 
     def replace(match: re.Match[str]) -> str:
         name = match.group(1)
         value = values.get(ALIASES.get(name, name))
         if value is None:
             log.warning(
-                "a template's name is unknown and was left as it is",
+                "unknown name in a template, left as it is",
                 extra={"fields": {"server": server, "name": name}},
             )
             return match.group(0)

@@ -1,65 +1,90 @@
-"""What tasks share outside of their sandboxes, so that only so many of them may run at once."""
+"""Resources that tasks share outside of their sandboxes and that limit how many of them run at once.
+
+They are accounts (`accounts` in suite.yaml) and conflict groups (`conflicts` in suite.yaml, and Toolathlon's
+`tasks/<split>/task_conflict.json`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated
 
+from pydantic import BaseModel, Field, TypeAdapter
+
+from decathlon_mcp.suites.documents import read_json, validate
 from decathlon_mcp.suites.resources import SuiteResources
 from decathlon_mcp.suites.suite_file import Account
 from decathlon_mcp.suites.tasks import Task
-from decathlon_mcp.suites.tokens import Reading, read_task
 
-ONE = ("",)
-"""The only slot of what no two tasks may use at once."""
+CONFLICT_FILE = "task_conflict.json"
+SINGLE_SLOT = ("",)
+"""The slots of a resource that one task uses at a time."""
+
+
+class _Conflicts(BaseModel):
+    conflict_groups: tuple[Annotated[tuple[str, ...], Field(min_length=1)], ...] = ()
+
+
+_CONFLICTS = TypeAdapter(_Conflicts)
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """Something that tasks have in common: an account, a conflict group.
+class SharedResource:
+    """An account or a conflict group. Each running task that uses it holds one of its slots.
 
-    `slots`: as many at once, each with one of its own. `name` is for people, `account` the one of the
-    suite's settings that it is. Two are the same where their keys are.
+    `key` identifies it, `name` is for messages; `account` is the name of its account in the suite's settings.
     """
 
     key: str
     name: str
-    slots: tuple[str, ...] = ONE
+    slots: tuple[str, ...] = SINGLE_SLOT
     account: str | None = None
 
 
-def shared_of(
-    suite: str, tasks: Mapping[str, Task], groups: Iterable[Sequence[str]], resources: SuiteResources
-) -> dict[str, tuple[Shared, ...]]:
-    """For each task what it shares; a group's words are ids or patterns.
+def read_conflicts(tasks: Path) -> list[tuple[str, ...]]:
+    """The groups of all `tasks/<split>/task_conflict.json`. Raises SuiteError naming file, line and field."""
+    return [
+        group
+        for path in sorted(tasks.glob(f"*/{CONFLICT_FILE}"))
+        for group in validate(path, _CONFLICTS, read_json(path)).conflict_groups
+    ]
 
-    A task that shares with others what is outside of its sandbox shares it with a second episode of itself
-    as well. Tasks without are left out.
+
+def shared_resources(
+    suite: str, tasks: Mapping[str, Task], groups: Iterable[Sequence[str]], resources: SuiteResources
+) -> dict[str, tuple[SharedResource, ...]]:
+    """The shared resources of each task that has any. `groups`: conflict groups, as task ids or patterns.
+
+    Two episodes of one task share its resources as two different tasks would.
     """
-    found: dict[str, list[Shared]] = {}
-    for words in groups:
-        members = [name for name in tasks if any(fnmatchcase(name, word) for word in words)]
+    shared: dict[str, list[SharedResource]] = {}
+    for patterns in groups:
+        members = [task for task in tasks if any(fnmatchcase(task, pattern) for pattern in patterns)]
         name = f"the conflict group of {', '.join(members)}"
-        group = Shared(f"{suite}: {name}", name)
-        for name in members:
-            found.setdefault(name, []).append(group)
+        for task in members:
+            shared.setdefault(task, []).append(SharedResource(f"{suite}: {name}", name))
     for name, account in resources.settings.accounts.items():
         for task in tasks.values():
             if account.is_of(task.id, task.needs.servers):
-                found.setdefault(task.id, []).append(_shared(suite, name, account, task, resources))
-    return {name: tuple(dict.fromkeys(shared)) for name, shared in found.items()}
+                shared.setdefault(task.id, []).append(_account(suite, name, account, task, resources))
+    return {task: tuple(dict.fromkeys(items)) for task, items in shared.items()}
 
 
-def _shared(suite: str, name: str, account: Account, task: Task, resources: SuiteResources) -> Shared:
+def _account(
+    suite: str, name: str, account: Account, task: Task, resources: SuiteResources
+) -> SharedResource:
     key = f"{suite}: account {name}"
     if account.told_by is not None:
-        key = f"{key} {_told(account.told_by, task, resources)}"
-    return Shared(key, f"the account {name}", account.slot_names or ONE, name)
+        key = f"{key} {_distinguishing_value(account.told_by, task, resources)}"
+    return SharedResource(key, f"the account {name}", account.slot_names or SINGLE_SLOT, name)
 
 
-def _told(value: str, task: Task, resources: SuiteResources) -> str:
-    """Which of several accounts it is: by the value or, where the task's own file computes it, the task."""
-    own: Reading = read_task(resources.checkout / task.folder) if task.has_token_file else {}
-    said = {**resources.tokens, **own}.get(value)
-    return said or (f"of {task.id}" if value in own else "")
+def _distinguishing_value(token: str, task: Task, resources: SuiteResources) -> str:
+    """The token's value, or the task's id where the task's own token file computes it."""
+    value = resources.token_values_for(task).get(token)
+    if value:
+        return value
+    return f"of {task.id}" if token in resources.own_token_values(task) else ""

@@ -1,4 +1,4 @@
-"""A suite: a checkout in Toolathlon's layout, its tasks ready to be prompted, packed and started."""
+"""A suite: a checkout in Toolathlon's layout, and what an episode needs to start one of its tasks."""
 
 from __future__ import annotations
 
@@ -11,97 +11,82 @@ from pathlib import Path, PurePosixPath
 from typing import cast
 
 from decathlon_mcp.errors import SuiteError
+from decathlon_mcp.payloads import source
 from decathlon_mcp.suites import checkout as archives
 from decathlon_mcp.suites.checkout import revision
-from decathlon_mcp.suites.credentials import credentials_of
-from decathlon_mcp.suites.host import HostInfo
+from decathlon_mcp.suites.credentials import credential_archives
 from decathlon_mcp.suites.profile import SuiteProfile
-from decathlon_mcp.suites.programs import probe_command
 from decathlon_mcp.suites.prompts import Prompt, read_prompt
-from decathlon_mcp.suites.requirements import MissingRequirement
 from decathlon_mcp.suites.resources import SuiteResources
 from decathlon_mcp.suites.servers import FOLDER as SERVERS
 from decathlon_mcp.suites.servers import ServerConfig
-from decathlon_mcp.suites.sharing import Shared
+from decathlon_mcp.suites.sharing import SharedResource
 from decathlon_mcp.suites.suite_file import FILE, Service
 from decathlon_mcp.suites.tasks import FOLDER, Task
-from decathlon_mcp.suites.tokens import SOURCES, VALUES_SCRIPT
+from decathlon_mcp.suites.tokens import SOURCES
 from decathlon_mcp.types import JsonObject, Language, Names
 
 
 @dataclass(frozen=True)
 class Suite:
-    """All as it was when the checkout was read, but prompts and archives: those are read when asked for."""
+    """A loaded suite. Prompts and archives are read from the checkout when they are requested."""
 
     name: str
     path: Path
     profile: SuiteProfile
     tasks: Mapping[str, Task] = field(repr=False)
     resources: SuiteResources = field(repr=False)
-    _shared: Mapping[str, tuple[Shared, ...]] = field(repr=False)
-    here: HostInfo = field(default_factory=HostInfo)
-
-    @property
-    def language(self) -> Language:
-        """In which its tasks are told."""
-        return self.here.language
+    language: Language
+    _shared: Mapping[str, tuple[SharedResource, ...]] = field(repr=False)
 
     @property
     def servers(self) -> Mapping[str, ServerConfig]:
-        """Those whose files can be read, by name."""
+        """The servers whose files can be read, by name."""
         return self.resources.servers
 
     @cached_property
     def revision(self) -> str:
-        """Which state the checkout is in; computed once."""
+        """A short text that changes when the checkout does; computed once."""
         return revision(self.path, [*self.profile.common, PurePosixPath(FOLDER), PurePosixPath(FILE)])
 
     @property
     def sealed_names(self) -> tuple[str, ...]:
-        """Names that no folder of a task may hold once an agent can reach it."""
+        """Names that no task's folder may contain once an agent can reach it."""
         return self.profile.sealed
 
     def task(self, task_id: str) -> Task:
-        """Raises SuiteError where the task is broken, KeyError where there is none."""
+        """Raises SuiteError if the task has errors, KeyError if there is no such task."""
         task = self.tasks[task_id]
         if task.errors:
             raise task.errors[0]
         return task
 
-    def lacks(self, task: Task) -> list[MissingRequirement]:
-        """What keeps a task from running; nothing where it can."""
-        return [*self.here.lacks(task, self.resources.pages), *self.resources.lacks(task)]
-
-    def missing(self, task: Task) -> list[str]:
-        """The same, a sentence each."""
-        return [lack.sentence for lack in self.lacks(task)]
-
-    def shared(self, task_id: str) -> tuple[Shared, ...]:
-        """What a task must have to itself, or one of few slots of, while it runs and is graded."""
+    def shared_resources(self, task_id: str) -> tuple[SharedResource, ...]:
+        """The resources of which a task holds one slot each while it runs and is graded."""
         return self._shared.get(task_id, ())
 
     def services(self, task: Task) -> dict[str, Service]:
-        """What a task speaks to beside its sandboxes, by name."""
+        """The services that a task needs, by name."""
         return {name: self.resources.service(name) for name in task.needs.services}
 
     def credentials(self, task: Task, slots: Mapping[str, str]) -> list[tuple[PurePosixPath, bytes]]:
-        """Archives that are laid over a task's sandboxes, each with the folder it belongs in: the root of the
-        suite (a path of no parts) or of the machine.
+        """Archives of the credentials that a task's sandboxes get, each with the folder to unpack it in.
 
-        `slots`: which it has, by the accounts' names. Raises SuiteError for a file that cannot be read.
+        The folder is the suite's root (an empty path) or `/`. `slots`: the slot it holds, by account. Blocks:
+        reads files. Raises SuiteError for a file that cannot be read.
         """
-        return credentials_of(self.resources, task, slots)
+        return credential_archives(self.resources, task, slots)
 
     def launch_time(self, when: datetime) -> str:
-        """As `--launch_time` and the prompt have it."""
+        """A time in the format of `--launch_time` and of the prompt."""
         return when.strftime(self.profile.launch_time_format)
 
     def task_dir(self, task: Task) -> str:
-        """What Toolathlon calls the task's `task_dir`."""
+        """The task's `task_dir` in Toolathlon's terms."""
         return str(task.folder.relative_to(self.profile.task_base))
 
     def prompt(self, task: Task, *, root: PurePosixPath, launch_time: datetime, names: Names) -> Prompt:
-        """What the agent is told. Raises SuiteError where the task's files cannot be read."""
+        """The task's prompt. Raises SuiteError if its files cannot be read."""
         return read_prompt(
             self.path / task.folder,
             self.profile,
@@ -113,37 +98,41 @@ class Suite:
         )
 
     def common_archive(self, into: Path) -> None:
-        """Tar of what every sandbox needs, and of what stands in for files that the checkout lacks."""
-        for part in self.profile.common:
+        """Write a tar archive of the files that every sandbox needs.
+
+        Files that the checkout lacks are replaced as the profile's `stand_ins` say.
+        """
+        parts = self.profile.common
+        for part in parts:
             archives.inside(self.path, part)
-        parts = [*self.profile.common]
-        ways = [path for part in parts for path in archives.packages_above(self.path, part)]
+        packages = [path for part in parts for path in archives.packages_above(self.path, part)]
         aliases = {
             PurePosixPath(name): source
             for name, source in self.profile.stand_ins
             if not (self.path / name).exists() and archives.inside(self.path, source).is_file()
         }
-        members = [*ways, *(path for part in parts for path in archives.walk(self.path, part))]
+        members = [*packages, *(path for part in parts for path in archives.walk(self.path, part))]
         archives.write(into, self.path, members, aliases)
 
     def task_archive(self, task: Task, into: Path, *, sealed: bool) -> None:
-        """Tar of the task's folder and of the packages on the way to it, no other task's; added to `into`.
+        """Add a task's folder to the tar archive `into`, with the `__init__.py` files above it.
 
-        `sealed` false leaves out what only grading needs: right for a task without a preprocess, which may
-        read those files or write to them.
+        `sealed` False leaves out the profile's `grading` entries. A task whose preprocess or token file may
+        read or write them needs them.
         """
         archives.inside(self.path, task.folder)
         without = () if sealed else self.profile.grading
         members = archives.walk(self.path, task.folder, without)
         archives.write(into, self.path, [*archives.packages_above(self.path, task.folder), *members], {})
 
-    def sealed(
-        self, task: Task, *, root: PurePosixPath, values: Mapping[str, str], made: Collection[str] = ()
+    def names_to_seal(
+        self, task: Task, *, root: PurePosixPath, values: Mapping[str, str], created: Collection[str] = ()
     ) -> tuple[str, ...]:
-        """Names in the task's folder that must go before an agent can reach it: all that no server needs,
-        of what the checkout has there and of what was `made` since.
+        """The entries of the task's folder to remove before an agent can reach it.
 
-        What a server needs is what the profile keeps, and what one of the `values` points to.
+        These are all entries, those of the checkout and those `created` by preprocess, except for the
+        profile's `kept` and for entries that one of the token `values` points to. The profile's `sealed` are
+        always among them.
         """
         folder = root / task.folder
         needed = set(self.profile.kept)
@@ -151,46 +140,40 @@ class Suite:
             place = PurePosixPath(value) if value.startswith("/") else root / value
             if place.is_relative_to(folder) and place != folder:
                 needed.add(place.relative_to(folder).parts[0])
-        return tuple(sorted({*self.sealed_names, *task.names, *made} - (needed - {*self.sealed_names})))
+        sealed = {*self.sealed_names}
+        return tuple(sorted({*sealed, *task.names, *created} - (needed - sealed)))
 
-    def withheld(
+    def secrets_to_remove(
         self, task: Task, *, root: PurePosixPath, values: Mapping[str, str]
     ) -> Mapping[PurePosixPath, PurePosixPath | None]:
-        """The profile's secrets that this task's agent must not find, with what stands in for each.
-
-        Local tools read the suite's token files by themselves: where one needs a credential, these stay.
-        """
+        """The profile's secrets that the task does not need, each with the file that replaces it, if any."""
         needed = {PurePosixPath(name) for name in task.needs.credentials}
-        if any(self.resources.wants_values("local_tools", name) for name in task.needs.local_tools):
+        # Local tools import the suite's token files themselves, so these stay if one of them needs a token.
+        if any(self.resources.needs_token("local_tools", name) for name in task.needs.local_tools):
             needed |= {PurePosixPath(file) for file, _ in SOURCES.values()}
-        pointed = [PurePosixPath(root, value) for value in values.values()]
+        targets = [PurePosixPath(root, value) for value in values.values()]
         stand_ins = dict(self.profile.stand_ins)
         return {
             secret: stand_ins.get(str(secret))
             for secret in self.profile.secrets
-            if secret not in needed and not any(path.is_relative_to(root / secret) for path in pointed)
+            if secret not in needed and not any(path.is_relative_to(root / secret) for path in targets)
         }
 
-    def wanted_values(self, task: Task) -> frozenset[str]:
-        """The names `config.x` and `token.x` that the yaml of the task's servers use."""
-        return self.resources.wanted_values(task.needs.servers)
+    def token_names(self, task: Task) -> frozenset[str]:
+        """The names `config.x` and `token.x` that the YAML files of the task's servers use."""
+        return self.resources.token_names(task.needs.servers)
 
     def values_command(self, task: Task) -> list[str]:
-        """What the suite's own Python runs, in `root` and with a channel, to compute the wanted values.
+        """The command that computes the token values; it runs in `root` and writes to a channel.
 
-        It must run after preprocess, which may write what a task's token file reads, and before sealing,
-        since some read it from the groundtruth.
+        It must run after preprocess, which may write files that a task's token file reads, and before the
+        sealing, since some token files read the groundtruth.
         """
-        return [
-            *self.profile.python,
-            "-c",
-            VALUES_SCRIPT,
-            str(task.folder),
-            *sorted(self.wanted_values(task)),
-        ]
+        names = sorted(self.token_names(task))
+        return [*self.profile.python, "-c", source("token_values"), str(task.folder), *names]
 
     def parse_values(self, channel: str) -> dict[str, str]:
-        """What `values_command` wrote to its channel. Raises SuiteError where that is nothing of the kind."""
+        """The token values, from the channel of `values_command`. Raises SuiteError for any other content."""
         try:
             values = json.loads(channel)
         except ValueError:
@@ -202,35 +185,33 @@ class Suite:
         return cast("dict[str, str]", values)
 
     def server_specs(self, task: Task, *, root: PurePosixPath, values: Mapping[str, str]) -> list[JsonObject]:
-        """The SERVER objects of the wire's `start`, in the task's order.
+        """The SERVER objects for the driver's `start`, in the task's order.
 
-        Raises SuiteError for a server that the checkout does not describe, or describes wrongly.
+        Raises SuiteError for a server that has no file in the checkout, or one with errors.
         """
         known = {**values, **self._paths(root, task.folder)}
         return [self._server(name).spec(self.profile, root=root, values=known) for name in task.needs.servers]
 
-    def probe(self, *, root: PurePosixPath) -> list[str]:
-        """What tells, run where the suite's servers would run, which of their programs are not there."""
+    def all_server_specs(self, *, root: PurePosixPath) -> list[JsonObject]:
+        """The SERVER objects of every server of the suite, with token values left empty."""
         paths = self._paths(root, PurePosixPath(FOLDER))
-        specs = [
+        return [
             server.spec(self.profile, root=root, values={**dict.fromkeys(server.templates, ""), **paths})
             for server in self.servers.values()
         ]
-        own = (self.profile.local_servers, self.profile.local_binaries)
-        return probe_command(specs, root=root, own=[PurePosixPath(path) for path in own])
 
     def server_folders(self, task: Task) -> list[PurePosixPath]:
-        """The folders that the task's servers want to find, relative to the workspace."""
+        """The folders that must exist when the task's servers start, relative to the workspace."""
         folders = dict(self.profile.folders)
         return [folders[name] for name in task.needs.servers if name in folders]
 
-    def _paths(self, root: PurePosixPath, folder: PurePosixPath) -> dict[str, str]:
-        """Names of templates that stand for places in a sandbox."""
+    def _paths(self, root: PurePosixPath, task_folder: PurePosixPath) -> dict[str, str]:
+        """The values of the template names that are paths in a sandbox."""
         paths = {
             "agent_workspace": self.profile.workspace,
             "local_servers_paths": self.profile.local_servers,
             "local_binary_paths": self.profile.local_binaries,
-            "task_dir": folder,
+            "task_dir": task_folder,
         }
         return {name: str(root / path) for name, path in paths.items()}
 

@@ -1,25 +1,29 @@
-"""`suite.yaml`, which any checkout may have: its profile and what this server must know of its tasks.
+"""`suite.yaml`, the optional settings of a checkout: the reference of its format.
 
-Every field is optional. Beside the fields below, any field of `SuiteProfile` may stand at the top level: it
-overrides that of the named profile.
+Every field is optional. Besides the fields below, any field of `SuiteProfile` is allowed at the top level and
+overrides the profile's value.
 
-    name: my-suite                      # what the suite is called; default: the folder's
-    profile: toolathlon                 # or gym, starter; default: the one called as the suite, else by marks
-    root: /workspace                    # ... any field of SuiteProfile; a mapping is laid over the profile's
-    deadlines: {evaluation_seconds: 60}
+    name: my-suite                      # default: the name of the checkout's folder
+    profile: toolathlon                 # or gym, starter. Default: the profile called as the suite, else the
+                                        # one whose `marks` exist in the checkout, else toolathlon
+    root: /workspace                    # any field of SuiteProfile; mappings are merged with the profile's
+    deadlines: {evaluation_seconds: 60} # for all tasks
     splits: {train: [find-alita-paper, "canvas-*"], test: [...]}
-    conflicts: [[one-task, another]]    # never run side by side, nor with themselves
-    accounts:                           # tasks that share an account run one by one, each by itself too
-      shop: ["shop-*"]                  # ... by their names
-      notion: {servers: [notion], slots: {first: {values: {token.key: abc}}, second: {values: {...}}}}
-    services:                           # hosted beside: at `localhost` inside, led to where they are
+    conflicts: [[one-task, another]]    # groups of tasks of which only one episode runs at a time
+    accounts:                           # tasks that share an account run one at a time
+      shop: ["shop-*"]                  # the tasks that use it ...
+      notion:                           # ... or the servers whose tasks use it, and one slot per set of
+        servers: [notion]               # credentials; as many episodes run at a time as there are slots
+        slots: {first: {values: {token.key: abc}}, second: {values: {...}}}
+    services:                           # hosted services; ports of the sandbox's localhost lead to them
       canvas: {available: true, ports: {10001: 10001, 20001: "canvas.example.org:443"}}
     servers: {my-server: {network: true, credentials: [token.my_key], services: [canvas]}}
+    local_tools: {web_search: {network: true}}                        # same fields as for a server
     pages: {token.my_key: docs/keys.md, "service.*": "https://..."}   # how to get what is missing
     tasks: {"k8s-*": {in_place: true, spared: ["kubectl port-forward*"], deadlines: {...}}}
 
-Names of tasks and servers may be patterns (`*`, `?`, `[...]`): all that match count, in the file's order,
-the exact name last.
+Keys of `tasks`, `servers` and `local_tools` may be patterns (`*`, `?`, `[...]`). The settings of all matching
+keys are merged in the file's order, those of the exact name last.
 """
 
 from __future__ import annotations
@@ -40,45 +44,46 @@ from pydantic import (
     model_validator,
 )
 
-from decathlon_mcp.suites.documents import broken, check, read_yaml
-from decathlon_mcp.suites.profile import SuiteProfile, merge, packaged, recognise
+from decathlon_mcp.suites.documents import file_error, read_yaml, validate
+from decathlon_mcp.suites.profile import SuiteProfile, detect_profile, merge, packaged_profiles
 from decathlon_mcp.types import JsonObject
 
 FILE = "suite.yaml"
 
-Words = tuple[str, ...]
+Strings = tuple[str, ...]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
 
 
-def _address(value: object) -> object:
+def _normalise_address(value: object) -> object:
     text = f"localhost:{value}" if str(value).isdecimal() else str(value)
-    _split(text)
+    _split_address(text)
     return text
 
 
-def _split(address: str) -> tuple[str, int]:
+def _split_address(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError("host:port, or just a port, was expected")
     return host.strip("[]"), int(port)
 
 
-def _same_ports(value: object) -> object:
+def _ports_as_mapping(value: object) -> object:
     if not isinstance(value, list | tuple):
         return value
     return {port: port for port in cast("list[object]", value)}
 
 
-def _not_scratch(path: str) -> str:
+def _check_sandbox_path(path: str) -> str:
+    # In a container /tmp is mounted, and an archive unpacked there would land beneath the mount.
     place = PurePosixPath(path)
     if ".." in place.parts or place in (PurePosixPath(), PurePosixPath("/")) or place.is_relative_to("/tmp"):
         raise ValueError("a path of a sandbox was expected, not below /tmp")
     return path
 
 
-Address = Annotated[str, BeforeValidator(_address)]
-Files = dict[Annotated[str, AfterValidator(_not_scratch)], str]
+Address = Annotated[str, BeforeValidator(_normalise_address)]
+Files = dict[Annotated[str, AfterValidator(_check_sandbox_path)], str]
 
 
 class Model(BaseModel):
@@ -86,7 +91,7 @@ class Model(BaseModel):
 
 
 class Deadlines(Model):
-    """None: the server's own setting of that name."""
+    """Time limits. None: the server's setting of that name."""
 
     servers_seconds: Seconds | None = None
     preprocess_seconds: Seconds | None = None
@@ -94,37 +99,40 @@ class Deadlines(Model):
     evaluation_seconds: Seconds | None = None
 
 
-class Wants(Model):
-    """What a server or a local tool needs from outside.
+class ExternalNeeds(Model):
+    """What a server or a local tool needs besides its own code.
 
-    A credential is `token.x` or `config.x`, or else a path of the checkout. `network` None: as the server's
-    address says. `files`: as in `Credentials`.
+    A credential is `token.x`, `config.x` or a path of the checkout. `network` None: only if the server's URL
+    leads out of the sandbox. `files`: as in `Credentials`.
     """
 
     network: bool | None = None
-    credentials: Words = ()
-    services: Words = ()
+    credentials: Strings = ()
+    services: Strings = ()
     files: Files = {}
 
 
 class Credentials(Model):
-    """A set of them. `values` are laid over the suite's token files; `files`, over all that a sandbox holds,
-    go to a path (in the suite's root, unless it is absolute) from one (in the checkout, unless it is
-    absolute), whole folders too."""
+    """One set of credentials. `values` override those in the suite's token files.
+
+    `files` maps paths in the sandbox (relative to the suite's root, or absolute) to files or folders on this
+    host (relative to the checkout, or absolute). They replace what the sandbox has there.
+    """
 
     values: dict[Annotated[str, Field(pattern=r"^(token|config)\.[A-Za-z_]\w*$")], str] = {}
     files: Files = {}
 
 
 class Account(Model):
-    """What tasks work on under one name, somewhere outside: those that need one of `servers`, and `tasks`.
+    """An account that `tasks` and all tasks that need one of `servers` work on; both may be patterns.
 
-    `slots`: how many of them at once, or the sets of credentials of which each of them has one; without,
-    one at a time. `told_by`: the token by whose value several accounts of this kind are told apart.
+    `slots` is the number of tasks that may use it at once, or one set of credentials for each of them; by
+    default one task at a time. `told_by` names a token: tasks with different values of it use different
+    accounts.
     """
 
-    servers: Words = ()
-    tasks: Words = ()
+    servers: Strings = ()
+    tasks: Strings = ()
     told_by: str | None = None
     slots: Annotated[int, Field(ge=1)] | dict[str, Credentials] = {}
 
@@ -140,112 +148,122 @@ class Account(Model):
         return tuple(self.slots)
 
     def is_of(self, task_id: str, servers: Iterable[str]) -> bool:
-        """Is this one that a task with these servers works on?"""
-        if any(fnmatchcase(task_id, word) for word in self.tasks):
+        """Whether a task with these servers works on this account."""
+        if any(fnmatchcase(task_id, pattern) for pattern in self.tasks):
             return True
-        return any(fnmatchcase(server, word) for server in servers for word in self.servers)
+        return any(fnmatchcase(server, pattern) for server in servers for pattern in self.servers)
 
     def credentials(self, slot: str) -> Credentials:
         return self.slots.get(slot, Credentials()) if isinstance(self.slots, dict) else Credentials()
 
 
 class Service(Model):
-    """Something that tasks speak to beside their sandbox. `cure` says how to get it.
+    """A service outside of the sandbox that tasks connect to. `cure` says how to make it available.
 
-    `ports`: those of the sandbox's `localhost` that lead to it, each with where the server reaches it
-    (`host:port`; just a port: on the server's own `localhost`). One without ports is reached by the sandbox's
-    own network. With `image` it is a sandbox of its own beside each episode's: what `start` leaves running
-    there serves at these very ports.
+    `ports` maps ports of the sandbox's `localhost` to addresses that the server reaches: `host:port`, or a
+    port of the server's own `localhost`. A service without ports is reached over the sandbox's network. With
+    `image`, each episode gets its own instance in a sandbox of that image: the command `start` is run there
+    and leaves processes running that listen at these ports.
     """
 
-    ports: Annotated[dict[Port, Address], BeforeValidator(_same_ports)] = {}
+    ports: Annotated[dict[Port, Address], BeforeValidator(_ports_as_mapping)] = {}
     available: bool = False
     cure: str = ""
     image: str | None = None
-    start: Words = ()
+    start: Strings = ()
 
     @property
     def targets(self) -> dict[int, tuple[str, int]]:
-        """Ports inside, with host and port as the server reaches them."""
-        return {port: _split(address) for port, address in self.ports.items()}
+        """Host and port on the server's side, by port of the sandbox."""
+        return {port: _split_address(address) for port, address in self.ports.items()}
 
 
 class TaskSettings(Model):
-    """What a suite says of a task beyond the task's own files. None: not said."""
+    """A suite's settings for a task. None: the default, which the task's servers and profile determine.
+
+    `in_place`: grade it in the agent's own sandbox; `spared`: command lines (patterns) of processes that keep
+    running meanwhile. `network`, `grader_network`: whether the agent's and the grader's sandbox have one.
+    `credentials`, `services`: what it needs besides what its servers need; `services` replaces theirs.
+    `leaves_running`: processes that its preprocess started keep running while the agent plays.
+    """
 
     in_place: bool | None = None
-    spared: Words | None = None
+    spared: Strings | None = None
     network: bool | None = None
     grader_network: bool | None = None
-    credentials: Words | None = None
-    services: Words | None = None
+    credentials: Strings | None = None
+    services: Strings | None = None
     leaves_running: bool | None = None
     deadlines: Deadlines = Deadlines()
 
 
 class SuiteFile(Model):
-    """What is not a profile's: names of tasks and servers may be patterns."""
+    """The fields of suite.yaml that are not fields of the profile."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
     profile: str | None = None
-    marks: Words = ()
+    marks: Strings = ()
     deadlines: Deadlines = Deadlines()
-    splits: dict[str, Words] = {}
-    conflicts: tuple[Words, ...] = ()
+    splits: dict[str, Strings] = {}
+    conflicts: tuple[Strings, ...] = ()
     accounts: dict[str, Account] = {}
     services: dict[str, Service] = {}
-    servers: dict[str, Wants] = {}
-    local_tools: dict[str, Wants] = {}
+    servers: dict[str, ExternalNeeds] = {}
+    local_tools: dict[str, ExternalNeeds] = {}
     pages: dict[str, str] = {}
     tasks: dict[str, TaskSettings] = {}
 
     def task(self, task_id: str) -> TaskSettings:
-        """All that is said of a task."""
-        said = settings_for(self.tasks, task_id, TaskSettings)
-        deadlines = self.deadlines.model_copy(update=said.deadlines.model_dump(exclude_none=True))
-        return said.model_copy(update={"deadlines": deadlines})
+        """The settings of a task, merged from all patterns that match it."""
+        settings = settings_for(self.tasks, task_id, TaskSettings)
+        deadlines = self.deadlines.model_copy(update=settings.deadlines.model_dump(exclude_none=True))
+        return settings.model_copy(update={"deadlines": deadlines})
 
 
 M = TypeVar("M", bound=Model)
 
 
-def settings_for(said: Mapping[str, M], name: str, shape: type[M]) -> M:
-    """What a table of patterns says of a name."""
-    found: JsonObject = {}
-    for pattern in (*(key for key in said if key != name and fnmatchcase(name, key)), name):
-        if pattern in said:
-            found = merge(found, said[pattern].model_dump(exclude_none=True, exclude_unset=True))
-    return shape.model_validate(found)
+def settings_for(table: Mapping[str, M], name: str, model: type[M]) -> M:
+    """The settings of a name in a table of patterns, merged in the table's order, the exact name last."""
+    merged: JsonObject = {}
+    for key in (*(key for key in table if key != name and fnmatchcase(name, key)), name):
+        if key in table:
+            merged = merge(merged, table[key].model_dump(exclude_none=True, exclude_unset=True))
+    return model.model_validate(merged)
 
 
-_DIALECT = TypeAdapter(SuiteProfile)
+_PROFILE = TypeAdapter(SuiteProfile)
 _FILE = TypeAdapter(SuiteFile)
-_DIALECT_FIELDS = frozenset(field.name for field in fields(SuiteProfile)) - {"name"}
+_PROFILE_FIELDS = frozenset(field.name for field in fields(SuiteProfile)) - {"name"}
 
 
 def read_suite_file(checkout: Path) -> tuple[SuiteProfile, SuiteFile]:
-    """The profile and the settings of a checkout, whether or not it has a `suite.yaml`.
+    """The profile and the settings of a checkout, with or without a `suite.yaml`.
 
     Raises SuiteError naming file, line and field.
     """
     path = checkout / FILE
-    said = read_yaml(path) if path.exists() else {}
-    own = check(path, _FILE, {key: value for key, value in said.items() if key not in _DIALECT_FIELDS})
-    base = own.profile or (own.name if own.name in packaged() else None) or recognise(checkout)
-    if base not in packaged():
-        raise broken(path, f"one of {', '.join(packaged())} was expected, not {base!r}", field="profile")
-    whole = merge(packaged()[base], said)
-    words = {key: value for key, value in whole.items() if key in _DIALECT_FIELDS}
-    rest = {key: value for key, value in whole.items() if key not in _DIALECT_FIELDS}
-    profile, file = check(path, _DIALECT, {**words, "name": base}), check(path, _FILE, rest)
-    _keep_from_workspace(path, profile, file)
-    return profile, file
+    content = read_yaml(path) if path.exists() else {}
+    # The checkout's own settings are validated before they are merged, so that an error names its own file.
+    own = validate(path, _FILE, {key: value for key, value in content.items() if key not in _PROFILE_FIELDS})
+    profiles = packaged_profiles()
+    base = own.profile or (own.name if own.name in profiles else None) or detect_profile(checkout)
+    if base not in profiles:
+        raise file_error(path, f"one of {', '.join(profiles)} was expected, not {base!r}", field="profile")
+    merged = merge(profiles[base], content)
+    profile_fields = {key: value for key, value in merged.items() if key in _PROFILE_FIELDS}
+    other_fields = {key: value for key, value in merged.items() if key not in _PROFILE_FIELDS}
+    profile = validate(path, _PROFILE, {**profile_fields, "name": base})
+    settings = validate(path, _FILE, other_fields)
+    _check_credential_files(path, profile, settings)
+    return profile, settings
 
 
-def _keep_from_workspace(path: Path, profile: SuiteProfile, said: SuiteFile) -> None:
-    """Credentials are nothing of the agent's. Raises SuiteError for a file that would go to its workspace."""
-    slots = [account.credentials(slot) for account in said.accounts.values() for slot in account.slot_names]
-    for each in (*said.servers.values(), *said.local_tools.values(), *slots):
-        for goal in each.files:
-            if (profile.root / goal).is_relative_to(profile.root / profile.workspace):
-                raise broken(path, f"{goal} is in the agent's workspace", field="files")
+def _check_credential_files(path: Path, profile: SuiteProfile, settings: SuiteFile) -> None:
+    """Raise SuiteError for a credential file that would be put into the agent's workspace."""
+    accounts = settings.accounts.values()
+    slots = [account.credentials(slot) for account in accounts for slot in account.slot_names]
+    for item in (*settings.servers.values(), *settings.local_tools.values(), *slots):
+        for target in item.files:
+            if (profile.root / target).is_relative_to(profile.root / profile.workspace):
+                raise file_error(path, f"{target} is in the agent's workspace", field="files")

@@ -1,4 +1,4 @@
-"""A task as its folder has it: `tasks/<split>/<task>/`, read without its prompts."""
+"""Tasks as their folders describe them: `tasks/<split>/<task>/`, without their prompts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.suites.documents import broken, check, read_json
-from decathlon_mcp.suites.prompts import suffix_of
+from decathlon_mcp.suites.documents import file_error, read_json, validate
+from decathlon_mcp.suites.prompts import language_suffix
 from decathlon_mcp.suites.suite_file import Deadlines
 from decathlon_mcp.suites.tool_names import CLAIM
 from decathlon_mcp.types import JsonObject, Language
@@ -23,16 +23,16 @@ log = logging.getLogger("decathlon.suites")
 FOLDER = "tasks"
 CONFIG = "task_config.json"
 
-OURS = frozenset({CLAIM, "manage_context", "history"})
-"""Local tools that are none here: the first is this server's own, the others work on a conversation, and a
-client has its own."""
+# The server itself provides `claim_done`. The other two act on the conversation of Toolathlon's scaffold, and
+# a client has its own.
+EXCLUDED_LOCAL_TOOLS = frozenset({CLAIM, "manage_context", "history"})
 
 Name = Annotated[str, Field(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a task wants. `credentials`: `token.x`, `config.x` or a path of the checkout, filled in or not."""
+    """What a task needs. `credentials`: `token.x`, `config.x` or a path of the checkout, filled in or not."""
 
     servers: tuple[str, ...] = ()
     local_tools: tuple[str, ...] = ()
@@ -42,12 +42,14 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """Which of its files a task is made of in a language: modules and folders in the task's own folder."""
+class TaskFiles:
+    """The files of a task's folder that are used in one language.
+
+    `preprocess` and `evaluation` are modules (`preprocess.main`), the others are folders.
+    """
 
     has_text: bool = True
     preprocess: str | None = None
-    """`preprocess.main`, where it has one."""
     evaluation: str = "evaluation.main"
     groundtruth: str | None = None
     initial_workspace: str | None = None
@@ -62,32 +64,32 @@ class Task:
     folder: PurePosixPath
     needs: Needs = Needs()
     splits: tuple[str, ...] = ()
-    parts: Parts = Parts()
+    files: TaskFiles = TaskFiles()
     has_token_file: bool = False
     in_place: bool = False
-    """Is it evaluated on the agent's own machine?"""
+    """Whether it is graded in the agent's own sandbox."""
     spared: tuple[str, ...] = ()
-    """There, the processes that go on running, by their command lines: its evaluator is about them."""
+    """Command lines (patterns) of processes that keep running while it is graded in place."""
     leaves_running: bool = False
-    """May what its preprocess has started run on while the agent plays?"""
+    """Whether processes that its preprocess started keep running while the agent plays."""
     grader_network: bool = False
     deadlines: Deadlines = field(default_factory=Deadlines)
     max_turns: int | None = None
     meta: JsonObject = field(default_factory=dict)
     config: JsonObject = field(default_factory=dict)
-    """`task_config.json` as it is."""
+    """The whole of `task_config.json`."""
     names: tuple[str, ...] = ()
-    """What lies in its folder, sorted."""
+    """The entries of its folder, sorted."""
     errors: tuple[SuiteError, ...] = ()
-    """What is broken about it; such a task is listed, and cannot be started."""
+    """Errors in its files and in those of its servers. A task with errors is listed but cannot start."""
 
     @property
     def has_preprocess(self) -> bool:
-        return self.parts.preprocess is not None
+        return self.files.preprocess is not None
 
 
 class TaskConfig(BaseModel):
-    """What `task_config.json` must say; what else it says is in `Task.config`."""
+    """The fields of `task_config.json` that this server uses; `Task.config` has all of them."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -102,35 +104,37 @@ class TaskConfig(BaseModel):
 
     @property
     def local_tools(self) -> tuple[str, ...]:
-        return tuple(tool for tool in dict.fromkeys(self.needed_local_tools) if tool not in OURS)
+        return tuple(
+            tool for tool in dict.fromkeys(self.needed_local_tools) if tool not in EXCLUDED_LOCAL_TOOLS
+        )
 
 
 _CONFIG = TypeAdapter(TaskConfig)
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
-    """A task's folder and what it says by itself, before the suite has had its word."""
+class TaskFolder:
+    """A task's folder, before the settings of the suite are applied. `names`: its entries, sorted."""
 
     path: PurePosixPath
     names: tuple[str, ...]
-    config: JsonObject
-    said: TaskConfig
+    config: TaskConfig
+    raw_config: JsonObject
     errors: tuple[SuiteError, ...]
 
 
-def find_folders(checkout: Path) -> list[PurePosixPath]:
-    """The tasks' folders, sorted: those that hold a `task_config.json` or `docs`. Links are not followed."""
+def find_task_folders(checkout: Path) -> list[PurePosixPath]:
+    """The tasks' folders, sorted: those with a `task_config.json` or `docs`. Links are not followed."""
     return [
         PurePosixPath(FOLDER, split, name)
-        for split in _folders(checkout / FOLDER)
-        for name in _folders(checkout / FOLDER / split)
-        if any((checkout / FOLDER / split / name / mark).exists() for mark in (CONFIG, "docs"))
+        for split in _subfolders(checkout / FOLDER)
+        for name in _subfolders(checkout / FOLDER / split)
+        if any((checkout / FOLDER / split / name / entry).exists() for entry in (CONFIG, "docs"))
     ]
 
 
-def ids_of(folders: Sequence[PurePosixPath]) -> list[str]:
-    """Their ids: the folder's name, or `<split>.<name>` for those that more than one split has."""
+def task_ids(folders: Sequence[PurePosixPath]) -> list[str]:
+    """The tasks' ids: the folder's name, or `<split>.<name>` if several splits have that name."""
     names = [folder.name for folder in folders]
     shared = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set[str]()
     return [
@@ -138,51 +142,55 @@ def ids_of(folders: Sequence[PurePosixPath]) -> list[str]:
     ]
 
 
-def read_folder(checkout: Path, path: PurePosixPath) -> Folder:
-    """What a task's folder says. What is broken about it is in `errors`."""
+def read_task_folder(checkout: Path, path: PurePosixPath) -> TaskFolder:
+    """Read a task's folder. Errors in its files are in `errors`, so that one broken task hides no other."""
     folder = checkout / path
     names = tuple(sorted(entry.name for entry in os.scandir(folder)))
     errors: list[SuiteError] = []
-    config: JsonObject = {}
-    said = TaskConfig(needed_mcp_servers=())
+    raw_config: JsonObject = {}
+    config = TaskConfig(needed_mcp_servers=())
     try:
-        config = read_json(folder / CONFIG)
-        said = check(folder / CONFIG, _CONFIG, config)
+        raw_config = read_json(folder / CONFIG)
+        config = validate(folder / CONFIG, _CONFIG, raw_config)
     except SuiteError as error:
         errors.append(error)
     errors += [
-        broken(folder / part, "every task has this file, and here it is not")
-        for part in ("docs/task.md", "evaluation/main.py")
-        if not (folder / part).is_file()
+        file_error(folder / file, "this file does not exist, and every task needs it")
+        for file in ("docs/task.md", "evaluation/main.py")
+        if not (folder / file).is_file()
     ]
-    return Folder(path, names, config, said, tuple(errors))
+    return TaskFolder(path, names, config, raw_config, tuple(errors))
 
 
-def parts_of(checkout: Path, folder: Folder, language: Language) -> Parts:
-    """As Toolathlon takes them (`utils/data_structures/task_config.py`, `cn_mode`): texts of that language or
-    none, of all else that of the language where it is there, else the one that has no language.
+def task_files(checkout: Path, folder: TaskFolder, language: Language) -> TaskFiles:
+    """Select files for a language, as Toolathlon does (utils/data_structures/task_config.py, `cn_mode`).
+
+    The text must be in that language; everything else falls back to the variant without a language.
     """
-    suffix = suffix_of(language)
+    suffix = language_suffix(language)
 
-    def first(package: str, *names: str) -> str | None:
-        there = (name for name in names if (checkout / folder.path / package / f"{name}.py").is_file())
-        found = next(there, None) if package in folder.names else None
-        return f"{package}.{found}" if found else None
+    def module(package: str) -> str | None:
+        if package not in folder.names:
+            return None
+        for name in (f"main{suffix}", "main"):
+            if (checkout / folder.path / package / f"{name}.py").is_file():
+                return f"{package}.{name}"
+        return None
 
-    def either(name: str) -> str | None:
-        return next((each for each in (f"{name}{suffix}", name) if each in folder.names), None)
+    def entry(name: str) -> str | None:
+        return next((variant for variant in (f"{name}{suffix}", name) if variant in folder.names), None)
 
-    return Parts(
+    return TaskFiles(
         has_text=(checkout / folder.path / "docs" / f"task{suffix}.md").is_file(),
-        preprocess=first("preprocess", f"main{suffix}", "main"),
-        evaluation=first("evaluation", f"main{suffix}", "main") or "evaluation.main",
-        groundtruth=either("groundtruth_workspace"),
-        initial_workspace=either("initial_workspace"),
+        preprocess=module("preprocess"),
+        evaluation=module("evaluation") or "evaluation.main",
+        groundtruth=entry("groundtruth_workspace"),
+        initial_workspace=entry("initial_workspace"),
     )
 
 
-def _folders(parent: Path) -> Iterator[str]:
-    """The names of the folders in one, sorted; those that start with `.` or `_` are nobody's tasks."""
+def _subfolders(parent: Path) -> Iterator[str]:
+    """The names of its folders, sorted, without those that start with `.` or `_`."""
     try:
         entries = sorted(os.scandir(parent), key=lambda entry: entry.name)
     except OSError:
@@ -193,4 +201,6 @@ def _folders(parent: Path) -> Iterator[str]:
         if entry.is_dir(follow_symlinks=False):
             yield entry.name
         elif entry.is_symlink() and entry.is_dir():
-            log.warning("a link among the tasks is not followed", extra={"fields": {"path": entry.path}})
+            log.warning(
+                "a symbolic link below tasks/ is not followed", extra={"fields": {"path": entry.path}}
+            )

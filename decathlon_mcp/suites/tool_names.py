@@ -1,7 +1,7 @@
-"""How a tool of a task's server is called by those who play.
+"""Tool names as players see them, in one of three spellings.
 
-`decathlon`: `arxiv_local__search`. `toolathlon`: `arxiv_local-search`, as upstream has it
-(`utils/openai_agents_monkey_patch/custom_mcp_util.py`). `raw`: `search`, as toolathlon_gym has it.
+`decathlon`: `arxiv_local__search`. `toolathlon`: `arxiv_local-search`, upstream's spelling
+(`utils/openai_agents_monkey_patch/custom_mcp_util.py`). `raw`: `search`, toolathlon_gym's spelling.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import hashlib
 
 from decathlon_mcp.types import Names
 
-LONGEST = 64
-"""Characters; what the models' own interfaces take for the name of a function."""
+MAX_CHARACTERS = 64
+"""The limit of model APIs for the name of a function."""
 LOCAL = "local"
-"""The server whose tools are Toolathlon's local ones, and ours."""
+"""The server of Toolathlon's local tools, and of `claim_done` and `evaluate`."""
 CLAIM = "claim_done"
 EVALUATE = "evaluate"
 
-_SUFFIX = 8
+_HASH_CHARACTERS = 8
 
 
 def spell(names: Names, server: str, tool: str) -> str:
-    """The name of a tool, at most 64 characters; a longer one is cut and ends in a hash of the whole.
+    """The name of a tool, at most 64 characters long; see `shorten`.
 
-    `claim_done` stands bare but in Toolathlon's spelling, `evaluate` (not one of Toolathlon's) always.
+    `evaluate` (which Toolathlon does not have) never gets a prefix, `claim_done` only in its spelling.
     """
     if server == LOCAL and (tool == EVALUATE or (tool == CLAIM and names != "toolathlon")):
         return tool
@@ -33,7 +33,8 @@ def spell(names: Names, server: str, tool: str) -> str:
 
 
 def shorten(name: str) -> str:
-    """The same name every time, at most 64 characters."""
-    if len(name) <= LONGEST:
+    """The name, cut to 64 characters if it is longer; a cut name ends in a hash of the whole."""
+    if len(name) <= MAX_CHARACTERS:
         return name
-    return f"{name[: LONGEST - _SUFFIX - 1]}_{hashlib.sha256(name.encode()).hexdigest()[:_SUFFIX]}"
+    digest = hashlib.sha256(name.encode()).hexdigest()[:_HASH_CHARACTERS]
+    return f"{name[: MAX_CHARACTERS - _HASH_CHARACTERS - 1]}_{digest}"

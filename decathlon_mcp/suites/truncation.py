@@ -1,8 +1,8 @@
-"""Replies too long for a conversation, cut as Toolathlon cuts them.
+"""Truncation of tool results that are too long for a conversation, as Toolathlon does it.
 
-Follows `my_invoke_mcp_tool` (utils/openai_agents_monkey_patch/custom_mcp_util.py): what counts is the text
-that its model would have read, one content item as the JSON of the SDK's model, several as a JSON array.
-The local tools' replies are never cut.
+Follows `my_invoke_mcp_tool` (utils/openai_agents_monkey_patch/custom_mcp_util.py). The length is that of the
+text that Toolathlon's model would read: one content item as the JSON of the SDK's model, several as a JSON
+array. Results of local tools are never truncated.
 """
 
 from __future__ import annotations
@@ -18,71 +18,72 @@ from decathlon_mcp.types import JsonObject, as_object
 
 LIMIT_CHARACTERS = 100_000
 FOLDER = ".overlong_tool_outputs"
-"""Below the workspace, where `handle_overlong_tool_outputs` looks for them."""
+"""Folder in the workspace where `handle_overlong_tool_outputs` looks for the full texts."""
 OVERLONG_KEY = "decathlon/overlong"
-"""`_meta` of a reply that was cut: where the whole is, and its length in characters."""
+"""Key in the `_meta` of a truncated result: the path of the full text and its length in characters."""
 
+# The SDK's models (mcp 1.9.0, which Toolathlon locks) write these fields in this order, null or not.
 _FIELDS = {
     "text": ("type", "text", "annotations"),
     "image": ("type", "data", "mimeType", "annotations"),
     "resource": ("type", "resource", "annotations"),
 }
 _INNER = {"annotations": ("audience", "priority"), "resource": ("uri", "mimeType")}
-"""The fields that the SDK's models (mcp 1.9.0, which Toolathlon locks) write in this order, null or not."""
 
 _ALPHABET = "23456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _ID_CHARACTERS = 22
 
 
 @dataclass(frozen=True, slots=True)
-class Overlong:
-    """A reply to be shown cut, and what is to be saved whole at `path`."""
+class TruncatedResult:
+    """A truncated tool result. `full_text` must be saved at `path`, which the result names."""
 
-    shown: JsonObject
+    result: JsonObject
     path: PurePosixPath
-    whole: str
+    full_text: str
 
 
-def cut(result: JsonObject, workspace: PurePosixPath) -> Overlong | None:
-    """None for a result that is short enough. `workspace` is absolute, in the sandbox.
-
-    `structuredContent`, which Toolathlon's models never see and which would be as long, is left out.
-    """
-    whole = as_told(result)
-    if len(whole) <= LIMIT_CHARACTERS:
+def truncate(result: JsonObject, workspace: PurePosixPath) -> TruncatedResult | None:
+    """Truncate a tool result; None if it is short enough. `workspace` is absolute, in the sandbox."""
+    full_text = model_text(result)
+    if len(full_text) <= LIMIT_CHARACTERS:
         return None
     name = short_id()
     path = workspace / FOLDER / f"{name}.json"
+    # Upstream's words.
     text = (
-        f"{whole[:LIMIT_CHARACTERS]} ...\n\n(The output of the tool call (shortuuid identifier: {name}) is "
-        f"too long! Only the first {LIMIT_CHARACTERS} characters are shown here. The original output length "
-        f"is {len(whole)} characters. The full output has been saved to the file {path}. Please check this "
-        "file carefully, as it may be very long!)"
+        f"{full_text[:LIMIT_CHARACTERS]} ...\n\n(The output of the tool call (shortuuid identifier: {name}) "
+        f"is too long! Only the first {LIMIT_CHARACTERS} characters are shown here. The original output "
+        f"length is {len(full_text)} characters. The full output has been saved to the file {path}. Please "
+        "check this file carefully, as it may be very long!)"
     )
-    about = {
+    meta = {
         **(as_object(result.get("_meta")) or {}),
-        OVERLONG_KEY: {"path": str(path), "characters": len(whole)},
+        OVERLONG_KEY: {"path": str(path), "characters": len(full_text)},
     }
-    shown = {key: value for key, value in result.items() if key != "structuredContent"}
-    return Overlong({**shown, "content": [{"type": "text", "text": text}], "_meta": about}, path, whole)
+    # `structuredContent` would be as long, and Toolathlon's models never see it.
+    rest = {key: value for key, value in result.items() if key != "structuredContent"}
+    truncated = {**rest, "content": [{"type": "text", "text": text}], "_meta": meta}
+    return TruncatedResult(truncated, path, full_text)
 
 
 def without_output_schemas(tools: Sequence[JsonObject]) -> list[JsonObject]:
-    """Tools whose replies may be cut promise no structured content: clients refuse a reply that lacks it."""
+    """Tool descriptions without `outputSchema`, for tools whose results may be truncated."""
+    # Clients refuse a result without structured content if the tool declares an output schema.
     return [{key: value for key, value in tool.items() if key != "outputSchema"} for tool in tools]
 
 
-def as_told(result: JsonObject) -> str:
-    """A result as the text that Toolathlon's models read."""
+def model_text(result: JsonObject) -> str:
+    """The text of a result that Toolathlon's models read."""
     content = result.get("content")
-    items = [_dumped(item) for item in cast("list[Any]", content)] if isinstance(content, list) else []
+    items = [_dump(item) for item in cast("list[Any]", content)] if isinstance(content, list) else []
     if len(items) == 1:
         return json.dumps(items[0], ensure_ascii=False, separators=(",", ":"))
     return json.dumps(items)
 
 
 def short_id() -> str:
-    """Of the form that the shortuuid package gives: 22 characters without look-alikes."""
+    """A random identifier in the format of the shortuuid package: 22 characters without look-alikes."""
     number, name = uuid.uuid4().int, ""
     for _ in range(_ID_CHARACTERS):
         number, digit = divmod(number, len(_ALPHABET))
@@ -90,16 +91,16 @@ def short_id() -> str:
     return name
 
 
-def _dumped(value: Any) -> Any:
+def _dump(value: Any) -> Any:
     item = as_object(value)
     if item is None:
         return value
-    told = _filled(item, _FIELDS.get(str(item.get("type")), ()))
+    dumped = _with_fields(item, _FIELDS.get(str(item.get("type")), ()))
     for name, fields in _INNER.items():
-        if (inner := as_object(told.get(name))) is not None:
-            told[name] = _filled(inner, fields)
-    return told
+        if (inner := as_object(dumped.get(name))) is not None:
+            dumped[name] = _with_fields(inner, fields)
+    return dumped
 
 
-def _filled(item: JsonObject, fields: Sequence[str]) -> JsonObject:
+def _with_fields(item: JsonObject, fields: Sequence[str]) -> JsonObject:
     return {**{field: item.get(field) for field in fields}, **item}

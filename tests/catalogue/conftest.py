@@ -1,4 +1,4 @@
-"""The checkouts that the suites' tests write, for the catalogue's tests."""
+"""Fixtures of the suites' tests, for the catalogue's tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All tasks of all suites, each under an id of its own."""
+"""The catalogue: unique ids for all tasks of all suites, and suggestions for unknown ones."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def suite(path: Path, *tasks: str) -> Suite:
     return checkout.load()
 
 
-def test_an_id_that_two_suites_have_is_spelled_with_the_suite(tmp_path: Path) -> None:
+def test_an_id_that_two_suites_have_gets_the_suites_name(tmp_path: Path) -> None:
     catalogue = Catalogue([suite(tmp_path / "one", "a", "both"), suite(tmp_path / "two", "both", "c")])
     assert catalogue.ids() == ["a", "one:both", "two:both", "c"]
-    assert [(spelled, suite.name, task.id) for spelled, suite, task in catalogue] == [
+    assert [(name, suite.name, task.id) for name, suite, task in catalogue] == [
         ("a", "one", "a"),
         ("one:both", "one", "both"),
         ("two:both", "two", "both"),
@@ -36,7 +36,7 @@ def test_an_id_that_two_suites_have_is_spelled_with_the_suite(tmp_path: Path) ->
     assert raised.value.data["near"] == ["one:both", "two:both"]
 
 
-def test_an_unknown_id_names_near_ones(tmp_path: Path) -> None:
+def test_an_unknown_id_is_an_error_with_similar_ids(tmp_path: Path) -> None:
     catalogue = Catalogue([suite(tmp_path / "one", "find-alita-paper", "find-other", "sales-accounting")])
     with pytest.raises(UnknownTaskError, match="'find-alita-papr'; did you mean find-alita-paper"):
         catalogue.find("find-alita-papr")
@@ -49,7 +49,7 @@ def test_an_unknown_id_names_near_ones(tmp_path: Path) -> None:
     assert raised.value.message == "there is no task 'zzz'"
 
 
-def test_a_broken_task_is_listed_and_its_error_is_raised_when_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_task_with_errors_is_listed_and_finding_it_raises_the_error(tmp_path: Path) -> None:
     (tmp_path / "one" / "tasks" / "finalpool" / "bad" / "docs").mkdir(parents=True)
     catalogue = Catalogue([suite(tmp_path / "one", "good")])
     assert catalogue.ids() == ["bad", "good"]
@@ -58,6 +58,6 @@ def test_a_broken_task_is_listed_and_its_error_is_raised_when_it_is_asked_for(tm
         catalogue.find("bad")
 
 
-def test_two_suites_of_one_name_are_an_error(tmp_path: Path) -> None:
+def test_two_suites_with_one_name_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(SuiteError, match="are both called 'same': give one a `name`"):
         Catalogue([suite(tmp_path / "x" / "same", "a"), suite(tmp_path / "y" / "same", "b")])

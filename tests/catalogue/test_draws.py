@@ -1,4 +1,4 @@
-"""Which tasks are meant, and drawing some of them: repeatable, without repeats, by difficulty."""
+"""Filters and draws: repeatable, without repeats, by difficulty; pass rates from a file of verdicts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
-from decathlon_mcp.catalogue.draws import Draw, Filters, draw_tasks, filter_tasks
+from decathlon_mcp.catalogue.draws import Filters, draw_tasks, filter_tasks
 from decathlon_mcp.catalogue.pass_rates import read_pass_rates
 from decathlon_mcp.errors import BadRequestError, SettingsError
 from tests.suites.conftest import Checkout
@@ -21,7 +21,7 @@ TEN = [f"task-{number}" for number in range(10)]
 
 @pytest.fixture
 def mixed(checkout: Checkout) -> Checkout:
-    """A task of each kind of need."""
+    """A checkout with a task of each kind of need."""
     for server in ("filesystem", "fetch", "emails", "github"):
         checkout.server(server)
     checkout.task("offline", servers=("filesystem",), local_tools=("claim_done", "python_execute"))
@@ -38,12 +38,14 @@ def catalogue(checkout: Checkout, verdicts: Iterable[dict[str, Any]] | None = No
     return Catalogue([checkout.load()], read_pass_rates(file))
 
 
-def ids(catalogue: Catalogue, **wanted: Any) -> list[str]:
-    return [name for name, _, _ in filter_tasks(catalogue, Filters.model_validate(wanted))]
+def ids(catalogue: Catalogue, **filters: Any) -> list[str]:
+    return [name for name, _, _ in filter_tasks(catalogue, Filters.model_validate(filters))]
 
 
-def draw(catalogue: Catalogue, count: int = 1, *, place: int = 0, seed: int = 7, **wanted: Any) -> list[str]:
-    return draw_tasks(catalogue, Draw.model_validate(wanted), seed=seed, place=place, count=count)
+def draw(
+    catalogue: Catalogue, count: int = 1, *, position: int = 0, seed: int = 7, **filters: Any
+) -> list[str]:
+    return draw_tasks(catalogue, Filters.model_validate(filters), seed=seed, position=position, count=count)
 
 
 def ten(checkout: Checkout, verdicts: Iterable[dict[str, Any]] | None = None) -> Catalogue:
@@ -53,7 +55,7 @@ def ten(checkout: Checkout, verdicts: Iterable[dict[str, Any]] | None = None) ->
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found"),
+    ("filters", "expected"),
     [
         ({}, ["hosted", "keyed", "offline", "online"]),
         ({"needs": ["filesystem"]}, ["offline", "online"]),
@@ -69,40 +71,42 @@ def ten(checkout: Checkout, verdicts: Iterable[dict[str, Any]] | None = None) ->
         ({"search": "o", "without": ["services"]}, ["offline", "online"]),
     ],
 )
-def test_tasks_are_told_apart_by_what_they_need(
-    mixed: Checkout, wanted: dict[str, Any], found: list[str]
+def test_tasks_are_filtered_by_their_needs_and_ids(
+    mixed: Checkout, filters: dict[str, Any], expected: list[str]
 ) -> None:
-    assert ids(catalogue(mixed), **wanted) == found
+    assert ids(catalogue(mixed), **filters) == expected
 
 
 @pytest.mark.parametrize("name", ["needs", "without"])
-def test_a_need_that_no_task_has_is_answered_with_what_there_is(mixed: Checkout, name: str) -> None:
+def test_an_unknown_need_is_an_error_that_lists_the_valid_ones(mixed: Checkout, name: str) -> None:
     with pytest.raises(
         BadRequestError, match="no task here needs 'netwrok'; what they need is network,"
-    ) as no:
+    ) as raised:
         ids(catalogue(mixed), **{name: ["netwrok"]})
-    assert {"network", "credentials", "services", "poste", "python_execute"} <= set(no.value.data["needs"])
+    assert {"network", "credentials", "services", "poste", "python_execute"} <= set(
+        raised.value.data["needs"]
+    )
 
 
-def test_a_split_that_is_not_there_is_answered_with_those_that_are(checkout: Checkout) -> None:
+def test_an_unknown_split_is_an_error_that_lists_the_splits(checkout: Checkout) -> None:
     checkout.write("suite.yaml", "splits: {easy: [find-paper], hard: []}\n")
     checkout.task()
-    with pytest.raises(BadRequestError, match="there is no split 'train'; the splits are easy") as no:
+    with pytest.raises(BadRequestError, match="there is no split 'train'; the splits are easy") as raised:
         ids(catalogue(checkout), split="train")
-    assert no.value.data["splits"] == ["easy"]
+    assert raised.value.data["splits"] == ["easy"]
 
 
-def test_a_seed_draws_the_same_and_another_something_else(checkout: Checkout) -> None:
+def test_the_same_seed_draws_the_same_task(checkout: Checkout) -> None:
     tasks = ten(checkout)
     assert draw(tasks, seed=3) == draw(tasks, seed=3)
     assert len({draw(tasks, seed=seed)[0] for seed in range(100)}) == 10
 
 
-def test_a_draw_does_not_depend_on_python_or_on_where_the_checkout_lies(checkout: Checkout) -> None:
+def test_a_draw_depends_on_nothing_but_seed_and_ids(checkout: Checkout) -> None:
     assert draw(ten(checkout), 3, seed=7) == ["task-1", "task-2", "task-0"]
 
 
-def test_a_task_that_comes_or_goes_changes_no_other_draw(checkout: Checkout) -> None:
+def test_a_new_task_changes_only_its_own_draws(checkout: Checkout) -> None:
     tasks = ten(checkout)
     before = {seed: draw(tasks, seed=seed)[0] for seed in range(100)}
     checkout.task("task-x")
@@ -112,7 +116,7 @@ def test_a_task_that_comes_or_goes_changes_no_other_draw(checkout: Checkout) -> 
     assert changed == {"task-x"}
 
 
-def test_a_sample_repeats_nothing_until_all_were_there(checkout: Checkout) -> None:
+def test_a_sample_repeats_no_task_before_all_were_drawn(checkout: Checkout) -> None:
     tasks = ten(checkout)
     sample = draw(tasks, 25)
     assert sorted(sample[:10]) == sorted(sample[10:20]) == TEN
@@ -121,27 +125,27 @@ def test_a_sample_repeats_nothing_until_all_were_there(checkout: Checkout) -> No
     assert draw(tasks, 4) == sample[:4]
 
 
-def test_only_what_can_run_here_is_drawn(mixed: Checkout) -> None:
+def test_only_runnable_tasks_are_drawn(mixed: Checkout) -> None:
     tasks = catalogue(mixed)
     assert set(draw(tasks, 8)) == {"offline", "online"}
     with pytest.raises(
         BadRequestError, match="none of the 1 tasks that fit can run here; keyed needs github"
     ):
         draw(tasks, needs=["github"])
-    with pytest.raises(BadRequestError, match="no task is all of what was asked for"):
+    with pytest.raises(BadRequestError, match="no task fits all of the filters"):
         draw(tasks, search="nothing")
 
 
 def verdicts(**passes: str) -> list[dict[str, Any]]:
-    """`+` is a success, `-` a failure, `?` an attempt without a verdict."""
-    said = {"+": {"success": True}, "-": {"success": False}, "?": {}}
-    return [{"task": f"task-{name[1:]}", **said[sign]} for name, signs in passes.items() for sign in signs]
+    """`+` is a success, `-` a failure, `?` an attempt that was not scored."""
+    outcome = {"+": {"success": True}, "-": {"success": False}, "?": {}}
+    return [{"task": f"task-{name[1:]}", **outcome[sign]} for name, signs in passes.items() for sign in signs]
 
 
 KNOWN = verdicts(t1="+-", t2="++", t3="--", t4="++-?", t5="+-?--", t6="?")
 
 
-def test_difficulty_is_a_pass_rate_and_tasks_without_one_come_last(checkout: Checkout) -> None:
+def test_tasks_are_ordered_by_pass_rate_and_those_without_one_are_last(checkout: Checkout) -> None:
     tasks = ten(checkout, KNOWN)
     unknown = ["task-0", "task-6", "task-7", "task-8", "task-9"]
     assert ids(tasks, order="easy_first") == ["task-2", "task-4", "task-1", "task-5", "task-3", *unknown]
@@ -151,35 +155,38 @@ def test_difficulty_is_a_pass_rate_and_tasks_without_one_come_last(checkout: Che
     assert ids(tasks, max_pass_rate=0) == ["task-3"]
 
 
-def test_with_an_order_a_draw_is_a_place_in_it(checkout: Checkout) -> None:
+def test_with_an_order_a_draw_is_a_position_in_it(checkout: Checkout) -> None:
     tasks = ten(checkout, KNOWN)
-    walk = ids(tasks, order="easy_first")
-    assert [draw(tasks, order="easy_first", place=place)[0] for place in range(12)] == [*walk, *walk[:2]]
-    assert draw(tasks, 4, order="easy_first", place=8) == [*walk[8:], *walk[:2]]
-    assert draw(tasks, order="easy_first", place=-1) == walk[-1:]
+    ordered = ids(tasks, order="easy_first")
+    assert [draw(tasks, order="easy_first", position=position)[0] for position in range(12)] == [
+        *ordered,
+        *ordered[:2],
+    ]
+    assert draw(tasks, 4, order="easy_first", position=8) == [*ordered[8:], *ordered[:2]]
+    assert draw(tasks, order="easy_first", position=-1) == ordered[-1:]
 
 
-@pytest.mark.parametrize("wanted", [{"order": "easy_first"}, {"min_pass_rate": 0.5}, {"max_pass_rate": 1}])
-def test_without_results_nothing_is_said_of_difficulty(checkout: Checkout, wanted: dict[str, Any]) -> None:
+@pytest.mark.parametrize("filters", [{"order": "easy_first"}, {"min_pass_rate": 0.5}, {"max_pass_rate": 1}])
+def test_filters_by_difficulty_need_pass_rates(checkout: Checkout, filters: dict[str, Any]) -> None:
     with pytest.raises(BadRequestError, match="--results FILE"):
-        ids(ten(checkout), **wanted)
+        ids(ten(checkout), **filters)
 
 
-def test_results_may_be_lines_or_verdicts_as_the_server_keeps_them(checkout: Checkout) -> None:
-    kept = {"task": "task-1", "suite": "checkout", "status": "scored", "success": True}
+def test_results_may_be_json_lines_or_verdict_files(checkout: Checkout) -> None:
+    scored = {"task": "task-1", "suite": "checkout", "status": "scored", "success": True}
     crashed = {"task": "task-1", "suite": "checkout", "status": "timeout"}
-    spelled = {"task": "checkout:task-1", "success": False}
-    text = f"{json.dumps(kept, indent=2)}\n{json.dumps(crashed)}\n\n{json.dumps(spelled)}"
-    rates = read_pass_rates(checkout.write("kept.json", text))
-    found = rates.of("checkout", "task-1")
-    assert found is not None
-    assert (found.passed, found.attempts, found.share) == (1, 2, 0.5)
+    with_suite = {"task": "checkout:task-1", "success": False}
+    text = f"{json.dumps(scored, indent=2)}\n{json.dumps(crashed)}\n\n{json.dumps(with_suite)}"
+    rates = read_pass_rates(checkout.write("results.json", text))
+    rate = rates.of("checkout", "task-1")
+    assert rate is not None
+    assert (rate.passed, rate.attempts, rate.share) == (1, 2, 0.5)
     assert rates.of("other", "task-1") is None
     assert rates.of("checkout", "task-2") is None
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ('{"task": "a", "success": true}\n{"task"', "line 2: not JSON"),
         ('\n\n{"task": 4}', "line 3: not a verdict"),
@@ -187,22 +194,18 @@ def test_results_may_be_lines_or_verdicts_as_the_server_keeps_them(checkout: Che
         ("[]", "line 1: an object was expected"),
     ],
 )
-def test_results_of_another_form_are_an_error_with_their_line(
-    checkout: Checkout, text: str, words: str
-) -> None:
-    with pytest.raises(SettingsError, match=words):
+def test_invalid_results_are_an_error_with_their_line(checkout: Checkout, text: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
         read_pass_rates(checkout.write("results.jsonl", text))
 
 
-def test_results_that_are_not_there_are_an_error(tmp_path: Path) -> None:
+def test_a_missing_file_of_results_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"--results: .*nothing\.jsonl: No such file"):
         read_pass_rates(tmp_path / "nothing.jsonl")
 
 
-def test_results_of_a_suite_that_is_not_here_are_said_to_be_passed_over(
-    checkout: Checkout, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_results_of_an_unknown_suite_are_logged(checkout: Checkout, caplog: pytest.LogCaptureFixture) -> None:
     ten(checkout, [{"task": "task-1", "suite": "renamed", "success": True}])
     (record,) = caplog.records
-    assert "not here" in record.message
+    assert record.message == "results of unknown suites are ignored"
     assert getattr(record, "fields")["suites"] == ["renamed"]  # noqa: B009

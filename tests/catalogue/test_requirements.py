@@ -1,4 +1,4 @@
-"""What keeps a task from running, of what kind it is, and the page that says how to get it."""
+"""What a task lacks on a host, and the page that says how to get it."""
 
 from __future__ import annotations
 
@@ -6,78 +6,206 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import pytest
 
+from decathlon_mcp.catalogue.catalogue import Catalogue
+from decathlon_mcp.catalogue.requirements import (
+    DEFAULT_PAGES,
+    HostInfo,
+    missing_requirements,
+    parse_missing_programs,
+    probe_command,
+)
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.suites.host import HostInfo
 from decathlon_mcp.suites.loading import load_suite
-from decathlon_mcp.suites.profile import packaged
-from decathlon_mcp.suites.programs import read_absent
-from decathlon_mcp.suites.requirements import PAGES
+from decathlon_mcp.suites.profile import packaged_profiles
 
 if TYPE_CHECKING:
-    from decathlon_mcp.suites.requirements import MissingRequirement
+    from decathlon_mcp.catalogue.requirements import MissingRequirement
     from decathlon_mcp.suites.suite import Suite
+    from decathlon_mcp.types import Language
     from tests.suites.conftest import Checkout
 
 PROJECT = Path(__file__).parents[2]
 
-
-def lacks(checkout: Checkout, here: HostInfo | None = None) -> list[MissingRequirement]:
-    suite = load_suite(checkout.path, here)
-    return suite.lacks(suite.tasks["find-paper"])
+ACCOUNTS_PAGE = "global_preparation/how2register_accounts.md"
+"""Upstream's page on accounts, which most of these checkouts do not have."""
 
 
-def test_a_lack_says_its_kind_and_a_page_of_the_checkout_where_it_is_there(checkout: Checkout) -> None:
+def missing(
+    checkout: Checkout, host: HostInfo | None = None, language: Language = "en"
+) -> list[MissingRequirement]:
+    suite = checkout.load(language)
+    return missing_requirements(suite, suite.tasks["find-paper"], host or HostInfo())
+
+
+def sentences(checkout: Checkout) -> list[str]:
+    suite = checkout.load()
+    return Catalogue([suite]).missing_sentences(suite, suite.tasks["find-paper"])
+
+
+def test_a_task_with_everything_lacks_nothing(checkout: Checkout) -> None:
+    checkout.server("filesystem")
+    checkout.task(servers=("filesystem",))
+    suite = checkout.load()
+    assert missing(checkout) == []
+    assert Catalogue([suite]).is_runnable(suite, suite.tasks["find-paper"])
+
+
+def test_the_bundled_suite_lacks_nothing_without_a_network() -> None:
+    suite = load_suite("starter")
+    catalogue = Catalogue([suite], host=HostInfo(has_network=False))
+    assert all(catalogue.is_runnable(suite, task) for task in suite.tasks.values())
+
+
+def test_a_requirement_has_a_kind_and_a_page_of_the_checkout_if_it_exists(checkout: Checkout) -> None:
     checkout.server("notion")
     checkout.task(servers=("notion",))
-    page = checkout.write("global_preparation/how2register_accounts.md")
-    found = lacks(checkout)
-    assert {(lack.kind, lack.page) for lack in found} == {("credential", f"{page}#notion-account")}
-    assert found[0].name == "notion_integration_key"
-    assert found[0].sentence == f"{found[0].said} (see {found[0].page})"
+    page = checkout.write(ACCOUNTS_PAGE)
+    requirements = missing(checkout)
+    assert {(item.kind, item.page) for item in requirements} == {("credential", f"{page}#notion-account")}
+    first = requirements[0]
+    assert first.name == "notion_integration_key"
+    assert first.sentence == f"{first.message} (see {first.page})"
+    assert first.to_json() == {
+        "kind": "credential",
+        "name": "notion_integration_key",
+        "said": first.message,
+        "page": first.page,
+    }
 
 
-def test_a_suites_own_pages_outweigh_the_profiles(checkout: Checkout) -> None:
+def test_a_suites_own_pages_override_the_profiles(checkout: Checkout) -> None:
     checkout.server("github")
     checkout.server("emails")
     checkout.task(servers=("github", "emails"))
     checkout.write(
         "suite.yaml", "pages: {token.github_token: 'https://x.test/keys', 'service.*': docs/x.md}\n"
     )
-    assert [lack.page for lack in lacks(checkout)] == ["https://x.test/keys", "docs/x.md"]
+    assert [item.page for item in missing(checkout)] == ["https://x.test/keys", "docs/x.md"]
 
 
-def test_a_task_without_a_text_in_the_language_cannot_run(checkout: Checkout) -> None:
-    checkout.task()
-    (lack,) = lacks(checkout, HostInfo("cn"))
-    assert (lack.kind, lack.name) == ("text", "docs/task_cn.md")
-    checkout.write("tasks/finalpool/find-paper/docs/task_cn.md", "找论文。")
-    assert lacks(checkout, HostInfo("cn")) == []
-
-
-def test_a_task_that_needs_a_network_cannot_run_where_none_has_one(checkout: Checkout) -> None:
-    checkout.server("fetch")
-    checkout.task(servers=("fetch",))
-    assert lacks(checkout) == []
-    (lack,) = lacks(checkout, HostInfo(has_network=False))
-    assert (lack.kind, "--network none" in lack.said) == ("network", True)
-
-
-def test_every_page_of_ours_is_there() -> None:
-    said = [page for words in packaged().values() for page in words.get("pages", {}).values()]
-    for page in {*PAGES.values(), *(page for page in said if page.startswith("docs/"))}:
+def test_every_page_of_this_project_exists() -> None:
+    profiles = [
+        page for content in packaged_profiles().values() for page in content.get("pages", {}).values()
+    ]
+    for page in {*DEFAULT_PAGES.values(), *(page for page in profiles if page.startswith("docs/"))}:
         file, _, anchor = page.partition("#")
         headings = re.findall(r"^#+ (.+)$", (PROJECT / file).read_text("utf-8"), re.MULTILINE)
         slugs = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
         assert not anchor or anchor in slugs, page
 
 
-SERVERS: dict[str, tuple[str, list[str]]] = {
-    "there": ("npx", ["-y", "@scope/there@1.2"]),
+def test_a_task_without_a_text_in_the_language_cannot_run(checkout: Checkout) -> None:
+    checkout.task()
+    (requirement,) = missing(checkout, language="cn")
+    assert (requirement.kind, requirement.name) == ("text", "docs/task_cn.md")
+    checkout.write("tasks/finalpool/find-paper/docs/task_cn.md", "找论文。")
+    assert missing(checkout, language="cn") == []
+
+
+def test_a_task_that_needs_a_network_cannot_run_on_a_host_without_one(checkout: Checkout) -> None:
+    checkout.server("fetch")
+    checkout.task(servers=("fetch",))
+    assert missing(checkout) == []
+    (requirement,) = missing(checkout, HostInfo(has_network=False))
+    assert (requirement.kind, "--network none" in requirement.message) == ("network", True)
+
+
+def test_a_file_with_an_error_is_a_missing_requirement_without_a_page_in_its_sentence(
+    checkout: Checkout,
+) -> None:
+    checkout.task()
+    path = checkout.write("tasks/finalpool/find-paper/task_config.json", '{"needed_mcp_servers": [,]}')
+    (requirement,) = missing(checkout)
+    assert (requirement.kind, requirement.name) == ("broken", str(path))
+    assert requirement.sentence == f"{path}, line 1: not JSON: Expecting value"
+
+
+def test_a_server_without_a_file_is_missing(checkout: Checkout) -> None:
+    checkout.task(servers=("ghost",))
+    folder = checkout.path / "configs/mcp_servers"
+    message = f"needs the MCP server 'ghost': add a file that describes it to {folder}"
+    assert sentences(checkout) == [f"{message} (see docs/writing-tasks.md)"]
+
+
+def test_a_local_tool_without_code_is_missing(checkout: Checkout) -> None:
+    checkout.task(local_tools=("claim_done", "sleep", "juggle"))
+    (requirement,) = missing(checkout)
+    assert (requirement.kind, requirement.name) == ("local tool", "juggle")
+    assert requirement.message.endswith(f"set `local_code` in {checkout.path / 'suite.yaml'}")
+
+
+def test_a_service_is_missing_until_it_is_marked_as_available(checkout: Checkout) -> None:
+    checkout.server("emails")
+    checkout.task(servers=("emails",))
+    (sentence,) = sentences(checkout)
+    assert sentence == (
+        "needs the service poste (ports 10005, 2525, 1143, 1587), which is not marked as available: deploy "
+        "it as deployment/poste does, then set `services: {poste: {available: true}}` in suite.yaml "
+        "(see docs/toolathlon.md#which-tasks-run)"
+    )
+    checkout.write("suite.yaml", "services: {poste: {available: true}}\n")
+    assert sentences(checkout) == []
+
+
+def test_a_gym_task_without_its_database_lacks_nothing(gym: Checkout) -> None:
+    gym.task("howtocook-nutrition-ppt")
+    gym.task("canvas-report")
+    suite = gym.load()
+    catalogue = Catalogue([suite])
+    assert catalogue.is_runnable(suite, suite.tasks["howtocook-nutrition-ppt"])
+    (requirement,) = catalogue.missing_requirements(suite, suite.tasks["canvas-report"])
+    assert (requirement.kind, requirement.name) == ("service", "postgres")
+
+
+def test_a_token_that_is_not_filled_in_is_missing(checkout: Checkout) -> None:
+    checkout.server(
+        "github", "params: {command: g, env: {T: '${token.github_token}', R: '${token.github_read_only}'}}"
+    )
+    checkout.task(servers=("github",))
+    checkout.write(
+        "configs/token_key_session_example.py",
+        "all_token_key_session = Dict(github_token='XX', github_read_only='1')",
+    )
+    file = checkout.path / "configs/token_key_session.py"
+    page = f"{ACCOUNTS_PAGE}#github--huggingface--wandb--serper-accounts"
+    assert sentences(checkout) == [
+        f"needs github_token, which is not filled in: set it in {file} (see {page})"
+    ]
+    checkout.write("configs/token_key_session.py", 'all_token_key_session = {"github_token": "ghp_1"}')
+    assert sentences(checkout) == [
+        f"needs github_read_only, which is not filled in: set it in {file} (see {ACCOUNTS_PAGE})"
+    ]
+
+
+def test_a_credential_that_is_a_file_must_exist(checkout: Checkout) -> None:
+    checkout.server("google_forms")
+    checkout.task(servers=("google_forms",))
+    path = checkout.path / "configs/google_credentials.json"
+    message = f"needs the file configs/google_credentials.json, which does not exist: put it at {path}"
+    assert sentences(checkout) == [f"{message} (see {ACCOUNTS_PAGE}#google-account)"]
+    checkout.write("configs/google_credentials.json", "{}")
+    assert sentences(checkout) == []
+
+
+def test_a_credential_that_only_some_slots_have_is_missing(checkout: Checkout) -> None:
+    checkout.server("wandb")
+    checkout.task(servers=("wandb",))
+    slots = "accounts: {{wandb: {{slots: {{a: {{values: {{token.wandb_api_key: x}}}}, b: {{{}}}}}}}}}\n"
+    checkout.write("suite.yaml", slots.format(""))
+    (requirement,) = missing(checkout)
+    assert requirement.name == "wandb_api_key"
+    checkout.write("suite.yaml", slots.format("values: {token.wandb_api_key: y}"))
+    assert missing(checkout) == []
+
+
+SERVERS: dict[str, tuple[str, Sequence[str]]] = {
+    "installed": ("npx", ["-y", "@scope/installed@1.2"]),
     "gone": ("npx", ["-y", "@scope/gone@1.2"]),
     "tool": ("uvx", ["--from", "Some_Tool", "serve"]),
     "no-tool": ("uvx", ["other-tool"]),
@@ -94,34 +222,35 @@ SERVERS: dict[str, tuple[str, list[str]]] = {
 
 
 @pytest.fixture
-def looked(checkout: Checkout, tmp_path: Path) -> tuple[Suite, str]:
-    """A suite of these servers, and what the look says of a tree that has half of what they want."""
+def probed(checkout: Checkout, tmp_path: Path) -> tuple[Suite, str]:
+    """A suite of these servers, and the output of the probe in a root with half of their programs."""
     for name, (command, args) in SERVERS.items():
         checkout.server(name, f"params: {{command: {command}, args: {json.dumps(args)}}}")
-    checkout.task("find-paper", servers=("gone", "no-file", "there"))
-    checkout.task("offline", servers=("gone", "there"))
+    checkout.task("find-paper", servers=("gone", "no-file", "installed"))
+    checkout.task("offline", servers=("gone", "installed"))
     checkout.write("suite.yaml", "tasks: {offline: {network: false}}\n")
-    root, home, tools = tmp_path / "root", tmp_path / "home", tmp_path / "bin"
+    root, home, programs = tmp_path / "root", tmp_path / "home", tmp_path / "bin"
     for path in (
-        root / "node_modules/@scope/there/package.json",
+        root / "node_modules/@scope/installed/package.json",
         root / "pyproject.toml",
         root / ".venv/lib/python3.12/site-packages/good/__init__.py",
         root / "local_servers/one/main.py",
         home / ".local/share/uv/tools/some-tool/x",
-        *(tools / name for name in ("npx", "uvx", "uv", "sh")),
+        *(programs / name for name in ("npx", "uvx", "uv", "sh")),
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o755)
     suite = checkout.load()
-    _, *arguments = suite.probe(root=PurePosixPath(root))
-    environment = {"PATH": str(tools), "HOME": str(home)}
-    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, check=True)
-    return suite, done.stdout.decode()
+    _, *arguments = probe_command(suite, root=PurePosixPath(root))
+    environment = {"PATH": str(programs), "HOME": str(home)}
+    process = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, check=True)
+    return suite, process.stdout.decode()
 
 
-def test_programs_that_are_not_there_are_found_without_starting_any(looked: tuple[Suite, str]) -> None:
-    root = looked[0].path.parent / "root"
-    assert json.loads(looked[1]) == {
+def test_the_probe_finds_missing_programs_without_starting_any(probed: tuple[Suite, str]) -> None:
+    suite, output = probed
+    root = suite.path.parent / "root"
+    assert json.loads(output) == {
         "gone": ["the npm package @scope/gone", True],
         "no-tool": ["the Python tool other-tool", True],
         "no-module": ["the Python module bad", True],
@@ -132,17 +261,32 @@ def test_programs_that_are_not_there_are_found_without_starting_any(looked: tupl
     }
 
 
-def test_what_can_be_fetched_is_no_lack_where_there_is_a_network(looked: tuple[Suite, str]) -> None:
-    suite, printed = looked
-    assert suite.lacks(suite.tasks["find-paper"]) == []
-    suite.here.learn(read_absent(printed, "looked for in the image x"))
-    (lack,) = suite.lacks(suite.tasks["find-paper"])
-    assert (lack.kind, lack.name) == ("package", "no-file")
-    assert lack.said.endswith("for the MCP server 'no-file', which is not there: looked for in the image x")
-    assert [lack.name for lack in suite.lacks(suite.tasks["offline"])] == ["gone"]
+def test_a_downloadable_program_is_missing_only_without_a_network(probed: tuple[Suite, str]) -> None:
+    suite, output = probed
+    online, offline = suite.tasks["find-paper"], suite.tasks["offline"]
+    catalogue = Catalogue([suite])
+    assert catalogue.missing_requirements(suite, online) == []
+    catalogue.record_missing_programs(suite, parse_missing_programs(output, "looked for in the image x"))
+    (requirement,) = catalogue.missing_requirements(suite, online)
+    assert (requirement.kind, requirement.name) == ("package", "no-file")
+    assert requirement.message.endswith(
+        "for the MCP server 'no-file', which is missing: looked for in the image x"
+    )
+    assert [item.name for item in catalogue.missing_requirements(suite, offline)] == ["gone"]
 
 
-@pytest.mark.parametrize("printed", ["", "{}x", '{"a": "b"}', "[]"])
-def test_an_answer_of_another_kind_is_an_error(printed: str) -> None:
-    with pytest.raises(SuiteError, match="gave no answer"):
-        read_absent(printed, "")
+def test_programs_missing_in_one_suites_sandboxes_do_not_affect_another(
+    probed: tuple[Suite, str], tmp_path: Path
+) -> None:
+    suite, output = probed
+    twin = load_suite(suite.path.rename(tmp_path / "twin"))
+    catalogue = Catalogue([suite, twin])
+    catalogue.record_missing_programs(suite, parse_missing_programs(output, ""))
+    assert not catalogue.is_runnable(suite, suite.tasks["offline"])
+    assert catalogue.is_runnable(twin, twin.tasks["offline"])
+
+
+@pytest.mark.parametrize("output", ["", "{}x", '{"a": "b"}', "[]"])
+def test_invalid_output_of_the_probe_is_an_error(output: str) -> None:
+    with pytest.raises(SuiteError, match="printed no result"):
+        parse_missing_programs(output, "")

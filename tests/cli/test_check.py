@@ -43,7 +43,7 @@ def lame(shell: Shell) -> Path:
 async def said_when_started(suite: Path, state: Path) -> list[str]:
     settings = Settings.model_validate({"suite": (str(suite),), "provider": "local", "state": state})
     async with bootstrap(settings) as episodes:
-        assert await look(episodes.sandbox_factory("lame")) is None
+        assert await look(episodes.sandbox_factory("lame"), episodes.catalogue) is None
         with pytest.raises(NotRunnableError) as raised:
             episodes.start("dense", Principal())
         assert episodes.admission.active == 0
@@ -76,8 +76,8 @@ def test_a_person_gets_a_line_a_task_and_what_is_wanted_most(shell: Shell, lame:
     assert "ok  find-answer" in lines
     assert lines[-3:] == [
         "1 of 2 can run here",
-        "servers' programs not there: gone (1)",
-        "services not there: moon (1)",
+        "missing server programs: gone (1)",
+        "missing services: moon (1)",
     ]
 
 
@@ -91,6 +91,6 @@ def test_without_an_engine_all_but_the_programs_is_checked(shell: Shell, lame: P
     words = ("tasks", "--suite", "lame", "--provider", "docker", "--check")
     done = shell.run(*words, DOCKER_HOST="unix:///nowhere")
     assert done.returncode == 1
-    assert "1 of 2 can run here\nservices not there: moon (1)\n" in done.stdout
+    assert "1 of 2 can run here\nmissing services: moon (1)\n" in done.stdout
     assert "lame: not looked for its servers' programs: no Docker engine answers" in done.stdout
     assert lame.is_dir()

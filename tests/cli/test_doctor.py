@@ -82,4 +82,4 @@ def test_what_tasks_lack_is_told_in_classes(shell: Shell) -> None:
     (shell.folder / "suite" / "suite.yaml").write_text("profile: starter\nname: needy\n")
     found = findings(shell, "--suite", "suite", "--provider", "local", status=1)
     assert found["tasks"]["detail"].startswith("0 of 1 can run here")
-    assert "MCP servers not described: unheard-of (1)" in found["tasks"]["detail"]
+    assert "missing MCP servers: unheard-of (1)" in found["tasks"]["detail"]

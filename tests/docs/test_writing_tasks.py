@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.grading.rubric import load_rubric
 from decathlon_mcp.suites.loading import load_suite
 from tests.docs.pages import block
@@ -29,7 +30,7 @@ def test_the_files_shown_are_a_suite_whose_task_can_run(tmp_path: Path) -> None:
     assert suite.name == "my-suite"
     assert suite.profile.image == "my-image:latest"
     found = suite.task("my-task")
-    assert suite.missing(found) == []
+    assert Catalogue([suite]).missing_sentences(suite, found) == []
     assert found.splits == ("train",)
     assert found.deadlines.preprocess_seconds == 30
     rubric = load_rubric(suite, found)

@@ -6,19 +6,19 @@ import pytest
 
 from decathlon_mcp.episodes.admission import Admission, Ticket
 from decathlon_mcp.errors import AtCapacityError
-from decathlon_mcp.suites.sharing import Shared
+from decathlon_mcp.suites.sharing import SharedResource
 
 pytestmark = pytest.mark.anyio
 
-MAIL = Shared("mail", "the account mail")
-NOTES = Shared("notes", "the account notes", ("first", "second"), "notes")
+MAIL = SharedResource("mail", "the account mail")
+NOTES = SharedResource("notes", "the account notes", ("first", "second"), "notes")
 
 
 def admission(places: int = 2, queue: int = 2) -> Admission:
     return Admission(max_sandboxes=places, max_opening=1, max_queue=queue)
 
 
-def reserve(admission: Admission, task: str, *shared: Shared) -> Ticket:
+def reserve(admission: Admission, task: str, *shared: SharedResource) -> Ticket:
     return admission.reserve(task, shared)
 
 

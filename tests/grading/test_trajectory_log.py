@@ -9,7 +9,7 @@ from typing import Any
 
 from decathlon_mcp.grading.attempt import Attempt
 from decathlon_mcp.grading.trajectory_log import trajectory_log
-from decathlon_mcp.suites.truncation import cut
+from decathlon_mcp.suites.truncation import truncate
 from tests.grading.scene import PAPER, attempt_of, call_record, write_suite
 
 ROOT = PurePosixPath("/workspace")
@@ -182,10 +182,10 @@ def test_a_gym_tasks_folder_has_one_part(tmp_path: Path) -> None:
 
 
 def test_a_reply_that_was_cut_reads_as_its_agent_saw_it(tmp_path: Path) -> None:
-    overlong = cut(
+    overlong = truncate(
         {"content": [{"type": "text", "text": "a" * 200_000}]}, PurePosixPath("/episode/workspace")
     )
     assert overlong is not None
-    told = log_of(tmp_path, attempt_of(calls=[call_record(1, result=overlong.shown)]))["messages"]
+    told = log_of(tmp_path, attempt_of(calls=[call_record(1, result=overlong.result)]))["messages"]
     (message,) = (message for message in told if message["role"] == "tool")
-    assert message["content"] == overlong.shown["content"][0]["text"]
+    assert message["content"] == overlong.result["content"][0]["text"]

@@ -1,1 +1,1 @@
-"""Local tools and overlong replies."""
+"""Local tools and truncated replies."""

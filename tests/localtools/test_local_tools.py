@@ -1,4 +1,4 @@
-"""Local tools: a suite's own code behind a server that is started when one of them is first called."""
+"""Local tools: the suite's own code, in a server that is started when one of them is first called."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ async def player(served: Served) -> AsyncGenerator[Player]:
 
 
 def local_servers(served: Served) -> list[int]:
-    """The processes that serve local tools for this server's episodes."""
-    found: list[int] = []
+    """Ids of the processes that serve local tools for this server's episodes."""
+    pids: list[int] = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            said = path.read_bytes()
+            command = path.read_bytes()
         except OSError:
             continue
-        if str(served.state).encode() in said and b'"tools": {' in said:
-            found.append(int(path.parent.name))
-    return found
+        if str(served.state).encode() in command and b'"tools": {' in command:
+            pids.append(int(path.parent.name))
+    return pids
 
 
 def workspace(served: Served) -> Path:
-    (found,) = (served.state / "sandboxes").glob("**/workspace")
-    return found
+    (path,) = (served.state / "sandboxes").glob("**/workspace")
+    return path
 
 
-async def test_they_are_described_by_the_suites_own_code(player: Player) -> None:
+async def test_tools_are_described_by_the_suites_own_code(player: Player) -> None:
     tools = {tool.name: tool for tool in (await player.client.list_tools()).tools}
     assert sorted(name for name in tools if name.startswith("local__")) == [
         f"local__{name}" for name in NAMES
@@ -92,7 +92,7 @@ async def test_code_that_needs_more_of_openai_agents_gets_the_real_one(player: P
     assert await player.text("local__shout", text="still") == "STILL"
 
 
-async def test_nothing_of_theirs_runs_until_one_is_called(served: Served, player: Player) -> None:
+async def test_their_server_is_started_by_the_first_call(served: Served, player: Player) -> None:
     await player.client.list_tools()
     await player.call("long__text", characters=1)
     assert local_servers(served) == []
@@ -101,7 +101,7 @@ async def test_nothing_of_theirs_runs_until_one_is_called(served: Served, player
     assert len(local_servers(served)) == 1
 
 
-async def test_the_first_calls_of_all_start_one_server(served: Served, player: Player) -> None:
+async def test_concurrent_first_calls_start_one_server(served: Served, player: Player) -> None:
     async with anyio.create_task_group() as tasks:
         for number in range(5):
             tasks.start_soon(lambda page=number: player.call("local__take_note", text="x", page=page))
@@ -109,14 +109,14 @@ async def test_the_first_calls_of_all_start_one_server(served: Served, player: P
     assert len([*workspace(served).glob("note-*.txt")]) == 5
 
 
-async def test_a_tool_gets_the_workspace(served: Served, player: Player) -> None:
+async def test_a_tool_works_in_the_workspace(served: Served, player: Player) -> None:
     assert await player.text("local__shout", text="hello", times=2) == "HELLOHELLO"
     assert (workspace(served) / "shouted.txt").read_text() == "hello"
     assert await player.text("local__take_note", text="there", page=3) == "noted there on page 3"
     assert await player.text("local__read_note", page=3) == "there"
 
 
-async def test_what_a_tool_raises_is_told_in_upstreams_words(player: Player) -> None:
+async def test_an_exception_in_a_tool_is_an_error_in_upstreams_words(player: Player) -> None:
     failed = await player.call("local__fail")
     assert failed.is_error
     assert failed.content[0].text == "Error running tool local-fail: no voice left"
@@ -124,30 +124,30 @@ async def test_what_a_tool_raises_is_told_in_upstreams_words(player: Player) -> 
     assert await player.text("local__shout", text="well") == "WELL"
 
 
-async def test_what_is_no_text_is_told_as_python_writes_it(player: Player) -> None:
+async def test_a_result_that_is_no_text_is_converted_with_str(player: Player) -> None:
     assert await player.text("local__count") == "[1, 2, 3]"
 
 
-async def test_a_slow_tool_does_not_hold_up_a_quick_one(player: Player) -> None:
+async def test_a_slow_tool_does_not_block_a_quick_one(player: Player) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(player.call, "local__wait_for_a_shout")
         assert await player.text("local__shout", text="quick") == "QUICK"
 
 
-async def test_a_server_that_died_is_started_anew(player: Player) -> None:
-    died = await player.call("local__die")
-    assert died.is_error
-    assert "server local ended with exit code 7" in died.content[0].text
+async def test_a_server_that_exited_is_started_again(player: Player) -> None:
+    reply = await player.call("local__die")
+    assert reply.is_error
+    assert "server local ended with exit code 7" in reply.content[0].text
     assert await player.text("local__shout", text="again") == "AGAIN"
 
 
-async def test_calls_are_recorded_as_toolathlons_are(served: Served, player: Player) -> None:
+async def test_calls_are_recorded_with_toolathlons_names(served: Served, player: Player) -> None:
     await player.call("local__shout", text="hello")
     (event,) = served.episodes.live[-1].journal.events("call")
     assert (event["server"], event["tool"], event["name"]) == ("local", "shout", "local__shout")
 
 
-async def test_code_that_cannot_be_imported_fails_the_set_up_and_says_why(served: Served) -> None:
+async def test_code_that_cannot_be_imported_fails_the_set_up(served: Served) -> None:
     with pytest.RaisesGroup(
         pytest.RaisesExc(MCPError, match="(?s)broken could not be described.*the moon is missing"),
         flatten_subgroups=True,
@@ -156,17 +156,17 @@ async def test_code_that_cannot_be_imported_fails_the_set_up_and_says_why(served
             await player.client.list_tools()
 
 
-async def test_a_tool_without_code_is_missed_before_a_sandbox_opens(served: Served) -> None:
-    suite, task = served.episodes.catalogue.find("no-code")
-    (missing,) = suite.missing(task)
-    assert "local tool 'unheard_of'" in missing
-    assert "`local_code`" in missing
+async def test_a_task_with_a_tool_without_code_is_not_runnable(served: Served) -> None:
+    catalogue = served.episodes.catalogue
+    (sentence,) = catalogue.missing_sentences(*catalogue.find("no-code"))
+    assert "local tool 'unheard_of'" in sentence
+    assert "`local_code`" in sentence
 
 
 @pytest.mark.parametrize(
     ("names", "spelled"), [("toolathlon", "local-shout"), ("raw", "shout"), ("decathlon", "local__shout")]
 )
-async def test_they_are_spelled_as_all_tools_are(tmp_path: Path, names: str, spelled: str) -> None:
+async def test_their_names_follow_the_configured_spelling(tmp_path: Path, names: str, spelled: str) -> None:
     async with (
         serving(tmp_path, suite=(SUITE,), provider="local", names=names) as served,
         playing(served, "play", "task") as player,
@@ -175,7 +175,7 @@ async def test_they_are_spelled_as_all_tools_are(tmp_path: Path, names: str, spe
         assert await player.text(spelled, text="x") == "X"
 
 
-async def test_the_suites_code_is_asked_once(served: Served, tmp_path: Path) -> None:
+async def test_the_suites_code_describes_its_tools_once(served: Served, tmp_path: Path) -> None:
     async with serving(tmp_path, suite=(SUITE,), provider="local") as fresh:
         async with playing(fresh, "play", "task") as player:
             first = json.dumps([tool.name for tool in (await player.client.list_tools()).tools])

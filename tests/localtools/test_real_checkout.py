@@ -1,6 +1,7 @@
-"""Upstream's own local tools through ours and by themselves, in its image without a network: the same words.
+"""Upstream's local tools give the same results through our server and by themselves.
 
-Where DECATHLON_TOOLATHLON is a checkout and DECATHLON_TOOLATHLON_IMAGE names an image with its Python.
+Runs in upstream's image, without a network. DECATHLON_TOOLATHLON is the path of a checkout,
+DECATHLON_TOOLATHLON_IMAGE the name of an image with its Python.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from decathlon_mcp.episodes.local_tools import LocalTools
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.tools import Calls, Route
 from decathlon_mcp.sandboxes.base import Sandbox
-from decathlon_mcp.suites.local_tools import Described, local_spec
+from decathlon_mcp.suites.local_tools import ToolDescriptions, local_spec
 from decathlon_mcp.suites.tasks import Needs, Task
-from decathlon_mcp.suites.truncation import FOLDER, cut
+from decathlon_mcp.suites.truncation import FOLDER, truncate
 from decathlon_mcp.types import JsonObject
 from tests.probe.serving import serving
 
@@ -74,27 +75,27 @@ NEEDS = ("python_execute", "sleep", "web_search", "handle_overlong_tool_outputs"
 
 
 @dataclass(frozen=True)
-class Room:
-    """A sandbox with the suite's code in it, its local tools our way and upstream's."""
+class LocalToolsSandbox:
+    """A sandbox with the suite's code, and both ways of calling its local tools."""
 
     sandbox_factory: SandboxFactory
     sandbox: Sandbox
     driver: DriverClient
-    described: Described
+    described: ToolDescriptions
     calls: Calls
 
     @property
     def workspace(self) -> str:
         return str(self.sandbox.root / self.sandbox_factory.suite.profile.workspace)
 
-    async def ours(self, name: str, **arguments: Any) -> str:
+    async def call_server(self, name: str, **arguments: Any) -> str:
         reply = await self.calls.call(Route("local", name), {"name": name, "arguments": arguments})
         (item,) = reply["result"]["content"]
         return item["text"]
 
-    async def upstream(self, ask: str, **order: Any) -> Any:
-        said = json.dumps({"ask": ask, "workspace": self.workspace, **order})
-        await self.driver.arrange({"write": "/tmp/order.json", "text": said})
+    async def call_upstream(self, ask: str, **order: Any) -> Any:
+        text = json.dumps({"ask": ask, "workspace": self.workspace, **order})
+        await self.driver.arrange({"write": "/tmp/order.json", "text": text})
         result = await self.driver.run(
             [*self.sandbox_factory.suite.profile.python, "-c", UPSTREAM, "/tmp/order.json"],
             cwd=str(self.sandbox.root),
@@ -104,20 +105,25 @@ class Room:
         assert result.exit_code == 0, result.stderr[-2000:]
         return json.loads(result.channel or "")
 
-    async def both(self, *calls: tuple[str, JsonObject]) -> list[tuple[str, str]]:
-        """What each call says, our way and upstream's, but for what no two calls share."""
-        theirs: Sequence[str] = await self.upstream("call", calls=calls)
-        return [(steady(await self.ours(n, **a)), steady(t)) for (n, a), t in zip(calls, theirs, strict=True)]
+    async def call_both(self, *calls: tuple[str, JsonObject]) -> list[tuple[str, str]]:
+        """The results of our server and of upstream for each call, without times and random ids."""
+        upstream: Sequence[str] = await self.call_upstream("call", calls=calls)
+        return [
+            (normalise(await self.call_server(n, **a)), normalise(t))
+            for (n, a), t in zip(calls, upstream, strict=True)
+        ]
 
 
-def steady(text: str) -> str:
+def normalise(text: str) -> str:
     text = re.sub(r"\d+\.\d{3} seconds", "some seconds", text)
     text = re.sub(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", "a-uuid", text)
     return re.sub(r"(Session ID: |session_id ')[0-9a-f]{8}", r"\1a-session", text)
 
 
 @pytest.fixture(scope="module")
-async def room(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Room]:
+async def local_tools(
+    tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
+) -> AsyncGenerator[LocalToolsSandbox]:
     state = tmp_path_factory.mktemp("state")
     checkout, image = os.environ["DECATHLON_TOOLATHLON"], os.environ["DECATHLON_TOOLATHLON_IMAGE"]
     async with serving(state, suite=(checkout,), provider="docker", image=image, network="none") as served:
@@ -130,22 +136,22 @@ async def room(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) 
             task = Task(id="any", suite=suite.name, folder=some.folder, needs=Needs(local_tools=NEEDS))
             described = await LocalTools().of(suite, task, driver, root=sandbox.root, timeout_seconds=60)
             spec = local_spec(suite.profile, described, sandbox.root)
-            yield Room(sandbox_factory, sandbox, driver, described, Calls(driver, local=spec))
+            yield LocalToolsSandbox(sandbox_factory, sandbox, driver, described, Calls(driver, local=spec))
 
 
-async def test_they_are_described_in_upstreams_words(room: Room) -> None:
-    ours = [
+async def test_descriptions_are_upstreams(local_tools: LocalToolsSandbox) -> None:
+    descriptions = [
         [f"local-{tool['name']}", tool["description"], tool["inputSchema"]]
-        for tools in room.described.values()
+        for tools in local_tools.described.values()
         for tool in tools
     ]
-    assert ours == await room.upstream("describe")
-    assert len(ours) == 7
+    assert descriptions == await local_tools.call_upstream("describe")
+    assert len(descriptions) == 7
 
 
-async def test_python_execute_says_what_upstreams_does(room: Room) -> None:
+async def test_python_execute_gives_upstreams_results(local_tools: LocalToolsSandbox) -> None:
     run = "python-execute"
-    said = await room.both(
+    results = await local_tools.call_both(
         (run, {"code": "import sys; print('héllo'); print(sys.executable, file=sys.stderr)"}),
         (run, {"code": "pass"}),
         (run, {"code": "1/0", "filename": "division"}),
@@ -159,9 +165,9 @@ async def test_python_execute_says_what_upstreams_does(room: Room) -> None:
         (run, {"code": "print(1)", "filename": "no/such/folder.py"}),
         (run, {"code": 7}),
     )
-    for ours, theirs in said:
-        assert ours == theirs
-    texts = [ours for ours, _ in said]
+    for result, upstream in results:
+        assert result == upstream
+    texts = [result for result, _ in results]
     assert "=== STDOUT ===\nhéllo" in texts[0]
     assert "ZeroDivisionError" in texts[2]
     assert "Timeout limit: 120 seconds" in texts[3]
@@ -169,16 +175,16 @@ async def test_python_execute_says_what_upstreams_does(room: Room) -> None:
     assert len(texts[5]) > 150_000
 
 
-async def test_sleep_and_search_say_what_upstreams_do(room: Room) -> None:
-    said = await room.both(
+async def test_sleep_and_search_give_upstreams_results(local_tools: LocalToolsSandbox) -> None:
+    results = await local_tools.call_both(
         ("sleep", {"seconds": 0.5}),
         ("sleep", {"seconds": "long"}),
         ("web_search", {"query": " "}),
         ("web_search", {"query": "decathlon", "num_results": 3}),
     )
-    for ours, theirs in said:
-        assert ours == theirs
-    assert said[1][0].startswith("Error running tool local-sleep: ")
+    for result, upstream in results:
+        assert result == upstream
+    assert results[1][0].startswith("Error running tool local-sleep: ")
 
 
 FITS = 100_000 - len('{"type":"text","text":"","annotations":null}')
@@ -198,51 +204,55 @@ CONTENTS: dict[str, list[JsonObject]] = {
 
 
 @pytest.mark.parametrize("kind", CONTENTS)
-async def test_replies_are_cut_where_and_as_upstream_cuts_them(room: Room, kind: str) -> None:
-    theirs: str = await room.upstream("reply", content=CONTENTS[kind])
-    overlong = cut(
-        {"content": CONTENTS[kind]}, room.sandbox.root / room.sandbox_factory.suite.profile.workspace
+async def test_results_are_truncated_as_upstream_truncates_them(
+    local_tools: LocalToolsSandbox, kind: str
+) -> None:
+    upstream: str = await local_tools.call_upstream("reply", content=CONTENTS[kind])
+    truncated = truncate(
+        {"content": CONTENTS[kind]},
+        local_tools.sandbox.root / local_tools.sandbox_factory.suite.profile.workspace,
     )
     if kind in ("short", "none", "just fits"):
-        assert overlong is None
-        assert len(theirs) <= 100_000
+        assert truncated is None
+        assert len(upstream) <= 100_000
         return
-    assert overlong is not None
-    (item,) = overlong.shown["content"]
-    name = re.search(r"shortuuid identifier: (\w+)", theirs)
+    assert truncated is not None
+    (item,) = truncated.result["content"]
+    name = re.search(r"shortuuid identifier: (\w+)", upstream)
     assert name is not None
-    assert item["text"].replace(overlong.path.stem, name.group(1)) == theirs
-    saved = await room.driver.run(
-        ["cat", f"{room.workspace}/{FOLDER}/{name.group(1)}.json"],
+    assert item["text"].replace(truncated.path.stem, name.group(1)) == upstream
+    saved = await local_tools.driver.run(
+        ["cat", f"{local_tools.workspace}/{FOLDER}/{name.group(1)}.json"],
         cwd="/",
         timeout_seconds=10,
         output_bytes=1 << 20,
     )
-    assert saved.stdout == overlong.whole
+    assert saved.stdout == truncated.full_text
 
 
-async def test_a_saved_reply_is_found_by_the_tools_that_page_through_it(room: Room) -> None:
-    overlong = cut(
-        {"content": CONTENTS["long"]}, room.sandbox.root / room.sandbox_factory.suite.profile.workspace
+async def test_upstreams_tools_find_a_saved_result(local_tools: LocalToolsSandbox) -> None:
+    truncated = truncate(
+        {"content": CONTENTS["long"]},
+        local_tools.sandbox.root / local_tools.sandbox_factory.suite.profile.workspace,
     )
-    assert overlong is not None
-    await room.driver.arrange(
-        {"make": str(overlong.path.parent)}, {"write": str(overlong.path), "text": overlong.whole}
+    assert truncated is not None
+    await local_tools.driver.arrange(
+        {"make": str(truncated.path.parent)}, {"write": str(truncated.path), "text": truncated.full_text}
     )
-    name = overlong.path.stem
-    said = await room.both(
+    name = truncated.path.stem
+    results = await local_tools.call_both(
         ("view_overlong_tooloutput", {"shortuuid": name, "page_size": 50}),
         ("search_overlong_tooloutput", {"shortuuid": name, "pattern": "annotations.*"}),
         ("search_overlong_tooloutput", {"shortuuid": name, "pattern": "("}),
         ("view_overlong_tooloutput", {"shortuuid": "none"}),
         ("view_overlong_tooloutput_navigate", {"view_session_id": "none"}),
     )
-    for ours, theirs in said:
-        assert ours == theirs
-    viewed = await room.ours("view_overlong_tooloutput", shortuuid=name, page_size=1000)
+    for result, upstream in results:
+        assert result == upstream
+    viewed = await local_tools.call_server("view_overlong_tooloutput", shortuuid=name, page_size=1000)
     session = re.search(r"View Session ID: (\w+)", viewed)
     assert session is not None
-    last = await room.ours(
+    last = await local_tools.call_server(
         "view_overlong_tooloutput_navigate", view_session_id=session.group(1), action="last_page"
     )
     assert "[End of file reached" in last

@@ -94,7 +94,7 @@ async def test_without_a_seed_each_token_walks_through_an_order_independently(
         ("spilt=train", "`spilt`: extra inputs are not permitted; it takes `split`, `needs`, `without`"),
         ("seed=seven", "`seed`: input should be a valid integer"),
         ("seed=1&seed=2", "`seed`: input should be a valid integer"),
-        ("search=nothing", "no task is all of what was asked for"),
+        ("search=nothing", "no task fits all of the filters"),
         ("min_pass_rate=2", "`min_pass_rate`: input should be less than or equal to 1"),
     ],
 )
@@ -140,7 +140,7 @@ async def test_the_lobby_lists_samples_and_starts_with_the_same_filters(served: 
         ("list_tasks", {"split": "nowhere"}, "the splits are test, train"),
         ("start_episode", {"task": "dense", "seed": 0}, "`task` cannot be combined with `seed`"),
         ("start_episode", {"order": "sideways"}, "'easy_first', 'hard_first' or 'curriculum'"),
-        ("start_episode", {"without": ["*"]}, "no task is all of what was asked for"),
+        ("start_episode", {"without": ["*"]}, "no task fits all of the filters"),
     ],
 )
 async def test_the_lobby_refuses_arguments_that_exclude_each_other(

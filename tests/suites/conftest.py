@@ -1,4 +1,4 @@
-"""A checkout in Toolathlon's layout, written piece by piece by each test."""
+"""A checkout in Toolathlon's layout that each test writes as it needs it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import pytest
 
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.suite import Suite
+from decathlon_mcp.types import Language
 
-# Nothing is skipped: what cannot run here is not collected.
+# Tests that cannot run here are not collected, so that a run without skips is complete.
 collect_ignore = (
     []
     if os.environ.get("DECATHLON_TOOLATHLON") or os.environ.get("DECATHLON_TOOLATHLON_GYM")
@@ -23,7 +24,7 @@ collect_ignore = (
 
 
 class Checkout:
-    """`write` anything; `task` and `server` write what the layout asks for."""
+    """Writes files; `task` and `server` write the files that the layout requires."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,11 +43,11 @@ class Checkout:
         servers: tuple[str, ...] = (),
         local_tools: tuple[str, ...] = ("claim_done",),
         files: Mapping[str, str] | None = None,
-        **more: Any,
+        **config: Any,
     ) -> Path:
         folder = f"tasks/{split}/{name}"
-        config = {"needed_mcp_servers": [*servers], "needed_local_tools": [*local_tools], **more}
-        self.write(f"{folder}/task_config.json", json.dumps(config, indent=2))
+        required = {"needed_mcp_servers": [*servers], "needed_local_tools": [*local_tools]}
+        self.write(f"{folder}/task_config.json", json.dumps({**required, **config}, indent=2))
         self.write(f"{folder}/docs/task.md", "Find the paper.")
         self.write(f"{folder}/evaluation/main.py", "raise SystemExit(0)\n")
         for file, text in (files or {}).items():
@@ -54,21 +55,21 @@ class Checkout:
         return self.path / folder
 
     def server(self, name: str, text: str | None = None, *, file: str | None = None) -> Path:
-        plain = f"type: stdio\nname: {name}\nparams:\n  command: {name}-server\n"
-        return self.write(f"configs/mcp_servers/{file or name}.yaml", plain if text is None else text)
+        default = f"type: stdio\nname: {name}\nparams:\n  command: {name}-server\n"
+        return self.write(f"configs/mcp_servers/{file or name}.yaml", default if text is None else text)
 
-    def load(self) -> Suite:
-        return load_suite(self.path)
+    def load(self, language: Language = "en") -> Suite:
+        return load_suite(self.path, language)
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Checkout:
-    """Empty; without marks it is taken for Toolathlon's own."""
+    """An empty checkout, whose profile is Toolathlon's."""
     return Checkout(tmp_path / "checkout")
 
 
 @pytest.fixture
 def gym(checkout: Checkout) -> Checkout:
-    """A checkout with a mark of toolathlon_gym."""
+    """An empty checkout with toolathlon_gym's profile."""
     checkout.write("toolathlon-gym.mdx")
     return checkout

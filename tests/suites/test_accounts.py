@@ -1,4 +1,4 @@
-"""Accounts: which tasks work on one, how many at once, and what each of them is given."""
+"""Accounts: the tasks that share one, their slots, and the credentials of each; ports of services."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.errors import SuiteError
 
 if TYPE_CHECKING:
     from decathlon_mcp.suites.suite import Suite
     from tests.suites.conftest import Checkout
 
-KEYED = "params: {command: n, env: {K: '${token.notion_integration_key}'}}\n"
+NOTION_SERVER = "params: {command: n, env: {K: '${token.notion_integration_key}'}}\n"
 
 
 def keys(suite: Suite) -> dict[str, set[str]]:
-    return {name: {each.key for each in suite.shared(name)} for name in suite.tasks}
+    return {name: {resource.key for resource in suite.shared_resources(name)} for name in suite.tasks}
 
 
 def contents(archive: bytes) -> dict[str, str]:
@@ -29,7 +30,7 @@ def contents(archive: bytes) -> dict[str, str]:
         return {name: file.read().decode() for name, file in files.items() if file is not None}
 
 
-def test_tasks_whose_servers_work_on_one_account_share_it(checkout: Checkout) -> None:
+def test_tasks_whose_servers_use_one_account_share_it(checkout: Checkout) -> None:
     for name in ("github", "google_sheet", "google_forms", "filesystem"):
         checkout.server(name)
     checkout.task("repo", servers=("github", "filesystem"))
@@ -42,7 +43,7 @@ def test_tasks_whose_servers_work_on_one_account_share_it(checkout: Checkout) ->
     assert shared["offline"] == set()
 
 
-def test_accounts_of_one_kind_are_told_apart_by_a_value(checkout: Checkout) -> None:
+def test_a_token_distinguishes_accounts_of_one_kind(checkout: Checkout) -> None:
     checkout.server("woocommerce")
     site = "from addict import Dict\nall_token_key_session = Dict(woocommerce_site_url={})\n"
     for task, url in (("a", "'http://one'"), ("b", "'http://two'"), ("c", "'http://one'"), ("d", "read()")):
@@ -51,11 +52,11 @@ def test_accounts_of_one_kind_are_told_apart_by_a_value(checkout: Checkout) -> N
     checkout.task("e", servers=("woocommerce",))
     shared = keys(checkout.load())
     assert shared["a"] == shared["c"]
-    assert len({frozenset(shared[name]) for name in "abde"}) == 4, "one that is computed is the task's own"
-    assert all(shared.values()), "none of them runs beside itself"
+    assert len({frozenset(shared[name]) for name in "abde"}) == 4, "a computed value is the task's own"
+    assert all(shared.values()), "no task runs twice at the same time"
 
 
-def test_a_suite_of_its_own_mind_says_which_and_how_many(checkout: Checkout) -> None:
+def test_suite_yaml_overrides_accounts_and_slots(checkout: Checkout) -> None:
     checkout.server("github")
     checkout.server("wandb")
     checkout.task("one", servers=("github",))
@@ -64,14 +65,14 @@ def test_a_suite_of_its_own_mind_says_which_and_how_many(checkout: Checkout) -> 
         "suite.yaml", "accounts: {wandb: {servers: []}, github: {slots: 3}, mine: {tasks: [two]}}\n"
     )
     suite = checkout.load()
-    (github,) = suite.shared("one")
-    (mine,) = suite.shared("two")
+    (github,) = suite.shared_resources("one")
+    (mine,) = suite.shared_resources("two")
     assert (github.account, github.slots) == ("github", ("1", "2", "3"))
     assert (mine.account, mine.slots) == ("mine", ("",))
 
 
-def test_a_set_of_credentials_is_laid_over_the_checkouts_own(checkout: Checkout) -> None:
-    checkout.server("notion", KEYED)
+def test_credentials_of_a_slot_override_the_checkouts_own(checkout: Checkout) -> None:
+    checkout.server("notion", NOTION_SERVER)
     checkout.task(servers=("notion",))
     checkout.write("configs/token_key_session_example.py", "all_token_key_session = Dict(other='XX')\n")
     checkout.write("secrets/b.json", '{"b": 1}')
@@ -94,25 +95,25 @@ def test_a_set_of_credentials_is_laid_over_the_checkouts_own(checkout: Checkout)
     )
     suite = checkout.load()
     task = suite.tasks["find-paper"]
-    (shared,) = suite.shared(task.id)
+    (shared,) = suite.shared_resources(task.id)
     assert shared.slots == ("first", "second")
-    missing = " ".join(suite.missing(task))
-    assert "notion_integration_key, " not in missing, "every slot has one"
+    missing = " ".join(Catalogue([suite]).missing_sentences(suite, task))
+    assert "notion_integration_key, " not in missing, "every slot provides it"
     assert "notion_state" not in missing
-    (here, ours), (machine, outside) = suite.credentials(task, {"notion": "first"})
-    assert (here, machine) == (PurePosixPath(), PurePosixPath("/"))
-    said = contents(ours)
-    assert said["configs/notion_state.json"] == '{"b": 1}'
-    assert contents(outside) == {"root/.notion/deep/c.json": "c"}
+    (first_folder, relative), (second_folder, absolute) = suite.credentials(task, {"notion": "first"})
+    assert (first_folder, second_folder) == (PurePosixPath(), PurePosixPath("/"))
+    files = contents(relative)
+    assert files["configs/notion_state.json"] == '{"b": 1}'
+    assert contents(absolute) == {"root/.notion/deep/c.json": "c"}
     values: dict[str, object] = {"Dict": dict}
-    exec(said["configs/token_key_session.py"], values)
+    exec(files["configs/token_key_session.py"], values)
     assert values["all_token_key_session"] == {"other": "XX", "notion_integration_key": "o'ne"}
     (_, second), *rest = suite.credentials(task, {"notion": "second"})
     assert "'two'" in contents(second)["configs/token_key_session.py"]
     assert rest == []
 
 
-def test_a_server_may_be_given_files_and_those_that_are_not_there_are_missing(checkout: Checkout) -> None:
+def test_credential_files_of_a_server_are_packed_and_required(checkout: Checkout) -> None:
     checkout.write(
         "suite.yaml", "profile: starter\nservers: {mail: {files: {/root/.mail/key.json: secrets/key.json}}}\n"
     )
@@ -121,27 +122,28 @@ def test_a_server_may_be_given_files_and_those_that_are_not_there_are_missing(ch
     checkout.task("with", servers=("mail",))
     checkout.task("without", servers=("other",))
     suite = checkout.load()
-    (sentence,) = suite.missing(suite.tasks["with"])
-    assert sentence.startswith(f"needs the file {checkout.path}/secrets/key.json (which goes to /root/.mail/")
+    task = suite.tasks["with"]
+    (sentence,) = Catalogue([suite]).missing_sentences(suite, task)
+    assert sentence.startswith(f"needs the file {checkout.path}/secrets/key.json (copied to /root/.mail/")
     with pytest.raises(SuiteError, match="cannot be read"):
-        suite.credentials(suite.tasks["with"], {})
+        suite.credentials(task, {})
     checkout.write("secrets/key.json", "{}")
-    assert suite.missing(suite.tasks["with"]) == []
+    assert Catalogue([suite]).is_runnable(suite, task)
     assert suite.credentials(suite.tasks["without"], {}) == []
 
 
-@pytest.mark.parametrize("goal", ["workspace/key", "/episode/workspace/a/key"])
-def test_files_of_credentials_do_not_go_into_the_workspace(checkout: Checkout, goal: str) -> None:
+@pytest.mark.parametrize("target", ["workspace/key", "/episode/workspace/a/key"])
+def test_credential_files_in_the_workspace_are_refused(checkout: Checkout, target: str) -> None:
     checkout.task()
-    checkout.write("suite.yaml", f"profile: starter\nservers: {{mail: {{files: {{{goal}: a}}}}}}\n")
+    checkout.write("suite.yaml", f"profile: starter\nservers: {{mail: {{files: {{{target}: a}}}}}}\n")
     with pytest.raises(SuiteError, match="in the agent's workspace"):
         checkout.load()
 
 
-@pytest.mark.parametrize("goal", ["/tmp/x", "../x", "/", "a/../../b"])
-def test_files_go_nowhere_that_no_file_can_go(checkout: Checkout, goal: str) -> None:
+@pytest.mark.parametrize("target", ["/tmp/x", "../x", "/", "a/../../b"])
+def test_invalid_targets_of_credential_files_are_refused(checkout: Checkout, target: str) -> None:
     checkout.task()
-    checkout.write("suite.yaml", f"servers: {{mail: {{files: {{{goal}: a}}}}}}\n")
+    checkout.write("suite.yaml", f"servers: {{mail: {{files: {{{target}: a}}}}}}\n")
     with pytest.raises(SuiteError, match=r"servers\.mail\.files"):
         checkout.load()
 
@@ -155,7 +157,7 @@ def test_files_go_nowhere_that_no_file_can_go(checkout: Checkout, goal: str) -> 
         ("{80: '[::1]:81'}", {80: ("::1", 81)}),
     ],
 )
-def test_ports_of_a_service_lead_to_where_it_is(
+def test_ports_of_a_service_are_mapped_to_addresses(
     checkout: Checkout, ports: str, targets: dict[int, tuple[str, int]]
 ) -> None:
     checkout.write("suite.yaml", f"profile: starter\nservices: {{shop: {{ports: {ports}}}}}\n")
@@ -163,7 +165,7 @@ def test_ports_of_a_service_lead_to_where_it_is(
     assert checkout.load().resources.service("shop").targets == targets
 
 
-def test_a_port_that_is_said_elsewhere_leaves_the_profiles_others(checkout: Checkout) -> None:
+def test_overriding_one_port_keeps_the_profiles_others(checkout: Checkout) -> None:
     checkout.write("suite.yaml", "services: {canvas: {ports: {20001: 21001}}}\n")
     checkout.task()
     targets = checkout.load().resources.service("canvas").targets
@@ -171,7 +173,7 @@ def test_a_port_that_is_said_elsewhere_leaves_the_profiles_others(checkout: Chec
 
 
 @pytest.mark.parametrize("ports", ["[0]", "{80: shop}", "{80: 'shop:x'}", "{80: 99999}"])
-def test_a_port_that_is_none_is_an_error(checkout: Checkout, ports: str) -> None:
+def test_an_invalid_port_is_an_error(checkout: Checkout, ports: str) -> None:
     checkout.write("suite.yaml", f"profile: starter\nservices: {{shop: {{ports: {ports}}}}}\n")
     checkout.task()
     with pytest.raises(SuiteError, match=r"services\.shop\.ports"):

@@ -1,4 +1,4 @@
-"""What goes into a sandbox, and what never does."""
+"""The archives that go into sandboxes, and what is removed there before play."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def task_archive(suite: Suite, into: Path, *, sealed: bool) -> dict[str, tarfile
 
 
 @pytest.fixture
-def full(checkout: Checkout) -> Checkout:
+def populated(checkout: Checkout) -> Checkout:
     checkout.task(
         files={
             "preprocess/main.py": "",
@@ -52,12 +52,12 @@ def full(checkout: Checkout) -> Checkout:
     return checkout
 
 
-def test_a_task_archive_holds_the_task_alone_and_the_packages_on_the_way(
-    full: Checkout, tmp_path: Path
+def test_a_task_archive_contains_the_task_and_the_packages_above_it(
+    populated: Checkout, tmp_path: Path
 ) -> None:
-    full.write("tasks/__init__.py")
-    (full.path / TASK / "initial_workspace" / "empty").mkdir()
-    assert list(task_archive(full.load(), tmp_path / "t.tar", sealed=True)) == [
+    populated.write("tasks/__init__.py")
+    (populated.path / TASK / "initial_workspace" / "empty").mkdir()
+    assert list(task_archive(populated.load(), tmp_path / "t.tar", sealed=True)) == [
         "tasks/__init__.py",
         TASK,
         f"{TASK}/docs",
@@ -78,40 +78,40 @@ def test_a_task_archive_holds_the_task_alone_and_the_packages_on_the_way(
     ]
 
 
-def test_an_unsealed_archive_lacks_what_only_grading_needs(full: Checkout, tmp_path: Path) -> None:
-    named = task_archive(full.load(), tmp_path / "t.tar", sealed=False)
+def test_an_archive_without_sealed_files_lacks_the_evaluator_and_groundtruth(
+    populated: Checkout, tmp_path: Path
+) -> None:
+    named = task_archive(populated.load(), tmp_path / "t.tar", sealed=False)
     assert not [name for name in named if "evaluation" in name or "groundtruth" in name or "rubric" in name]
     assert f"{TASK}/initial_workspace/a/question.txt" in named
 
 
-def test_members_belong_to_root_and_keep_mode_and_time(full: Checkout, tmp_path: Path) -> None:
-    script = full.path / TASK / "preprocess" / "main.py"
+def test_members_belong_to_root_and_keep_mode_and_time(populated: Checkout, tmp_path: Path) -> None:
+    script = populated.path / TASK / "preprocess" / "main.py"
     script.chmod(0o755)
     os.utime(script, (1_700_000_000.75, 1_700_000_000.75))
-    member = task_archive(full.load(), tmp_path / "t.tar", sealed=True)[f"{TASK}/preprocess/main.py"]
+    member = task_archive(populated.load(), tmp_path / "t.tar", sealed=True)[f"{TASK}/preprocess/main.py"]
     assert (member.uid, member.gid, member.uname, member.gname) == (0, 0, "", "")
     assert (member.mode, member.mtime) == (0o755, 1_700_000_000)
 
 
-def test_the_same_checkout_gives_the_same_bytes(full: Checkout, tmp_path: Path) -> None:
+def test_the_same_checkout_gives_the_same_bytes(populated: Checkout, tmp_path: Path) -> None:
     for name in ("a", "b"):
-        suite = full.load()
+        suite = populated.load()
         task_archive(suite, tmp_path / f"{name}.tar", sealed=True)
         suite.common_archive(tmp_path / f"{name}-common.tar")
     assert (tmp_path / "a.tar").read_bytes() == (tmp_path / "b.tar").read_bytes()
     assert (tmp_path / "a-common.tar").read_bytes() == (tmp_path / "b-common.tar").read_bytes()
 
 
-def test_the_common_archive_holds_what_every_sandbox_needs_and_no_task(
-    full: Checkout, tmp_path: Path
-) -> None:
-    full.write("configs/users.json", "{}")
-    full.write("utils/general/helper.py")
-    full.write("deployment/k8s/up.sh")
-    full.write("deployment/secret/down.sh")
-    full.write("node_modules/x/index.js")
-    full.write(".git/HEAD")
-    full.load().common_archive(tmp_path / "c.tar")
+def test_the_common_archive_contains_shared_folders_and_no_task(populated: Checkout, tmp_path: Path) -> None:
+    populated.write("configs/users.json", "{}")
+    populated.write("utils/general/helper.py")
+    populated.write("deployment/k8s/up.sh")
+    populated.write("deployment/secret/down.sh")
+    populated.write("node_modules/x/index.js")
+    populated.write(".git/HEAD")
+    populated.load().common_archive(tmp_path / "c.tar")
     assert list(members(tmp_path / "c.tar")) == [
         "configs",
         "configs/users.json",
@@ -123,31 +123,29 @@ def test_the_common_archive_holds_what_every_sandbox_needs_and_no_task(
     ]
 
 
-def test_token_files_that_git_does_not_hold_are_taken_from_their_examples(
-    full: Checkout, tmp_path: Path
-) -> None:
-    full.write("configs/global_configs_example.py", "example = 1")
-    full.write("configs/token_key_session_example.py", "example = 2")
-    full.write("configs/token_key_session.py", "own = 3")
-    full.load().common_archive(tmp_path / "c.tar")
+def test_missing_token_files_are_replaced_by_their_examples(populated: Checkout, tmp_path: Path) -> None:
+    populated.write("configs/global_configs_example.py", "example = 1")
+    populated.write("configs/token_key_session_example.py", "example = 2")
+    populated.write("configs/token_key_session.py", "own = 3")
+    populated.load().common_archive(tmp_path / "c.tar")
     assert content(tmp_path / "c.tar", "configs/global_configs.py") == "example = 1"
     assert content(tmp_path / "c.tar", "configs/token_key_session.py") == "own = 3"
 
 
-def test_a_link_inside_stays_a_link_and_one_out_of_the_checkout_is_left_out(
-    full: Checkout, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_links_out_of_the_checkout_are_left_out_and_others_stay_links(
+    populated: Checkout, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     secret = tmp_path / "secret"
     secret.mkdir()
     (secret / "key").write_text("k")
-    folder = full.path / TASK / "initial_workspace"
+    folder = populated.path / TASK / "initial_workspace"
     (folder / "inner").symlink_to("a/question.txt")
     (folder / "neighbour").symlink_to("../../other/groundtruth_workspace/answer.txt")
     (folder / "file").symlink_to(secret / "key")
     (folder / "folder").symlink_to(secret)
     (folder / "relative").symlink_to(os.path.relpath(secret / "key", folder))
     with caplog.at_level(logging.WARNING):
-        named = task_archive(full.load(), tmp_path / "t.tar", sealed=True)
+        named = task_archive(populated.load(), tmp_path / "t.tar", sealed=True)
     links = {name: member.linkname for name, member in named.items() if member.issym()}
     assert links == {
         f"{TASK}/initial_workspace/inner": "a/question.txt",
@@ -157,18 +155,20 @@ def test_a_link_inside_stays_a_link_and_one_out_of_the_checkout_is_left_out(
     assert len(caplog.records) == 3
 
 
-def test_a_common_folder_that_leads_out_of_the_checkout_is_an_error(full: Checkout, tmp_path: Path) -> None:
+def test_a_common_folder_that_leads_out_of_the_checkout_is_an_error(
+    populated: Checkout, tmp_path: Path
+) -> None:
     (tmp_path / "shared").mkdir()
-    (full.path / "configs").symlink_to(tmp_path / "shared")
+    (populated.path / "configs").symlink_to(tmp_path / "shared")
     with pytest.raises(SuiteError, match="configs leads out of the checkout"):
-        full.load().common_archive(tmp_path / "c.tar")
+        populated.load().common_archive(tmp_path / "c.tar")
 
 
-def test_sealed_is_all_that_no_server_needs(full: Checkout) -> None:
-    full.write(f"{TASK}/files/poste.json")
-    full.write(f"{TASK}/email_config.json")
-    full.write(f"{TASK}/verify_groundtruth.py")
-    suite = full.load()
+def test_every_entry_is_sealed_unless_a_token_value_points_to_it(populated: Checkout) -> None:
+    populated.write(f"{TASK}/files/poste.json")
+    populated.write(f"{TASK}/email_config.json")
+    populated.write(f"{TASK}/verify_groundtruth.py")
+    suite = populated.load()
     assert {"evaluation", "groundtruth_workspace", "preprocess", "initial_workspace"} <= {*suite.sealed_names}
     values = {
         "token.emails_config_file": f"/w/{TASK}/files/poste.json",
@@ -176,14 +176,14 @@ def test_sealed_is_all_that_no_server_needs(full: Checkout) -> None:
         "token.sneaky": f"/w/{TASK}/groundtruth_workspace/bucket.txt",
         "token.word": "null",
     }
-    sealed = suite.sealed(suite.tasks["find-paper"], root=PurePosixPath("/w"), values=values)
+    sealed = suite.names_to_seal(suite.tasks["find-paper"], root=PurePosixPath("/w"), values=values)
     assert {"evaluation", "groundtruth_workspace", "verify_groundtruth.py", "token_key_session.py"} <= {
         *sealed
     }
     assert not {"files", "email_config.json"} & {*sealed}
 
 
-def test_the_gym_keeps_the_pages_that_it_serves(gym: Checkout) -> None:
+def test_the_gyms_web_pages_are_not_sealed(gym: Checkout) -> None:
     gym.task(
         files={
             "tmp/mock_pages/index.html": "",
@@ -193,6 +193,6 @@ def test_the_gym_keeps_the_pages_that_it_serves(gym: Checkout) -> None:
         }
     )
     suite = gym.load()
-    sealed = suite.sealed(suite.tasks["find-paper"], root=PurePosixPath("/w"), values={})
+    sealed = suite.names_to_seal(suite.tasks["find-paper"], root=PurePosixPath("/w"), values={})
     assert not {"tmp", "files", "email_config.json"} & {*sealed}
     assert "compute_groundtruth.py" in sealed

@@ -1,4 +1,4 @@
-"""How tools are spelled."""
+"""The spellings of tool names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from decathlon_mcp.types import Names
     ("names", "spelled"),
     [("decathlon", "arxiv_local__search"), ("toolathlon", "arxiv_local-search"), ("raw", "search")],
 )
-def test_a_tool_is_spelled_as_asked(names: Names, spelled: str) -> None:
+def test_a_tool_name_in_each_spelling(names: Names, spelled: str) -> None:
     assert spell(names, "arxiv_local", "search") == spelled
 
 
@@ -24,20 +24,18 @@ def test_a_tool_is_spelled_as_asked(names: Names, spelled: str) -> None:
         ("raw", "claim_done", "python-execute"),
     ],
 )
-def test_claim_and_evaluate_stand_bare_but_for_toolathlons_claim(
-    names: Names, claim: str, python: str
-) -> None:
+def test_claim_done_has_a_prefix_only_in_toolathlons_spelling(names: Names, claim: str, python: str) -> None:
     assert spell(names, "local", "claim_done") == claim
     assert spell(names, "local", "evaluate") == "evaluate"
     assert spell(names, "local", "python-execute") == python
 
 
-def test_a_servers_own_claim_done_is_its_own() -> None:
+def test_a_tool_of_a_server_may_be_called_claim_done() -> None:
     assert spell("decathlon", "shop", "claim_done") == "shop__claim_done"
 
 
 @pytest.mark.parametrize("names", ["decathlon", "toolathlon", "raw"])
-def test_a_long_name_is_cut_to_64_characters_in_a_stable_way(names: Names) -> None:
+def test_a_long_name_is_always_shortened_to_the_same_64_characters(names: Names) -> None:
     long = "fetch_" * 20
     first, second = spell(names, "server", long + "a"), spell(names, "server", long + "b")
     assert len(first) == len(second) == 64
@@ -45,6 +43,6 @@ def test_a_long_name_is_cut_to_64_characters_in_a_stable_way(names: Names) -> No
     assert spell(names, "server", long + "a") == first
 
 
-def test_a_name_of_64_characters_stays() -> None:
+def test_a_name_of_64_characters_is_not_shortened() -> None:
     assert spell("raw", "server", "x" * 64) == "x" * 64
     assert spell("raw", "server", "x" * 65) == "x" * 55 + "_" + "9537c5fd"

@@ -1,4 +1,4 @@
-"""What the agent is told: placeholders, tool names in the spelling in force, how an attempt ends."""
+"""Prompts: placeholders, tool names in the configured spelling, the sentence on how an attempt ends."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.suites.host import HostInfo
-from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.prompts import Prompt
 
 if TYPE_CHECKING:
@@ -48,7 +46,7 @@ def prompt(
     checkout.write("tasks/finalpool/find-paper/docs/task.md", task)
     if system is not None:
         checkout.write("tasks/finalpool/find-paper/docs/agent_system_prompt.md", system)
-    suite = load_suite(checkout.path, HostInfo(language))
+    suite = checkout.load(language)
     return suite.prompt(
         suite.tasks["find-paper"],
         root=PurePosixPath(root),
@@ -57,7 +55,7 @@ def prompt(
     )
 
 
-def test_the_system_prompt_is_upstreams_but_for_how_an_attempt_ends(checkout: Checkout) -> None:
+def test_the_system_prompt_is_upstreams_except_for_the_claim_sentence(checkout: Checkout) -> None:
     assert prompt(checkout).system == (
         "Accessible workspace directory: /workspace/dumps/workspace\n"
         "Root: /workspace, relative: dumps/workspace\n"
@@ -69,7 +67,7 @@ def test_the_system_prompt_is_upstreams_but_for_how_an_attempt_ends(checkout: Ch
     )
 
 
-def test_paths_are_those_of_the_root_that_is_asked_for(checkout: Checkout) -> None:
+def test_paths_are_below_the_given_root(checkout: Checkout) -> None:
     assert "directory: /tmp/one/dumps/workspace\nRoot: /tmp/one," in (
         prompt(checkout, root="/tmp/one").system or ""
     )
@@ -80,19 +78,19 @@ def test_the_gyms_launch_time_has_no_weekday(gym: Checkout) -> None:
 
 
 def test_instructions_are_system_prompt_and_task(checkout: Checkout) -> None:
-    told = prompt(checkout, task="Find the paper.\n")
-    assert told.instructions == f"{told.system}\n\n{told.task}"
+    both = prompt(checkout, task="Find the paper.\n")
+    assert both.instructions == f"{both.system}\n\n{both.task}"
     assert Prompt(None, "Do it.").instructions == "Do it."
 
 
-def test_a_system_prompt_of_other_words_is_told_how_an_attempt_ends(checkout: Checkout) -> None:
-    told = prompt(checkout, "toolathlon", system="Be quick.").system or ""
-    assert told.startswith(
+def test_the_claim_sentence_is_appended_to_another_system_prompt(checkout: Checkout) -> None:
+    system = prompt(checkout, "toolathlon", system="Be quick.").system or ""
+    assert system.startswith(
         f"Be quick.\n{INDEPENDENCE}\nNothing but the `local-claim_done` tool ends your attempt"
     )
 
 
-def test_without_a_system_prompt_it_still_says_how_an_attempt_ends(checkout: Checkout) -> None:
+def test_without_a_system_prompt_the_claim_sentence_is_the_system_prompt(checkout: Checkout) -> None:
     assert (prompt(checkout, system=None).system or "").startswith("Nothing but the `claim_done` tool")
 
 
@@ -104,7 +102,7 @@ def test_without_a_system_prompt_it_still_says_how_an_attempt_ends(checkout: Che
         ("raw", "python-execute, `read_file`, `read`, `claim_done`"),
     ],
 )
-def test_tools_in_a_prompt_are_spelled_as_the_spelling_in_force_has_it(
+def test_tool_names_in_a_prompt_follow_the_configured_spelling(
     checkout: Checkout, names: Names, spelled: str
 ) -> None:
     text = "Use local-python-execute, `files-read_file`, `files__read`, `local-claim_done`"
@@ -119,24 +117,24 @@ def test_tools_in_a_prompt_are_spelled_as_the_spelling_in_force_has_it(
         "claim_done is a word",
     ],
 )
-def test_what_is_not_surely_a_tool_is_left_alone(checkout: Checkout, text: str) -> None:
+def test_text_that_may_not_be_a_tool_name_is_unchanged(checkout: Checkout, text: str) -> None:
     assert prompt(checkout, task=text).task == text
 
 
-def test_another_language_reads_the_files_of_that_language(checkout: Checkout) -> None:
+def test_a_language_has_its_own_prompt_files(checkout: Checkout) -> None:
     folder = "tasks/finalpool/find-paper/docs"
     checkout.write(f"{folder}/task_cn.md", "找论文。")
     upstream = "工作区：!!<<<<||||workspace_dir||||>>>>!!\n"
     upstream += "若你认为任务已完成，可以调用local-claim-done工具，来表明自己已经完成了给定的任务"
     checkout.write(f"{folder}/agent_system_prompt_cn.md", upstream)
-    told = prompt(checkout, language="cn")
-    assert told.task == "找论文。"
-    workspace, claim, independence = (told.system or "").splitlines()
+    chinese = prompt(checkout, language="cn")
+    assert chinese.task == "找论文。"
+    workspace, claim, independence = (chinese.system or "").splitlines()
     assert workspace == "工作区：/workspace/dumps/workspace"
     assert claim.startswith("只有调用`claim_done`工具才会结束本次任务")
     assert independence == INDEPENDENCE
 
 
-def test_a_language_that_a_task_does_not_have_is_an_error(checkout: Checkout) -> None:
+def test_a_prompt_in_a_language_without_text_is_an_error(checkout: Checkout) -> None:
     with pytest.raises(SuiteError, match=r"task_cn\.md"):
         prompt(checkout, language="cn")

@@ -1,4 +1,4 @@
-"""Real checkouts, where DECATHLON_TOOLATHLON or DECATHLON_TOOLATHLON_GYM points to one."""
+"""Real checkouts; DECATHLON_TOOLATHLON and DECATHLON_TOOLATHLON_GYM are their paths."""
 
 from __future__ import annotations
 
@@ -12,24 +12,22 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from decathlon_mcp.suites.host import HostInfo
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.splits import packaged_splits
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 
 SEARCH_KEY = "token.serper_api_key"
-"""Searching the web needs a key, but no account that a task works on."""
+"""Web search needs a key, but tasks do not work on its account."""
 
+VARIABLES = {"toolathlon": "DECATHLON_TOOLATHLON", "gym": "DECATHLON_TOOLATHLON_GYM"}
+"""The variable with the path of each profile's checkout; without any, this file is not collected."""
 
-NAMES = {"toolathlon": "DECATHLON_TOOLATHLON", "gym": "DECATHLON_TOOLATHLON_GYM"}
-"""Which profile's checkout each variable points to; `conftest` collects nothing here where none does."""
-
-THERE = [name for name, variable in NAMES.items() if os.environ.get(variable)]
+AVAILABLE = [name for name, variable in VARIABLES.items() if os.environ.get(variable)]
 
 
 def kind(task: Task) -> str:
-    """What of the outside a task needs first of all."""
+    """The external resources that a task needs."""
     accounts = [name for name in task.needs.credentials if name != SEARCH_KEY]
     if task.needs.services:
         return "hosted and accounts" if accounts else "hosted"
@@ -38,17 +36,17 @@ def kind(task: Task) -> str:
     return "internet" if task.needs.network else "nothing"
 
 
-def walk(suite: Suite, archive: Path) -> None:
+def check_tasks(suite: Suite, archive: Path) -> None:
     for task in suite.tasks.values():
         assert task.errors == ()
-        values = dict.fromkeys(suite.wanted_values(task), "value")
+        values = dict.fromkeys(suite.token_names(task), "value")
         specs = suite.server_specs(task, root=suite.profile.root, values=values)
         assert [spec["name"] for spec in specs] == list(task.needs.servers)
         assert "${" not in str(specs)
-        told = suite.prompt(task, root=suite.profile.root, launch_time=datetime.now(), names="decathlon")
-        assert "!!<<<<" not in told.instructions
-        assert "local-claim_done" not in told.instructions
-        assert "without calling any tool" not in told.instructions
+        prompt = suite.prompt(task, root=suite.profile.root, launch_time=datetime.now(), names="decathlon")
+        assert "!!<<<<" not in prompt.instructions
+        assert "local-claim_done" not in prompt.instructions
+        assert "without calling any tool" not in prompt.instructions
         archive.unlink(missing_ok=True)
         suite.task_archive(task, archive, sealed=False)
         with tarfile.open(archive) as tar:
@@ -66,23 +64,23 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=THERE)
+@pytest.fixture(scope="module", params=AVAILABLE)
 def suite(request: pytest.FixtureRequest) -> Suite:
-    return load_suite(os.environ[NAMES[request.param]])
+    return load_suite(os.environ[VARIABLES[request.param]])
 
 
-def test_tasks_are_of_the_known_kinds(suite: Suite) -> None:
+def test_the_kinds_of_tasks_are_known(suite: Suite) -> None:
     assert Counter(kind(task) for task in suite.tasks.values()) == KINDS[suite.profile.name]
 
 
 IN_CHINESE = {"toolathlon": 49, "gym": 0}
 
 
-def test_tasks_with_a_text_in_chinese_are_prompted_in_it(suite: Suite) -> None:
-    chinese = load_suite(suite.path, HostInfo("cn"))
-    told = [task for task in chinese.tasks.values() if task.parts.has_text]
-    assert len(told) == IN_CHINESE[suite.profile.name]
-    for task in told:
+def test_tasks_with_a_chinese_text_have_a_chinese_prompt(suite: Suite) -> None:
+    chinese = load_suite(suite.path, "cn")
+    translated = [task for task in chinese.tasks.values() if task.files.has_text]
+    assert len(translated) == IN_CHINESE[suite.profile.name]
+    for task in translated:
         prompt = chinese.prompt(
             task, root=suite.profile.root, launch_time=datetime.now(), names="decathlon"
         ).instructions
@@ -90,14 +88,14 @@ def test_tasks_with_a_text_in_chinese_are_prompted_in_it(suite: Suite) -> None:
         assert not re.search(r"!!<<<<|local-claim", prompt)
 
 
-def test_the_packages_lists_name_every_task_and_no_other(suite: Suite) -> None:
+def test_the_packaged_splits_list_exactly_the_tasks(suite: Suite) -> None:
     listed = packaged_splits(suite.profile.name)
     assert not listed or {*listed} == {*suite.tasks}
     assert all(len(task.splits) == 1 for task in suite.tasks.values())
 
 
-def test_every_task_is_prompted_packed_and_started(suite: Suite, tmp_path: Path) -> None:
-    walk(suite, tmp_path / "t.tar")
+def test_every_task_has_a_prompt_archives_and_server_specs(suite: Suite, tmp_path: Path) -> None:
+    check_tasks(suite, tmp_path / "t.tar")
 
 
 def test_loading_takes_less_than_a_second(suite: Suite) -> None:

@@ -1,4 +1,4 @@
-"""A revision changes when the checkout does, and only then."""
+"""The revision changes when the checkout does, and only then."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from tests.suites.conftest import Checkout
 
 
-def git(checkout: Checkout, *words: str) -> str:
-    who = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
-    done = subprocess.run(
-        ["git", *who, "-C", str(checkout.path), *words], check=True, capture_output=True, text=True
+def git(checkout: Checkout, *arguments: str) -> str:
+    options = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+    process = subprocess.run(
+        ["git", *options, "-C", str(checkout.path), *arguments], check=True, capture_output=True, text=True
     )
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
-def test_without_git_it_follows_path_size_and_time(checkout: Checkout) -> None:
+def test_without_git_it_depends_on_path_size_and_time(checkout: Checkout) -> None:
     folder = checkout.task()
     first = checkout.load().revision
     assert checkout.load().revision == first
@@ -34,7 +34,7 @@ def test_without_git_it_follows_path_size_and_time(checkout: Checkout) -> None:
     assert checkout.load().revision != first
 
 
-def test_of_a_clean_git_checkout_it_is_the_commit(checkout: Checkout) -> None:
+def test_the_revision_of_a_clean_git_checkout_is_its_commit(checkout: Checkout) -> None:
     checkout.task()
     checkout.write(".gitignore", "configs/token_key_session.py\n__pycache__/\nnode_modules/\n")
     git(checkout, "init", "-q")
@@ -44,21 +44,21 @@ def test_of_a_clean_git_checkout_it_is_the_commit(checkout: Checkout) -> None:
     checkout.write("utils/__pycache__/x.pyc")
     checkout.write("node_modules/x.js")
     assert checkout.load().revision == head
-    checkout.write("configs/token_key_session.py", "ignored, and yet it counts")
+    checkout.write("configs/token_key_session.py", "ignored by git, but part of the revision")
     dirty = checkout.load().revision
     assert dirty.startswith(f"{head}-")
     checkout.write("tasks/finalpool/find-paper/docs/task.md", "Another task.")
     assert checkout.load().revision not in {head, dirty}
 
 
-def test_a_checkout_that_git_cannot_read_still_has_one(checkout: Checkout) -> None:
+def test_a_broken_git_checkout_has_a_revision(checkout: Checkout) -> None:
     checkout.task()
     plain = checkout.load().revision
     checkout.write(".git", "gitdir: /nowhere\n")
     assert checkout.load().revision == plain
 
 
-def test_it_is_computed_once(checkout: Checkout) -> None:
+def test_the_revision_is_computed_once(checkout: Checkout) -> None:
     folder = checkout.task()
     suite = checkout.load()
     first = suite.revision

@@ -1,4 +1,4 @@
-"""Server yaml: found by name, templates filled, one SERVER object of the wire for each."""
+"""The YAML files of servers, their templates, and the SERVER objects made of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def specs(checkout: Checkout, *servers: str, values: Mapping[str, str] | None = 
     return suite.server_specs(suite.tasks["find-paper"], root=ROOT, values=values or {})
 
 
-def test_a_stdio_server_is_what_its_yaml_says(checkout: Checkout) -> None:
+def test_a_stdio_server(checkout: Checkout) -> None:
     checkout.server(
         "excel",
         """\
@@ -58,12 +58,12 @@ def test_a_server_is_found_by_its_name_and_not_by_its_file(checkout: Checkout) -
     assert [spec["name"] for spec in specs(checkout, "rail_12306")] == ["rail_12306"]
 
 
-def test_a_server_without_a_name_is_called_as_its_file(checkout: Checkout) -> None:
+def test_a_server_without_a_name_has_the_name_of_its_file(checkout: Checkout) -> None:
     checkout.server("", "params: {command: x}\n", file="plain")
     assert specs(checkout, "plain")[0]["type"] == "stdio"
 
 
-def test_servers_come_in_the_tasks_order(checkout: Checkout) -> None:
+def test_servers_have_the_order_of_the_task(checkout: Checkout) -> None:
     for name in ("a", "b", "c"):
         checkout.server(name)
     assert [spec["name"] for spec in specs(checkout, "c", "a", "b")] == ["c", "a", "b"]
@@ -94,20 +94,18 @@ def test_every_kind_of_template_is_filled(checkout: Checkout) -> None:
     }
     assert spec["cwd"] == "/workspace"
     suite = checkout.load()
-    assert suite.wanted_values(suite.tasks["find-paper"]) == values.keys()
+    assert suite.token_names(suite.tasks["find-paper"]) == values.keys()
 
 
-def test_an_unknown_template_is_left_as_it_is_with_a_warning(
+def test_an_unknown_template_is_unchanged_and_logged(
     checkout: Checkout, caplog: pytest.LogCaptureFixture
 ) -> None:
-    checkout.server("odd", "params: {command: x, args: ['${nobody.knows}', '${HOME}']}\n")
+    checkout.server("odd", "params: {command: x, args: ['${unknown.name}', '${HOME}']}\n")
     with caplog.at_level(logging.WARNING):
         (spec,) = specs(checkout, "odd")
-    assert spec["args"] == ["${nobody.knows}", "${HOME}"]
-    assert {record.message for record in caplog.records} == {
-        "a template's name is unknown and was left as it is"
-    }
-    assert [vars(record)["fields"]["name"] for record in caplog.records] == ["nobody.knows", "HOME"]
+    assert spec["args"] == ["${unknown.name}", "${HOME}"]
+    assert {record.message for record in caplog.records} == {"unknown name in a template, left as it is"}
+    assert [vars(record)["fields"]["name"] for record in caplog.records] == ["unknown.name", "HOME"]
 
 
 @pytest.mark.parametrize("kind", ["sse", "streamable_http", "SSE"])
@@ -129,7 +127,7 @@ def test_a_server_reached_by_url(checkout: Checkout, kind: str, place: str) -> N
     ]
 
 
-def test_a_relative_cwd_is_below_the_root_and_nulls_are_nothing(checkout: Checkout) -> None:
+def test_a_relative_cwd_is_below_the_root_and_null_is_a_missing_field(checkout: Checkout) -> None:
     checkout.server("a", "params: {command: x, args: null, env: null, cwd: local_servers/a}\n")
     (spec,) = specs(checkout, "a")
     assert (spec["cwd"], spec["args"], spec["env"]) == ("/workspace/local_servers/a", [], {})
@@ -140,7 +138,7 @@ def test_the_browser_runs_without_its_own_sandbox(checkout: Checkout) -> None:
     assert specs(checkout, "playwright_with_chunk")[0]["args"] == ["--headless", "--no-sandbox"]
 
 
-def test_in_the_gym_its_environment_outweighs_the_yaml(gym: Checkout) -> None:
+def test_the_gyms_environment_overrides_that_of_a_server(gym: Checkout) -> None:
     gym.server(
         "rail", "params: {command: node, args: ['${local_servers_paths}/x'], env: {PG_HOST: db, A: b}}\n"
     )
@@ -151,7 +149,7 @@ def test_in_the_gym_its_environment_outweighs_the_yaml(gym: Checkout) -> None:
     assert (spec["env"]["PG_HOST"], spec["env"]["A"]) == ("localhost", "b")
 
 
-def test_folders_that_a_server_wants_to_find(checkout: Checkout) -> None:
+def test_folders_that_must_exist_when_a_server_starts(checkout: Checkout) -> None:
     for name in ("memory", "arxiv_local", "excel"):
         checkout.server(name)
     checkout.task(servers=("memory", "excel", "arxiv_local"))
@@ -175,28 +173,28 @@ def test_folders_that_a_server_wants_to_find(checkout: Checkout) -> None:
         ("- name: bad\n", 1, "a mapping was expected"),
     ],
 )
-def test_a_broken_yaml_names_file_and_line_and_concerns_only_its_own_tasks(
+def test_an_error_in_a_server_file_names_its_line_and_affects_only_its_tasks(
     checkout: Checkout, text: str, line: int, problem: str
 ) -> None:
     path = checkout.server("bad", text)
     checkout.server("good")
-    checkout.task("spoilt", servers=("good", "bad"))
+    checkout.task("affected", servers=("good", "bad"))
     checkout.task("fine", servers=("good",))
     suite = checkout.load()
-    assert suite.missing(suite.task("fine")) == []
+    assert suite.task("fine").errors == ()
     with pytest.raises(SuiteError) as raised:
-        suite.task("spoilt")
+        suite.task("affected")
     assert raised.value.message.startswith(f"{path}, line {line}: ")
     assert problem in raised.value.message
     with pytest.raises(SuiteError):
-        suite.server_specs(suite.tasks["spoilt"], root=ROOT, values={})
+        suite.server_specs(suite.tasks["affected"], root=ROOT, values={})
 
 
-def test_a_broken_yaml_is_known_by_the_name_that_it_seems_to_have(checkout: Checkout) -> None:
+def test_an_unreadable_server_file_is_found_by_its_likely_name(checkout: Checkout) -> None:
     checkout.server("rail_12306", "name: 'rail_12306' # trains\nparams: [\n", file="12306")
     checkout.task(servers=("rail_12306",))
-    suite = checkout.load()
-    assert "not YAML" in suite.missing(suite.tasks["find-paper"])[0]
+    (error,) = checkout.load().tasks["find-paper"].errors
+    assert "not YAML" in error.message
 
 
 def test_two_files_with_one_name_are_an_error(checkout: Checkout) -> None:
@@ -207,18 +205,14 @@ def test_two_files_with_one_name_are_an_error(checkout: Checkout) -> None:
         checkout.load().task("find-paper")
 
 
-def test_an_empty_yaml_is_no_server(checkout: Checkout) -> None:
+def test_an_empty_file_is_no_server(checkout: Checkout) -> None:
     checkout.server("empty", "# nothing yet\n")
     checkout.task()
     assert dict(checkout.load().servers) == {}
 
 
-def test_a_server_that_nobody_describes(checkout: Checkout) -> None:
+def test_specs_of_a_server_without_a_file_are_an_error(checkout: Checkout) -> None:
     checkout.task(servers=("ghost",))
     suite = checkout.load()
-    (sentence,) = suite.missing(suite.tasks["find-paper"])
-    folder = checkout.path / "configs/mcp_servers"
-    said = f"needs the MCP server 'ghost': add a file that describes it to {folder}"
-    assert sentence == f"{said} (see docs/writing-tasks.md)"
     with pytest.raises(SuiteError, match="ghost"):
         suite.server_specs(suite.tasks["find-paper"], root=ROOT, values={})

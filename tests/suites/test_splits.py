@@ -1,4 +1,4 @@
-"""Which tasks are for training and which for testing."""
+"""Splits: the packaged lists, a suite's own lists, and the hash."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ def splits(checkout: Checkout) -> dict[str, tuple[str, ...]]:
     return {name: task.splits for name, task in checkout.load().tasks.items()}
 
 
-def test_toolathlons_tasks_are_divided_by_lists_80_to_28() -> None:
+def test_toolathlons_packaged_split_is_80_to_28() -> None:
     listed = packaged_splits("toolathlon")
     assert len(listed) == 108
     assert sum(split == "train" for split in listed.values()) == 80
     assert set(listed.values()) == {"train", "test"}
 
 
-def test_a_listed_task_is_in_its_split_and_one_of_the_same_checkout_that_is_not_by_its_hash(
+def test_a_listed_task_is_in_its_split_and_another_is_split_by_its_hash(
     checkout: Checkout,
 ) -> None:
     checkout.task("imagenet")
-    checkout.task("somebodys-own")
+    checkout.task("my-own")
     listed = packaged_splits("toolathlon")["imagenet"]
-    assert splits(checkout) == {"imagenet": (listed,), "somebodys-own": splits_of("somebodys-own", {})}
+    assert splits(checkout) == {"imagenet": (listed,), "my-own": splits_of("my-own", {})}
 
 
-def test_a_checkouts_own_lists_are_all_there_is(checkout: Checkout) -> None:
+def test_a_checkouts_own_lists_replace_the_packaged_ones(checkout: Checkout) -> None:
     checkout.task("imagenet")
-    checkout.task("somebodys-own")
-    checkout.write("suite.yaml", "splits: {mine: [some*]}\n")
-    assert splits(checkout) == {"imagenet": (), "somebodys-own": ("mine",)}
+    checkout.task("my-own")
+    checkout.write("suite.yaml", "splits: {mine: [my-*]}\n")
+    assert splits(checkout) == {"imagenet": (), "my-own": ("mine",)}
 
 
-def test_another_profile_has_no_part_in_the_lists(gym: Checkout) -> None:
+def test_the_packaged_lists_do_not_apply_to_another_profile(gym: Checkout) -> None:
     gym.task("imagenet")
     assert splits(gym) == {"imagenet": splits_of("imagenet", {})}
 
 
-def test_the_hash_divides_about_80_to_20_and_never_changes() -> None:
-    found = [splits_of(f"task-{number}", {}) for number in range(1000)]
-    assert 760 < sum(split == ("train",) for split in found) < 840
-    assert [number for number in range(40) if found[number] == ("test",)] == [2, 11, 26, 29, 34]
+def test_the_hash_splits_about_80_to_20_and_never_changes() -> None:
+    by_number = [splits_of(f"task-{number}", {}) for number in range(1000)]
+    assert 760 < sum(split == ("train",) for split in by_number) < 840
+    assert [number for number in range(40) if by_number[number] == ("test",)] == [2, 11, 26, 29, 34]

@@ -1,4 +1,4 @@
-"""`suite.yaml`: profiles and what is laid over them, settings of tasks; checkouts that have none."""
+"""`suite.yaml`: profiles and their overrides, settings of tasks, splits and conflicts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.suites.conftest import Checkout
 
 
-def test_a_checkout_without_marks_is_toolathlons(checkout: Checkout) -> None:
+def test_a_checkout_without_marks_has_toolathlons_profile(checkout: Checkout) -> None:
     checkout.task()
     suite = checkout.load()
     assert suite.profile.name == "toolathlon"
@@ -24,7 +24,7 @@ def test_a_checkout_without_marks_is_toolathlons(checkout: Checkout) -> None:
     assert suite.task_dir(suite.tasks["find-paper"]) == "finalpool/find-paper"
 
 
-def test_the_gym_is_recognised_by_its_marks(gym: Checkout) -> None:
+def test_the_gyms_profile_is_detected_by_its_marks(gym: Checkout) -> None:
     gym.task()
     suite = gym.load()
     assert suite.profile.name == "gym"
@@ -33,13 +33,13 @@ def test_the_gym_is_recognised_by_its_marks(gym: Checkout) -> None:
     assert suite.task_dir(suite.tasks["find-paper"]) == "find-paper"
 
 
-def test_a_suite_called_as_a_profile_speaks_it(checkout: Checkout) -> None:
+def test_a_suite_with_the_name_of_a_profile_has_that_profile(checkout: Checkout) -> None:
     checkout.task()
     checkout.write("suite.yaml", "name: starter\n")
     assert checkout.load().profile.root == PurePosixPath("/episode")
 
 
-def test_fields_of_the_profile_are_laid_over_it(checkout: Checkout) -> None:
+def test_suite_yaml_overrides_fields_of_the_profile(checkout: Checkout) -> None:
     checkout.task()
     checkout.write(
         "suite.yaml",
@@ -62,7 +62,7 @@ def test_fields_of_the_profile_are_laid_over_it(checkout: Checkout) -> None:
     assert (environment["PGHOST"], environment["PGPORT"]) == ("db", "5432")
 
 
-def test_settings_of_tasks_may_name_patterns_and_the_exact_name_has_the_last_word(checkout: Checkout) -> None:
+def test_the_exact_name_overrides_patterns_in_settings_of_tasks(checkout: Checkout) -> None:
     checkout.server("fetch")
     for name in ("web-one", "web-two", "other"):
         checkout.task(name, servers=("fetch",))
@@ -79,7 +79,7 @@ def test_settings_of_tasks_may_name_patterns_and_the_exact_name_has_the_last_wor
     assert [tasks[name].in_place for name in ("web-one", "web-two", "other")] == [True, False, False]
     assert [tasks[name].needs.network for name in ("web-one", "web-two", "other")] == [False, False, True]
     assert tasks["web-two"].grader_network
-    assert tasks["other"].grader_network, "as the agent's, unless it is said"
+    assert tasks["other"].grader_network, "the same as the agent's by default"
     assert tasks["web-two"].deadlines == Deadlines(preprocess_seconds=100, evaluation_seconds=5)
     assert tasks["other"].deadlines == Deadlines(preprocess_seconds=100, evaluation_seconds=200)
 
@@ -116,7 +116,7 @@ def test_a_suite_file_that_is_not_yaml_is_an_error(checkout: Checkout) -> None:
         checkout.load()
 
 
-def test_without_lists_tasks_are_split_by_a_hash_that_stays(checkout: Checkout) -> None:
+def test_without_lists_tasks_are_split_by_a_hash(checkout: Checkout) -> None:
     for number in range(200):
         checkout.task(f"task-{number}")
     splits = {name: task.splits for name, task in checkout.load().tasks.items()}
@@ -125,7 +125,9 @@ def test_without_lists_tasks_are_split_by_a_hash_that_stays(checkout: Checkout) 
     assert (splits["task-0"], splits["task-2"]) == (("train",), ("test",))
 
 
-def test_lists_of_a_suite_are_its_splits(checkout: Checkout, caplog: pytest.LogCaptureFixture) -> None:
+def test_lists_of_a_suite_are_its_splits_and_unmatched_patterns_are_logged(
+    checkout: Checkout, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in ("find-paper", "find-book", "write-book"):
         checkout.task(name)
     checkout.write("suite.yaml", 'splits: {train: ["find-*"], small: [find-book], test: [find-bok]}\n')
@@ -137,7 +139,7 @@ def test_lists_of_a_suite_are_its_splits(checkout: Checkout, caplog: pytest.LogC
     assert vars(caplog.records[0])["fields"] == {"field": "splits", "task": "find-bok"}
 
 
-def test_tasks_that_share_something_never_run_side_by_side_nor_twice(checkout: Checkout) -> None:
+def test_conflict_groups_and_accounts_are_shared_resources(checkout: Checkout) -> None:
     for name in ("a", "b", "c", "d", "notion-x", "notion-y"):
         checkout.task(name)
     checkout.write(
@@ -145,17 +147,17 @@ def test_tasks_that_share_something_never_run_side_by_side_nor_twice(checkout: C
     )
     checkout.write("suite.yaml", 'conflicts: [[b, c]]\naccounts: {notion: ["notion-*"]}\n')
     suite = checkout.load()
-    shared = {name: {each.key for each in suite.shared(name)} for name in suite.tasks}
+    shared = {name: {resource.key for resource in suite.shared_resources(name)} for name in suite.tasks}
     assert (len(shared["a"]), len(shared["b"]), len(shared["c"])) == (1, 2, 1)
     assert shared["b"] == shared["a"] | shared["c"]
     assert shared["d"] == set()
     assert shared["notion-x"] == shared["notion-y"]
-    assert [each.name for each in suite.shared("notion-x")] == ["the account notion"]
-    assert [each.name for each in suite.shared("a")] == ["the conflict group of a, b"]
-    assert all(each.slots == ("",) for each in suite.shared("b"))
+    assert [resource.name for resource in suite.shared_resources("notion-x")] == ["the account notion"]
+    assert [resource.name for resource in suite.shared_resources("a")] == ["the conflict group of a, b"]
+    assert all(resource.slots == ("",) for resource in suite.shared_resources("b"))
 
 
-def test_a_broken_conflict_file_is_an_error(checkout: Checkout) -> None:
+def test_an_error_in_a_conflict_file_names_its_line_and_field(checkout: Checkout) -> None:
     checkout.task()
     checkout.write("tasks/finalpool/task_conflict.json", '{\n  "conflict_groups": [["a"], "b"]\n}')
     with pytest.raises(SuiteError, match=r"task_conflict\.json, line 2: conflict_groups\.1"):

@@ -1,4 +1,4 @@
-"""Token values, computed by the suite's own Python as its files have them."""
+"""Token values, computed by the suite's own Python, and the secrets that a task does not need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from decathlon_sandbox import wire
 
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.suites.tokens import CHANNEL_VARIABLE
 
 if TYPE_CHECKING:
     from decathlon_mcp.suites.suite import Suite
@@ -22,7 +21,7 @@ ADDICT = "class Dict(dict):\n    __getattr__ = dict.__getitem__\n"
 
 
 def compute(suite: Suite) -> dict[str, str]:
-    """What the driver does with the command: run it in the root with a channel."""
+    """Run the command in the suite's root with a channel, as the driver does."""
     reader, writer = os.pipe()
     command = suite.values_command(suite.tasks["find-paper"])
     assert command[: len(suite.profile.python)] == list(suite.profile.python)
@@ -38,11 +37,7 @@ def compute(suite: Suite) -> dict[str, str]:
         return suite.parse_values(channel.read())
 
 
-def test_the_channel_is_the_wires() -> None:
-    assert CHANNEL_VARIABLE == wire.CHANNEL_VARIABLE
-
-
-def test_values_are_the_suites_with_the_tasks_own_on_top(checkout: Checkout) -> None:
+def test_a_tasks_own_values_override_the_suites(checkout: Checkout) -> None:
     names = (
         "token.a",
         "token.b",
@@ -67,7 +62,7 @@ def test_values_are_the_suites_with_the_tasks_own_on_top(checkout: Checkout) -> 
     checkout.write(
         "configs/token_key_session.py",
         "from addict import Dict\nprint('noise')\n"
-        "all_token_key_session = Dict(a='1', b='2', c=True, none=None, list=[1], unwanted='u')\n",
+        "all_token_key_session = Dict(a='1', b='2', c=True, none=None, list=[1], unused='u')\n",
     )
     checkout.write("configs/global_configs.py", "global_configs = dict(podman_or_docker='docker', n=3.5)\n")
     suite = checkout.load()
@@ -80,15 +75,15 @@ def test_values_are_the_suites_with_the_tasks_own_on_top(checkout: Checkout) -> 
     }
 
 
-def test_a_suite_without_templates_wants_no_values(checkout: Checkout) -> None:
+def test_servers_without_templates_use_no_tokens(checkout: Checkout) -> None:
     checkout.server("plain")
     checkout.task(servers=("plain",))
     suite = checkout.load()
-    assert suite.wanted_values(suite.tasks["find-paper"]) == frozenset()
+    assert suite.token_names(suite.tasks["find-paper"]) == frozenset()
 
 
 @pytest.mark.parametrize("channel", ["", "no json", "[]", '{"token.a": 1}'])
-def test_a_channel_that_says_nothing_of_the_kind_is_an_error(checkout: Checkout, channel: str) -> None:
+def test_invalid_channel_content_is_an_error(checkout: Checkout, channel: str) -> None:
     checkout.task()
     with pytest.raises(SuiteError, match="gave no values"):
         checkout.load().parse_values(channel)
@@ -107,7 +102,7 @@ local_code: {searching: utils.tools:search, sleeping: utils.tools:sleep}
 """
 
 
-def test_credentials_of_others_are_withheld_and_what_a_task_needs_is_not(checkout: Checkout) -> None:
+def test_secrets_that_a_task_does_not_need_are_removed(checkout: Checkout) -> None:
     checkout.write("suite.yaml", SECRETS)
     checkout.server("reader")
     checkout.server("other")
@@ -115,12 +110,12 @@ def test_credentials_of_others_are_withheld_and_what_a_task_needs_is_not(checkou
     checkout.task("two", servers=("other",), local_tools=("searching",))
     suite = checkout.load()
 
-    def withheld(task: str, **values: str) -> dict[str, str | None]:
-        found = suite.withheld(suite.tasks[task], root=ROOT, values=values)
-        return {str(path): stand_in and str(stand_in) for path, stand_in in found.items()}
+    def removed(task: str, **values: str) -> dict[str, str | None]:
+        secrets = suite.secrets_to_remove(suite.tasks[task], root=ROOT, values=values)
+        return {str(path): stand_in and str(stand_in) for path, stand_in in secrets.items()}
 
     example = "configs/token_key_session_example.py"
     tokens = {"configs/token_key_session.py": example, "configs/global_configs.py": None}
-    assert withheld("one") == {**tokens, "configs/a.json": None, "configs/c": None}
-    assert withheld("one", x="configs/a.json", y=f"{ROOT}/configs/c/key") == tokens
-    assert withheld("two") == {"configs/a.json": None, "configs/b.json": None, "configs/c": None}
+    assert removed("one") == {**tokens, "configs/a.json": None, "configs/c": None}
+    assert removed("one", x="configs/a.json", y=f"{ROOT}/configs/c/key") == tokens
+    assert removed("two") == {"configs/a.json": None, "configs/b.json": None, "configs/c": None}

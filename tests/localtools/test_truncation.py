@@ -1,4 +1,4 @@
-"""Replies too long for a conversation: cut, saved and announced where the suite cuts, else relayed whole."""
+"""Truncation of long results: the full text is saved, and the result names its file."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp.suites.truncation import LIMIT_CHARACTERS, as_told, short_id
+from decathlon_mcp.suites.truncation import LIMIT_CHARACTERS, model_text, short_id
 from tests.localtools.conftest import SUITE
 from tests.probe.clients import playing
 from tests.probe.serving import Served, serving
 
 pytestmark = pytest.mark.anyio
 
-AROUND = len('{"type":"text","text":"","annotations":null}')
-FITS = LIMIT_CHARACTERS - AROUND
+ENVELOPE = len('{"type":"text","text":"","annotations":null}')
+FITS = LIMIT_CHARACTERS - ENVELOPE
 NOTICE = re.compile(
     r" \.\.\.\n\n\(The output of the tool call \(shortuuid identifier: (\w{22})\) is too long! Only the "
     r"first 100000 characters are shown here\. The original output length is (\d+) characters\. The full "
@@ -25,69 +25,70 @@ NOTICE = re.compile(
 )
 
 
-def announced(text: str) -> tuple[str, int, Path]:
-    """What stands after the part that is shown: identifier, length, file."""
+def parse_notice(text: str) -> tuple[str, int, Path]:
+    """Identifier, length and file in the notice after the truncated text."""
     match = NOTICE.fullmatch(text[LIMIT_CHARACTERS:])
     assert match is not None, text[-500:]
     return match.group(1), int(match.group(2)), Path(match.group(3))
 
 
-async def test_a_reply_that_just_fits_is_relayed_as_it_came(served: Served) -> None:
+async def test_a_result_of_the_maximum_length_is_unchanged(served: Served) -> None:
     async with playing(served, "play", "task") as player:
         assert await player.text("long__text", characters=FITS) == "é" * FITS
 
 
-async def test_one_character_more_and_it_is_cut_saved_and_announced(served: Served) -> None:
+async def test_a_longer_result_is_truncated_and_saved(served: Served) -> None:
     async with playing(served, "play", "task") as player:
         text = await player.text("long__text", characters=FITS + 1)
-        name, length, path = announced(text)
-        whole = path.read_text("utf-8")
-        assert whole[:LIMIT_CHARACTERS] == text[:LIMIT_CHARACTERS]
-        assert len(whole) == length == LIMIT_CHARACTERS + 1
-        assert json.loads(whole) == {"type": "text", "text": "é" * (FITS + 1), "annotations": None}
+        name, length, path = parse_notice(text)
+        full_text = path.read_text("utf-8")
+        assert full_text[:LIMIT_CHARACTERS] == text[:LIMIT_CHARACTERS]
+        assert len(full_text) == length == LIMIT_CHARACTERS + 1
+        assert json.loads(full_text) == {"type": "text", "text": "é" * (FITS + 1), "annotations": None}
         assert (path.parent.name, path.parent.parent.name) == (".overlong_tool_outputs", "workspace")
         assert path.stem == name
 
 
-async def test_several_items_are_one_array_and_an_error_stays_one(served: Served) -> None:
+async def test_several_items_become_one_array_and_an_error_stays_an_error(served: Served) -> None:
     async with playing(served, "play", "task") as player:
         result = await player.call("long__several", characters=LIMIT_CHARACTERS)
         assert result.is_error
         (item,) = result.content
-        whole = announced(item.text)[2].read_text("utf-8")
-        assert whole.startswith('[{"type": "text", "text": "\\u00e9')
-        assert json.loads(whole)[1] == {"type": "text", "text": "and more", "annotations": None}
+        full_text = parse_notice(item.text)[2].read_text("utf-8")
+        assert full_text.startswith('[{"type": "text", "text": "\\u00e9')
+        assert json.loads(full_text)[1] == {"type": "text", "text": "and more", "annotations": None}
 
 
-async def test_no_tool_promises_structured_content_that_a_cut_would_break(served: Served) -> None:
+async def test_truncation_removes_output_schemas_and_structured_content(served: Served) -> None:
     async with playing(served, "play", "task") as player:
         tools = {tool.name: tool for tool in (await player.client.list_tools()).tools}
         assert tools["long__structured"].output_schema is None
         short = await player.call("long__structured", characters=3)
         assert short.structured_content == {"text": "ééé"}
-        cut = await player.call("long__structured", characters=LIMIT_CHARACTERS)
-        assert cut.structured_content is None
-        announced(cut.content[0].text)
+        long = await player.call("long__structured", characters=LIMIT_CHARACTERS)
+        assert long.structured_content is None
+        parse_notice(long.content[0].text)
 
 
-async def test_the_trajectory_keeps_what_the_agent_saw(served: Served) -> None:
+async def test_the_trajectory_has_the_truncated_result(served: Served) -> None:
     async with playing(served, "play", "task") as player:
         text = await player.text("long__text", characters=LIMIT_CHARACTERS)
         (event,) = served.episodes.live[-1].journal.events("call")
         assert event["result"]["content"] == [{"type": "text", "text": text}]
 
 
-async def test_local_tools_are_never_cut(served: Served) -> None:
+async def test_results_of_local_tools_are_never_truncated(served: Served) -> None:
     async with playing(served, "play", "task") as player:
         assert len(await player.text("local__shout", text="a" * 1000, times=150)) == 150_000
 
 
-@pytest.mark.parametrize("profiles_own", [True, False])
-async def test_raw_relays_everything_whole(tmp_path: Path, profiles_own: bool) -> None:
-    """By the operator's word, or as any suite does that does not cut."""
+@pytest.mark.parametrize("use_profile", [True, False])
+async def test_nothing_is_truncated_with_overlong_raw_or_by_other_profiles(
+    tmp_path: Path, use_profile: bool
+) -> None:
     settings: dict[str, Any] = {"suite": (SUITE,), "overlong": "raw"}
-    async with serving(tmp_path, provider="local", **({} if profiles_own else settings)) as served:
-        if profiles_own:
+    async with serving(tmp_path, provider="local", **({} if use_profile else settings)) as served:
+        if use_profile:
             async with playing(served, "find-answer", "task") as player:
                 assert await player.text("probe__big", characters=150_000) == "x" * 150_000
             return
@@ -97,16 +98,16 @@ async def test_raw_relays_everything_whole(tmp_path: Path, profiles_own: bool) -
             assert result.structured_content == {"text": "é" * 150_000}
 
 
-async def test_cut_can_be_asked_for(tmp_path: Path) -> None:
+async def test_overlong_cut_truncates_whatever_the_profile(tmp_path: Path) -> None:
     async with (
         serving(tmp_path, provider="local", overlong="cut") as served,
         playing(served, "find-answer", "task") as player,
     ):
-        announced(await player.text("probe__big", characters=150_000))
+        parse_notice(await player.text("probe__big", characters=150_000))
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "text"),
     [
         ([], "[]"),
         ([{"text": "é", "type": "text"}], '{"type":"text","text":"é","annotations":null}'),
@@ -124,11 +125,11 @@ async def test_cut_can_be_asked_for(tmp_path: Path) -> None:
         ),
     ],
 )
-async def test_a_result_is_counted_as_toolathlons_models_read_it(content: list[Any], told: str) -> None:
-    assert as_told({"content": content}) == told
+async def test_the_length_is_that_of_the_text_for_toolathlons_models(content: list[Any], text: str) -> None:
+    assert model_text({"content": content}) == text
 
 
-async def test_identifiers_look_like_those_of_shortuuid() -> None:
+async def test_identifiers_have_the_format_of_shortuuid() -> None:
     names = {short_id() for _ in range(100)}
     assert len(names) == 100
     assert all(re.fullmatch(r"[2-9A-HJ-NP-Za-km-z]{22}", name) for name in names)

@@ -1,0 +1,49 @@
+"""Rules for every payload: its imports, its Python versions, the channel's variable."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from decathlon_sandbox import wire
+
+from decathlon_mcp import payloads
+
+NAMES = sorted(path.stem for path in Path(payloads.__file__).parent.glob("*.py") if path.stem != "__init__")
+
+
+def test_there_are_payloads() -> None:
+    assert {"local_tools_server", "program_probe", "rubric_function", "token_values"} <= {*NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_payload_imports_only_the_standard_library(name: str) -> None:
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse(payloads.source(name))):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.partition(".")[0] for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            imported.add((node.module or "").partition(".")[0])
+    assert imported <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_payload_parses_on_the_python_that_its_docstring_names(name: str) -> None:
+    source = payloads.source(name)
+    docstring = " ".join((ast.get_docstring(ast.parse(source)) or "").split())
+    version = re.search(r"any Python from (\d+)\.(\d+)\.", docstring)
+    assert version is not None
+    ast.parse(source, feature_version=(int(version[1]), int(version[2])))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_payload_uses_the_drivers_name_of_the_channels_variable(name: str) -> None:
+    assert {*re.findall(r"DECATHLON_\w+", payloads.source(name))} <= {wire.CHANNEL_VARIABLE}
+
+
+@pytest.mark.parametrize("name", ["local_tools_server", "rubric_function", "token_values"])
+def test_a_payload_with_a_channel_reads_its_variable(name: str) -> None:
+    assert f'"{wire.CHANNEL_VARIABLE}"' in payloads.source(name)
