@@ -1,4 +1,4 @@
-"""Running what a page says: as it stands there, but for the address of the server."""
+"""Runs a page's code blocks unchanged, except for the server's address."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import anyio
 
 from tests.docs.pages import SERVER, Block
 
-PATIENCE_SECONDS = 120
+TIMEOUT_SECONDS = 120
 SUFFIXES = {"python": ".py", "js": ".mjs"}
 
 
@@ -23,18 +23,18 @@ async def run(
     folder: Path,
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """What a block printed, run by `program` in a folder of its own. It must end well."""
-    assert SERVER in block.text, f"{block} is for no server"
+    """Run a block with `program` in `folder` and return its output. Fails if the exit code is not 0."""
+    assert SERVER in block.text, f"{block} does not name the server {SERVER}"
     file = folder / f"block{SUFFIXES.get(block.language, '.sh')}"
     file.write_text(block.text.replace(SERVER, url), "utf-8")
-    with anyio.fail_after(PATIENCE_SECONDS):
-        done = await anyio.run_process(
+    with anyio.fail_after(TIMEOUT_SECONDS):
+        process = await anyio.run_process(
             [*map(str, program), str(file)],
             cwd=folder,
             env={**os.environ, **(environment or {})},
             stdin=subprocess.DEVNULL,
             check=False,
         )
-    said = done.stdout.decode()
-    assert done.returncode == 0, f"{block}\n{said}\n{done.stderr.decode()}"
-    return said
+    output = process.stdout.decode()
+    assert process.returncode == 0, f"{block}\n{output}\n{process.stderr.decode()}"
+    return output

@@ -1,53 +1,40 @@
-"""The threat model's tables against the cheats: each is told, and each that is told is there."""
+"""docs/reward-integrity.md against tests/cheats: each lists exactly what the other has."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
-from tests.docs.pages import REPOSITORY, rows
+from tests.docs.pages import DOCS, REPOSITORY, rows
 
-PAGE = REPOSITORY / "docs" / "reward-integrity.md"
+PAGE = DOCS / "reward-integrity.md"
 TESTS = REPOSITORY / "tests"
-CHEATS = TESTS / "cheats"
-TABLES = ("What is tried", "What is not defended")
-NAMED = re.compile(r"`(?:([\w/]+\.py)::)?(test_\w+)`")
+DEFENDED, NOT_DEFENDED = "What is tried", "What is not defended"
+TEST_NAME = re.compile(r"`(?:([\w/]+\.py)::)?(test_\w+)`")
+"""A test of another folder is named with its file."""
 
 
-def named_in(file: Path) -> set[str]:
-    """The names of a file's tests."""
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    tree = ast.parse(file.read_text("utf-8"))
-    return {node.name for node in tree.body if isinstance(node, kinds) and node.name.startswith("test_")}
+def names_of_tests(file: Path) -> set[str]:
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    names = {node.name for node in ast.parse(file.read_bytes()).body if isinstance(node, functions)}
+    return {name for name in names if name.startswith("test_")}
 
 
-def cheats() -> set[str]:
-    return set[str]().union(*(named_in(file) for file in CHEATS.glob("test_*.py")))
+def listed() -> list[tuple[str, str]]:
+    """File, empty for one of tests/cheats, and name of each test in the last column of the tables."""
+    cells = [row[-1] for heading in (DEFENDED, NOT_DEFENDED) for row in rows(PAGE, heading)]
+    return [test for cell in cells for test in TEST_NAME.findall(cell)]
 
 
-def told(heading: str) -> Iterator[tuple[str, str]]:
-    """File, empty for those in the cheats' folder, and name of the tests in the last column of a table."""
-    for cells in rows(PAGE, heading):
-        yield from NAMED.findall(cells[-1])
+def test_every_cheat_is_listed_once() -> None:
+    cheats = set[str]().union(*(names_of_tests(file) for file in (TESTS / "cheats").glob("test_*.py")))
+    assert sorted(name for file, name in listed() if not file) == sorted(cheats)
 
 
-def test_every_cheat_is_told_once() -> None:
-    names = [
-        name
-        for heading in ("What is tried", "What is not defended")
-        for file, name in told(heading)
-        if not file
-    ]
-    assert sorted(names) == sorted(cheats())
+def test_listed_tests_of_other_folders_exist() -> None:
+    assert [name for file, name in listed() if file and name not in names_of_tests(TESTS / file)] == []
 
 
-def test_every_test_from_elsewhere_is_there() -> None:
-    for heading in TABLES:
-        for file, name in told(heading):
-            assert not file or name in named_in(TESTS / file), name
-
-
-def test_whatever_is_said_to_be_stopped_is_tested() -> None:
-    assert [cells[0] for cells in rows(PAGE, "What is tried") if not NAMED.search(cells[-1])] == []
+def test_every_defence_is_tested() -> None:
+    assert [row[0] for row in rows(PAGE, DEFENDED) if not TEST_NAME.search(row[-1])] == []

@@ -1,4 +1,4 @@
-"""What the pages tell to paste, pasted."""
+"""The pages' programs and configurations, run as printed."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ PROGRAMS = [
     ("docs/clients/python-sdk.md", "Python SDK 2.x", "1.0\n"),
     ("docs/sampling.md", "Choosing tasks", "recount-ballots 0.0\n"),
 ]
+"""Page, heading, and how the last line of the output starts."""
 
 
 @pytest.fixture(scope="module")
@@ -34,26 +35,27 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
         yield served
 
 
-@pytest.mark.parametrize(("page", "heading", "last"), PROGRAMS, ids=lambda told: str(told).strip())
-async def test_a_program_gets_the_reward_that_the_page_says(
-    page: str, heading: str, last: str, served: Served, tmp_path: Path
+@pytest.mark.parametrize(("page", "heading", "reward"), PROGRAMS, ids=[page for page, _, _ in PROGRAMS])
+async def test_program_prints_the_reward(
+    page: str, heading: str, reward: str, served: Served, tmp_path: Path
 ) -> None:
-    said = await run(block(page, heading, "python"), [sys.executable], url=served.url, folder=tmp_path)
-    assert f"{said.splitlines()[-1]}\n".startswith(last)
+    output = await run(block(page, heading, "python"), [sys.executable], url=served.url, folder=tmp_path)
+    assert f"{output.splitlines()[-1]}\n".startswith(reward)
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl; on Debian: apt-get install curl")
-async def test_curl_plays_a_whole_episode(served: Served, tmp_path: Path) -> None:
-    said = await run(block("docs/clients/curl.md", "curl", "bash"), ["bash"], url=served.url, folder=tmp_path)
-    assert '"text":"Reward 1.0: the attempt succeeded."' in said
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is missing; on Debian: apt-get install curl")
+async def test_curl_plays_an_episode(served: Served, tmp_path: Path) -> None:
+    program = block("docs/clients/curl.md", "curl", "bash")
+    output = await run(program, ["bash"], url=served.url, folder=tmp_path)
+    assert '"text":"Reward 1.0: the attempt succeeded."' in output
 
 
-async def test_the_entry_for_desktop_programs_is_a_lobby_to_play_in(tmp_path: Path) -> None:
-    told, _ = below("README.md", "Claude Desktop, Claude Code, Cursor", "json")
-    entry = json.loads(told.text)["mcpServers"]["toolathlon"]
+async def test_configuration_of_desktop_programs_starts_a_lobby(tmp_path: Path) -> None:
+    configuration, _ = below("README.md", "Claude Desktop, Claude Code, Cursor", "json")
+    entry = json.loads(configuration.text)["mcpServers"]["toolathlon"]
     assert entry["command"].endswith("/decathlon-mcp")
-    words = ["-m", "decathlon_mcp.cli", *entry["args"], "--state", str(tmp_path)]
-    server = StdioServerParameters(command=sys.executable, args=words)
+    arguments = ["-m", "decathlon_mcp.cli", *entry["args"], "--state", str(tmp_path)]
+    server = StdioServerParameters(command=sys.executable, args=arguments)
     with (tmp_path / "log").open("w") as log:
         async with stdio_client(server, errlog=log) as (read, write), ClientSession(read, write) as session:
             await session.initialize()

@@ -1,4 +1,4 @@
-"""The files that the page on writing tasks shows make a suite."""
+"""The files shown in docs/writing-tasks.md form a suite that loads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _write(file: Path, text: str) -> None:
     file.write_text(text, "utf-8")
 
 
-def test_the_files_shown_are_a_suite_whose_task_can_run(tmp_path: Path) -> None:
+def test_example_files_form_a_suite_whose_task_can_run(tmp_path: Path) -> None:
     task = tmp_path / "tasks" / "mine" / "my-task"
     _write(tmp_path / "suite.yaml", block(PAGE, "suite.yaml", "yaml").text)
     _write(tmp_path / "configs" / "mcp_servers" / "files.yaml", block(PAGE, "A task", "yaml").text)
@@ -29,16 +29,16 @@ def test_the_files_shown_are_a_suite_whose_task_can_run(tmp_path: Path) -> None:
     suite = load_suite(tmp_path)
     assert suite.name == "my-suite"
     assert suite.profile.image == "my-image:latest"
-    found = suite.task("my-task")
-    assert Catalogue([suite]).missing_sentences(suite, found) == []
-    assert found.splits == ("train",)
-    assert found.deadlines.preprocess_seconds == 30
-    rubric = load_rubric(suite, found)
+    loaded = suite.task("my-task")
+    assert Catalogue([suite]).missing_sentences(suite, loaded) == []
+    assert loaded.splits == ("train",)
+    assert loaded.deadlines.preprocess_seconds == 30
+    rubric = load_rubric(suite, loaded)
     assert rubric is not None
     assert rubric.weights == {"paper_downloaded": 0.5, "correct_paper": 1.0, "calls < 20": 0.1}
 
 
-def test_both_pages_tell_the_same_rubric(tmp_path: Path) -> None:
+def test_example_rubric_of_the_rewards_page_loads(tmp_path: Path) -> None:
     task = tmp_path / "tasks" / "mine" / "my-task"
     _write(task / "task_config.json", block(PAGE, "A task", "json").text)
     _write(task / "evaluation" / "evaluator.py", block("docs/rewards.md", "Dense rewards", "python").text)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from decathlon_mcp.starter import CLAIM, Step, oracle, oracle_ids, suite_path
 from decathlon_mcp.types import JsonObject
-from tests.docs.stand_in import chat_completion, response
+from tests.docs.scripted_model import chat_completion, response
 
 
 class Oracles(BaseHTTPRequestHandler):

@@ -47,7 +47,7 @@ def model() -> Iterator[dict[str, str]]:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """To import torch alone can take a minute."""
-    monkeypatch.setattr(snippets, "PATIENCE_SECONDS", 900)
+    monkeypatch.setattr(snippets, "TIMEOUT_SECONDS", 900)
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
-"""A model that answers as OpenAI's endpoints do and plays a task's oracle: for clients that want one.
+"""A model behind OpenAI's endpoints that plays a task's reference solution: for clients that need a model.
 
-It keeps no state: which step is next is how many tools a conversation has had answers from. Run by itself it
-prints its URL:
+It keeps no state: the number of tool results in a conversation is the number of the next step. To run it by
+itself and print its base URL:
 
-    python -m tests.docs.stand_in
+    python -m tests.docs.scripted_model
 """
 
 from __future__ import annotations
@@ -23,77 +23,78 @@ from decathlon_mcp.starter import Step, oracle
 from decathlon_mcp.types import JsonObject
 
 TASK = "tune-reactor"
-LAST_WORDS = "I am done."
+FINAL_MESSAGE = "I am done."
 SUBMIT = "submit"
 """inspect-ai's own tool, which ends its agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What the model says: a call of a tool or, without one, its last words."""
+    """What the model answers: a tool call or, without a tool, its final message."""
 
     tool: str | None = None
     arguments: JsonObject = field(default_factory=dict[str, Any])
 
 
-def next_move(steps: Sequence[Step], answered: int, offered: Sequence[str]) -> Move:
-    """The oracle's next step, under the name that the client offers it by; words to who offers no tools."""
-    if not offered:
+def next_move(steps: Sequence[Step], done: int, tools: Sequence[str]) -> Move:
+    """The solution's step after `done` steps, with the client's name of the tool.
+
+    A request without tools gets the final message.
+    """
+    if not tools:
         return Move()
-    if answered >= len(steps):
-        return (
-            Move(SUBMIT, {"answer": LAST_WORDS}) if SUBMIT in offered and answered == len(steps) else Move()
-        )
-    step = steps[answered]
-    name = next((name for name in offered if name == step.tool or name.endswith(f"_{step.tool}")), None)
-    assert name is not None, f"{step.tool} is not among {offered}"
+    if done >= len(steps):
+        submits = SUBMIT in tools and done == len(steps)
+        return Move(SUBMIT, {"answer": FINAL_MESSAGE}) if submits else Move()
+    step = steps[done]
+    name = next((name for name in tools if name == step.tool or name.endswith(f"_{step.tool}")), None)
+    assert name is not None, f"{step.tool} is not among {tools}"
     return Move(name, dict(step.arguments))
 
 
-def chat_completion(asked: JsonObject, steps: Sequence[Step]) -> JsonObject:
-    """As `POST /v1/chat/completions` answers."""
-    answered = sum(message["role"] == "tool" for message in asked["messages"])
-    move = next_move(steps, answered, [tool["function"]["name"] for tool in asked.get("tools", ())])
-    message: JsonObject = {"role": "assistant", "content": None if move.tool else LAST_WORDS}
+def chat_completion(request: JsonObject, steps: Sequence[Step]) -> JsonObject:
+    """The response of `POST /v1/chat/completions`."""
+    done = sum(message["role"] == "tool" for message in request["messages"])
+    move = next_move(steps, done, [tool["function"]["name"] for tool in request.get("tools", ())])
+    message: JsonObject = {"role": "assistant", "content": None if move.tool else FINAL_MESSAGE}
     if move.tool:
         function = {"name": move.tool, "arguments": json.dumps(move.arguments)}
-        message["tool_calls"] = [{"id": f"call_{answered}", "type": "function", "function": function}]
+        message["tool_calls"] = [{"id": f"call_{done}", "type": "function", "function": function}]
     return {
-        "id": f"chat_{answered}",
+        "id": f"chat_{done}",
         "object": "chat.completion",
         "created": int(time.time()),
-        "model": asked["model"],
+        "model": request["model"],
         "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls" if move.tool else "stop"}],
         "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
     }
 
 
-def response(asked: JsonObject, steps: Sequence[Step]) -> JsonObject:
-    """As `POST /v1/responses` answers."""
-    answered = sum(item.get("type") == "function_call_output" for item in as_objects(asked["input"]))
-    move = next_move(steps, answered, [tool["name"] for tool in asked.get("tools", ()) if "name" in tool])
-    said: JsonObject = {"type": "output_text", "text": LAST_WORDS, "annotations": []}
+def response(request: JsonObject, steps: Sequence[Step]) -> JsonObject:
+    """The response of `POST /v1/responses`."""
+    done = sum(item.get("type") == "function_call_output" for item in as_objects(request["input"]))
+    move = next_move(steps, done, [tool["name"] for tool in request.get("tools", ()) if "name" in tool])
     item: JsonObject = {
         "type": "message",
-        "id": f"msg_{answered}",
+        "id": f"msg_{done}",
         "role": "assistant",
         "status": "completed",
-        "content": [said],
+        "content": [{"type": "output_text", "text": FINAL_MESSAGE, "annotations": []}],
     }
     if move.tool:
         item = {
             "type": "function_call",
-            "id": f"fc_{answered}",
-            "call_id": f"call_{answered}",
+            "id": f"fc_{done}",
+            "call_id": f"call_{done}",
             "name": move.tool,
             "arguments": json.dumps(move.arguments),
             "status": "completed",
         }
     return {
-        "id": f"resp_{answered}",
+        "id": f"resp_{done}",
         "object": "response",
         "created_at": int(time.time()),
-        "model": asked["model"],
+        "model": request["model"],
         "status": "completed",
         "output": [item],
         "parallel_tool_calls": False,
@@ -109,13 +110,13 @@ def response(asked: JsonObject, steps: Sequence[Step]) -> JsonObject:
     }
 
 
-class _Endpoints(BaseHTTPRequestHandler):
+class _Handler(BaseHTTPRequestHandler):
     steps: ClassVar[Sequence[Step]] = ()
 
     def do_POST(self) -> None:
-        asked: JsonObject = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        request: JsonObject = json.loads(self.rfile.read(int(self.headers["content-length"])))
         answer = response if self.path.endswith("/responses") else chat_completion
-        body = json.dumps(answer(asked, self.steps)).encode()
+        body = json.dumps(answer(request, self.steps)).encode()
         self.send_response(200)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(body)))
@@ -123,23 +124,23 @@ class _Endpoints(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Not a word."""
+        """Logs nothing: stderr belongs to the tests."""
 
 
 @contextmanager
-def stand_in(task: str = TASK) -> Generator[str]:
-    """Its base URL, for `OPENAI_BASE_URL`."""
+def scripted_model(task: str = TASK) -> Generator[str]:
+    """Serve the model that plays `task`. Yields its base URL, for `OPENAI_BASE_URL`."""
 
-    class Endpoints(_Endpoints):
+    class Handler(_Handler):
         steps = oracle(task)
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Endpoints) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}/v1"
         server.shutdown()
 
 
 if __name__ == "__main__":
-    with stand_in() as url:
+    with scripted_model() as url:
         print(url, flush=True)  # noqa: T201
         threading.Event().wait()
