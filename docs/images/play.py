@@ -1,8 +1,8 @@
-"""Draw the player for the pages: a real attempt at a bundled task, two calls into it.
+"""Draws docs/images/play.svg: the player during a real attempt at a bundled task, after two tool calls.
 
-    .venv/bin/python docs/images/play.py    writes docs/images/play.svg
+    .venv/bin/python docs/images/play.py
 
-Nothing in the picture is fetched from anywhere. Needs the extras server, starter and play.
+The picture loads nothing from the network. Requires the extras server, starter and play.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from decathlon_client.player.session import Phase, open_sessions
 from textual.events import Paste
 from textual.pilot import Pilot
 
-INTO = Path(__file__).with_name("play.svg")
+OUTPUT = Path(__file__).with_name("play.svg")
 SIZE = (110, 30)
-BOUND_SECONDS = 120.0
-FETCHED = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
+TIMEOUT_SECONDS = 120.0
+REMOTE_FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
-async def until(pilot: Pilot[None], happened: Callable[[], object]) -> None:
-    with anyio.fail_after(BOUND_SECONDS):
-        while not happened():
+async def wait_until(pilot: Pilot[None], condition: Callable[[], object]) -> None:
+    with anyio.fail_after(TIMEOUT_SECONDS):
+        while not condition():
             await pilot.pause(0.05)
     await pilot.pause(0.2)
 
 
 async def call(pilot: Pilot[None], tool: str, *values: str) -> None:
-    """Fill in a tool's form and send it."""
+    """Choose a tool, fill in its form and send it."""
     await pilot.press("slash")
     pilot.app.post_message(Paste(tool))
     await pilot.pause(0.2)
@@ -53,18 +53,18 @@ async def main() -> None:
         async with open_sessions(Decathlon.embedded(state=state)) as sessions:
             app = PlayerApp(sessions, "tune-reactor")
             async with app.run_test(size=SIZE) as pilot:
-                await until(pilot, lambda: isinstance(app.screen, PlayScreen))
+                await wait_until(pilot, lambda: isinstance(app.screen, PlayScreen))
                 assert isinstance(app.screen, PlayScreen)
                 session = app.screen.session
-                await until(pilot, lambda: session.phase is Phase.PLAYING)
+                await wait_until(pilot, lambda: session.phase is Phase.PLAYING)
                 await call(pilot, "describe")
-                await until(pilot, lambda: len(session.calls) == 1 and not session.running)
+                await wait_until(pilot, lambda: len(session.calls) == 1 and not session.running)
                 await pilot.press("slash", "escape")
                 await call(pilot, "simul", "warm", "60", "4")
-                await until(pilot, lambda: (session.calls[-1].progress or (0, None, None))[0] >= 4)
+                await wait_until(pilot, lambda: (session.calls[-1].progress or (0, None, None))[0] >= 4)
                 await pilot.press("slash", "escape")
                 picture = app.export_screenshot(title="decathlon-mcp play")
-    INTO.write_text(FETCHED.sub("", picture), "utf-8")
+    OUTPUT.write_text(REMOTE_FONTS.sub("", picture), "utf-8")
 
 
 if __name__ == "__main__":
