@@ -1,4 +1,4 @@
-"""A look at where a suite's tasks would run: are the programs of their MCP servers there?"""
+"""Checks which programs of a suite's MCP servers are missing where its tasks would run."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.suites.programs import read_absent
 
-LOOK_SECONDS = 20.0
+PROBE_SECONDS = 20.0
 
 
-async def look(sandbox_factory: SandboxFactory) -> str | None:
-    """Let a sandbox without a network tell which programs are not there; why it could not, if so.
+async def probe_programs(sandbox_factory: SandboxFactory) -> str | None:
+    """Run the suite's probe in a sandbox without a network and record the programs that are missing.
 
-    What is not known is taken to be there.
+    Returns None, or the reason why the probe failed. After a failure no program counts as missing.
     """
-    with anyio.move_on_after(LOOK_SECONDS):
+    with anyio.move_on_after(PROBE_SECONDS):
         try:
-            await _look(sandbox_factory)
+            await _probe(sandbox_factory)
         except DecathlonError as error:
             return error.message
         return None
-    return f"it took longer than {LOOK_SECONDS:g} s"
+    return f"it took longer than {PROBE_SECONDS:g} s"
 
 
-async def _look(sandbox_factory: SandboxFactory) -> None:
+async def _probe(sandbox_factory: SandboxFactory) -> None:
     async with sandbox_factory.open(f"look-{secrets.token_hex(6)}", "none") as (sandbox, driver):
         await sandbox.put(sandbox.root, sandbox_factory.common)
-        said = await driver.run(
+        result = await driver.run(
             sandbox_factory.suite.probe(root=sandbox.root),
             cwd=str(sandbox.root),
-            timeout_seconds=LOOK_SECONDS,
+            timeout_seconds=PROBE_SECONDS,
         )
     where = (
         f"looked for in the image {sandbox_factory.image}"
@@ -41,5 +41,5 @@ async def _look(sandbox_factory: SandboxFactory) -> None:
         else "looked for on this machine"
     )
     sandbox_factory.suite.here.learn(
-        read_absent(said.stdout, f"{where}; install it there, or name another with --image")
+        read_absent(result.stdout, f"{where}; install it there, or name another with --image")
     )

@@ -77,7 +77,7 @@ class Addresses:
         self._episodes = episodes
         self._tokens = tokens
         self._public_url = public_url.rstrip("/") if public_url else None
-        idle = episodes.settings.idle_seconds
+        idle = episodes.idle_seconds
 
         def managed(server: EpisodeServer | Lobby, *, owns: bool) -> SessionManager:
             return SessionManager(

@@ -93,7 +93,7 @@ class EpisodeServer:
                 "task": episode.task_name,
                 "phase": str(episode.state.phase),
                 "address": self._way.address(ctx, access),
-                **({} if (waits_for := episode.waits_for) is None else {"waits_for": waits_for}),
+                **({} if (waits_for := episode.waiting_for) is None else {"waits_for": waits_for}),
             }
             said = {**result, "instructions": episode.prompt.instructions, "_meta": {EPISODE_KEY: told}}
         request_context_of(ctx).refused = False
@@ -113,7 +113,7 @@ class EpisodeServer:
             or request_context.access.episode.tool_session is None
         ):
             return None
-        tools = request_context.access.episode.tool_session.toolbox.evaluator_tools
+        tools = request_context.access.episode.tool_session.router.evaluator_tools
         return next((tool["inputSchema"] for tool in tools if tool["name"] == name), None)
 
     async def _list_prompts(

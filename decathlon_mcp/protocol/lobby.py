@@ -92,7 +92,7 @@ class Lobby:
                 return await call_next(ctx)
 
     def _judges(self, ctx: Context) -> bool:
-        return may_evaluate(self._episodes.settings.reward, request_context_of(ctx).principal)
+        return may_evaluate(self._episodes.reward_policy, request_context_of(ctx).principal)
 
     def _instructions(self, ctx: Context) -> JsonObject:
         return {"instructions": JUDGES_INSTRUCTIONS if self._judges(ctx) else PLAYERS_INSTRUCTIONS}
@@ -111,7 +111,7 @@ class Lobby:
         access = self._current(ctx)
         if access is None or access.episode.tool_session is None:
             return []
-        toolbox = access.episode.tool_session.toolbox
+        toolbox = access.episode.tool_session.router
         ours = {toolbox.claim_name, *LOBBY_TOOLS}
         return [tool for tool in toolbox.tools if tool["name"] not in ours]
 
@@ -196,7 +196,7 @@ class Lobby:
             "policy": episode.policy,
             "phase": str(episode.state.phase),
             "prompt": episode.prompt.instructions,
-            "lease_seconds": self._episodes.settings.idle_seconds,
+            "lease_seconds": self._episodes.idle_seconds,
             **({} if asked.wait else _waiting(episode)),
         }
         if asked.wait:
@@ -265,7 +265,7 @@ def _status(episode: Episode) -> JsonObject:
 
 
 def _waiting(episode: Episode) -> JsonObject:
-    waits_for = episode.waits_for
+    waits_for = episode.waiting_for
     return {} if waits_for is None else {"waits_for": waits_for}
 
 

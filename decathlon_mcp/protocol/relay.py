@@ -86,10 +86,10 @@ def before_ready(ctx: Context, episode: Episode) -> AbstractAsyncContextManager[
     """Reports what an episode that is not ready yet waits for: at once, where that is not its own set-up."""
 
     def message() -> str:
-        waits_for = episode.waits_for
+        waits_for = episode.waiting_for
         return "the sandbox is being set up" if waits_for is None else f"waiting for {waits_for}"
 
-    return heartbeat(ctx, message, at_once=episode.waits_for is not None)
+    return heartbeat(ctx, message, at_once=episode.waiting_for is not None)
 
 
 def _leads_to_verdict(error: DecathlonError, access: EpisodeAccess) -> bool:

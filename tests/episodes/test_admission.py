@@ -31,9 +31,9 @@ async def test_places_are_given_in_order_and_no_more_than_there_are() -> None:
     tickets = [reserve(door, f"task-{number}") for number in range(4)]
     assert admitted(*tickets) == [True, True, False, False]
     assert (door.active, door.queued) == (2, 2)
-    assert tickets[0].waits_for is None
-    assert tickets[3].waits_for == "a sandbox: 2 of 2 are in use, and 1 episodes wait before this one"
-    door.give_back(tickets[0])
+    assert tickets[0].waiting_for is None
+    assert tickets[3].waiting_for == "a sandbox: 2 of 2 are in use, and 1 episodes wait before this one"
+    door.release(tickets[0])
     assert admitted(*tickets[2:]) == [True, False]
 
 
@@ -56,9 +56,9 @@ async def test_tasks_that_share_something_never_run_side_by_side_and_hold_up_nob
     third = reserve(door, "read", MAIL)
     other = reserve(door, "sums")
     assert admitted(first, itself, third, other) == [True, False, False, True]
-    assert itself.waits_for == "the account mail, which write has"
-    assert third.waits_for == "the account mail, which write has, and 1 more before this one"
-    door.give_back(first)
+    assert itself.waiting_for == "the account mail, which write has"
+    assert third.waiting_for == "the account mail, which write has, and 1 more before this one"
+    door.release(first)
     assert admitted(itself, third) == [True, False]
 
 
@@ -67,8 +67,8 @@ async def test_as_many_run_at_once_as_there_are_slots_each_with_its_own() -> Non
     tickets = [reserve(door, f"page-{number}", NOTES) for number in range(4)]
     assert admitted(*tickets) == [True, True, False, False]
     assert [ticket.accounts for ticket in tickets[:2]] == [{"notes": "first"}, {"notes": "second"}]
-    assert tickets[2].waits_for == "the account notes, which page-0 and page-1 have"
-    door.give_back(tickets[1])
+    assert tickets[2].waiting_for == "the account notes, which page-0 and page-1 have"
+    door.release(tickets[1])
     assert tickets[2].accounts == {"notes": "second"}
     assert not tickets[3].admitted.is_set()
 
@@ -78,12 +78,12 @@ async def test_who_wants_two_things_is_not_overtaken_for_ever_by_those_who_want_
     mail, notes = reserve(door, "mail", MAIL), [reserve(door, "notes", NOTES) for _ in range(2)]
     both = reserve(door, "both", MAIL, NOTES)
     late = reserve(door, "late", MAIL)
-    door.give_back(mail)
+    door.release(mail)
     assert admitted(both, late) == [False, False], "the mail is kept for who came first"
-    assert both.waits_for == "the account notes, which notes has"
-    door.give_back(notes[0])
+    assert both.waiting_for == "the account notes, which notes has"
+    door.release(notes[0])
     assert admitted(both, late) == [True, False]
-    door.give_back(both)
+    door.release(both)
     assert late.admitted.is_set()
 
 
@@ -98,9 +98,9 @@ async def test_a_place_is_free_again_however_it_was_left() -> None:
     door = admission(places=1)
     ticket = reserve(door, "a")
     with pytest.raises(RuntimeError):
-        async with door.place(ticket):
+        async with door.admit(ticket):
             raise RuntimeError
-    door.give_back(ticket)
+    door.release(ticket)
     assert (door.active, door.queued) == (0, 0)
 
 

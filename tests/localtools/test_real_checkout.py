@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from decathlon_mcp.driver_client.driver import DriverClient
-from decathlon_mcp.episodes.local_tools import LocalTools
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
-from decathlon_mcp.episodes.tools import Calls, Route
+from decathlon_mcp.episodes.tools import LocalTools, ToolRoute, ToolRouter, ToolSession
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.suites.local_tools import Described, local_spec
 from decathlon_mcp.suites.tasks import Needs, Task
@@ -81,14 +80,14 @@ class Room:
     sandbox: Sandbox
     driver: DriverClient
     described: Described
-    calls: Calls
+    calls: ToolSession
 
     @property
     def workspace(self) -> str:
         return str(self.sandbox.root / self.sandbox_factory.suite.profile.workspace)
 
     async def ours(self, name: str, **arguments: Any) -> str:
-        reply = await self.calls.call(Route("local", name), {"name": name, "arguments": arguments})
+        reply = await self.calls.call(ToolRoute("local", name), {"name": name, "arguments": arguments})
         (item,) = reply["result"]["content"]
         return item["text"]
 
@@ -128,9 +127,12 @@ async def room(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) 
             await driver.arrange({"make": str(sandbox.root / suite.profile.workspace)})
             some = next(iter(suite.tasks.values()))
             task = Task(id="any", suite=suite.name, folder=some.folder, needs=Needs(local_tools=NEEDS))
-            described = await LocalTools().of(suite, task, driver, root=sandbox.root, timeout_seconds=60)
+            described = await LocalTools().describe(
+                suite, task, driver, root=sandbox.root, timeout_seconds=60
+            )
             spec = local_spec(suite.profile, described, sandbox.root)
-            yield Room(sandbox_factory, sandbox, driver, described, Calls(driver, local=spec))
+            calls = ToolSession(driver, ToolRouter({}, "decathlon"), local_server=spec)
+            yield Room(sandbox_factory, sandbox, driver, described, calls)
 
 
 async def test_they_are_described_in_upstreams_words(room: Room) -> None:
