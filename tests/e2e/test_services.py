@@ -176,7 +176,7 @@ async def test_what_preprocess_has_started_runs_on_and_credentials_lie_where_the
     ("task_id", "why"),
     [
         ("down", "the service gone does not answer at localhost:1$"),
-        ("unready", "no image nobody/has-this for the service unbuilt: build it|wants a container"),
+        ("unready", "no image nobody/has-this for the service unbuilt: build it|needs a container"),
     ],
 )
 async def test_a_service_that_is_not_there_fails_the_set_up_and_says_which(
@@ -195,7 +195,7 @@ async def test_a_service_in_a_sandbox_of_its_own_is_new_for_each_episode_and_out
     if provider == "local":
         started = await start(served, "counting", wait=False)
         async with connected(served.lobby) as lobby:
-            with pytest.raises(MCPError, match="the service counter wants a container"):
+            with pytest.raises(MCPError, match="the service counter needs a container"):
                 await lobby.call_tool("list_tools", {"episode": started["episode"]})
         return
     for _ in range(2):
