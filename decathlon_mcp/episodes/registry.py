@@ -77,7 +77,7 @@ class EpisodeRegistry:
         self.drained = anyio.Event()
         """Set when a stopping server has no episode left to wait for."""
         self._sandbox_factories = sandbox_factories
-        self._options = options
+        self.options = options
         self._episodes: dict[str, Episode] = {}
         self._by_agent_id: dict[str, Episode] = {}
         self._tasks: TaskGroup | None = None
@@ -97,12 +97,12 @@ class EpisodeRegistry:
     @property
     def reward_policy(self) -> RewardPolicy:
         """The policy of an episode that is started without one."""
-        return self._options.reward_policy
+        return self.options.reward_policy
 
     @property
     def idle_seconds(self) -> float:
         """Time without a request after which an episode ends."""
-        return self._options.limits.idle_seconds
+        return self.options.limits.idle_seconds
 
     @property
     def closing(self) -> bool:
@@ -142,13 +142,13 @@ class EpisodeRegistry:
             owner=principal,
             launch_time=launch_time or datetime.now().astimezone(),
             policy=choose_policy(policy, self.reward_policy, principal),
-            limits=self._options.limits.for_task(task, max_calls),
+            limits=self.options.limits.for_task(task, max_calls),
         )
         episode = self._create_episode(spec, suite)
         self._drop_oldest_ended()
         self._episodes[episode.id] = self._by_agent_id[episode.agent_id] = episode
         runner = EpisodeRunner(
-            episode, admission=self.admission, signer=self.signer, scratch=self._options.scratch
+            episode, admission=self.admission, signer=self.signer, scratch=self.options.scratch
         )
         self._tasks.start_soon(runner.run)
         return episode
@@ -204,7 +204,7 @@ class EpisodeRegistry:
         for episode in self.live:
             episode.close(Ending.SERVER_STOPPED)
         # A second call, at the end of `running`, must not extend the time.
-        self._drain_deadline = self._drain_deadline or anyio.current_time() + self._options.drain_seconds
+        self._drain_deadline = self._drain_deadline or anyio.current_time() + self.options.drain_seconds
         with anyio.CancelScope(deadline=self._drain_deadline):
             for episode in self.live:
                 await episode.state.reach(Phase.ENDED)
@@ -226,7 +226,7 @@ class EpisodeRegistry:
                 spec,
                 sandbox_factory=self._sandbox_factories[suite.name],
                 ticket=ticket,
-                journal=Journal(self._options.journals / spec.id),
+                journal=Journal(self.options.journals / spec.id),
             )
             # Read here, so that a task with a broken prompt fails at its start.
             _ = episode.prompt

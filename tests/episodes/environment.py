@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import yaml
 
 from decathlon_mcp.app import create_registry, create_sandbox_factory
 from decathlon_mcp.catalogue.catalogue import Catalogue
@@ -78,3 +81,12 @@ async def running_registry(
 async def ended(episode: Episode) -> None:
     """Wait until the episode has ended."""
     await episode.state.reach(Phase.ENDED)
+
+
+def suite_with(folder: Path, **fields: Any) -> Path:
+    """A copy of the probe suite; `fields` are laid over the top level of its suite.yaml."""
+    suite = folder / "suite"
+    shutil.copytree(SUITE, suite)
+    settings = yaml.safe_load((suite / "suite.yaml").read_text())
+    (suite / "suite.yaml").write_text(json.dumps({**settings, **fields}))
+    return suite
