@@ -1,11 +1,13 @@
 """All errors of the server, each with a stable code.
 
     DecathlonError
-     + BadRequestError, UnknownTaskError, UnknownEpisodeError, UnknownToolError, AccessDeniedError
-     + AtCapacityError, NotRunnableError
-     + SuiteError, SettingsError, ProviderUnavailableError, ImageError
-     + SetUpError, SandboxLostError, DriverError, CallTimeoutError, LimitExceededError
-     + EpisodeEndedError, EpisodeClaimedError
+      caused by the request:   BadRequestError, UnknownTaskError, UnknownEpisodeError, UnknownToolError,
+                               AccessDeniedError
+      by the episode's state:  EpisodeClaimedError, EpisodeEndedError
+      by the server's load:    AtCapacityError
+      by its configuration:    SuiteError, SettingsError, ImageError, NotRunnableError,
+                               ProviderUnavailableError
+      by task or sandbox:      SetUpError, SandboxLostError, DriverError, CallTimeoutError, LimitExceededError
 
 A tool of a task that fails is not among them: its result has `isError` and is passed on unchanged.
 `protocol/errors.py` is the one place that maps these errors to MCP.
