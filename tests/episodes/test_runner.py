@@ -381,7 +381,7 @@ async def test_the_absolute_limit_ends_an_episode_that_is_in_use(tmp_path: Path)
         assert episode.state.ending is Ending.TIME_OVER
 
 
-async def test_no_limit_interrupts_a_grading(tmp_path: Path) -> None:
+async def test_the_idle_lease_does_not_interrupt_a_grading(tmp_path: Path) -> None:
     evaluating, finish = anyio.Event(), anyio.Event()
 
     async def run(request: FakeRun) -> int:
@@ -390,7 +390,7 @@ async def test_no_limit_interrupts_a_grading(tmp_path: Path) -> None:
         return 0
 
     provider = FakeProvider(tools=TOOLS, run=run)
-    async with running_registry(tmp_path, provider, idle_seconds=0.5, episode_seconds=2) as registry:
+    async with running_registry(tmp_path, provider, idle_seconds=0.5) as registry:
         episode = registry.start("find-answer", PLAYER)
         with episode.hold():
             await episode.claim_done(None)
