@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from decathlon_mcp.episodes.state import MOVES
+from decathlon_mcp.episodes.state import TRANSITIONS
 from decathlon_mcp.grading.attempt import COUNTED
 from decathlon_mcp.grading.signing import PublicKey
 from decathlon_mcp.grading.verdict import Status, Verdict
@@ -130,7 +130,8 @@ def test_every_metric_that_the_server_counts_is_told() -> None:
 def test_phases_are_told_in_their_order() -> None:
     (found,) = (each for each in blocks(DOCS / "concepts.md") if "→" in each.text)
     assert found.text.split("→") == [
-        f"{' ' * bool(n)}{phase.name}{' ' * (n < 5)}{chr(10) * (n == 5)}" for n, phase in enumerate(MOVES)
+        f"{' ' * bool(n)}{phase.name}{' ' * (n < 5)}{chr(10) * (n == 5)}"
+        for n, phase in enumerate(TRANSITIONS)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Over stdin and stdout: the process is the episode, or the lobby; every revision, every sandbox."""
+"""The server on stdio: the process is the episode or the lobby, for every revision and provider."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def era(request: pytest.FixtureRequest) -> str:
 
 
 @asynccontextmanager
-async def piped(state: Path, provider: str, era: str, *more: str) -> AsyncGenerator[Client]:
+async def stdio(state: Path, provider: str, era: str, *options: str) -> AsyncGenerator[Client]:
     command = ["-m", "decathlon_mcp.cli", "stdio", "--suite", SUITE, "--provider", provider]
     parameters = StdioServerParameters(
         command=sys.executable,
-        args=[*command, "--state", str(state), *more],
+        args=[*command, "--state", str(state), *options],
         env={**os.environ, "PYTHONWARNINGS": "error"},
     )
     async with Client(stdio_client(parameters), mode=ERAS[era]) as client:
@@ -38,7 +38,7 @@ async def piped(state: Path, provider: str, era: str, *more: str) -> AsyncGenera
 
 
 async def test_the_process_is_the_episode(tmp_path: Path, provider: str, era: str) -> None:
-    async with piped(tmp_path, provider, era, "--task", "find-answer") as client:
+    async with stdio(tmp_path, provider, era, "--task", "find-answer") as client:
         assert client.instructions is not None
         assert "Write the answer, 42" in client.instructions
         names = [tool.name for tool in (await client.list_tools()).tools]
@@ -58,7 +58,7 @@ async def test_the_process_is_the_episode(tmp_path: Path, provider: str, era: st
 
 
 async def test_without_a_task_it_is_the_lobby(tmp_path: Path, provider: str, era: str) -> None:
-    async with piped(tmp_path, provider, era) as client:
+    async with stdio(tmp_path, provider, era) as client:
         started: Any = (await client.call_tool("start_episode", {"task": "find-answer"})).structured_content
         handle = started["episode"]
         assert started["address"] is None
@@ -75,8 +75,8 @@ async def test_without_a_task_it_is_the_lobby(tmp_path: Path, provider: str, era
     assert verdict["reward"] == 1.0
 
 
-async def test_a_pipe_that_breaks_leaves_nothing(tmp_path: Path, provider: str, era: str) -> None:
-    async with piped(tmp_path, provider, era, "--task", "find-answer") as client:
+async def test_a_closed_connection_leaves_nothing(tmp_path: Path, provider: str, era: str) -> None:
+    async with stdio(tmp_path, provider, era, "--task", "find-answer") as client:
         await client.call_tool(
             "probe__shell", {"command": "(sleep 1000 & setsid sleep 1000 &) >/dev/null 2>&1"}
         )

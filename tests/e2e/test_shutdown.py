@@ -1,4 +1,4 @@
-"""How a server ends, and what is left of it: nothing."""
+"""How a server stops, and that nothing is left of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A server in a process of its own."""
+    """A server in its own process."""
 
     process: anyio.abc.Process
     url: str
@@ -36,11 +36,11 @@ class Running:
 
 
 @asynccontextmanager
-async def running(state: Path, provider: str, *more: str) -> AsyncGenerator[Running]:
+async def running(state: Path, provider: str, *arguments: str) -> AsyncGenerator[Running]:
     ready = state.parent / "ready"
     ready.unlink(missing_ok=True)
     command = [sys.executable, "-m", "decathlon_mcp.cli", "serve", "--suite", SUITE, "--port", "0"]
-    options = ["--provider", provider, "--state", str(state), "--ready-file", str(ready), *more]
+    options = ["--provider", provider, "--state", str(state), "--ready-file", str(ready), *arguments]
     async with await anyio.open_process(
         [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
@@ -52,8 +52,8 @@ async def running(state: Path, provider: str, *more: str) -> AsyncGenerator[Runn
             await process.wait()
 
 
-async def left(running: Running, docker: Any) -> list[str]:
-    """What there still is, once nothing goes away any more (at most 20 s)."""
+async def leftovers(running: Running, docker: Any) -> list[str]:
+    """Processes and containers of the server that are still there after at most 20 s."""
     found: list[str] = ["?"]
     with anyio.move_on_after(20):
         while found:
@@ -72,17 +72,17 @@ def docker(provider: str, request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue("docker_engine") if provider == "docker" else None
 
 
-async def test_sigterm_drains_what_was_claimed_and_ends_the_rest(
+async def test_sigterm_finishes_gradings_and_ends_open_attempts(
     tmp_path: Path, provider: str, docker: Any
 ) -> None:
     async with running(tmp_path / "state", provider) as server:
         async with (
             connected(server.task("find-answer")) as idle,
-            connected(server.task("find-answer")) as done,
+            connected(server.task("find-answer")) as finished,
         ):
             await idle.call_tool("probe__echo", {"text": ""})
-            await done.call_tool("probe__write", {"path": "answer.txt", "text": "42"})
-            await done.call_tool("claim_done", {})
+            await finished.call_tool("probe__write", {"path": "answer.txt", "text": "42"})
+            await finished.call_tool("claim_done", {})
             server.process.terminate()
             assert await server.process.wait() == 0
         verdicts = [
@@ -90,7 +90,7 @@ async def test_sigterm_drains_what_was_claimed_and_ends_the_rest(
         ]
         assert sorted(verdict["status"] for verdict in verdicts) == ["not_evaluated", "scored"]
         assert [verdict["reward"] for verdict in verdicts if "reward" in verdict] == [1.0]
-        assert await left(server, docker) == []
+        assert await leftovers(server, docker) == []
 
 
 async def test_no_episode_starts_while_the_server_drains(tmp_path: Path, provider: str) -> None:
@@ -102,21 +102,23 @@ async def test_no_episode_starts_while_the_server_drains(tmp_path: Path, provide
                 while (await http.get(f"{server.url}/healthz")).json()["status"] != "draining":  # noqa: ASYNC110
                     await anyio.sleep(0.02)
                 body: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
-                answer = await http.post(server.task("find-answer"), json=body)
-            assert answer.status_code == 503
-            assert "shutting down" in answer.text
+                response = await http.post(server.task("find-answer"), json=body)
+            assert response.status_code == 503
+            assert "shutting down" in response.text
 
 
-async def test_a_server_killed_leaves_nothing_behind(tmp_path: Path, provider: str, docker: Any) -> None:
+async def test_a_killed_server_leaves_no_process_and_no_container(
+    tmp_path: Path, provider: str, docker: Any
+) -> None:
     async with running(tmp_path / "state", provider) as server:
         async with connected(server.task("find-answer")) as client:
             await client.call_tool("probe__shell", {"command": "setsid sleep 1000 >/dev/null 2>&1 &"})
             server.process.kill()
             await server.process.wait()
-            assert await left(server, docker) == []
+            assert await leftovers(server, docker) == []
 
 
-async def test_what_a_killed_server_left_on_disk_the_next_one_sweeps(tmp_path: Path, provider: str) -> None:
+async def test_the_next_server_removes_the_files_of_a_killed_one(tmp_path: Path, provider: str) -> None:
     state = tmp_path / "state"
     async with running(state, provider) as server, connected(server.task("find-answer")) as client:
         await client.call_tool("probe__echo", {"text": ""})
