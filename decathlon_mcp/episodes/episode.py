@@ -16,7 +16,7 @@ from typing import Self
 
 import anyio
 
-from decathlon_mcp.driver_client.rpc import Note
+from decathlon_mcp.driver_client.rpc import NotificationHandler
 from decathlon_mcp.episodes.access import Principal, may_evaluate
 from decathlon_mcp.episodes.admission import Ticket
 from decathlon_mcp.episodes.lease import Lease
@@ -134,8 +134,8 @@ class Episode:
         arguments: JsonObject | None,
         *,
         meta: JsonObject | None = None,
-        on_progress: Note | None = None,
-        on_message: Note | None = None,
+        on_progress: NotificationHandler | None = None,
+        on_message: NotificationHandler | None = None,
     ) -> JsonObject:
         """Relay a call to the task's server; its whole reply, `result` or `error`, as the agent gets it.
 

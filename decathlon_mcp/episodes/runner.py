@@ -232,11 +232,11 @@ async def _until(claimed: anyio.Event, driver: DriverClient) -> None:
     async with anyio.create_task_group() as either:
 
         async def lost() -> None:
-            await driver.lost.wait()
+            await driver.closed.wait()
             either.cancel_scope.cancel()
 
         either.start_soon(lost)
         await claimed.wait()
         either.cancel_scope.cancel()
     if not claimed.is_set():
-        raise await driver.loss()
+        raise await driver.closed_error()

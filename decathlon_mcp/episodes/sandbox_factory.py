@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from decathlon_mcp.driver_client.boot import BOOT_COMMAND
-from decathlon_mcp.driver_client.driver import DriverClient, connect
+from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.driver_client.tunnels import Dialer
 from decathlon_mcp.episodes.local_tools import LocalTools
 from decathlon_mcp.episodes.services import Services, check_reachable, hosted, in_sandbox, start

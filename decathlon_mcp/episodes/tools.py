@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 import anyio
 
 from decathlon_mcp.driver_client.driver import DriverClient
-from decathlon_mcp.driver_client.rpc import Note
+from decathlon_mcp.driver_client.rpc import NotificationHandler
 from decathlon_mcp.errors import DriverError, SetUpError, UnknownToolError
 from decathlon_mcp.suites.tool_names import LOCAL, spell
 from decathlon_mcp.suites.truncation import cut
@@ -151,8 +151,8 @@ class Calls:
         route: Route,
         params: JsonObject,
         *,
-        on_progress: Note | None = None,
-        on_message: Note | None = None,
+        on_progress: NotificationHandler | None = None,
+        on_message: NotificationHandler | None = None,
     ) -> JsonObject:
         """The whole reply, `result` or `error`. Raises what the link's `call` and `start` do."""
         own = route.server == LOCAL and self._local is not None
