@@ -247,12 +247,14 @@ class RpcClient:
                 pending.changed.set()
             return
         method, params = message.get("method"), as_object(message.get("params")) or {}
+        if not isinstance(method, str):
+            return
         if method in (wire.PROGRESS, wire.MESSAGE):
             inner, number = as_object(params.get("params")), params.get("id")
             if inner is not None and isinstance(number, int) and (pending := self._pending.get(number)):
-                pending.push(_Notification(str(method), inner, size_bytes))
+                pending.push(_Notification(method, inner, size_bytes))
         elif method in TUNNEL_NOTIFICATIONS:
-            self.tunnels.handle(str(method), params)
+            self.tunnels.handle(method, params)
         elif method == wire.READY:
             self.ready = True
             self.ready_or_closed.set()
@@ -265,7 +267,7 @@ def _result_of(reply: JsonObject) -> Any:
     error = as_object(reply.get("error")) or {}
     code, text, data = error.get("code"), error.get("message"), as_object(error.get("data"))
     reason = wire.REASONS.get(code, "driver_fault") if isinstance(code, int) else "driver_fault"
-    message = str(text)[:MAX_ERROR_CHARACTERS] if text else reason
+    message = text[:MAX_ERROR_CHARACTERS] if isinstance(text, str) and text else reason
     if reason == "timeout":
         raise CallTimeoutError(message)
     raise DriverError(message, reason=reason, **({"about": data} if data else {}))
