@@ -515,3 +515,12 @@ async def test_ready_notification_is_recorded() -> None:
         await rpc.ready_or_closed.wait()
         assert rpc.ready
         assert not rpc.closed.is_set()
+
+
+async def test_end_of_the_stream_breaks_the_tunnels() -> None:
+    async with rpc_client() as (rpc, peer):
+        tunnel = rpc.tunnels.create()
+        await peer.end()
+        with pytest.raises(anyio.BrokenResourceError):
+            await tunnel.receive()
+        await tunnel.aclose()
