@@ -32,9 +32,7 @@ def result(**fields: Any) -> RunResult:
     return RunResult(**{**values, **fields})
 
 
-@pytest.mark.parametrize(
-    ("exit_code", "success"), [(0, True), (1, False), (2, False), (255, False)]
-)
+@pytest.mark.parametrize(("exit_code", "success"), [(0, True), (1, False), (2, False), (255, False)])
 def test_exit_code_decides_success(exit_code: int, success: bool) -> None:
     assert succeeded(result(exit_code=exit_code)) is success
 
