@@ -15,7 +15,7 @@ from typing import Self
 
 import anyio
 
-from decathlon_mcp.driver_client.rpc import Note
+from decathlon_mcp.driver_client.rpc import NotificationHandler
 from decathlon_mcp.episodes.access import Principal, may_evaluate
 from decathlon_mcp.episodes.admission import Ticket
 from decathlon_mcp.episodes.lease import Lease
@@ -181,8 +181,8 @@ class Episode:
         arguments: JsonObject | None,
         *,
         meta: JsonObject | None = None,
-        on_progress: Note | None = None,
-        on_message: Note | None = None,
+        on_progress: NotificationHandler | None = None,
+        on_message: NotificationHandler | None = None,
     ) -> JsonObject:
         """Call a tool of the task and return the server's whole reply, with `result` or `error`.
 

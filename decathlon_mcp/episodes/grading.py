@@ -17,9 +17,9 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.services import EpisodeResources
 from decathlon_mcp.errors import LimitExceededError
 from decathlon_mcp.grading.attempt import Attempt
-from decathlon_mcp.grading.grading import grade
+from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
-from decathlon_mcp.grading.trajectory_log import trajectory_log
+from decathlon_mcp.grading.traj_log import trajectory_log
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.types import Network

@@ -178,14 +178,14 @@ class EpisodeRunner:
         async with anyio.create_task_group() as tasks:
 
             async def watch() -> None:
-                await driver.lost.wait()
+                await driver.closed.wait()
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(watch)
             await self._episode.state.reach(Phase.CLAIMED)
             tasks.cancel_scope.cancel()
         if self._episode.claim is None:
-            raise await driver.loss()
+            raise await driver.closed_error()
 
     def _record_verdict(self, verdict: Verdict) -> None:
         self._episode.record_verdict(self._signer.sign(verdict))

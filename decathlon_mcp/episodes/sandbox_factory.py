@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from decathlon_mcp.driver_client.boot import BOOT_COMMAND
-from decathlon_mcp.driver_client.driver import DriverClient, connect
+from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.driver_client.tunnels import Dialer
 from decathlon_mcp.episodes.tools import LocalTools
 from decathlon_mcp.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec

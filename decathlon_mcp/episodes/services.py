@@ -50,7 +50,7 @@ class Services:
             async with background_tasks() as tasks:
 
                 async def watch(driver: DriverClient) -> None:
-                    await driver.lost.wait()
+                    await driver.closed.wait()
                     lost.append(driver)
                     body.cancel()
 
@@ -58,7 +58,7 @@ class Services:
                     tasks.start_soon(watch, driver)
                 yield
         if lost:
-            raise await lost[0].loss()
+            raise await lost[0].closed_error()
 
 
 @dataclass(frozen=True, slots=True)

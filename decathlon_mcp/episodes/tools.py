@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 import anyio
 
 from decathlon_mcp.driver_client.driver import DriverClient
-from decathlon_mcp.driver_client.rpc import Note
+from decathlon_mcp.driver_client.rpc import NotificationHandler
 from decathlon_mcp.errors import DriverError, SetUpError, SuiteError, UnknownToolError
 from decathlon_mcp.suites.local_tools import (
     ToolDescriptions,
@@ -168,8 +168,8 @@ class ToolSession:
         route: ToolRoute,
         params: JsonObject,
         *,
-        on_progress: Note | None = None,
-        on_message: Note | None = None,
+        on_progress: NotificationHandler | None = None,
+        on_message: NotificationHandler | None = None,
     ) -> JsonObject:
         """Send `tools/call` and return the whole reply, with `result` or `error`.
 

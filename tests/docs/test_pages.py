@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from decathlon_mcp.episodes.state import TRANSITIONS
-from decathlon_mcp.grading.attempt import COUNTED
+from decathlon_mcp.grading.attempt import SERVER_METRICS
 from decathlon_mcp.grading.signing import PublicKey
 from decathlon_mcp.grading.verdict import Status, Verdict
 from decathlon_mcp.settings import RewardPolicy
@@ -124,7 +124,7 @@ def test_every_metric_that_the_server_counts_is_told() -> None:
     (section,) = re.findall(
         r"## What the server counts\n(.*?)\n## ", (DOCS / "rewards.md").read_text("utf-8"), re.DOTALL
     )
-    assert set(COUNTED) <= set(re.findall(r"`(\w+)`", section))
+    assert set(SERVER_METRICS) <= set(re.findall(r"`(\w+)`", section))
 
 
 def test_phases_are_told_in_their_order() -> None:

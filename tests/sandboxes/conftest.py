@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from decathlon_mcp.driver_client.boot import BOOT_COMMAND
+from decathlon_mcp.driver_client.driver import BOOT_COMMAND
 from decathlon_mcp.sandboxes.base import Limits, Provider, SandboxSpec
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider

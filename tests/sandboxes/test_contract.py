@@ -80,7 +80,7 @@ async def test_the_end_of_the_input_ends_the_first_process_and_the_stream(bench:
         async with bench.provider.open(bench.spec()) as sandbox, connect(sandbox) as link:
             assert await sandbox.cause_of_end() is None
             await sandbox.stream.send_eof()
-            await link.lost.wait()
+            await link.closed.wait()
             assert await sandbox.cause_of_end() == "exit code 0"
             assert not sandbox.out_of_memory
 

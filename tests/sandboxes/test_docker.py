@@ -195,7 +195,7 @@ async def test_a_container_killed_from_outside_is_lost_with_its_exit_code(docker
     with anyio.fail_after(30):
         async with docker.provider.open(spec) as sandbox, connect(sandbox) as link:
             docker.engine.kill(f"decathlon-{spec.name}")
-            await link.lost.wait()
+            await link.closed.wait()
             assert await sandbox.cause_of_end() == "exit code 137"
 
 
@@ -394,7 +394,7 @@ async def test_an_engine_over_tcp_serves_as_well(
                     found = await taken(sandbox, sandbox.root, tmp_path / "out.tar")
                     assert found["a"][3] == b"x" * 100_000
                     await sandbox.stream.send_eof()
-                    await link.lost.wait()
+                    await link.closed.wait()
                     assert await sandbox.cause_of_end() == "exit code 0"
             assert docker.left() == []
 

@@ -1,4 +1,4 @@
-"""Staying on: what an agent has left running is gone before its work is taken, however it holds on."""
+"""Processes that try to survive the claim: all are killed before the workspace is captured."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.cheats.agent import Arena
+from tests.cheats.agent import CheatServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
@@ -17,12 +17,12 @@ def tools_live():
 def work():
     while tools_live():
         time.sleep(0.01)
-    # Frozen, and graded perhaps: longer than it takes to be killed.
+    # Longer than the freeze takes: a survivor writes during grading.
     time.sleep(6)
     while True:
         open("/episode/workspace/report.json", "w").write('{"total": 70}')
 """
-STUBBORN = {
+SURVIVORS = {
     "daemon": """
 import signal
 for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
@@ -90,9 +90,9 @@ time.sleep(0.1)
 }
 
 
-@pytest.mark.parametrize("program", STUBBORN.values(), ids=STUBBORN)
-async def test_nothing_outlives_the_claim(arena: Arena, docker_engine: Any, program: str) -> None:
-    async with arena.cheating() as agent:
+@pytest.mark.parametrize("program", SURVIVORS.values(), ids=SURVIVORS)
+async def test_no_process_survives_the_claim(cheats: CheatServer, docker_engine: Any, program: str) -> None:
+    async with cheats.unrewarded_episode() as agent:
         background = f"LATE = {LATE!r}\n{LATE}\nif os.fork() == 0:\n    os.setsid()"
         lines = "".join(f"    {line}\n" for line in program.splitlines())
         await agent.python(f"{background}\n{lines}")

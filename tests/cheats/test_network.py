@@ -1,4 +1,4 @@
-"""Reaching out: sandboxes that have a network reach the world by it, and not each other nor the server."""
+"""Network access: a sandbox with a network cannot reach other sandboxes or the server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from tests.cheats.agent import SMALL, SUITE, Arena, arena
+from tests.cheats.agent import SMALL, SUITE, CheatServer, cheat_server
 from tests.probe.serving import serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
@@ -36,27 +36,27 @@ def reached(host, port):
 @pytest.fixture(scope="module", name="networked")
 async def in_containers_with_a_network(
     test_image: str, tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
-) -> AsyncGenerator[Arena]:
+) -> AsyncGenerator[CheatServer]:
     state = tmp_path_factory.mktemp("state")
     settings = {"suite": (SUITE,), "provider": "docker", "image": test_image, "network": "outbound"}
-    async with serving(state, **settings, **SMALL) as served, arena(served) as opened:
-        yield opened
+    async with serving(state, **settings, **SMALL) as served, cheat_server(served) as server:
+        yield server
 
 
-async def test_no_sandbox_reaches_another_by_network(networked: Arena) -> None:
-    async with networked.playing("sum-prices") as other:
+async def test_sandbox_cannot_reach_another_by_network(networked: CheatServer) -> None:
+    async with networked.episode("sum-prices") as other:
         address = (await other.python(LISTENS)).strip()
         assert await other.python(f"{REACHES}print(reached({address!r}, 7777))") == "True\n"
-        async with networked.cheating() as agent:
+        async with networked.unrewarded_episode() as agent:
             names = (address, f"decathlon-{other.label}-agent", other.label)
             assert await agent.python(f"{REACHES}print([n for n in {names} if reached(n, 7777)])") == "[]\n"
             assert await agent.shell("ls /sys/class/net") == "eth0\nlo\n"
 
 
-async def test_no_sandbox_reaches_the_server_by_network(networked: Arena) -> None:
-    """By default it listens where only its own machine is; beyond that it asks for tokens."""
+async def test_sandbox_cannot_reach_the_server_by_network(networked: CheatServer) -> None:
+    """By default the server listens on loopback only; anywhere else it requires tokens."""
     port = int(networked.served.url.rpartition(":")[2])
-    async with networked.cheating() as agent:
+    async with networked.unrewarded_episode() as agent:
         program = f"""
 import ipaddress
 route = open("/proc/net/route").read().splitlines()[1].split()[2]

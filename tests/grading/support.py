@@ -1,4 +1,4 @@
-"""Small checkouts, closed attempts, and real sandboxes to grade them in."""
+"""Small checkouts, closed attempts, and a grader that uses real sandboxes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from decathlon_mcp.driver_client.boot import BOOT_COMMAND
-from decathlon_mcp.driver_client.driver import DriverClient, connect
+from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.grading.attempt import Attempt, CallRecord
-from decathlon_mcp.grading.grading import grade
+from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import Provider, Sandbox, SandboxSpec
@@ -31,7 +30,7 @@ LAUNCH_TIME = datetime(2026, 11, 21, 9, 30)
 
 
 def write_suite(checkout: Path, files: Mapping[str, str]) -> Suite:
-    """A checkout with one task, `paper`, and the files given (paths relative to the checkout)."""
+    """Write a checkout with one task, `paper`, and these files (paths relative to the checkout)."""
     for name, text in {
         "suite.yaml": "profile: starter\n",
         f"{PAPER}/task_config.json": '{"needed_mcp_servers": []}',
@@ -44,8 +43,8 @@ def write_suite(checkout: Path, files: Mapping[str, str]) -> Suite:
     return load_suite(checkout)
 
 
-def call_record(seq: int, server: str = "files", tool: str = "read", **fields: Any) -> CallRecord:
-    given: dict[str, Any] = {
+def make_call(seq: int, server: str = "files", tool: str = "read", **fields: Any) -> CallRecord:
+    values: dict[str, Any] = {
         "seq": seq,
         "server": server,
         "tool": tool,
@@ -57,12 +56,12 @@ def call_record(seq: int, server: str = "files", tool: str = "read", **fields: A
         "seconds": 0.1,
         **fields,
     }
-    return CallRecord(**given)
+    return CallRecord(**values)
 
 
-def attempt_of(**fields: Any) -> Attempt:
-    """An attempt at `paper` with two calls, claimed; fields as given."""
-    given: dict[str, Any] = {
+def make_attempt(**fields: Any) -> Attempt:
+    """A claimed attempt at `paper` with two calls; `fields` override its fields."""
+    values: dict[str, Any] = {
         "episode": "e1",
         "task": "paper",
         "suite": "checkout",
@@ -72,28 +71,28 @@ def attempt_of(**fields: Any) -> Attempt:
         "grader_network": "none",
         "launch_time": LAUNCH_TIME,
         "prompt": Prompt("Be careful.", "Find the paper."),
-        "calls": [call_record(1), call_record(2, tool="write", failed=True)],
+        "calls": [make_call(1), make_call(2, tool="write", failed=True)],
         "claimed": True,
         **fields,
     }
-    return Attempt(**given)
+    return Attempt(**values)
 
 
-def pack(files: Mapping[str, str | bytes]) -> bytes:
-    """A tar of files by name."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
+def tar_of(files: Mapping[str, str | bytes]) -> bytes:
+    """A tar archive with these files."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
         for name, body in files.items():
             body = body.encode() if isinstance(body, str) else body
             info = tarfile.TarInfo(name)
             info.size = len(body)
             tar.addfile(info, io.BytesIO(body))
-    return packed.getvalue()
+    return archive.getvalue()
 
 
 @dataclass
-class Grading:
-    """Grades attempts in fresh sandboxes of a provider; `networks` says what was asked for."""
+class SandboxGrader:
+    """Grades attempts in sandboxes of a provider; records the networks it was asked for."""
 
     folder: Path
     provider: Provider
@@ -132,7 +131,7 @@ class Grading:
         archive = workspace if isinstance(workspace, Path) else None
         if workspace is not None and not isinstance(workspace, Path):
             archive = self.folder / "workspace.tar"
-            archive.write_bytes(pack(workspace))
+            archive.write_bytes(tar_of(workspace))
         job = GradingJob(
             attempt=attempt,
             suite=suite,
@@ -146,8 +145,8 @@ class Grading:
         return await grade(job)
 
 
-def rubric(**fields: Any) -> str:
-    """A rubric file's text (JSON is YAML)."""
+def rubric_text(**fields: Any) -> str:
+    """The text of a rubric file (JSON is YAML)."""
     return json.dumps(fields)
 
 

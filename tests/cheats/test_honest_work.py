@@ -1,19 +1,19 @@
-"""Honest work at the tasks that cheats are tried on: what is right is rewarded, what is not there is not."""
+"""Honest work on the tasks of the cheats: it is rewarded, and an empty attempt is not."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.cheats.agent import HONEST, Arena
+from tests.cheats.agent import HONEST, CheatServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
 
 @pytest.mark.parametrize("task", HONEST)
-async def test_the_right_answer_gets_everything(arena: Arena, task: str) -> None:
-    async with arena.playing(task) as agent:
+async def test_correct_answer_gets_the_full_reward(cheats: CheatServer, task: str) -> None:
+    async with cheats.episode(task) as agent:
         if task == "last-words":
-            await agent.say("friend")
+            await agent.echo("friend")
         else:
             await agent.shell(HONEST[task])
         await agent.claim("say")
@@ -22,7 +22,7 @@ async def test_the_right_answer_gets_everything(arena: Arena, task: str) -> None
 
 
 @pytest.mark.parametrize("task", HONEST)
-async def test_an_empty_attempt_gets_nothing(arena: Arena, task: str) -> None:
-    async with arena.playing(task) as agent:
+async def test_empty_attempt_gets_no_reward(cheats: CheatServer, task: str) -> None:
+    async with cheats.episode(task) as agent:
         verdict = await agent.verdict()
     assert (verdict["status"], verdict.get("reward")) == ("scored", 0.0), verdict

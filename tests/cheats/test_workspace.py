@@ -1,17 +1,17 @@
-"""What an agent may leave in its workspace: it crosses to the grader as data, or it does not cross."""
+"""Contents of the workspace: they reach the grader as data, or they are refused."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.cheats.agent import HONEST, Arena
+from tests.cheats.agent import HONEST, CheatServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
 ANSWER = "tasks/cheats/sum-prices/groundtruth_workspace/total.json"
-"""In the grader it reads as the report should."""
+"""In the grader this file has the content that the report should have."""
 
-# Every kind of link, stranger and name by itself: tests/archives/test_workspace.py.
+# Each kind of link, special file and name on its own: tests/archives/test_workspace.py.
 LINKS = {
     "relative": f"ln -s ../{ANSWER} report.json",
     "through-a-parent": f"mkdir a b; ln -s ../a b/c; ln -s b/c/../../{ANSWER} report.json",
@@ -26,13 +26,13 @@ WORKSPACES = {
     "a-fifo": "mkfifo workspace",
     "nothing": "true",
 }
-STRANGERS = {
+SPECIAL_FILES = {
     "fifo": """mkfifo report.json; python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("s")'""",
     "folder": "mkdir report.json",
     "unreadable": "echo '{\"total\": 7}' > report.json; chmod 0 report.json .",
     "set-id": "cp /usr/bin/python3 report.json; chmod 7777 report.json",
-    "hard-link-to-the-outside": "ln /episode/configs/mcp_servers/root.yaml report.json",
-    "hard-links-in-a-crowd": """echo '{}' > report.json
+    "hard-link-out-of-the-workspace": "ln /episode/configs/mcp_servers/root.yaml report.json",
+    "many-hard-links": """echo '{}' > report.json
         python3 -c 'import os; [os.link("report.json", f"{n}.json") for n in range(2000)]'""",
 }
 NAMES = r"""
@@ -63,35 +63,35 @@ for name, levels in (("d", 600), ("d" * 99, 60), ("d" * 255, 20)):
 
 
 @pytest.mark.parametrize("link", LINKS.values(), ids=LINKS)
-async def test_a_link_that_leads_out_is_not_followed(arena: Arena, link: str) -> None:
-    async with arena.cheating() as agent:
+async def test_link_out_of_the_workspace_is_not_followed(cheats: CheatServer, link: str) -> None:
+    async with cheats.unrewarded_episode() as agent:
         await agent.shell(link)
 
 
 @pytest.mark.parametrize("workspace", WORKSPACES.values(), ids=WORKSPACES)
-async def test_a_workspace_that_is_another_thing_is_an_empty_one(arena: Arena, workspace: str) -> None:
-    async with arena.cheating() as agent:
+async def test_workspace_that_is_no_folder_is_graded_as_empty(cheats: CheatServer, workspace: str) -> None:
+    async with cheats.unrewarded_episode() as agent:
         await agent.shell(f"cd ..; rm -rf workspace; {workspace}")
 
 
-@pytest.mark.parametrize("stranger", STRANGERS.values(), ids=STRANGERS)
-async def test_a_file_that_is_no_plain_file_is_none(arena: Arena, stranger: str) -> None:
-    async with arena.cheating() as agent:
-        await agent.shell(stranger)
+@pytest.mark.parametrize("special_file", SPECIAL_FILES.values(), ids=SPECIAL_FILES)
+async def test_special_file_is_not_graded(cheats: CheatServer, special_file: str) -> None:
+    async with cheats.unrewarded_episode() as agent:
+        await agent.shell(special_file)
 
 
 @pytest.mark.parametrize("program", [NAMES, DEEP], ids=["odd", "deep"])
-async def test_names_that_are_hard_to_bear_cost_nothing(arena: Arena, program: str) -> None:
-    """Beside honest work, which is paid: nothing of it was lost, and nothing lies where it should not."""
-    async with arena.playing("sum-prices") as agent:
+async def test_unusual_file_names_do_not_affect_the_reward(cheats: CheatServer, program: str) -> None:
+    """Honest work next to them is rewarded."""
+    async with cheats.episode("sum-prices") as agent:
         assert await agent.python(program) == ""
         await agent.shell(HONEST["sum-prices"])
         verdict = await agent.verdict()
     assert (verdict["status"], verdict.get("reward")) == ("scored", 1.0), verdict
 
 
-async def test_files_by_the_thousand_are_borne(arena: Arena) -> None:
-    async with arena.playing("sum-prices") as agent:
+async def test_workspace_with_thousands_of_files_is_graded(cheats: CheatServer) -> None:
+    async with cheats.episode("sum-prices") as agent:
         await agent.python("import os\nfor n in range(5_000): os.mknod(f'{n}')")
         await agent.shell(HONEST["sum-prices"])
         verdict = await agent.verdict()
@@ -99,7 +99,7 @@ async def test_files_by_the_thousand_are_borne(arena: Arena) -> None:
 
 
 @pytest.mark.parametrize(
-    "giant",
+    "command",
     [
         "truncate -s 1T report.json",
         "truncate -s 8E report.json || truncate -s 16000000M report.json",
@@ -107,13 +107,13 @@ async def test_files_by_the_thousand_are_borne(arena: Arena) -> None:
     ],
     ids=["sparse-terabyte", "sparse-giant", "flat"],
 )
-async def test_more_than_may_cross_does_not_cross(arena: Arena, giant: str) -> None:
-    async with arena.cheating() as agent:
-        await agent.shell(giant)
+async def test_oversized_file_is_not_graded(cheats: CheatServer, command: str) -> None:
+    async with cheats.unrewarded_episode() as agent:
+        await agent.shell(command)
 
 
-async def test_what_did_not_cross_is_told(arena: Arena) -> None:
-    async with arena.playing("sum-prices") as agent:
+async def test_refused_files_are_listed_in_the_verdict(cheats: CheatServer) -> None:
+    async with cheats.episode("sum-prices") as agent:
         await agent.shell("mkfifo pipe; ln -s /etc/shadow shadow; cp /usr/bin/env id; chmod 4755 id")
         refused = (await agent.verdict())["refused"]
     assert [line.partition(":")[0] for line in sorted(refused)] == ["id", "pipe", "shadow"], refused

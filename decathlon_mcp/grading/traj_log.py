@@ -1,9 +1,9 @@
-"""`traj_log.json` as Toolathlon writes it, made of what passed through.
+"""`traj_log.json` in Toolathlon's format, built from the recorded calls.
 
 Follows `TaskAgent.save_results` (utils/roles/task_agent.py), `TaskConfig.to_dict` (utils/data_structures/
-task_config.py) and `_process_turn_records` (utils/roles/context_managed_runner.py). Tools have Toolathlon's
-own spelling (`arxiv_local-search`), whatever the agent's was: an evaluator must not depend on how a server
-was started. The values of the task's tokens, which upstream writes into it, are left out.
+task_config.py) and `_process_turn_records` (utils/roles/context_managed_runner.py). Tools always have
+Toolathlon's spelling (`arxiv_local-search`): an evaluator must not depend on the server's `--names`. The
+values of the task's tokens, which Toolathlon writes into the log, are left out.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from decathlon_mcp.suites.truncation import OVERLONG_KEY, model_text
 from decathlon_mcp.types import JsonObject, as_object
 
 MAX_TURNS, MAX_STEPS = 50, 200
-"""Upstream's own limits (scripts/formal_run_v0.json); nothing here keeps to them."""
+"""Toolathlon's limits (scripts/formal_run_v0.json). They are only reported, never enforced."""
 
 
 def trajectory_log(attempt: Attempt, *, suite: Suite, task: Task, root: PurePosixPath) -> JsonObject:
-    """The log of a closed attempt; `root` is where the suite lives in the sandbox that reads it."""
+    """The log of a closed attempt; `root` is the suite's folder in the sandbox that reads it."""
     config = _config(attempt, suite, task, root)
     return {
         "config": config,
@@ -118,7 +118,7 @@ def _exchange(call: CallRecord) -> list[JsonObject]:
 
 
 def _content(call: CallRecord, name: str) -> str:
-    """One item as its JSON, several as a JSON array; of the local tools and of what was cut, the bare text.
+    """One content item as its JSON, several as a JSON array; plain text for local tools and cut replies.
 
     Follows utils/openai_agents_monkey_patch: `custom_mcp_util.py` and, for a call without a result,
     `custom_run_impl.py`.
@@ -126,18 +126,18 @@ def _content(call: CallRecord, name: str) -> str:
     result = call.result or {}
     if "content" not in result:
         error = as_object(result.get("error"))
-        said = error.get("message") if error else result.get("error")
-        return f"Error running tool {name}: {said or 'no result'}"
+        message = error.get("message") if error else result.get("error")
+        return f"Error running tool {name}: {message or 'no result'}"
     items = cast("list[Any]", result["content"]) if isinstance(result["content"], list) else []
     texts = [(as_object(item) or {}).get("text") for item in items]
-    bare = call.server == LOCAL or OVERLONG_KEY in (as_object(result.get("_meta")) or {})
-    if items and bare and all(isinstance(text, str) for text in texts):
+    plain = call.server == LOCAL or OVERLONG_KEY in (as_object(result.get("_meta")) or {})
+    if items and plain and all(isinstance(text, str) for text in texts):
         return "".join(map(str, texts))
     return model_text(result)
 
 
 def _key_stats(attempt: Attempt) -> JsonObject:
-    """Upstream's counters, filled where the server can know them, and what it counts beside."""
+    """Toolathlon's counters, 0 where the server cannot know them, and the server's own metrics."""
     counts = {name: round(number, 3) for name, number in attempt.counts.items()}
     calls = len(attempt.calls)
     turns = attempt.turns if attempt.turns is not None else calls + (attempt.answer is not None)
@@ -159,8 +159,8 @@ def _key_stats(attempt: Attempt) -> JsonObject:
     }
 
 
-def _time(when: datetime | None) -> str:
-    return "unknown" if when is None else when.strftime("%Y-%m-%d %H:%M:%S")
+def _time(time: datetime | None) -> str:
+    return "unknown" if time is None else time.strftime("%Y-%m-%d %H:%M:%S")
 
 
 _NO_COST: JsonObject = {

@@ -1,4 +1,4 @@
-"""The local provider isolates nothing: it says so, in its log and in every verdict, and a cheat is paid."""
+"""The local provider gives no isolation: cheats outside the workspace succeed, and log and verdict say so."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cheats.agent import SUITE, playing
+from tests.cheats.agent import SUITE, open_episode
 from tests.probe.serving import serving
 
 pytestmark = pytest.mark.anyio
@@ -21,26 +21,26 @@ HARMLESS = {
         echo 'import os; os._exit(0)' > $name.py; done""",
     "a-fifo": "mkfifo report.json",
 }
-"""Cheats that stay in the workspace: no others may be tried on whoever runs the tests."""
+"""Cheats that stay in the workspace; others would affect the machine that runs the tests."""
 
 
-async def test_without_isolation_the_answer_is_in_reach_and_both_log_and_verdict_say_so(
+async def test_local_provider_gives_access_to_the_answer_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
         async with serving(tmp_path, suite=(SUITE,), provider="local") as served:
-            async with playing(served, "sum-prices") as agent:
+            async with open_episode(served, "sum-prices") as agent:
                 await agent.shell(f"cp '{SUITE}/{ANSWER}' report.json")
                 verdict = await agent.verdict()
     assert (verdict["reward"], verdict["isolation"]) == (1.0, "none"), verdict
-    said = [record.message for record in caplog.records if record.name.startswith("decathlon")]
-    assert "isolates nothing" in said[0], said
+    messages = [record.message for record in caplog.records if record.name.startswith("decathlon")]
+    assert "isolates nothing" in messages[0], messages
 
 
-async def test_even_then_only_the_workspace_is_graded_and_nothing_in_it_is_believed(tmp_path: Path) -> None:
+async def test_local_provider_grades_only_the_state_of_the_workspace(tmp_path: Path) -> None:
     async with serving(tmp_path, suite=(SUITE,), provider="local") as served:
         for cheat in HARMLESS.values():
-            async with playing(served, "sum-prices") as agent:
+            async with open_episode(served, "sum-prices") as agent:
                 await agent.shell(cheat)
                 verdict = await agent.verdict()
             assert (verdict["status"], verdict["reward"]) == ("scored", 0.0), (cheat, verdict)

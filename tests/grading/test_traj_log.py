@@ -1,4 +1,4 @@
-"""The log that evaluators are given, in Toolathlon's own form."""
+"""The log that evaluators get, in Toolathlon's format."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from decathlon_mcp.grading.attempt import Attempt
-from decathlon_mcp.grading.trajectory_log import trajectory_log
+from decathlon_mcp.grading.traj_log import trajectory_log
 from decathlon_mcp.suites.truncation import truncate
-from tests.grading.scene import PAPER, attempt_of, call_record, write_suite
+from tests.grading.support import PAPER, make_attempt, make_call, write_suite
 
 ROOT = PurePosixPath("/workspace")
 TOOL = {"name": "read", "description": "Reads.", "inputSchema": {"type": "object"}}
@@ -21,10 +21,10 @@ def log_of(tmp_path: Path, attempt: Attempt, files: dict[str, str] | None = None
     return trajectory_log(attempt, suite=suite, task=suite.tasks["paper"], root=ROOT)
 
 
-def test_the_config_is_that_of_toolathlons_task_config(tmp_path: Path) -> None:
+def test_config_has_the_fields_of_toolathlons_task_config(tmp_path: Path) -> None:
     config = log_of(
         tmp_path,
-        attempt_of(),
+        make_attempt(),
         {
             f"{PAPER}/task_config.json": json.dumps(
                 {
@@ -69,10 +69,10 @@ def test_the_config_is_that_of_toolathlons_task_config(tmp_path: Path) -> None:
 
 def test_messages_are_the_task_the_calls_and_the_answer(tmp_path: Path) -> None:
     calls = [
-        call_record(2, server="local", tool="python-execute", arguments={"code": "1\u00b2"}),
-        call_record(1, server="arxiv_local", tool="search", name="arxiv_local__search"),
+        make_call(2, server="local", tool="python-execute", arguments={"code": "1\u00b2"}),
+        make_call(1, server="arxiv_local", tool="search", name="arxiv_local__search"),
     ]
-    messages = log_of(tmp_path, attempt_of(calls=calls, answer="It is 1706.03762."))["messages"]
+    messages = log_of(tmp_path, make_attempt(calls=calls, answer="It is 1706.03762."))["messages"]
     assert messages == [
         {"role": "user", "content": "Find the paper."},
         {
@@ -107,7 +107,7 @@ def test_messages_are_the_task_the_calls_and_the_answer(tmp_path: Path) -> None:
     ]
 
 
-def test_results_read_as_upstream_writes_them(tmp_path: Path) -> None:
+def test_results_have_toolathlons_format(tmp_path: Path) -> None:
     two = [{"type": "text", "text": "a"}, {"type": "image", "data": "", "mimeType": "image/png"}]
     results: list[dict[str, Any] | None] = [
         {"content": two},
@@ -116,9 +116,9 @@ def test_results_read_as_upstream_writes_them(tmp_path: Path) -> None:
         {"error": "cancelled"},
         None,
     ]
-    calls = [call_record(seq, result=result) for seq, result in enumerate(results)]
-    told = log_of(tmp_path, attempt_of(calls=calls))["messages"]
-    assert [message["content"] for message in told if message["role"] == "tool"] == [
+    calls = [make_call(seq, result=result) for seq, result in enumerate(results)]
+    log = log_of(tmp_path, make_attempt(calls=calls))["messages"]
+    assert [message["content"] for message in log if message["role"] == "tool"] == [
         json.dumps([{**item, "annotations": None} for item in two]),
         "[]",
         "Error running tool files-read: no such tool",
@@ -129,16 +129,16 @@ def test_results_read_as_upstream_writes_them(tmp_path: Path) -> None:
 
 def test_tools_and_key_stats_are_filled(tmp_path: Path) -> None:
     start = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
-    attempt = attempt_of(
+    attempt = make_attempt(
         tools={"files": [TOOL]}, answer="done", started_at=start, claimed_at=start + timedelta(seconds=65)
     )
-    told = log_of(tmp_path, attempt)
-    assert told["status"] == "success"
-    assert (told["initial_run_time"], told["completion_time"]) == (
+    log = log_of(tmp_path, attempt)
+    assert log["status"] == "success"
+    assert (log["initial_run_time"], log["completion_time"]) == (
         "2026-11-21 09:30:00",
         "2026-11-21 09:31:05",
     )
-    assert told["tool_calls"] == {
+    assert log["tool_calls"] == {
         "tools": [
             {
                 "type": "function",
@@ -151,7 +151,7 @@ def test_tools_and_key_stats_are_filled(tmp_path: Path) -> None:
         ],
         "tool_choice": "auto",
     }
-    assert told["key_stats"] == {
+    assert log["key_stats"] == {
         "interaction_turns": 1,
         "tool_calls": 2,
         "agent_llm_requests": 3,
@@ -169,23 +169,23 @@ def test_tools_and_key_stats_are_filled(tmp_path: Path) -> None:
     }
 
 
-def test_turns_that_the_client_told_are_used(tmp_path: Path) -> None:
-    assert log_of(tmp_path, attempt_of(turns=9))["key_stats"]["assistant_turns"] == 9
+def test_turns_reported_by_the_client_are_used(tmp_path: Path) -> None:
+    assert log_of(tmp_path, make_attempt(turns=9))["key_stats"]["assistant_turns"] == 9
 
 
-def test_a_gym_tasks_folder_has_one_part(tmp_path: Path) -> None:
+def test_task_dir_of_a_gym_task_has_one_part(tmp_path: Path) -> None:
     files = {"suite.yaml": "profile: gym\ntask_base: tasks/train\n"}
-    config = log_of(tmp_path, attempt_of(), files)["config"]
+    config = log_of(tmp_path, make_attempt(), files)["config"]
     assert (config["task_dir"], config["id"]) == ("paper", "paper")
     assert config["launch_time"] == "2026-11-21 09:30:00"
     assert config["evaluation"]["groundtruth_workspace"] is None
 
 
-def test_a_reply_that_was_cut_reads_as_its_agent_saw_it(tmp_path: Path) -> None:
+def test_cut_reply_is_logged_as_the_agent_saw_it(tmp_path: Path) -> None:
     overlong = truncate(
         {"content": [{"type": "text", "text": "a" * 200_000}]}, PurePosixPath("/episode/workspace")
     )
     assert overlong is not None
-    told = log_of(tmp_path, attempt_of(calls=[call_record(1, result=overlong.result)]))["messages"]
-    (message,) = (message for message in told if message["role"] == "tool")
+    log = log_of(tmp_path, make_attempt(calls=[make_call(1, result=overlong.result)]))["messages"]
+    (message,) = (message for message in log if message["role"] == "tool")
     assert message["content"] == overlong.result["content"][0]["text"]
