@@ -11,43 +11,37 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
-from decathlon_mcp.archives import tar
+from decathlon_mcp.archives.reading import ArchiveReader, Kind, Member
 
 _CACHE = "__pycache__"
-_CHUNK_BYTES = 1 << 20
 
 
 def evaluator_digest(archive: Path, *, folder: PurePosixPath, names: Collection[str]) -> str:
     """`sha256:` and 64 digits. `archive` has the task's files below `folder`; `names` count of them."""
     lines: list[bytes] = []
     with archive.open("rb") as file:
-        for member in tar.read_members(file):
-            path = PurePosixPath(member.name.decode("utf-8", "surrogateescape"))
-            if not path.is_relative_to(folder) or member.kind == tar.FOLDER:
+        reader = ArchiveReader.of_file(file)
+        for member in reader:
+            path = PurePosixPath(member.name)
+            if not path.is_relative_to(folder) or member.kind is Kind.FOLDER:
                 continue
             path = path.relative_to(folder)
             if path.parts and path.parts[0] in names and _CACHE not in path.parts:
-                lines.append(_line(file, member, path))
+                lines.append(_line(reader, member, path))
     return f"sha256:{hashlib.sha256(b''.join(sorted(lines))).hexdigest()}"
 
 
-def _line(file: BinaryIO, member: tar.Member, path: PurePosixPath) -> bytes:
-    if member.kind in (tar.SYMLINK, tar.HARD_LINK):
-        kind, said = b"link", member.link
+def _line(reader: ArchiveReader, member: Member, path: PurePosixPath) -> bytes:
+    if member.kind in (Kind.SYMLINK, Kind.HARD_LINK):
+        kind, content = b"link", member.link.encode("utf-8", "surrogateescape")
     else:
-        kind, said = b"file", _content(file, member).encode()
-    return b"\0".join((kind, str(path).encode("utf-8", "surrogateescape"), said)) + b"\n"
+        kind, content = b"file", _content_digest(reader).encode()
+    return b"\0".join((kind, str(path).encode("utf-8", "surrogateescape"), content)) + b"\n"
 
 
-def _content(file: BinaryIO, member: tar.Member) -> str:
-    total, left = hashlib.sha256(), member.size
-    file.seek(member.offset)
-    while left > 0:
-        chunk = file.read(min(left, _CHUNK_BYTES))
-        if not chunk:
-            break
-        total.update(chunk)
-        left -= len(chunk)
-    return total.hexdigest()
+def _content_digest(reader: ArchiveReader) -> str:
+    content = hashlib.sha256()
+    for chunk in reader.body():
+        content.update(chunk)
+    return content.hexdigest()

@@ -18,8 +18,8 @@ from pathlib import Path, PurePosixPath
 import anyio
 import anyio.to_thread
 
-from decathlon_mcp.archives import tar
 from decathlon_mcp.archives.workspace import clean_workspace
+from decathlon_mcp.archives.writing import pack_files
 from decathlon_mcp.driver_client.driver import DriverClient, RunResult
 from decathlon_mcp.grading.attempt import Attempt
 from decathlon_mcp.grading.digest import evaluator_digest
@@ -180,7 +180,7 @@ class Grader:
     def _papers(self, root: PurePosixPath) -> bytes:
         """The log and the harness as one archive."""
         told = trajectory_log(self.attempt, suite=self.suite, task=self.task, root=root)
-        return tar.of_files(
+        return pack_files(
             {
                 str(self.suite.profile.log_file): json.dumps(told).encode(),
                 f"{OWN_FOLDER}/harness.py": _harness(),

@@ -315,7 +315,7 @@ def test_what_is_no_archive_gives_an_empty_workspace(tmp_path: Path) -> None:
     refused = clean_workspace(before, after, prefix="w", limit_bytes=1 << 20, limit_members=10)
     with tarfile.open(after) as tar:
         assert tar.getnames() == ["w"]
-    assert refused == ["what stands at byte 0 is no header: the rest was left out"]
+    assert refused == ["there is no valid header at byte 0: the rest was left out"]
 
 
 @pytest.mark.slow

@@ -28,7 +28,8 @@ from decathlon_mcp.errors import (
 from decathlon_mcp.sandboxes.base import Limits
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.suites.loading import load_suite
-from tests.fakes import Died, FakeCall, FakeProvider, FakeRun, Faults
+from tests.fakes.driver import Died, FakeCall, FakeRun, Faults
+from tests.fakes.provider import FakeProvider
 from tests.probe.serving import SUITE
 
 pytestmark = pytest.mark.anyio
