@@ -471,7 +471,7 @@ async def broken_archives_are_refused(target: ProviderUnderTest) -> None:
     """`put` refuses an archive that is cut short, empty or no archive."""
     whole = pack(file_entry("a", b"1" * 100_000))
     async with target.provider.open(target.new_spec()) as sandbox:
-        for broken in (b"no archive", whole[:50_000], b"", gzip.compress(whole)[:-20]):
+        for broken in (b"no archive", whole[:50_000], b"", gzip.compress(whole)[:100]):
             with _raises(BadRequestError, "not a whole tar archive"):
                 await sandbox.put(sandbox.root, broken)
 
