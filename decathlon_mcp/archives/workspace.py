@@ -220,5 +220,5 @@ def _encoded(name: str) -> bytes:
 
 
 def _printable(name: str) -> str:
-    """A name fit for one line of a report."""
+    """A name without line breaks, cut to 200 bytes."""
     return repr(_encoded(name)[:200].decode("utf-8", "backslashreplace"))[1:-1]

@@ -59,7 +59,7 @@ class DockerProvider:
     name = "docker"
     isolation: Isolation = "container"
 
-    # More than four at a time only makes each slower.
+    # Four at once by default: with more, each takes longer and the total stays the same.
     def __init__(self, owner: str, *, network: str = DEFAULT_NETWORK, at_once: int = 4) -> None:
         self._owner = owner
         self._network = network

@@ -155,7 +155,7 @@ class DockerSandbox:
                 message = engine_message(error)
                 if not isinstance(error, NotFound) and not any(text in message for text in _NOT_A_FOLDER):
                     raise
-                # The engine also answers "not found" for a container that is gone: this raises for one.
+                # The engine also answers "not found" for a container that is gone; then this raises.
                 api.inspect_container(container)
                 save(empty_archive(), archive, limit_bytes)
 
