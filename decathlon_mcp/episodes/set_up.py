@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 import anyio.to_thread
 
-from decathlon_mcp.archives import tar
+from decathlon_mcp.archives.reading import top_level_names
 from decathlon_mcp.driver_client.driver import DriverClient, ServerInfo
 from decathlon_mcp.episodes.limits import EpisodeLimits
 from decathlon_mcp.errors import DriverError, SetUpError
@@ -72,7 +72,7 @@ class SetUp:
             if self.task.has_preprocess:
                 sealed = self.scratch / "sealed.tar"
                 await sandbox.get(sandbox.root / self.task.folder, sealed, SEALED_LIMIT_BYTES)
-            made = await anyio.to_thread.run_sync(_names_in, sealed) if sealed else frozenset[str]()
+            made = await anyio.to_thread.run_sync(top_level_names, sealed) if sealed else frozenset[str]()
             await self._seal(sandbox, driver, values, made)
             return PreparedTask(await self._start_servers(sandbox, driver, values), sealed)
         raise SetUpError(f"the set-up of {self.task.id} took longer than {self.limits.set_up_seconds:g} s")
@@ -189,10 +189,3 @@ class SetUp:
                 f"{error.message}{f'; its last words: {stderr}' if stderr else ''}",
                 server=about.get("server"),
             ) from None
-
-
-def _names_in(archive: Path) -> frozenset[str]:
-    """The names directly below the folder that was packed."""
-    with archive.open("rb") as file:
-        names = (member.name.removeprefix(b"./").partition(b"/")[0] for member in tar.read_members(file))
-        return frozenset(name.decode("utf-8", "surrogateescape") for name in names if name not in (b"", b"."))

@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 import anyio
 import anyio.to_thread
 
-from decathlon_mcp.archives import tar
+from decathlon_mcp.archives.writing import pack_files
 from decathlon_mcp.driver_client.driver import DriverClient, RunResult
 from decathlon_mcp.grading.inputs import GradingInputs
 from decathlon_mcp.grading.job import GradingJob
@@ -138,7 +138,7 @@ class Grader:
         """A tar archive with Toolathlon's log and the harness."""
         suite = self.job.suite
         traj_log = trajectory_log(self.job.attempt, suite=suite, task=self.job.task, root=root)
-        return tar.of_files(
+        return pack_files(
             {
                 str(suite.profile.log_file): json.dumps(traj_log).encode(),
                 f"{OWN_FOLDER}/harness.py": source("rubric_function").encode(),

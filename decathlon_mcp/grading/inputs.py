@@ -6,16 +6,15 @@ import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, TypeAlias
+from typing import TypeAlias
 
-from decathlon_mcp.archives import tar
+from decathlon_mcp.archives.reading import ArchiveReader, Kind, Member
 from decathlon_mcp.archives.workspace import clean_workspace
 from decathlon_mcp.grading.job import GradingJob
 
 WORKSPACE_BYTES = 4 << 30
 WORKSPACE_MEMBERS = 250_000
 _CACHE = "__pycache__"
-_CHUNK_BYTES = 1 << 20
 
 Archive: TypeAlias = tuple[PurePosixPath, Path | bytes]
 """A tar archive and the folder, relative to the suite's root, into which it is unpacked."""
@@ -82,31 +81,27 @@ def evaluator_digest(archive: Path, *, folder: PurePosixPath, names: Collection[
     # digest in each.
     lines: list[bytes] = []
     with archive.open("rb") as file:
-        for member in tar.read_members(file):
-            path = PurePosixPath(member.name.decode("utf-8", "surrogateescape"))
-            if not path.is_relative_to(folder) or member.kind == tar.FOLDER:
+        reader = ArchiveReader.of_file(file)
+        for member in reader:
+            path = PurePosixPath(member.name)
+            if not path.is_relative_to(folder) or member.kind is Kind.FOLDER:
                 continue
             path = path.relative_to(folder)
             if path.parts and path.parts[0] in names and _CACHE not in path.parts:
-                lines.append(_line(file, member, path))
+                lines.append(_line(reader, member, path))
     return f"sha256:{hashlib.sha256(b''.join(sorted(lines))).hexdigest()}"
 
 
-def _line(file: BinaryIO, member: tar.Member, path: PurePosixPath) -> bytes:
-    if member.kind in (tar.SYMLINK, tar.HARD_LINK):
-        kind, content = b"link", member.link
+def _line(reader: ArchiveReader, member: Member, path: PurePosixPath) -> bytes:
+    if member.kind in (Kind.SYMLINK, Kind.HARD_LINK):
+        kind, content = b"link", member.link.encode("utf-8", "surrogateescape")
     else:
-        kind, content = b"file", _content_digest(file, member).encode()
+        kind, content = b"file", _content_digest(reader).encode()
     return b"\0".join((kind, str(path).encode("utf-8", "surrogateescape"), content)) + b"\n"
 
 
-def _content_digest(file: BinaryIO, member: tar.Member) -> str:
-    digest, remaining_bytes = hashlib.sha256(), member.size
-    file.seek(member.offset)
-    while remaining_bytes > 0:
-        chunk = file.read(min(remaining_bytes, _CHUNK_BYTES))
-        if not chunk:
-            break
+def _content_digest(reader: ArchiveReader) -> str:
+    digest = hashlib.sha256()
+    for chunk in reader.body():
         digest.update(chunk)
-        remaining_bytes -= len(chunk)
     return digest.hexdigest()

@@ -21,7 +21,8 @@ from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.suites.loading import load_suite
-from tests.fakes import Died, FakeCall, FakeProvider, FakeRun
+from tests.fakes.driver import Died, FakeCall, FakeRun
+from tests.fakes.provider import FakeProvider
 from tests.probe.serving import SUITE
 
 

@@ -12,7 +12,7 @@ from decathlon_mcp.episodes.episode import EpisodeAccess
 from decathlon_mcp.errors import AccessDeniedError
 from decathlon_mcp.settings import RewardPolicy
 from tests.episodes.environment import running_registry
-from tests.fakes import FakeProvider
+from tests.fakes.provider import FakeProvider
 
 ADA = Principal(token="ada")
 BOB = Principal(token="bob")

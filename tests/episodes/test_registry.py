@@ -21,7 +21,8 @@ from decathlon_mcp.errors import (
     UnknownTaskError,
 )
 from tests.episodes.environment import TOOLS, ended, exits_with, running_registry, suite_with
-from tests.fakes import FakeProvider, FakeRun
+from tests.fakes.driver import FakeRun
+from tests.fakes.provider import FakeProvider
 
 pytestmark = pytest.mark.anyio
 

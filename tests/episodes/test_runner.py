@@ -38,7 +38,8 @@ from tests.episodes.environment import (
     sandbox_factory,
     suite_with,
 )
-from tests.fakes import FakeCall, FakeProvider, FakeRun, Faults
+from tests.fakes.driver import FakeCall, FakeRun, Faults
+from tests.fakes.provider import FakeProvider
 
 pytestmark = pytest.mark.anyio
 

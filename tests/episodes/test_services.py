@@ -20,7 +20,8 @@ from decathlon_mcp.errors import DriverError, ImageError, SandboxLostError, SetU
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.suites.tasks import Task
 from tests.episodes.environment import TOOLS, ended, running_registry, sandbox_factory, suite_with
-from tests.fakes import FakeMachine, FakeProvider, FakeRun, Faults, RunReply
+from tests.fakes.driver import FakeRun, Faults, RunReply
+from tests.fakes.provider import FakeMachine, FakeProvider
 
 pytestmark = pytest.mark.anyio
 

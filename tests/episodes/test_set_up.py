@@ -11,7 +11,8 @@ from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import SetUpError
 from tests.episodes.environment import TOOLS, ended, running_registry, suite_with
-from tests.fakes import FakeProvider, FakeRun, Faults, RunReply
+from tests.fakes.driver import FakeRun, Faults, RunReply
+from tests.fakes.provider import FakeProvider
 from tests.probe.serving import SUITE
 
 pytestmark = pytest.mark.anyio

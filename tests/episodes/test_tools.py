@@ -18,7 +18,8 @@ from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.truncation import FOLDER, LIMIT_CHARACTERS, OVERLONG_KEY
 from decathlon_mcp.types import JsonObject, Names
 from tests.episodes.environment import echo
-from tests.fakes import FakeCall, FakeProvider, FakeRun, FakeSandbox, RunReply
+from tests.fakes.driver import FakeCall, FakeRun, RunReply
+from tests.fakes.provider import FakeProvider, FakeSandbox
 from tests.localtools.conftest import SUITE as LOCAL_TOOLS_SUITE
 
 ROOT = PurePosixPath("/suite")

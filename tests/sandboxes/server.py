@@ -1,4 +1,4 @@
-"""A process that opens three sandboxes, says so on a line, and waits: for tests to kill."""
+"""Program for tests to kill: opens three sandboxes, prints "ready", and waits for SIGTERM."""
 
 from __future__ import annotations
 
