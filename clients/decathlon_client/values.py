@@ -13,6 +13,8 @@ OnProgress: TypeAlias = Callable[[float, float | None, str | None], Awaitable[No
 Policy: TypeAlias = Literal["visible", "meta", "controller"]
 """Who sees a reward; the later, the fewer."""
 
+CLAIM = "claim_done"
+"""The tool that closes an attempt, by its usual name."""
 VERDICT_KEY = "decathlon/verdict"
 
 

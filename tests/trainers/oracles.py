@@ -15,7 +15,10 @@ from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
-from decathlon_mcp.starter import CLAIM, Step, oracle, oracle_ids, suite_path
+from decathlon_client.script import Step
+from decathlon_client.values import CLAIM
+
+from decathlon_mcp.starter import oracle, oracle_ids, suite_path
 from decathlon_mcp.types import JsonObject
 from tests.docs.stand_in import chat_completion, response
 

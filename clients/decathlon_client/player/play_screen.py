@@ -24,7 +24,7 @@ from decathlon_client.player.saying import clean, whole
 from decathlon_client.player.text_screens import AskScreen, EditScreen, ViewScreen
 from decathlon_client.player.transcript import Entry, Transcript
 from decathlon_client.player.verdict_screen import VerdictScreen
-from decathlon_mcp.starter import CLAIM
+from decathlon_client.values import CLAIM
 
 ABOUT_LINES = 4
 """Of a tool's description, beside the list of tools; the form has the whole."""
