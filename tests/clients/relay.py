@@ -16,11 +16,13 @@ class Relay:
 
     def __init__(self, port: int) -> None:
         self.port = port
+        self.connected = anyio.Event()
         self._open: set[SocketStream] = set()
 
     async def serve(self, near: SocketStream) -> None:
         far = await anyio.connect_tcp("127.0.0.1", self.port)
         self._open |= {near, far}
+        self.connected.set()
         async with near, far, anyio.create_task_group() as tasks:
             tasks.start_soon(self._copy, near, far)
             await self._copy(far, near)
@@ -28,7 +30,8 @@ class Relay:
         self._open -= {near, far}
 
     async def cut(self) -> None:
-        """All there are; new ones are welcome."""
+        """Close all connections; new ones are accepted, and `connected` is set by the next one."""
+        self.connected = anyio.Event()
         for stream in list(self._open):
             await anyio.aclose_forcefully(stream)
 
