@@ -54,9 +54,9 @@ class Episode:
 
     `id` is its handle, a secret: everybody who knows it can play. `address` is where other clients reach it
     (for an embedded server the handle again). `agent_address` only allows playing, not evaluating: give it to
-    an agent that runs elsewhere; it is None after `attach`. Show `prompt` and `tools` to the model: the tools are the
-    task's own and `claim_done`, without `evaluate`, which would tell a model whether its guesses are right.
-    `claimed`: the attempt is closed to tools, as far as this client knows.
+    an agent that runs elsewhere; it is None after `attach`. Show `prompt` and `tools` to the model: the tools
+    are the task's own and `claim_done`, without `evaluate`, which would tell a model whether its guesses are
+    right. `claimed`: the attempt is closed to tools, as far as this client knows.
     """
 
     id: str
