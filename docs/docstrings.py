@@ -17,7 +17,7 @@ from typing import TypeAlias
 Method: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 LINE_CHARACTERS = 90
-LEFT_OUT = frozenset({"read", "mistake", "hold"})
+LEFT_OUT = frozenset({"read", "mistake", "keep_open"})
 """Methods that are public for this package's own use."""
 
 

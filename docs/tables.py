@@ -34,7 +34,7 @@ from docs.docstrings import Definition, definitions, exported, methods, paragrap
 
 DOCS = Path(__file__).parent
 CLIENT = DOCS.parent / "clients" / "decathlon_client"
-CLIENT_MODULES = ("decathlon", "episode", "values", "filters", "batch", "tally", "lockstep", "openings")
+CLIENT_MODULES = ("decathlon", "episode", "values", "batch", "progress", "lockstep", "opener")
 """In this order they are told; whatever else exports a name comes after."""
 VERDICT = DOCS.parent / "decathlon_mcp" / "rewards" / "verdict.py"
 OURS_ALONE = frozenset({"bad_settings", "bad_metrics"})

@@ -28,39 +28,39 @@ from tests.probe.serving import Served, serving
 pytestmark = pytest.mark.anyio
 
 
-class UnderWay:
-    """A call that takes for ever, and is known to have reached its tool."""
+class EndlessCall:
+    """A call that never ends; `started` is set when its tool runs."""
 
     def __init__(self) -> None:
-        self.begun = anyio.Event()
+        self.started = anyio.Event()
 
     async def call(self, e: Episode) -> None:
-        await e.call("probe__count", {"to": 2, "pause": 100}, on_progress=self._hear)
+        await e.call("probe__count", {"to": 2, "pause": 100}, on_progress=self._on_progress)
 
-    async def _hear(self, progress: float, total: float | None, message: str | None) -> None:
-        self.begun.set()
+    async def _on_progress(self, progress: float, total: float | None, message: str | None) -> None:
+        self.started.set()
 
 
-async def test_a_call_whose_connection_is_cut_says_so_and_the_next_one_works(served: Served) -> None:
+async def test_a_call_on_a_cut_connection_fails_and_the_next_one_works(served: Served) -> None:
     async with relayed(served) as (relay, url), Decathlon(url) as d, d.episode("find-answer") as e:
         lost: list[ClientError] = []
-        under_way = UnderWay()
+        endless_call = EndlessCall()
 
         async def call() -> None:
             with pytest.raises(ConnectionLostError) as caught:
-                await under_way.call(e)
+                await endless_call.call(e)
             lost.append(caught.value)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(call)
-            await under_way.begun.wait()
+            await endless_call.started.wait()
             await relay.cut()
         assert lost[0].retryable
         assert (await e.call("probe__echo", {"text": "again"})).text == "again"
         assert len(await d.tasks(prompts=False)) == len(served.episodes.catalogue)
 
 
-async def test_a_server_that_does_not_know_the_session_is_asked_in_a_new_one(tmp_path: Path) -> None:
+async def test_a_forgotten_session_is_replaced_by_a_new_one(tmp_path: Path) -> None:
     async with (
         serving(tmp_path / "first", provider="local") as first,
         serving(tmp_path / "second", provider="local") as second,
@@ -73,34 +73,34 @@ async def test_a_server_that_does_not_know_the_session_is_asked_in_a_new_one(tmp
             assert [len(server.episodes.live) for server in (first, second)] == [0, 1]
 
 
-async def test_no_server_is_said_with_the_address(free_port: int) -> None:
+async def test_an_unreachable_server_is_reported_with_its_address(free_port: int) -> None:
     with pytest.raises(ConnectionLostError, match=f"no server answers at http://127.0.0.1:{free_port}/mcp"):
         async with Decathlon(f"http://127.0.0.1:{free_port}"):
             pass
 
 
-async def test_another_kind_of_server_is_said_to_be_one(served: Served) -> None:
+async def test_a_server_of_another_kind_is_a_protocol_error(served: Served) -> None:
     with pytest.raises(ProtocolError, match="404"):
         async with Decathlon(f"{served.url}/elsewhere"):
             pass
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8765", "http://127.0.0.1/tasks/a/mcp", ""])
-async def test_what_is_no_servers_address_is_refused_at_once(url: str) -> None:
+async def test_an_invalid_server_url_is_refused_at_once(url: str) -> None:
     with pytest.raises(ValueError, match="not the address of a server"):
         Decathlon(url)
 
 
-async def test_the_lobbys_address_will_do_as_well(served: Served) -> None:
+async def test_the_lobbys_address_is_accepted_as_server_url(served: Served) -> None:
     async with Decathlon(f"{served.url}/mcp") as d:
         assert await d.tasks(prompts=False)
 
 
-async def test_leaving_ends_the_episode_at_once(served: Served) -> None:
+async def test_leaving_the_context_ends_the_episode_at_once(served: Served) -> None:
     async with Decathlon(served.url) as d:
         async with d.episode("find-answer") as e:
             handle = e.id
-            episode = next(each for each in served.episodes.live if each.id == handle)
+            episode = next(live for live in served.episodes.live if live.id == handle)
         await episode.state.reach(Phase.ENDED)
         with pytest.raises(EpisodeEndedError) as caught:
             async with d.attach(handle):
@@ -108,7 +108,7 @@ async def test_leaving_ends_the_episode_at_once(served: Served) -> None:
     assert caught.value.reason == "closed by its client"
 
 
-async def test_a_caller_cancelled_while_an_episode_opens_leaves_none_behind(served: Served) -> None:
+async def test_cancelling_while_an_episode_opens_leaves_none_behind(served: Served) -> None:
     async with Decathlon(served.url) as d:
         before = set(served.episodes.live)
         with anyio.move_on_after(0.2) as scope:
@@ -119,9 +119,9 @@ async def test_a_caller_cancelled_while_an_episode_opens_leaves_none_behind(serv
             await episode.state.reach(Phase.ENDED)
 
 
-async def test_a_claimed_attempt_is_graded_though_its_client_leaves(served: Served) -> None:
+async def test_a_claimed_attempt_is_graded_after_its_client_leaves(served: Served) -> None:
     async with Decathlon(served.url) as d, d.episode("find-answer") as e:
-        episode = next(each for each in served.episodes.live if each.id == e.id)
+        episode = next(live for live in served.episodes.live if live.id == e.id)
         await e.call("probe__write", {"path": "answer.txt", "text": "42"})
         await e.claim_done()
     await episode.state.reach(Phase.ENDED)
@@ -129,7 +129,7 @@ async def test_a_claimed_attempt_is_graded_though_its_client_leaves(served: Serv
     assert episode.verdict.reward == 1.0
 
 
-async def test_a_full_server_says_when_to_ask_again(tmp_path: Path) -> None:
+async def test_a_full_server_tells_when_to_retry(tmp_path: Path) -> None:
     async with (
         serving(tmp_path, provider="local", max_sandboxes=1, max_queue=0) as served,
         Decathlon(served.url) as d,
@@ -142,7 +142,7 @@ async def test_a_full_server_says_when_to_ask_again(tmp_path: Path) -> None:
         assert 5 <= caught.value.retry_after_seconds <= 15
 
 
-async def test_a_token_is_needed_where_the_server_has_some(tmp_path: Path) -> None:
+async def test_a_server_with_tokens_requires_one(tmp_path: Path) -> None:
     secret, line = new_token("player-one", "player")
     (tmp_path / "tokens").write_text(line)
     tokens = Tokens.read(tmp_path / "tokens")
@@ -155,7 +155,7 @@ async def test_a_token_is_needed_where_the_server_has_some(tmp_path: Path) -> No
             assert (await e.call("probe__echo", {"text": "in"})).text == "in"
 
 
-async def test_a_reward_kept_from_the_model_reaches_the_client(tmp_path: Path) -> None:
+async def test_a_reward_hidden_from_the_model_reaches_the_client(tmp_path: Path) -> None:
     async with (
         serving(tmp_path, provider="local", reward="meta") as served,
         Decathlon(served.url) as d,
@@ -164,7 +164,7 @@ async def test_a_reward_kept_from_the_model_reaches_the_client(tmp_path: Path) -
         assert (await e.evaluate()).reward == 0.0
 
 
-async def test_the_claim_is_found_under_toolathlons_name(tmp_path: Path) -> None:
+async def test_claim_done_works_with_toolathlons_tool_names(tmp_path: Path) -> None:
     async with (
         serving(tmp_path, provider="local", names="toolathlon") as served,
         Decathlon(served.url) as d,
@@ -175,21 +175,21 @@ async def test_the_claim_is_found_under_toolathlons_name(tmp_path: Path) -> None
         assert (await e.evaluate()).reward == 1.0
 
 
-async def test_a_server_killed_in_a_call_leaves_no_caller_waiting(tmp_path: Path) -> None:
+async def test_killing_the_server_during_a_call_fails_the_call(tmp_path: Path) -> None:
     async with server_process(tmp_path) as (process, url), Decathlon(url) as d:
         async with d.episode("find-answer") as e, anyio.create_task_group() as tasks:
-            under_way = UnderWay()
+            endless_call = EndlessCall()
 
             async def kill() -> None:
-                await under_way.begun.wait()
+                await endless_call.started.wait()
                 process.send_signal(signal.SIGKILL)
 
             tasks.start_soon(kill)
             with pytest.raises(ConnectionLostError):
-                await under_way.call(e)
+                await endless_call.call(e)
 
 
-async def test_a_server_killed_while_grading_leaves_no_caller_waiting(tmp_path: Path) -> None:
+async def test_killing_the_server_while_grading_fails_evaluate(tmp_path: Path) -> None:
     async with server_process(tmp_path) as (process, url), Decathlon(url) as d:
         async with d.episode("slow-verdict") as e, anyio.create_task_group() as tasks:
 

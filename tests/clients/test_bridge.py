@@ -1,4 +1,4 @@
-"""`stdio --url`: a client of stdin and stdout, and a server elsewhere, with nothing lost between them."""
+"""The bridge, `stdio --url`: messages pass between stdin and stdout and an HTTP server without loss."""
 
 from __future__ import annotations
 
@@ -10,35 +10,37 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import mcp_types as types
 import pytest
-from decathlon_client.bridge import address
-from decathlon_client.sse import events
+from anyio.abc import SocketAttribute, SocketStream
+from decathlon_client.bridge import Relay, address
 from mcp import Client, StdioServerParameters, stdio_client
 from mcp.shared.exceptions import MCPError
+from mcp.shared.message import ClientMessageMetadata, SessionMessage
 
 from decathlon_mcp.app import bootstrap
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.authentication import Tokens, new_token
 from decathlon_mcp.http.server import listen, serve_http
 from decathlon_mcp.settings import Settings
-from tests.cli.conftest import COMMAND
+from tests.cli.conftest import COMMAND, Shell, shell
+from tests.clients.relay import relayed
 from tests.probe.clients import ERAS
 from tests.probe.serving import SUITE, Served, serving
 
-if TYPE_CHECKING:
-    from tests.cli.conftest import Shell
+__all__ = ["shell"]
 
 pytestmark = pytest.mark.anyio
 
+LARGE_BYTES = 2 << 20
+"""More than the SDK's client reads in one event by default."""
 CANCELLED = {"command": "until [ -s cancelled.txt ]; do sleep 0.02; done; cat cancelled.txt"}
-"""Waits for what the tool notes when it was cancelled."""
+"""Waits until the cancelled tool has written its note."""
 
 
 @pytest.fixture
@@ -49,32 +51,32 @@ async def served(tmp_path: Path, anyio_backend: object) -> AsyncGenerator[Served
 
 @asynccontextmanager
 async def bridged(
-    shell: Shell, *words: str, era: str = "handshake", token: str | None = None, **options: Any
+    shell: Shell, *arguments: str, era: str = "handshake", token: str | None = None, **options: Any
 ) -> AsyncGenerator[Client]:
-    """The SDK's client over stdio, and the bridge between it and a server."""
+    """The SDK's client over stdio, connected to a server through the bridge."""
     environment = {**shell.environment, **({"DECATHLON_TOKEN": token} if token else {})}
-    arguments = [*COMMAND[1:], "stdio", *words]
-    server = StdioServerParameters(command=COMMAND[0], args=arguments, env=environment, cwd=shell.folder)
+    command = [*COMMAND[1:], "stdio", *arguments]
+    server = StdioServerParameters(command=COMMAND[0], args=command, env=environment, cwd=shell.folder)
     with (shell.folder / "log").open("w") as log:
         async with Client(stdio_client(server, errlog=log), mode=ERAS[era], **options) as client:
             yield client
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_an_episode_is_played_with_progress_cancellation_and_a_list_that_changes(
+async def test_an_episode_works_with_progress_cancellation_and_tool_list_changes(
     era: str, shell: Shell, served: Served
 ) -> None:
-    heard: list[tuple[float, str | None]] = []
+    reports: list[tuple[float, str | None]] = []
     changed = anyio.Event()
 
-    async def note(message: object) -> None:
+    async def on_message(message: object) -> None:
         if isinstance(message, types.ToolListChangedNotification):
             changed.set()
 
-    async def hear(progress: float, total: float | None, message: str | None) -> None:
-        heard.append((progress, message))
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        reports.append((progress, message))
 
-    async with bridged(shell, "--url", served.url, era=era, message_handler=note) as lobby:
+    async with bridged(shell, "--url", served.url, era=era, message_handler=on_message) as lobby:
         assert lobby.protocol_version == ("2025-11-25" if era == "handshake" else "2026-07-28")
         started = (await lobby.call_tool("start_episode", {"task": "find-answer"})).structured_content
         assert started is not None
@@ -84,24 +86,25 @@ async def test_an_episode_is_played_with_progress_cancellation_and_a_list_that_c
             assert "probe__write" in {tool.name for tool in (await lobby.list_tools()).tools}
 
         async def call(name: str, **arguments: Any) -> Any:
-            asked = {**handle, "name": f"probe__{name}", "arguments": arguments}
-            return (await lobby.call_tool("call_tool", asked, progress_callback=hear)).content[0]
+            params = {**handle, "name": f"probe__{name}", "arguments": arguments}
+            return (await lobby.call_tool("call_tool", params, progress_callback=on_progress)).content[0]
 
         assert (await call("count", to=3, pause=0.01)).text == "counted to 3"
-        assert [said for said in heard if said[1]] == [(1, "at 1"), (2, "at 2"), (3, "at 3")]
+        assert [report for report in reports if report[1]] == [(1, "at 1"), (2, "at 2"), (3, "at 3")]
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: call("sleep", seconds=100, note="gone"))
             assert (await call("echo", text="quick ✓\u2028 “” ")).text == "quick ✓\u2028 “” "
             await anyio.sleep(0.3)  # the tool must have begun for its being cancelled to be noted
             tasks.cancel_scope.cancel()
         assert (await call("shell", **CANCELLED)).text == "gone\n"
+        assert len((await call("echo", text="x" * LARGE_BYTES)).text) == LARGE_BYTES
         await call("write", path="answer.txt", text="42")
         verdict = (await lobby.call_tool("evaluate", handle)).structured_content
         assert verdict is not None
         assert verdict["reward"] == 1.0
 
 
-async def test_a_tasks_address_is_an_episode_that_ends_with_the_client(shell: Shell, served: Served) -> None:
+async def test_a_tasks_episode_ends_with_its_client(shell: Shell, served: Served) -> None:
     async with bridged(shell, "--url", served.url, "--task", "find-answer", era="sessionless") as client:
         assert client.protocol_version == "2025-11-25"
         assert "answer.txt" in (client.instructions or "")
@@ -113,10 +116,10 @@ async def test_a_tasks_address_is_an_episode_that_ends_with_the_client(shell: Sh
 
 
 @pytest.mark.parametrize("end", ["SIGTERM", "eof"])
-async def test_what_a_tool_answers_passes_as_it_came_and_the_end_of_stdin_ends_the_episode(
+async def test_replies_pass_unchanged_and_the_end_of_stdin_or_sigterm_ends_the_episode(
     end: str, shell: Shell, served: Served
 ) -> None:
-    odd = {"method": "tools/call", "params": {"name": "probe__odd", "_meta": {"progressToken": 1}}}
+    request = {"method": "tools/call", "params": {"name": "probe__odd", "_meta": {"progressToken": 1}}}
     async with await anyio.open_process(
         [*COMMAND, "stdio", "--url", served.task("find-answer")],
         env=shell.environment,
@@ -125,11 +128,11 @@ async def test_what_a_tool_answers_passes_as_it_came_and_the_end_of_stdin_ends_t
     ) as bridge:
         assert bridge.stdin
         assert bridge.stdout
-        ready = _line({"method": "notifications/initialized"})
-        await bridge.stdin.send(_hello(1) + ready + _line({"id": "o", **odd}) + b"no JSON\n")
-        said = b""
-        while b'"mood"' not in said or b"not JSON" not in said:
-            said += await bridge.stdout.receive()
+        ready = line({"method": "notifications/initialized"})
+        await bridge.stdin.send(initialize(1) + ready + line({"id": "o", **request}) + b"no JSON\n")
+        output = b""
+        while b'"mood"' not in output or b"not a JSON-RPC message" not in output:
+            output += await bridge.stdout.receive()
         (episode,) = served.episodes.live
         if end == "eof":
             await bridge.stdin.aclose()
@@ -137,19 +140,19 @@ async def test_what_a_tool_answers_passes_as_it_came_and_the_end_of_stdin_ends_t
             bridge.send_signal(signal.SIGTERM)
         assert await bridge.wait() == 0
         await episode.state.reach(Phase.ENDED)
-    told = [json.loads(line) for line in said.splitlines()]
-    assert {message["jsonrpc"] for message in told} == {"2.0"}
-    result = next(message["result"] for message in told if message.get("id") == "o")
+    messages = [json.loads(line) for line in output.splitlines()]
+    assert {message["jsonrpc"] for message in messages} == {"2.0"}
+    result = next(message["result"] for message in messages if message.get("id") == "o")
     assert result["content"][0] == {"type": "hologram", "depth": 3, "frames": [1, 2]}
     assert result["mood"] == "cheerful"
 
 
-async def test_refusals_reach_the_client_in_the_servers_words(shell: Shell, tmp_path: Path) -> None:
+async def test_the_servers_errors_reach_the_client(shell: Shell, tmp_path: Path) -> None:
     secret, line = new_token("alice", "player")
     (tmp_path / "tokens").write_text(line)
     tokens = Tokens.read(tmp_path / "tokens")
     async with serving(tmp_path / "state", tokens=tokens, provider="local") as served:
-        with _failing("a token is needed"):
+        with connection_fails("a token is needed"):
             async with bridged(shell, "--url", served.url):
                 pass
         async with bridged(shell, "--url", served.url, token=secret) as lobby:
@@ -159,22 +162,99 @@ async def test_refusals_reach_the_client_in_the_servers_words(shell: Shell, tmp_
     assert secret not in (shell.folder / "log").read_text()
 
 
-async def test_a_server_that_is_not_there_is_told(shell: Shell) -> None:
-    with _failing("no server answers at http://127.0.0.1:1/mcp"):
+async def test_an_unreachable_server_is_reported(shell: Shell) -> None:
+    with connection_fails("no server answers at http://127.0.0.1:1/mcp"):
         async with bridged(shell, "--url", "http://127.0.0.1:1"):
             pass
 
 
-async def test_a_lobby_goes_on_after_its_server_was_started_anew(shell: Shell, tmp_path: Path) -> None:
-    async with AsyncServer(tmp_path) as server, bridged(shell, "--url", server.url) as lobby:
+async def test_a_lobby_session_is_renewed_after_the_server_restarts(shell: Shell, tmp_path: Path) -> None:
+    async with RestartableServer(tmp_path) as server, bridged(shell, "--url", server.url) as lobby:
         assert (await lobby.list_tools()).tools
         await server.restart()
         started = await lobby.call_tool("start_episode", {"task": "find-answer"})
         assert started.structured_content is not None
 
 
-class AsyncServer:
-    """A server that can be ended and started again at the same address."""
+async def test_a_tasks_session_is_not_silently_replaced_after_the_server_restarts(
+    shell: Shell, tmp_path: Path
+) -> None:
+    async with RestartableServer(tmp_path) as server:
+        async with bridged(shell, "--url", server.url, "--task", "find-answer") as client:
+            assert (await client.list_tools()).tools
+            await server.restart()
+            with pytest.raises(MCPError, match="ended this session and its episode; start a new one"):
+                await client.call_tool("probe__echo", {"text": ""})
+
+
+async def test_the_stream_of_notifications_is_opened_again_however_often_it_breaks(
+    shell: Shell, served: Served
+) -> None:
+    changed = anyio.Event()
+
+    async def on_message(message: object) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            changed.set()
+
+    async with relayed(served) as (relay, url):
+        async with bridged(shell, "--url", url, message_handler=on_message) as lobby:
+            for _ in range(3):
+                await lobby.list_tools()
+                await relay.cut()
+                await relay.connected.wait()
+            await lobby.call_tool("start_episode", {"task": "find-answer"})
+            await changed.wait()
+
+
+async def test_an_http_error_without_json_reaches_the_client_with_its_text(shell: Shell) -> None:
+    async def refuse(stream: SocketStream) -> None:
+        async with stream:
+            await stream.receive()
+            await stream.send(b"HTTP/1.1 503 Busy\r\ncontent-length: 11\r\n\r\ntry at noon")
+
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
+        port = listener.extra(SocketAttribute.local_port)
+        async with background_tasks() as tasks:
+            tasks.start_soon(listener.serve, refuse)
+            with connection_fails("HTTP 503: try at noon"):
+                async with bridged(shell, "--url", f"http://127.0.0.1:{port}"):
+                    pass
+
+
+async def test_sessionless_requests_carry_the_headers_of_the_tools_schema() -> None:
+    schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
+    tools = types.JSONRPCResponse(
+        jsonrpc="2.0", id=1, result={"tools": [{"name": "find", "inputSchema": schema}]}
+    )
+    params = {
+        "name": "find",
+        "arguments": {"region": "north"},
+        "_meta": {types.PROTOCOL_VERSION_META_KEY: "2026-07-28"},
+    }
+    call = types.JSONRPCRequest(jsonrpc="2.0", id=2, method="tools/call", params=params)
+    from_client, from_server = messages_of(call), messages_of(tools)
+    to_client, shown = anyio.create_memory_object_stream[SessionMessage](1)
+    to_server, sent = anyio.create_memory_object_stream[SessionMessage](1)
+    async with to_client, shown, to_server, sent:
+        relay = Relay((from_client, to_client), (from_server, to_server))
+        await relay.run_to_client()
+        await relay.run_to_server()
+        metadata = (await sent.receive()).metadata
+    assert isinstance(metadata, ClientMessageMetadata)
+    assert metadata.headers == {
+        "mcp-protocol-version": "2026-07-28",
+        "mcp-method": "tools/call",
+        "mcp-name": "find",
+        "Mcp-Param-Region": "north",
+    }
+
+
+async def messages_of(message: types.JSONRPCMessage) -> AsyncGenerator[SessionMessage]:
+    yield SessionMessage(message)
+
+
+class RestartableServer:
+    """A server that can be stopped and started again at the same address."""
 
     def __init__(self, folder: Path) -> None:
         self._settings = Settings.model_validate(
@@ -189,7 +269,7 @@ class AsyncServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}"
 
-    async def __aenter__(self) -> AsyncServer:
+    async def __aenter__(self) -> RestartableServer:
         await self._stack.__aenter__()
         await self._stack.start(self._serve)
         return self
@@ -214,20 +294,20 @@ class AsyncServer:
         stopped.set()
 
 
-async def test_it_wants_no_package_of_the_servers(shell: Shell) -> None:
-    only_client = (
+async def test_the_bridge_runs_without_the_servers_packages(shell: Shell) -> None:
+    code = (
         "import sys; sys.modules.update(dict.fromkeys(('cyclopts', 'yaml', 'docker', 'rich')));"
         "sys.argv = ['decathlon-mcp', 'stdio', '--url', 'http://127.0.0.1:1'];"
         "from decathlon_mcp.cli import main; main()"
     )
     done = await anyio.run_process(
-        [sys.executable, "-c", only_client], input=_hello(1), env=shell.environment, cwd=shell.folder
+        [sys.executable, "-c", code], input=initialize(1), env=shell.environment, cwd=shell.folder
     )
     assert "no server answers at http://127.0.0.1:1/mcp" in json.loads(done.stdout)["error"]["message"]
 
 
 @pytest.mark.parametrize(
-    ("given", "task", "found"),
+    ("url", "task", "expected"),
     [
         ("http://host:1", None, "http://host:1/mcp"),
         ("http://host:1/", None, "http://host:1/mcp"),
@@ -236,39 +316,26 @@ async def test_it_wants_no_package_of_the_servers(shell: Shell) -> None:
         ("http://host/episodes/e/mcp", None, "http://host/episodes/e/mcp"),
     ],
 )
-async def test_an_address_is_found(given: str, task: str | None, found: str) -> None:
-    assert address(given, task) == found
+async def test_address_completes_a_servers_url(url: str, task: str | None, expected: str) -> None:
+    assert address(url, task) == expected
 
 
-@pytest.mark.parametrize("given", ["host:8765", "", "ftp://host", "http:///mcp"])
-async def test_what_is_no_address_is_said(given: str) -> None:
-    with pytest.raises(BadRequestError, match="not the address of a server"):
-        address(given)
+@pytest.mark.parametrize("url", ["host:8765", "", "ftp://host", "http:///mcp"])
+async def test_address_rejects_other_urls(url: str) -> None:
+    with pytest.raises(ValueError, match="not the address of a server"):
+        address(url)
 
 
-async def test_events_are_found_however_they_are_cut() -> None:
-    stream = (
-        b": hello\r\nid: 1\r\ndata:\r\n\r\nevent: message\r\ndata: {}\r\n\r\ndata: [1,\ndata: 2]\n\ndata: cut"
-    )
-
-    async def chunks(size: int) -> AsyncGenerator[bytes]:
-        for start in range(0, len(stream), size):
-            yield stream[start : start + size]
-
-    for size in range(1, len(stream) + 1):
-        assert [data async for data in events(chunks(size))] == [b"{}", b"[1,\n2]"]
+def connection_fails(message: str) -> AbstractContextManager[object]:
+    """Expects that the client cannot connect, with that message."""
+    return pytest.RaisesGroup(pytest.RaisesExc(MCPError, match=re.escape(message)), flatten_subgroups=True)
 
 
-def _failing(words: str) -> AbstractContextManager[object]:
-    """The client could not connect, for that reason."""
-    return pytest.RaisesGroup(pytest.RaisesExc(MCPError, match=re.escape(words)), flatten_subgroups=True)
-
-
-def _line(message: dict[str, Any]) -> bytes:
+def line(message: dict[str, Any]) -> bytes:
     return json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n"
 
 
-def _hello(number: int) -> bytes:
+def initialize(number: int) -> bytes:
     client = {"name": "test", "version": "1"}
     params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client}
-    return _line({"id": number, "method": "initialize", "params": params})
+    return line({"id": number, "method": "initialize", "params": params})
