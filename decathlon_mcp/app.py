@@ -1,21 +1,30 @@
-"""From settings to a running server's inside: suites read, providers opened, episodes ready to be started."""
+"""Composition root: builds everything below the protocol from the settings.
+
+Nothing below this module takes `Settings`: each part gets the values it needs. This module must stay cheap to
+import: `mcp.server` and starlette take about a second, so the command line imports them only after
+`bootstrap`, and reports a missing engine without that delay.
+"""
 
 from __future__ import annotations
 
 import logging
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import anyio.to_thread
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
+from decathlon_mcp.catalogue.draws import TaskSampler
 from decathlon_mcp.catalogue.pass_rates import read_pass_rates
 from decathlon_mcp.catalogue.requirements import HostInfo
-from decathlon_mcp.episodes.registry import EpisodeRegistry, running
+from decathlon_mcp.episodes.admission import Admission
+from decathlon_mcp.episodes.limits import EpisodeLimits
+from decathlon_mcp.episodes.registry import EpisodeRegistry, RegistryOptions
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.sandboxes.base import Limits, Provider
 from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvider
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
@@ -29,12 +38,12 @@ log = logging.getLogger("decathlon.episodes")
 
 
 def provider_for(suite: Suite, settings: Settings) -> ProviderName:
-    """`local` for the starter suite; for a checkout `docker`, where `local` must be asked for by name."""
+    """The provider of a suite: as set, else `local` for the starter suite and `docker` for a checkout."""
     return settings.provider or ("local" if suite.profile.name == "starter" else "docker")
 
 
 def read_catalogue(settings: Settings) -> Catalogue:
-    """All tasks of the suites that the settings name, with what is known of their difficulty.
+    """Read all tasks of the suites in the settings, and their pass rates.
 
     Raises SuiteError, SettingsError.
     """
@@ -45,62 +54,97 @@ def read_catalogue(settings: Settings) -> Catalogue:
 
 @asynccontextmanager
 async def bootstrap(settings: Settings) -> AsyncGenerator[EpisodeRegistry]:
-    """Everything below the edge; on exit nothing of it is left.
+    """Run a registry of episodes with its suites and providers; on exit nothing is left but the state folder.
 
     Raises SuiteError, SettingsError, ProviderUnavailableError.
     """
     catalogue = await anyio.to_thread.run_sync(read_catalogue, settings)
-    async with AsyncExitStack() as house:
-        # The names of folders below are episodes' handles: nobody else may list them.
-        for folder in (settings.state, settings.state / "episodes"):
-            folder.mkdir(parents=True, exist_ok=True)
-            folder.chmod(0o700)
-        owner, dead = house.enter_context(instance_lock(settings.state))
-        scratch = settings.state / "scratch"
-        scratch.mkdir(exist_ok=True, mode=0o700)
-        archives = Path(house.enter_context(tempfile.TemporaryDirectory(prefix=f"{owner}-", dir=scratch)))
+    # The names of folders in `episodes` are handles, which are capabilities: only the owner may list them.
+    for folder in (settings.state, settings.state / "episodes"):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+    async with AsyncExitStack() as stack:
+        owner, dead_owners = stack.enter_context(instance_lock(settings.state))
+        parent = settings.state / "scratch"
+        parent.mkdir(exist_ok=True, mode=0o700)
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{owner}-", dir=parent)))
+        factories: dict[str, SandboxFactory] = {}
         providers: dict[ProviderName, Provider] = {}
-        stages: dict[str, SandboxFactory] = {}
         for suite in catalogue.suites:
             name = provider_for(suite, settings)
             if name not in providers:
-                providers[name] = await _open_provider(house, name, owner, settings)
-            common = archives / f"{suite.name}.tar"
+                providers[name] = await stack.enter_async_context(_create_provider(name, owner, settings))
+            common = scratch / f"{suite.name}.tar"
             await anyio.to_thread.run_sync(suite.common_archive, common)
-            stages[suite.name] = _stage(suite, providers[name], common, settings)
-        await _sweep(providers, dead, settings)
-        yield await house.enter_async_context(running(catalogue, stages, settings, archives))
+            factories[suite.name] = create_sandbox_factory(suite, providers[name], common, settings)
+        await _sweep(dead_owners, providers.values(), settings.state)
+        registry = create_registry(catalogue, factories, settings, scratch)
+        yield await stack.enter_async_context(registry.running())
 
 
-def _stage(suite: Suite, provider: Provider, common: Path, settings: Settings) -> SandboxFactory:
+def create_sandbox_factory(
+    suite: Suite, provider: Provider, common: Path, settings: Settings
+) -> SandboxFactory:
+    """The sandboxes of one suite. `common`: the suite's common archive."""
+    cuts_overlong = suite.profile.cuts_overlong if settings.overlong is None else settings.overlong == "cut"
     return SandboxFactory(
         suite=suite,
         provider=provider,
         image=(settings.image or suite.profile.image) if provider.name == "docker" else None,
-        names=settings.names or suite.profile.names,
+        tool_names=settings.names or suite.profile.names,
         network=settings.network,
         limits=Limits(memory_mib=settings.memory_mib, cpus=settings.cpus, pids=settings.pids),
         common=common,
-        cuts_overlong=suite.profile.cuts_overlong
-        if settings.overlong is None
-        else settings.overlong == "cut",
+        cuts_overlong=cuts_overlong,
     )
 
 
-async def _open_provider(
-    house: AsyncExitStack, name: ProviderName, owner: str, settings: Settings
-) -> Provider:
+def create_registry(
+    catalogue: Catalogue, factories: Mapping[str, SandboxFactory], settings: Settings, scratch: Path
+) -> EpisodeRegistry:
+    """A registry that is not running yet. Raises SettingsError if the signing key cannot be used."""
+    limits = EpisodeLimits(
+        idle_seconds=settings.idle_seconds,
+        episode_seconds=settings.episode_seconds,
+        servers_seconds=settings.servers_seconds,
+        preprocess_seconds=settings.preprocess_seconds,
+        set_up_seconds=settings.set_up_seconds,
+        evaluation_seconds=settings.evaluation_seconds,
+        workspace_bytes=settings.workspace_mib << 20,
+        max_calls=settings.max_calls,
+    )
+    return EpisodeRegistry(
+        catalogue,
+        TaskSampler(catalogue),
+        factories,
+        admission=Admission(
+            max_sandboxes=settings.max_sandboxes,
+            max_opening=settings.max_opening,
+            max_queue=settings.max_queue,
+        ),
+        signer=Signer.at(settings.state),
+        options=RegistryOptions(
+            reward_policy=settings.reward,
+            limits=limits,
+            drain_seconds=settings.drain_seconds,
+            journals=settings.state / "episodes",
+            scratch=scratch,
+        ),
+    )
+
+
+def _create_provider(name: ProviderName, owner: str, settings: Settings) -> Provider:
     if name == "local":
-        return await house.enter_async_context(LocalProvider(owner, settings.state / "sandboxes"))
-    network = settings.docker_network or DEFAULT_NETWORK
-    return await house.enter_async_context(DockerProvider(owner, network=network))
+        return LocalProvider(owner, settings.state / "sandboxes")
+    return DockerProvider(owner, network=settings.docker_network or DEFAULT_NETWORK)
 
 
-async def _sweep(providers: dict[ProviderName, Provider], dead: list[str], settings: Settings) -> None:
-    for name in dead:
-        left = sum([await provider.sweep(name) for provider in providers.values()])
-        if left:
-            log.warning("swept what a server that died had left", extra=fields(sandboxes=left))
-        for archives in (settings.state / "scratch").glob(f"{name}-*"):
-            await anyio.to_thread.run_sync(lambda folder=archives: shutil.rmtree(folder, ignore_errors=True))
-        forget(settings.state, name)
+async def _sweep(dead_owners: Iterable[str], providers: Collection[Provider], state: Path) -> None:
+    """Remove the sandboxes and archives of servers that died."""
+    for owner in dead_owners:
+        count = sum([await provider.sweep(owner) for provider in providers])
+        if count:
+            log.warning("removed the sandboxes of a server that died", extra=fields(sandboxes=count))
+        for scratch in (state / "scratch").glob(f"{owner}-*"):
+            await anyio.to_thread.run_sync(lambda folder=scratch: shutil.rmtree(folder, ignore_errors=True))
+        forget(state, owner)

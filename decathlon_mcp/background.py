@@ -1,4 +1,4 @@
-"""Tasks beside a body of code."""
+"""A task group for tasks that run as long as a block of code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from anyio.abc import TaskGroup
 
 @asynccontextmanager
 async def background_tasks() -> AsyncGenerator[TaskGroup]:
-    """A task group that ends with the body. The body's own exception leaves as itself, not in a group."""
+    """A task group whose tasks are cancelled when the body ends."""
+    # An exception of the body is raised outside the task group, which would wrap it in an ExceptionGroup.
     failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
         try:

@@ -1,8 +1,16 @@
-"""What can go wrong, and whose fault it is.
+"""All errors of the server, each with a stable code.
 
-A task's own tool that fails is not an error here: it is a result with `isError`, relayed as it came.
-Everything below is ours or the operator's, has a stable `code`, and says whether the same request may
-help if it is sent again. One place, the edge, maps these to MCP.
+    DecathlonError
+      caused by the request:   BadRequestError, UnknownTaskError, UnknownEpisodeError, UnknownToolError,
+                               AccessDeniedError
+      by the episode's state:  EpisodeClaimedError, EpisodeEndedError
+      by the server's load:    AtCapacityError
+      by its configuration:    SuiteError, SettingsError, ImageError, NotRunnableError,
+                               ProviderUnavailableError
+      by task or sandbox:      SetUpError, SandboxLostError, DriverError, CallTimeoutError, LimitExceededError
+
+A tool of a task that fails is not among them: its result has `isError` and is passed on unchanged.
+`protocol/errors.py` is the one place that maps these errors to MCP.
 """
 
 from __future__ import annotations
@@ -11,9 +19,10 @@ from typing import Any, ClassVar
 
 
 class DecathlonError(Exception):
-    """Base of every error of this project.
+    """Base class of all errors of the server.
 
-    `data` holds JSON values that a program can act on; the message is for people.
+    `message` is for people, `data` holds JSON values for programs. `retryable`: the same request may succeed
+    later.
     """
 
     code: ClassVar[str] = "internal"
@@ -26,110 +35,110 @@ class DecathlonError(Exception):
 
 
 class BadRequestError(DecathlonError):
-    """The caller's arguments do not fit; the message says what was expected."""
+    """The arguments of a request are invalid; the message says what was expected."""
 
     code = "bad_request"
 
 
 class UnknownTaskError(DecathlonError):
-    """No suite has a task of that id; `near` lists ids that look like it."""
+    """No suite has a task with this id; `near` lists similar ids."""
 
     code = "unknown_task"
 
 
 class UnknownEpisodeError(DecathlonError):
-    """No such episode, or not one that this caller may know of (the two are never told apart)."""
+    """There is no such episode, or the caller may not use it; a client cannot tell which."""
 
     code = "unknown_episode"
 
 
 class UnknownToolError(DecathlonError):
-    """The episode has no tool of that name; `near` lists names that look like it."""
+    """The episode has no tool of this name; `near` lists similar names."""
 
     code = "unknown_tool"
 
 
 class AccessDeniedError(DecathlonError):
-    """The caller's token does not allow this."""
+    """The caller's token does not allow this request."""
 
     code = "access_denied"
 
 
 class AtCapacityError(DecathlonError):
-    """No room for another episode now; `retryAfterSeconds` says when to ask again."""
+    """The server has no capacity for another episode now; retry after `retryAfterSeconds`."""
 
     code = "at_capacity"
     retryable = True
 
 
 class NotRunnableError(DecathlonError):
-    """The task needs something that this server lacks; `missing` lists what, one sentence each."""
+    """The task has requirements that this server does not meet; `missing` lists them, one sentence each."""
 
     code = "not_runnable"
 
 
 class SuiteError(DecathlonError):
-    """A suite, or a file of it, is not what Toolathlon's layout says; names file, line and field."""
+    """A suite or one of its files is invalid; the message names the file, line and field."""
 
     code = "bad_suite"
 
 
 class SettingsError(DecathlonError):
-    """A setting has a value that cannot work; says which, from where, and what would."""
+    """A setting is invalid; the message names the setting and what would be valid."""
 
     code = "bad_settings"
 
 
 class ProviderUnavailableError(DecathlonError):
-    """Sandboxes cannot be opened at all now, e.g. no Docker engine answers."""
+    """The provider cannot open any sandbox now, e.g. because no Docker engine answers."""
 
     code = "provider_unavailable"
     retryable = True
 
 
 class ImageError(DecathlonError):
-    """The sandbox's image is missing or cannot run the driver; names the image."""
+    """The sandbox's image is missing or cannot run the driver; the message names the image."""
 
     code = "bad_image"
 
 
 class SetUpError(DecathlonError):
-    """An episode could not be made ready: its preprocess failed, a server of its task did not come up, ..."""
+    """The set-up of an episode failed, e.g. its preprocess script or the start of an MCP server."""
 
     code = "set_up_failed"
 
 
 class SandboxLostError(DecathlonError):
-    """The sandbox ended under the episode; `cause` says why where the provider knows (out of memory, ...)."""
+    """The sandbox ended during the episode; `cause` is the reason (e.g. out of memory), if it is known."""
 
     code = "sandbox_lost"
 
 
 class DriverError(DecathlonError):
-    """The driver could not do what was asked; `reason` is one of the wire's closed table."""
+    """The driver could not carry out a request; `reason` is one of the driver protocol's codes."""
 
     code = "driver_error"
 
 
 class CallTimeoutError(DecathlonError):
-    """A tool did not answer within its deadline. The episode goes on."""
+    """A tool did not answer before its deadline. The episode continues."""
 
     code = "call_timeout"
 
 
 class EpisodeEndedError(DecathlonError):
-    """The episode is over; `reason` says how it ended."""
+    """The episode has ended; `reason` says why."""
 
     code = "episode_ended"
 
 
 class EpisodeClaimedError(DecathlonError):
-    """The attempt is closed to tools: it was claimed, and `evaluate` gives the verdict."""
+    """The attempt was claimed: no tool can be called any more, and `evaluate` returns the verdict."""
 
     code = "episode_claimed"
 
 
 class LimitExceededError(DecathlonError):
-    """Something out of a sandbox is larger than allowed: a line, an archive, a result."""
+    """Data from a sandbox is over a limit: a message, an archive or a result."""
 
     code = "limit_exceeded"

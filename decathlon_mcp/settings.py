@@ -1,4 +1,4 @@
-"""Every setting of the server, once: flags, `DECATHLON_*` variables and an optional file end here.
+"""All settings of the server: flags, `DECATHLON_*` variables and an optional file set the same fields.
 
 `--max-sandboxes 8`, `DECATHLON_MAX_SANDBOXES=8` and `max_sandboxes = 8` in the file are the same setting.
 """
@@ -15,83 +15,96 @@ from decathlon_mcp.types import Language, Names
 
 ProviderName = Literal["docker", "local"]
 RewardPolicy = Literal["visible", "meta", "controller"]
-"""The later, the fewer see a reward."""
+"""Ordered: each policy reveals less of the reward than the one before."""
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 
 
 def default_state() -> Path:
-    """`$XDG_STATE_HOME/decathlon-mcp`, as the XDG base directory specification has it."""
+    """`$XDG_STATE_HOME/decathlon-mcp`, by default `~/.local/state/decathlon-mcp`."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(base) / "decathlon-mcp"
 
 
 class Settings(BaseModel):
-    """What an operator can choose; each field's text is its help."""
+    """The settings of a server. Descriptions are help texts; a computed default is in brackets."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     suite: tuple[str, ...] = Field(
         ("starter",),
-        description="A checkout in Toolathlon's layout, or `starter`. May be given more than once.",
+        description="A checkout in Toolathlon's layout, or `starter`. Can be given more than once.",
     )
     provider: ProviderName | None = Field(
         None,
-        description="What opens sandboxes: `docker`, or `local`: no isolation. [starter: local, else docker]",
+        description="What runs the sandboxes: `docker`, or `local` for processes without isolation. "
+        "[starter: local, else docker]",
     )
-    image: str | None = Field(None, description="Image of the sandboxes. [the suite's own]")
-    names: Names | None = Field(None, description="How tools are spelled. [the suite's own: decathlon]")
+    image: str | None = Field(None, description="Docker image of the sandboxes. [the suite's own]")
+    names: Names | None = Field(None, description="Spelling of tool names. [the suite's own: decathlon]")
     network: Literal["auto", "none", "outbound"] = Field(
-        "auto", description="Network of sandboxes; `auto`: none for a task that needs none."
+        "auto",
+        description="Network access of sandboxes. `auto`: outbound for tasks that need it, else none.",
     )
     docker_network: str | None = Field(
         None,
-        description="Docker's network for sandboxes that have one. [our own, in which none reaches another]",
+        description="Docker network for sandboxes with network access. "
+        "[a bridge network on which sandboxes cannot reach each other]",
     )
     reward: RewardPolicy = Field(
         "visible",
-        description="`visible`: evaluate's reply tells the reward; `meta`: only its `_meta` does; "
-        "`controller`: only whoever started the episode may evaluate, or a controller's token.",
+        description="Who sees the reward. `visible`: it is in the result of `evaluate`. `meta`: only in the "
+        "result's `_meta`. `controller`: only the client that started the episode, or one with a "
+        "controller's token, can evaluate.",
     )
     overlong: Literal["cut", "raw"] | None = Field(
         None,
-        description="Replies over 100,000 characters: `cut`, the whole saved in the workspace, or `raw`. "
-        "[the suite's own]",
+        description="Tool replies over 100,000 characters. `cut`: shortened, with the full text saved in the "
+        "workspace. `raw`: passed on whole. [the suite's own]",
     )
     results: Path | None = Field(
         None,
-        description="File of verdicts, of which tasks' pass rates are made: for draws by difficulty.",
+        description="File of verdicts (JSON objects) to compute pass rates from, for draws by difficulty.",
     )
     language: Language = Field(
         "en",
-        description="`cn`: tasks in Chinese, as Toolathlon's `--cn_mode` has them, where they are there.",
+        description="Language of the tasks. `cn`: Chinese, like Toolathlon's `--cn_mode`; "
+        "tasks without a Chinese text cannot run.",
     )
     max_calls: Count | None = Field(
-        None, description="Tool calls an episode may make; past it, it is claimed."
+        None, description="Maximum number of tool calls per episode. At the limit the attempt is closed."
     )
 
-    max_sandboxes: Count = Field(64, description="Sandboxes at once.")
-    max_opening: Count = Field(4, description="Sandboxes being opened at once.")
-    max_queue: int = Field(256, ge=0, description="Episodes that may wait for a sandbox; past it: refused.")
+    max_sandboxes: Count = Field(64, description="Maximum number of sandboxes at the same time.")
+    max_opening: Count = Field(4, description="Maximum number of sandboxes being opened at the same time.")
+    max_queue: int = Field(
+        256, ge=0, description="Maximum number of episodes waiting for a sandbox. More are refused."
+    )
 
-    idle_seconds: Seconds = Field(1800, description="An episode without a request for so long is ended.")
-    episode_seconds: Seconds = Field(14_400, description="An episode's longest life before it is claimed.")
-    servers_seconds: Seconds = Field(120, description="For a task's servers to come up.")
-    preprocess_seconds: Seconds = Field(600, description="For a task's preprocess.")
-    set_up_seconds: Seconds = Field(900, description="For a task's set-up in all.")
-    evaluation_seconds: Seconds = Field(1800, description="For a task's evaluator.")
-    drain_seconds: Seconds = Field(30, description="At the end, for gradings under way.")
+    idle_seconds: Seconds = Field(1800, description="Time without a request after which an episode ends.")
+    episode_seconds: Seconds = Field(
+        14_400, description="Maximum time from the start of an episode's set-up to its claim."
+    )
+    servers_seconds: Seconds = Field(120, description="Deadline for a task's MCP servers to start.")
+    preprocess_seconds: Seconds = Field(600, description="Deadline for a task's preprocess script.")
+    set_up_seconds: Seconds = Field(900, description="Deadline for the whole set-up of a task.")
+    evaluation_seconds: Seconds = Field(1800, description="Deadline for a task's evaluator.")
+    drain_seconds: Seconds = Field(
+        30, description="Time that a stopping server waits for evaluations in progress."
+    )
 
-    memory_mib: Count = Field(4096, description="Memory of one sandbox.")
-    cpus: Annotated[float, Field(gt=0)] = Field(2.0, description="CPUs of one sandbox.")
-    pids: Count = Field(1024, description="Processes of one sandbox.")
-    workspace_mib: Count = Field(2048, description="The largest workspace that is graded.")
+    memory_mib: Count = Field(4096, description="Memory limit of one sandbox, in MiB.")
+    cpus: Annotated[float, Field(gt=0)] = Field(2.0, description="CPU limit of one sandbox.")
+    pids: Count = Field(1024, description="Maximum number of processes in one sandbox.")
+    workspace_mib: Count = Field(2048, description="Largest workspace that is graded, in MiB.")
 
     state: Path = Field(
-        default_factory=default_state, description="Where trajectories and verdicts are kept."
+        default_factory=default_state, description="Folder for trajectories, verdicts and the signing key."
     )
-    tokens: Path | None = Field(None, description="File of tokens: name, SHA-256, role, one a line.")
+    tokens: Path | None = Field(
+        None, description="File of tokens; each line has a name, a SHA-256 digest and a role."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="From what on to log."
+        "info", description="Lowest level that is logged."
     )
-    log_format: Literal["text", "json"] = Field("text", description="How logs are written.")
+    log_format: Literal["text", "json"] = Field("text", description="Format of the log on stderr.")

@@ -1,4 +1,4 @@
-"""JSON values and the small types that every package uses."""
+"""JSON values and small types that every package uses."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ Network: TypeAlias = Literal["none", "outbound"]
 
 
 def as_object(value: object) -> JsonObject | None:
-    """`value` where it is a JSON object, else None."""
+    """Return `value` if it is a JSON object, else None."""
     return cast("JsonObject", value) if isinstance(value, dict) else None
 
 
 def as_json(value: object) -> bytes:
-    """A JSON value as compact UTF-8; half surrogate pairs, which that cannot hold, are escaped."""
+    """Encode a JSON value as compact UTF-8."""
     try:
         return to_json(value)
     except ValueError:
+        # A sandbox may send lone surrogates, which UTF-8 cannot encode; `json.dumps` escapes them.
         return json.dumps(value).encode()

@@ -82,8 +82,8 @@ autodoc_class_signature = "separated"
 autodoc_default_options = {
     "members": True,
     "undoc-members": True,
-    # The client creates its own objects; `read`, `mistake` and `hold` are for the modules of this package.
-    "exclude-members": "__init__, __new__, read, mistake, hold",
+    # The client creates its own objects; the other three are for the modules of this package.
+    "exclude-members": "__init__, __new__, read, mistake, keep_open",
 }
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True

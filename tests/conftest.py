@@ -1,4 +1,4 @@
-"""What every test may ask for."""
+"""Fixtures of all tests, and a deadline for every asynchronous test."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ import pytest
 
 from decathlon_mcp.sandboxes.docker.image import STARTER_IMAGE
 
-BOUND_SECONDS = 180
-"""What an asynchronous test may take on a slow machine; with a `timeout` of its own, a minute less."""
+DEADLINE_SECONDS = 180
+"""Deadline of an asynchronous test, sized for a slow machine."""
+MARGIN_SECONDS = 60
+"""How much earlier the deadline of a test with its own `timeout` marker is than that timeout."""
 
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> tuple[str, dict[str, bool]]:
-    """One backend: the docker engine's attached socket and uvicorn are asyncio's."""
+    """asyncio only: the Docker engine's attached socket and uvicorn need it."""
     return ("asyncio", {"use_uvloop": True})
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
-    """No asynchronous test hangs for ever: it fails shortly before pytest-timeout ends the whole process.
-
-    Inside the test's own coroutine: a cancel scope of a fixture would cancel the task that all tests share.
-    """
+    """Fail an asynchronous test that hangs before pytest-timeout ends the whole process."""
+    # The deadline is set inside the test's own coroutine. A fixture's cancel scope would cancel the task
+    # that the anyio plugin shares among all tests.
     if iscoroutinefunction(test := pyfuncitem.obj):
-        own = pyfuncitem.get_closest_marker("timeout")
-        seconds = own.args[0] - 60 if own else BOUND_SECONDS
+        timeout = pyfuncitem.get_closest_marker("timeout")
+        seconds = timeout.args[0] - MARGIN_SECONDS if timeout else DEADLINE_SECONDS
 
         @wraps(test)
         async def bounded(**arguments: Any) -> None:
@@ -44,7 +45,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
 
 @pytest.fixture(scope="session")
 def docker_engine() -> Iterator[Any]:
-    """The engine's API (`docker.APIClient`). Where none answers: skipped, but never in CI."""
+    """The engine's API (`docker.APIClient`). Without an engine the test is skipped, or fails in CI."""
     from docker import APIClient
     from docker.errors import DockerException
     from docker.utils import kwargs_from_env
@@ -52,7 +53,7 @@ def docker_engine() -> Iterator[Any]:
     try:
         engine: Any = APIClient(**cast("dict[str, Any]", kwargs_from_env()), version="auto", timeout=30)
     except DockerException as error:
-        _go_without(f"no Docker engine answers; on Debian: apt-get install docker.io ({error})")
+        _skip_or_fail(f"no Docker engine answers; on Debian: apt-get install docker.io ({error})")
     try:
         yield engine
     finally:
@@ -61,19 +62,19 @@ def docker_engine() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def test_image(docker_engine: Any) -> str:
-    """The name of the tests' image. Where it has not been built: skipped, but never in CI."""
+    """Name of the tests' image. If it has not been built, the test is skipped, or fails in CI."""
     from docker.errors import ImageNotFound
 
     try:
         docker_engine.inspect_image(STARTER_IMAGE)
     except ImageNotFound:
-        _go_without(f"there is no image {STARTER_IMAGE}; make it with tests/image/build")
+        _skip_or_fail(f"there is no image {STARTER_IMAGE}; build it with tests/image/build")
     return STARTER_IMAGE
 
 
 @pytest.fixture
 def docker_network(docker_engine: Any) -> Iterator[str]:
-    """The name of a network of the engine's that leads nowhere else."""
+    """Name of a Docker network without outbound access."""
     name = f"decathlon-test-{secrets.token_hex(4)}"
     identity = docker_engine.create_network(name, driver="bridge", internal=True)["Id"]
     try:
@@ -82,7 +83,7 @@ def docker_network(docker_engine: Any) -> Iterator[str]:
         docker_engine.remove_network(identity)
 
 
-def _go_without(reason: str) -> NoReturn:
+def _skip_or_fail(reason: str) -> NoReturn:
     if os.environ.get("DECATHLON_REQUIRE_DOCKER") == "1":
         pytest.fail(reason)
     pytest.skip(reason)

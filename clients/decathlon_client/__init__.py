@@ -29,11 +29,19 @@ from decathlon_client.errors import (
     UnknownTaskError,
     UnknownToolError,
 )
-from decathlon_client.filters import Filters, Order
 from decathlon_client.lockstep import Call, Lockstep, Slot
 from decathlon_client.opener import OpeningOptions
-from decathlon_client.tally import Tally
-from decathlon_client.values import OnProgress, Policy, Reply, Task, Tool, Verdict
+from decathlon_client.progress import Tally
+from decathlon_client.values import (
+    Filters,
+    OnProgress,
+    Order,
+    Policy,
+    Reply,
+    Task,
+    Tool,
+    Verdict,
+)
 
 __all__ = [
     "AccessDeniedError",

@@ -1,4 +1,4 @@
-"""Tasks that own something for as long as a body runs, and end with it."""
+"""Background tasks that run as long as a body and are cancelled with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from anyio.abc import TaskGroup
 
 @asynccontextmanager
 async def background_tasks() -> AsyncGenerator[TaskGroup]:
-    """For the tasks that own connections and episodes. The body's own error leaves as itself, in no group."""
+    """A task group that is cancelled when the body ends; the body's own exception leaves unwrapped."""
+    # A plain task group would wrap the body's exception in a group, which no caller's `except` matches.
     failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
         try:

@@ -1,7 +1,7 @@
-"""A batch: so many episodes at a time, one after another, until there are no more tasks.
+"""Batches: a fixed number of episodes at a time, one after another, until there are no more tasks.
 
-Results come as they are made. A result that nobody has taken holds its place, so that no more is played than
-is taken; no sandbox waits with it.
+Results are yielded as they are ready. A worker whose result nobody has taken waits with it, so that no more
+is played than is consumed; its sandbox is closed by then.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from decathlon_client.background import background_tasks
 from decathlon_client.episode import MISTAKES, Episode
 from decathlon_client.errors import ClientError
 from decathlon_client.opener import EpisodeOpener
-from decathlon_client.progress import Show, shown
-from decathlon_client.tally import Tally
+from decathlon_client.progress import ShowTally, Tally, progress_display
 from decathlon_client.values import Task, Verdict
 
 T = TypeVar("T")
 Player: TypeAlias = Callable[[Episode], Awaitable[T]]
-"""Plays one episode; what it returns is kept. It claims by itself; what it leaves open is graded so."""
+"""Plays one episode; its return value is kept in the result. An unclaimed attempt is graded as it is."""
 
 Fault: TypeAlias = Literal["infrastructure", "player"]
+"""Whose fault it is that there is no verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result(Generic[T]):
-    """What became of one task. Either there is a verdict, or a failure and whose fault it is.
+    """The result of one task: a verdict, or a failure and whose fault it is.
 
-    `index` counts the tasks from 0, in the order they were drawn. `played` is what the player returned, None
-    where it did not come to that. `seconds` are from the first try to open it to its end.
+    `index` counts the tasks from 0 in the order they were drawn. `played` is the player's return value, None
+    if the player did not return. `seconds` is the time from the first try to open the episode to its end.
     """
 
     index: int
@@ -48,12 +48,12 @@ class Result(Generic[T]):
 
     @property
     def reward(self) -> float | None:
-        """None, and never zero, where there is no verdict."""
+        """The verdict's reward; None, never zero, if there is no verdict."""
         return None if self.verdict is None else self.verdict.reward
 
 
 class Batch:
-    """Made by `Decathlon.batch`. `tally` says how far it is, at any time."""
+    """A batch of episodes; made by `Decathlon.batch`. `tally` is its current progress."""
 
     tally: Tally
 
@@ -65,22 +65,23 @@ class Batch:
         *,
         concurrency: int,
         player_seconds: float | None,
-        show: Show,
+        show: ShowTally,
     ) -> None:
         self.tally = Tally(total=len(tasks) if isinstance(tasks, Sized) else None)
-        self._openings = opener
+        self._opener = opener
         self._workers = workers
-        self._tasks = _numbered(tasks)
+        self._tasks = _enumerate(tasks)
         self._concurrency = concurrency
         self._player_seconds = player_seconds
         self._show = show
         self._drawing = anyio.Lock()
-        self._drawn_error: Exception | None = None
+        self._draw_error: Exception | None = None
 
     async def run(self, player: Player[T]) -> AsyncGenerator[Result[T]]:
-        """The results, as they come. To stop early, leave the loop, then the batch's `async with`.
+        """Play the tasks and yield the results as they are ready. May be called once.
 
-        A failure is its own result's. Raises what drawing a task raises. Once for each batch.
+        To stop early, leave the loop, then the batch's `async with`. A failed episode is a result with a
+        `failure`; only an error of the iterable of tasks is raised.
         """
         send, receive = anyio.create_memory_object_stream[Result[T]]()
         with receive:
@@ -89,55 +90,57 @@ class Batch:
                     self._workers.start_soon(self._work, player, send.clone())
             async for result in receive:
                 yield result
-        if self._drawn_error is not None:
-            raise self._drawn_error
+        if self._draw_error is not None:
+            raise self._draw_error
 
     async def _work(self, player: Player[T], send: ObjectSendStream[Result[T]]) -> None:
         async with send:
             while True:
-                drawn = await self._drawn()
+                drawn = await self._draw()
                 if drawn is None:
                     return
                 index, task = drawn
                 try:
-                    await send.send(await self._played(index, task, player))
+                    await send.send(await self._play(index, task, player))
                 except anyio.BrokenResourceError:
                     return
 
-    async def _drawn(self) -> tuple[int, str | Task] | None:
-        """The next task; None where there is none, or none could be drawn."""
+    async def _draw(self) -> tuple[int, str | Task] | None:
+        """The next task and its index; None if there is none, or drawing it failed."""
         async with self._drawing:
             try:
                 return await anext(self._tasks, None)
             except Exception as error:  # noqa: BLE001
-                self._drawn_error = error
+                self._draw_error = error
                 return None
 
-    async def _played(self, index: int, task: str | Task, player: Player[T]) -> Result[T]:
+    async def _play(self, index: int, task: str | Task, player: Player[T]) -> Result[T]:
         started = time.monotonic()
-        attempt = _Attempt(self.tally, self._show, self._player_seconds, player)
+        run = _TaskRun(self.tally, self._show, self._player_seconds, player)
         failure: Exception | None = None
         try:
-            async with self._openings.opened(task) as episode:
-                await attempt.play(episode)
+            async with self._opener.open(task) as episode:
+                await run.play(episode)
         except Exception as error:  # noqa: BLE001
             failure = error
-        fault = attempt.over(failure)
+        fault = run.finish(failure)
         return Result(
             index=index,
             task=task if isinstance(task, str) else task.id,
-            played=attempt.played,
-            verdict=attempt.verdict,
+            played=run.played,
+            verdict=run.verdict,
             failure=failure if fault else None,
             fault=fault,
             seconds=time.monotonic() - started,
         )
 
 
-class _Attempt(Generic[T]):
-    """One task on its way through the tally."""
+class _TaskRun(Generic[T]):
+    """Plays and grades one task's episode, and keeps the tally up to date."""
 
-    def __init__(self, tally: Tally, show: Show, player_seconds: float | None, player: Player[T]) -> None:
+    def __init__(
+        self, tally: Tally, show: ShowTally, player_seconds: float | None, player: Player[T]
+    ) -> None:
         self.played: T | None = None
         self.verdict: Verdict | None = None
         self._tally = tally
@@ -149,21 +152,21 @@ class _Attempt(Generic[T]):
 
     async def play(self, episode: Episode) -> None:
         self._enter("playing")
-        with anyio.move_on_after(self._player_seconds) as patience:
+        with anyio.move_on_after(self._player_seconds) as time_limit:
             self.played = await self._player(episode)
         self._enter("grading")
-        if patience.cancelled_caught and not episode.claimed:
+        if time_limit.cancelled_caught and not episode.claimed:
             await episode.truncate()
         self.verdict = await episode.evaluate()
 
-    def over(self, failure: Exception | None) -> Fault | None:
-        """Whose fault it is that there is no verdict; None where there is one."""
+    def finish(self, failure: Exception | None) -> Fault | None:
+        """Count the outcome. Returns whose fault it is that there is no verdict; None if there is one."""
         self._count(self._phase, -1)
         fault: Fault | None = None
         if self.verdict is not None:
             self._tally.rewards += self.verdict.reward
         else:
-            fault = "player" if self._phase == "playing" and _is_players(failure) else "infrastructure"
+            fault = "player" if self._phase == "playing" and _is_players_fault(failure) else "infrastructure"
         self._count({None: "scored", "player": "broken", "infrastructure": "lost"}[fault], 1)
         self._show(self._tally)
         return fault
@@ -174,18 +177,19 @@ class _Attempt(Generic[T]):
         self._phase = phase
         self._show(self._tally)
 
-    def _count(self, what: str, by: int) -> None:
-        setattr(self._tally, what, getattr(self._tally, what) + by)
+    def _count(self, state: str, change: int) -> None:
+        setattr(self._tally, state, getattr(self._tally, state) + change)
 
 
-def _is_players(error: BaseException | None) -> bool:
-    """Of a group: where anything in it is."""
+def _is_players_fault(error: BaseException | None) -> bool:
+    """Whether the player caused the error; for a group, whether it caused any error in it."""
     if isinstance(error, BaseExceptionGroup):
-        return any(_is_players(each) for each in cast("BaseExceptionGroup[BaseException]", error).exceptions)
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        return any(_is_players_fault(inner) for inner in group.exceptions)
     return not isinstance(error, ClientError) or isinstance(error, MISTAKES)
 
 
-async def _numbered(
+async def _enumerate(
     tasks: Iterable[str | Task] | AsyncIterable[str | Task],
 ) -> AsyncIterator[tuple[int, str | Task]]:
     index = 0
@@ -199,17 +203,17 @@ async def _numbered(
 
 
 @asynccontextmanager
-async def batching(
+async def open_batch(
     opener: EpisodeOpener,
     tasks: Iterable[str | Task] | AsyncIterable[str | Task],
     concurrency: int,
     progress: bool,
     player_seconds: float | None,
 ) -> AsyncGenerator[Batch]:
-    """Raises ValueError for a concurrency below 1."""
+    """A batch that is ready to run. Raises ValueError for a concurrency below 1."""
     if concurrency < 1:
         raise ValueError(f"concurrency must be at least 1, not {concurrency}")
-    with shown(progress) as show:
+    with progress_display(progress) as show:
         async with background_tasks() as workers:
             batch = Batch(
                 opener,
@@ -219,5 +223,5 @@ async def batching(
                 player_seconds=player_seconds,
                 show=show,
             )
-            with opener.close_budget.hurried():
+            with opener.close_budget.shorten_on_interrupt():
                 yield batch

@@ -1,346 +1,300 @@
-"""`stdio --url`: stdin and stdout of this process, and a server elsewhere over streamable HTTP.
+"""The bridge, `decathlon-mcp stdio --url URL`: relays stdin and stdout to a server over streamable HTTP.
 
-Messages are relayed as they are: a line is a POST, what comes back is a line. Only what HTTP wants besides is
-read off them: the session, the revision, the headers of the revision without sessions. There, cancelling a
-request is closing its stream; with a handshake it is a message like any other.
+The SDK's two transports do the work; messages pass between them unchanged. This module adds the HTTP headers
+that an SDK session would add, opens a forgotten lobby session again, and answers for a server that does not.
 
-Imports nothing of the server: it is run where there are no sandboxes, on any system, where only the client is
-installed (with `mcp` 2.3 or later).
+Requires `mcp` 2.3 or later and nothing of the server: it runs on any system, without sandboxes.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import socket
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 import anyio
-import anyio.to_thread
 import httpx2
-from anyio.abc import TaskGroup
-from mcp.shared.inbound import NAME_BEARING_METHODS, encode_header_value
+import mcp_types as types
+from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
+from mcp.server.stdio import stdio_server
+from mcp.shared.inbound import (
+    MCP_METHOD_HEADER,
+    MCP_NAME_HEADER,
+    MCP_PROTOCOL_VERSION_HEADER,
+    NAME_BEARING_METHODS,
+    encode_header_value,
+    find_invalid_x_mcp_header,
+    mcp_param_headers,
+    x_mcp_header_map,
+)
+from mcp.shared.message import ClientMessageMetadata, SessionMessage
 
 from decathlon_client.background import background_tasks
-from decathlon_client.sse import events
-from decathlon_client.stdin import stdin_lines
-from decathlon_client.values import JsonObject, as_object
-from decathlon_mcp.errors import BadRequestError
+from decathlon_client.stdin import StdinPump, stop_on_signal
+from decathlon_client.values import as_object, as_objects
 
 CONNECT_SECONDS = 30.0
-GOODBYE_SECONDS = 5.0
-LINE_BYTES = 64 << 20
-LISTEN_AGAIN_SECONDS = (1.0, 2.0, 5.0, 15.0, 30.0)
-"""How long it waits before it listens for the server's own messages again, where that broke off."""
-LOST: Final = -32000
-PARSE_ERROR: Final = -32700
-VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
+DELETE_SECONDS = 5.0
+RECONNECT_SECONDS = 2.0
+"""Delay before the session's GET stream is opened again."""
+ERROR_TEXT_CHARACTERS = 500
+NO_SERVER: Final = -32000
+EVENT_STREAM = {"content-type": "text/event-stream"}
+INITIALIZED = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
+TOOLS_CHANGED = b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'
 
 
 async def bridge(url: str, task: str | None) -> int:
-    """Relay until stdin ends, or SIGTERM or SIGINT has ended it; then the session is ended with a DELETE.
+    """Relay until stdin ends or SIGTERM or SIGINT arrives, then end the session with a DELETE.
 
-    `url` is a server's, or an address of one. Raises BadRequestError where it is neither.
+    `url` is a server's root or the address of a lobby, task or episode. Returns the exit status.
     """
-    where = address(url, task)
-    token = os.environ.get("DECATHLON_TOKEN", "")
-    if token.startswith("${"):  # a program that fills in templates, and had nothing to fill this one with
-        token = ""
-    _say(f"stdin and stdout are a client of {where} now")
-    async with httpx2.AsyncClient(
-        headers={"Authorization": f"Bearer {token}"} if token else {},
-        timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
-        limits=httpx2.Limits(max_connections=None),
-        follow_redirects=True,
-    ) as http:
-        async with stdin_lines(LINE_BYTES) as lines, background_tasks() as tasks:
-            relay = Bridge(where, http, tasks)
-            async for line in lines:
-                if line.strip():
-                    await relay.take(line.strip())
-        await relay.leave()
+    try:
+        endpoint = address(url, task)
+    except ValueError as error:
+        _log(str(error))
+        return 1
+    _log(f"relaying stdin and stdout to {endpoint}")
+    source, sink = socket.socketpair()
+    with source, sink, source.makefile("r", encoding="utf-8", errors="replace") as stdin:
+        async with stdio_server(anyio.wrap_file(stdin)) as (from_client, to_client), from_client, to_client:
+            # The pump ends before stdio_server does, whose reader would otherwise block in its thread.
+            with StdinPump(0, sink) as pump:
+                async with (
+                    BridgeHttpClient(endpoint) as http,
+                    # The default, 1 MiB for an event, would refuse large replies.
+                    streamable_http_client(endpoint, http_client=http, max_sse_event_size=None) as server,
+                    background_tasks() as tasks,
+                ):
+                    relay = Relay((from_client, to_client), server)
+                    tasks.start_soon(stop_on_signal, pump)
+                    tasks.start_soon(relay.run_to_client)
+                    await relay.run_to_server()
     return 0
 
 
-def alone(words: Sequence[str]) -> int:
-    """The command where there is nothing to read command lines with; the status to exit with."""
+def main(arguments: Sequence[str]) -> int:
+    """`decathlon-mcp stdio` where only the client is installed. Returns the exit status."""
     parser = argparse.ArgumentParser("decathlon-mcp stdio")
     parser.add_argument("--url", required=True)
     parser.add_argument("--task")
-    asked = parser.parse_args(words)
-    try:
-        return anyio.run(bridge, asked.url, asked.task)
-    except BadRequestError as error:
-        _say(error.message)
-        return 1
+    options = parser.parse_args(arguments)
+    return anyio.run(bridge, options.url, options.task)
 
 
 def address(url: str, task: str | None = None) -> str:
-    """Where to connect: an address as it is; of a server the lobby or, with a task, that task's."""
+    """The MCP address for a server's URL: its lobby or, with a task, that task's; other addresses unchanged.
+
+    Raises ValueError if `url` is not an HTTP URL.
+    """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise BadRequestError(f"--url: not the address of a server, as http://127.0.0.1:8765 is one: {url!r}")
+        raise ValueError(f"--url: not the address of a server, as http://127.0.0.1:8765 is one: {url!r}")
     if parts.path.startswith(("/tasks/", "/episodes/")) and task is None:
         return url
     root = url.rstrip("/").removesuffix("/mcp")
     return f"{root}/mcp" if task is None else f"{root}/tasks/{quote(task, safe='')}/mcp"
 
 
-@dataclass(slots=True)
-class _Session:
-    """What the handshake left behind. `hello` opens another like it where the server has forgotten this."""
+class Relay:
+    """Passes messages between two transports of the SDK, and adds the headers that HTTP requires."""
 
-    id: str | None
-    version: str
-    hello: bytes
-    listening: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    def __init__(self, client: Any, server: Any) -> None:
+        self._from_client, self._to_client = client
+        self._from_server, self._to_server = server
+        self._version: str | None = None
+        self._initialize_id: types.RequestId | None = None
+        self._initialize_answered = anyio.Event()
+        self._header_maps: dict[str, dict[tuple[str, ...], str]] = {}
 
-    def headers(self) -> dict[str, str]:
-        named = {"Mcp-Session-Id": self.id} if self.id else {}
-        return {**named, "MCP-Protocol-Version": self.version}
+    async def run_to_server(self) -> None:
+        """Relay the client's messages until stdin ends."""
+        async for item in self._from_client:
+            if isinstance(item, Exception):
+                await self._to_client.send(_parse_error())
+                continue
+            message = item.message
+            item.metadata = ClientMessageMetadata(headers=self._headers(message))
+            if not (isinstance(message, types.JSONRPCRequest) and message.method == "initialize"):
+                await self._to_server.send(item)
+                continue
+            # Whatever follows belongs to the session whose id is in the answer.
+            self._initialize_id, self._initialize_answered = message.id, anyio.Event()
+            await self._to_server.send(item)
+            await self._initialize_answered.wait()
 
+    async def run_to_client(self) -> None:
+        """Relay the server's messages until cancelled."""
+        async for item in self._from_server:
+            if isinstance(item, Exception):
+                _log(f"unreadable message from the server: {item}")
+                continue
+            self._note(item.message)
+            await self._to_client.send(item)
 
-class Bridge:
-    """One client's messages to one address, and what comes back."""
+    def _note(self, message: types.JSONRPCMessage) -> None:
+        """Remember what later headers depend on: the negotiated version and the tools' header annotations."""
+        if isinstance(message, types.JSONRPCResponse):
+            for tool in as_objects(message.result.get("tools")):
+                schema = tool.get("inputSchema")
+                if find_invalid_x_mcp_header(schema) is None:
+                    self._header_maps[str(tool.get("name"))] = x_mcp_header_map(schema)
+        if isinstance(message, (types.JSONRPCResponse, types.JSONRPCError)) and (
+            message.id == self._initialize_id
+        ):
+            if isinstance(message, types.JSONRPCResponse):
+                self._version = str(message.result.get("protocolVersion"))
+            self._initialize_answered.set()
 
-    def __init__(self, url: str, http: httpx2.AsyncClient, tasks: TaskGroup) -> None:
-        self._url = url
-        self._http = http
-        self._tasks = tasks
-        self._session: _Session | None = None
-        self._opening = anyio.Lock()
-        self._sessionless: dict[object, anyio.CancelScope] = {}
-        self._given_up: set[object] = set()
-        self._stdout = anyio.Lock()
-
-    async def take(self, line: bytes) -> None:
-        """One line of the client's. Requests are relayed side by side, everything else in its order."""
-        try:
-            message = json.loads(line)
-        except ValueError:
-            await self._tell(_error(None, PARSE_ERROR, "not JSON"))
-            return
-        told = _object_of(message)
-        method, number = told.get("method"), told.get("id")
-        if method == "initialize":
-            await self._open(line, number)
-        elif method is not None and number is not None:
-            self._tasks.start_soon(self._request, line, told)
-        elif method == "notifications/cancelled" and self._cancelled(told):
-            pass
-        else:
-            await self._post(line, None, self._headers(told))
-            if method == "notifications/initialized" and self._session is not None:
-                self._tasks.start_soon(self._listen, self._session)
-
-    async def leave(self) -> None:
-        """End the session, if there is one; bounded."""
-        if (session := self._session) is not None and session.id:
-            with anyio.move_on_after(GOODBYE_SECONDS), suppress(httpx2.HTTPError):
-                await self._http.delete(self._url, headers=session.headers())
-
-    def _cancelled(self, told: JsonObject) -> bool:
-        """Note that a request is cancelled; true where that is all there is to do."""
-        number = _object_of(told.get("params")).get("requestId")
-        if self._session is not None:
-            self._given_up.add(number)
-            return False
-        if (scope := self._sessionless.get(number)) is not None:
-            scope.cancel()
-        return True
-
-    async def _open(self, hello: bytes, number: object) -> None:
-        """The handshake, before anything else: what follows belongs to its session."""
-        try:
-            answer, status, session = await self._greet(hello)
-        except httpx2.HTTPError as error:
-            await self._tell(_error(number, LOST, f"no server answers at {self._url}: {_words(error)}"))
-            return
-        self._session = session
-        await self._hand_on(answer, number, status)
-
-    async def _greet(self, hello: bytes) -> tuple[bytes, int, _Session | None]:
-        """What the server answers to `initialize`, and the session that this opened, if it did."""
-        async with self._sent(hello, {}) as response:
-            answer = b""
-            async for message in _messages(response):
-                answer = message
-        told = _object(answer)
-        result = _object_of(told.get("result"))
-        if "protocolVersion" not in result:
-            return answer, response.status_code, None
-        found = response.headers.get("mcp-session-id")
-        return answer, response.status_code, _Session(found, str(result["protocolVersion"]), hello)
-
-    async def _request(self, line: bytes, told: JsonObject) -> None:
-        number, headers = told.get("id"), self._headers(told)
-        with anyio.CancelScope() as scope:
-            if "Mcp-Method" in headers:
-                self._sessionless[number] = scope
-            try:
-                await self._post(line, number, headers)
-            finally:
-                self._sessionless.pop(number, None)
-
-    def _headers(self, told: JsonObject) -> dict[str, str]:
-        """What HTTP wants of a message: without a session its revision, its method, and whom it is for."""
-        params = _object_of(told.get("params"))
-        version = _object_of(params.get("_meta")).get(VERSION_KEY)
+    def _headers(self, message: types.JSONRPCMessage) -> dict[str, str]:
+        """The headers of one message, as an SDK session sets them in the era that the message belongs to."""
+        if not isinstance(message, (types.JSONRPCRequest, types.JSONRPCNotification)):
+            return {}
+        params = message.params or {}
+        version = (as_object(params.get("_meta")) or {}).get(types.PROTOCOL_VERSION_META_KEY)
         if not isinstance(version, str):
-            return self._session.headers() if self._session is not None else {}
-        method = str(told.get("method"))
-        name = params.get(NAME_BEARING_METHODS.get(method, ""))
-        named = {"Mcp-Name": encode_header_value(name)} if isinstance(name, str) else {}
-        return {"MCP-Protocol-Version": version, "Mcp-Method": method, **named}
+            return {MCP_PROTOCOL_VERSION_HEADER: self._version} if self._version else {}
+        headers = {MCP_PROTOCOL_VERSION_HEADER: version, MCP_METHOD_HEADER: message.method}
+        name = params.get(NAME_BEARING_METHODS.get(message.method, ""))
+        if isinstance(name, str):
+            headers[MCP_NAME_HEADER] = encode_header_value(name)
+        if message.method == "tools/call":
+            header_map = self._header_maps.get(str(name), {})
+            headers |= mcp_param_headers(header_map, as_object(params.get("arguments")) or {})
+        return headers
 
-    async def _post(
-        self, line: bytes, number: object, headers: Mapping[str, str], *, again: bool = False
-    ) -> None:
-        """Relay a message and what is answered to it. Whoever waits for `number` is told in any case."""
-        session, answered = self._session, False
+
+class BridgeHttpClient(httpx2.AsyncClient):
+    """The HTTP client of the SDK's transport: answers for a server that fails, renews a lost session."""
+
+    # The SDK's transport (mcp 2.3) cancels all its requests when the HTTP client raises in one of them, and
+    # gives up a session's GET stream when it has failed twice. A server ends a session whose GET stream does
+    # not come back, and a task's episode with it. So nothing is raised here, and one GET stream never ends.
+
+    def __init__(self, url: str) -> None:
+        token = os.environ.get("DECATHLON_TOKEN", "")
+        if token.startswith("${"):  # a template variable that the program had no value for
+            token = ""
+        super().__init__(
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
+            limits=httpx2.Limits(max_connections=None),
+        )
+        self._url = url
+        self._initialize: httpx2.Request | None = None
+        self._session_id: str | None = None
+        self._renewing = anyio.Lock()
+        self._renewed = anyio.Event()
+
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """Send a request. What fails, also in the network, is answered with a JSON-RPC error."""
+        if request.method == "GET":
+            return httpx2.Response(
+                200, request=request, headers=EVENT_STREAM, content=self._events(request, options)
+            )
+        if request.method == "DELETE":
+            request.extensions["timeout"] = httpx2.Timeout(DELETE_SECONDS).as_dict()
         try:
-            async with self._sent(line, headers) as response:
-                forgotten = response.status_code == 404 and "Mcp-Session-Id" in headers
-                async for message in _messages(response):
-                    if not forgotten:
-                        answered |= await self._hand_on(message, number, response.status_code)
-            if forgotten and session is not None and not again:
-                fresh = await self._opened_again(session)
-                await self._post(line, number, fresh.headers(), again=True)
-                return
-            why = f"the server broke off (HTTP {response.status_code}); whether this was done is not known"
-        except _ForgottenError:
-            why = "the server has ended this session, and with it its episode: start anew"
+            response = await self._send_in_session(request, options)
+            if response.status_code == 404 and MCP_SESSION_ID in request.headers and request.method == "POST":
+                await response.aclose()
+                if not await self._renew_session(request):
+                    return _failure(
+                        request, "the server has ended this session and its episode; start a new one"
+                    )
+                # The server has not looked at the request, so it is not carried out twice.
+                response = await self._send_in_session(request, options)
+            if response.is_error or not _has_type(response, "text/event-stream"):
+                await response.aread()
         except httpx2.ConnectError as error:
-            why = f"no server answers at {self._url}: {_words(error)}"
+            return _failure(request, f"no server answers at {self._url}: {_text(error)}")
         except httpx2.HTTPError as error:
-            why = f"lost {self._url}: {_words(error)}; whether this was done is not known"
-        if not (answered or number is None or number in self._given_up):
-            await self._tell(_error(number, LOST, why))
+            message = f"lost {self._url}: {_text(error)}; it is not known whether the request was carried out"
+            return _failure(request, message)
+        if response.is_error and not _has_type(response, "application/json"):
+            text = response.text[:ERROR_TEXT_CHARACTERS].strip()
+            return _failure(request, f"HTTP {response.status_code}: {text}")
+        return response
 
-    async def _hand_on(self, message: bytes, number: object, status: int) -> bool:
-        """One message of a response; was it what `number` waits for?
+    async def _send_in_session(self, request: httpx2.Request, options: dict[str, Any]) -> httpx2.Response:
+        # The transport only knows the id of the first session.
+        if MCP_SESSION_ID in request.headers and self._session_id is not None:
+            request.headers[MCP_SESSION_ID] = self._session_id
+        response = await super().send(request, **options)
+        if MCP_SESSION_ID not in request.headers and MCP_SESSION_ID in response.headers:
+            self._initialize, self._session_id = request, response.headers[MCP_SESSION_ID]
+        return response
 
-        What HTTP refuses with has no id, or is no JSON-RPC at all; what refuses a notification is nobody's.
-        """
-        told = _object(message)
-        if status >= 400:
-            error = told.get("error") or {"code": LOST, "message": f"HTTP {status}: {_cut(message)}"}
-            if number is None:
-                _say(f"the server refuses a notification: {_object_of(error).get('message')}")
+    async def _renew_session(self, refused: httpx2.Request) -> bool:
+        """Open another session with the same `initialize`; False if there can be none."""
+        async with self._renewing:
+            if self._session_id != refused.headers[MCP_SESSION_ID]:
+                return True  # another request has renewed it
+            # At a task's address the session was an episode: another one would be another attempt, and
+            # nobody would know.
+            if "/tasks/" in self._url or self._initialize is None:
                 return False
-            message = _dumped({"jsonrpc": "2.0", "id": number, "error": error})
-        await self._tell(message)
-        return "method" not in told
+            response = await super().send(self._initialize)
+            if MCP_SESSION_ID not in response.headers:
+                return False
+            self._session_id = response.headers[MCP_SESSION_ID]
+            copied = ("accept", "content-type", MCP_PROTOCOL_VERSION_HEADER)
+            headers = {name: refused.headers[name] for name in copied if name in refused.headers}
+            headers[MCP_SESSION_ID] = self._session_id
+            await super().send(self.build_request("POST", self._url, content=INITIALIZED, headers=headers))
+            _log("the server had forgotten the session; a new one is open")
+            self._renewed.set()
+            self._renewed = anyio.Event()
+            return True
 
-    @asynccontextmanager
-    async def _sent(self, line: bytes, headers: Mapping[str, str]) -> AsyncGenerator[httpx2.Response]:
-        asked = {
-            "Content-Type": "application/json",
-            "Accept": "application/json, text/event-stream",
-            **headers,
-        }
-        async with self._http.stream("POST", self._url, content=line, headers=asked) as response:
-            yield response
-
-    async def _opened_again(self, session: _Session) -> _Session:
-        """Another session in the place of one that the server does not know any more, as after its restart.
-
-        Raises _ForgottenError where the session was an episode: another would be another attempt, and nobody
-        would know.
-        """
-        if "/tasks/" in self._url:
-            raise _ForgottenError
-        async with self._opening:
-            if self._session is not session and self._session is not None:
-                return self._session
-            session.listening.cancel()
-            _, _, fresh = await self._greet(session.hello)
-            if fresh is None:
-                raise _ForgottenError
-            self._session = fresh
-            ready = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
-            async with self._sent(ready, fresh.headers()):
-                pass
-            _say("the server had forgotten the session, and has a new one")
-        self._tasks.start_soon(self._listen, fresh)
-        await self._tell(b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}')
-        return fresh
-
-    async def _listen(self, session: _Session) -> None:
-        """Relay what the server says of its own accord, over the session's own stream."""
-        waits = iter(LISTEN_AGAIN_SECONDS)
-        with session.listening:
-            while session.id:
-                asked = {"Accept": "text/event-stream", **session.headers()}
-                with suppress(httpx2.HTTPError):
-                    async with self._http.stream("GET", self._url, headers=asked) as response:
-                        if 400 <= response.status_code < 500:
-                            return
-                        async for message in _messages(response):
-                            waits = iter(LISTEN_AGAIN_SECONDS)
-                            await self._tell(message)
-                await anyio.sleep(next(waits, LISTEN_AGAIN_SECONDS[-1]))
-
-    async def _tell(self, message: bytes) -> None:
-        """One line for the client."""
-        line = message.strip()
-        if b"\n" in line or b"\r" in line:
-            line = _dumped(json.loads(line))
-        async with self._stdout:
-            await anyio.to_thread.run_sync(_write, line + b"\n")
+    async def _events(self, request: httpx2.Request, options: dict[str, Any]) -> AsyncIterator[bytes]:
+        """The session's GET stream, opened again whenever it ends."""
+        while True:
+            renewed, delay = self._renewed, RECONNECT_SECONDS
+            with suppress(httpx2.HTTPError):
+                response = await self._send_in_session(request, options)
+                try:
+                    if response.is_success:
+                        async for chunk in response.aiter_bytes():
+                            yield chunk
+                    elif response.is_client_error:
+                        # Only a request renews a session: listening alone must not keep one alive.
+                        delay = None
+                finally:
+                    await response.aclose()
+            yield b"\n\n"  # the end of an event that was cut off
+            with anyio.move_on_after(delay):
+                await renewed.wait()
+            if renewed.is_set():
+                yield b"data: " + TOOLS_CHANGED + b"\n\n"
 
 
-class _ForgottenError(Exception):
-    """The session was an episode, and is over."""
+def _has_type(response: httpx2.Response, content_type: str) -> bool:
+    return response.headers.get("content-type", "").startswith(content_type)
 
 
-async def _messages(response: httpx2.Response) -> AsyncIterator[bytes]:
-    """What a response carries, each message as it came: the events of a stream, or the one of a body."""
-    if response.headers.get("content-type", "").startswith("text/event-stream"):
-        async for message in events(response.aiter_bytes()):
-            yield message
-    elif body := (await response.aread()).strip():
-        yield body
+def _failure(request: httpx2.Request, message: str) -> httpx2.Response:
+    """A response that the SDK's transport relays as an error under the request's id."""
+    # The transport drops errors of notifications: then the log is the only place to see them.
+    _log(message)
+    error = {"code": NO_SERVER, "message": message}
+    return httpx2.Response(502, request=request, json={"jsonrpc": "2.0", "id": None, "error": error})
 
 
-def _object(message: bytes) -> JsonObject:
-    try:
-        return _object_of(json.loads(message))
-    except ValueError:
-        return {}
+def _parse_error() -> SessionMessage:
+    error = types.ErrorData(code=types.PARSE_ERROR, message="not a JSON-RPC message")
+    return SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=None, error=error))
 
 
-def _object_of(value: object) -> JsonObject:
-    return as_object(value) or {}
-
-
-def _error(number: object, code: int, message: str) -> bytes:
-    return _dumped({"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": message}})
-
-
-def _dumped(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _cut(message: bytes) -> str:
-    return message[:500].decode("utf-8", "replace").strip()
-
-
-def _words(error: Exception) -> str:
+def _text(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _write(line: bytes) -> None:
-    sys.stdout.buffer.write(line)
-    sys.stdout.buffer.flush()
-
-
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f"decathlon-mcp: {text}\n")
     sys.stderr.flush()

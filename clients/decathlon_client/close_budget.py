@@ -1,4 +1,4 @@
-"""How long good-byes may take: each a while of its own, and all of them little once somebody wants out."""
+"""Time limits for closing, shortened after an interrupt."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from contextlib import contextmanager
 
 import anyio
 
-HURRY_SECONDS = 3.5
-"""What is left of closing, however much there is to close, once whoever waits for it was interrupted."""
+INTERRUPTED_SECONDS = 3.5
+"""Time to close everything after an interrupt, however much there is to close."""
 
 
 class ThreadInterrupted(Exception):  # noqa: N818
-    """Ctrl-C in another thread, told to the event loop's."""
+    """Ctrl-C in another thread, passed on to the event loop's thread."""
 
 
 class CloseBudget:
-    """Shared by what is closed together."""
+    """The time that closing may take, shared by everything that is closed together."""
 
     def __init__(self) -> None:
         self._deadline = math.inf
         self._scopes: set[anyio.CancelScope] = set()
 
     @contextmanager
-    def shielded(self, seconds: float) -> Generator[anyio.CancelScope]:
-        """Not cancelled from outside; given up after so long, or sooner in a hurry."""
+    def shield(self, seconds: float) -> Generator[anyio.CancelScope]:
+        """Protect the body from cancellation for that long, or less after an interrupt."""
         deadline = min(anyio.current_time() + seconds, self._deadline)
         with anyio.CancelScope(deadline=deadline, shield=True) as scope:
             self._scopes.add(scope)
@@ -34,24 +34,24 @@ class CloseBudget:
             finally:
                 self._scopes.discard(scope)
 
-    def hurry(self, seconds: float = HURRY_SECONDS) -> None:
-        """From now on, so long for everything that is under way or still to come."""
+    def shorten(self, seconds: float = INTERRUPTED_SECONDS) -> None:
+        """Limit everything that is being closed, or will be, to that long from now."""
         self._deadline = min(self._deadline, anyio.current_time() + seconds)
         for scope in self._scopes:
             scope.deadline = min(scope.deadline, self._deadline)
 
     @contextmanager
-    def hurried(self, seconds: float = HURRY_SECONDS) -> Generator[None]:
-        """A body that is interrupted leaves in a hurry."""
+    def shorten_on_interrupt(self) -> Generator[None]:
+        """Shorten the budget if the body is cancelled or interrupted."""
         try:
             yield
         except BaseException as error:
-            if is_interruption(error):
-                self.hurry(seconds)
+            if is_interrupt(error):
+                self.shorten()
             raise
 
 
-def is_interruption(error: BaseException | None) -> bool:
-    """A cancellation, or Ctrl-C."""
+def is_interrupt(error: BaseException | None) -> bool:
+    """Whether the error is a cancellation or Ctrl-C."""
     kinds = (KeyboardInterrupt, ThreadInterrupted, anyio.get_cancelled_exc_class())
     return isinstance(error, kinds)

@@ -1,11 +1,9 @@
-"""The way in: a server, its tasks, its episodes.
+"""The client's entry point: a server, its tasks, its episodes."""
 
-An episode is started in the lobby and played at an address of its own, over HTTP and in this process alike.
-A session at `/tasks/{id}/mcp` would be an episode with one request fewer, but the lobby's `start_episode`
-takes options, answers with the handle before the sandbox opens (so that it can be closed whatever happens
-next), and says why an episode cannot be had in a form that every version of the SDK passes on; and an address
-of its own outlives a connection that breaks.
-"""
+# An episode is started in the lobby and played at its own address, over HTTP and embedded alike. A session at
+# `/tasks/{id}/mcp` would save one request, but `start_episode` takes options, returns the handle before the
+# sandbox opens (so that the episode can be closed whatever happens next), and reports errors in a form that
+# every version of the SDK passes on. An episode's own address also outlives a connection that breaks.
 
 from __future__ import annotations
 
@@ -21,25 +19,34 @@ import anyio
 from anyio.abc import TaskGroup
 
 from decathlon_client.background import background_tasks
-from decathlon_client.batch import Batch, batching
-from decathlon_client.close_budget import CloseBudget, is_interruption
-from decathlon_client.connection import Line
-from decathlon_client.embedded import EmbeddedServer
-from decathlon_client.episode import Episode, attached
+from decathlon_client.batch import Batch, open_batch
+from decathlon_client.close_budget import CloseBudget, is_interrupt
+from decathlon_client.embedded import EmbeddedEndpoint
+from decathlon_client.episode import Episode, connect_episode
 from decathlon_client.errors import ClientError, ConnectionLostError, ProtocolError
-from decathlon_client.filters import Filters, said
-from decathlon_client.lockstep import Lockstep, lockstep
+from decathlon_client.lockstep import Lockstep, open_lockstep
 from decathlon_client.opener import EpisodeOpener, OpeningOptions
-from decathlon_client.server import HttpServer, Server
-from decathlon_client.values import JsonObject, OnProgress, Policy, Reply, Task, as_objects
+from decathlon_client.session import HttpEndpoint, ReconnectingSession, ServerEndpoint
+from decathlon_client.values import (
+    Filters,
+    JsonObject,
+    OnProgress,
+    Policy,
+    Reply,
+    Task,
+    as_objects,
+    filter_arguments,
+)
 
 START_SECONDS = 60.0
 CLOSE_SECONDS = 10.0
-TURN_SECONDS = 60.0
-PACE = 16
-"""Episodes being started at once, and as many being closed: of hundreds that are sent together, a slow server
-would answer the last too late. What was started is opened by the server beside what follows."""
+CLOSE_QUEUE_SECONDS = 60.0
+"""How long an episode waits until it is its turn to be closed."""
+MAX_CONCURRENT = 16
+"""Limit on `start_episode` requests sent at once, and on `close_episode` requests. A slow server would answer
+the last of hundreds too late; it opens the sandboxes of started episodes in parallel anyway."""
 INTERRUPTED_SECONDS = 1.0
+NOT_OPEN = "this Decathlon is not open: use it in `async with`"
 
 log = logging.getLogger("decathlon.client")
 
@@ -47,13 +54,13 @@ log = logging.getLogger("decathlon.client")
 class Decathlon:
     """A connection to a decathlon-mcp server: `async with Decathlon("http://127.0.0.1:8765") as d:`.
 
-    `url` is the server's root or its lobby (`.../mcp`), `token` one of its tokens, if it wants any. Entered
-    and left in one task; what is in between, episodes too, can be used from any.
+    `url` is the server's root or its lobby (`.../mcp`), `token` one of its tokens, if it requires one. Enter
+    and leave it in the same task; in between, any task may use it and its episodes.
     """
 
     def __init__(self, url: str, token: str | None = None) -> None:
-        self._server: Server = HttpServer(url, token)
-        self._task: str | None = None
+        self._server: ServerEndpoint = HttpEndpoint(url, token)
+        self._default_task: str | None = None
         self._reset()
 
     @classmethod
@@ -64,36 +71,36 @@ class Decathlon:
         task: str | None = None,
         **settings: Any,
     ) -> Self:
-        """The same with the server in this process, without a port; needs `decathlon-mcp[server]`.
+        """Run the server in this process, without a port. Requires `decathlon-mcp[server]`.
 
-        `task` is what `episode()` plays when it is not told. `settings` are the server's, by name
-        (`state=...`, `max_sandboxes=...`). Raises on entering what the server says of them.
+        `task` is the task of `episode()` without arguments. `settings` are the server's settings by name
+        (`state=...`, `max_sandboxes=...`). Errors in them are raised on entering.
         """
-        given = [suite] if isinstance(suite, (str, PathLike)) else list(suite)
+        suites = [suite] if isinstance(suite, (str, PathLike)) else list(suite)
         self = cls.__new__(cls)
-        self._server = EmbeddedServer(
-            {"suite": tuple(fspath(each) for each in given), "provider": provider, **settings}
+        self._server = EmbeddedEndpoint(
+            {"suite": tuple(fspath(path) for path in suites), "provider": provider, **settings}
         )
-        self._task = task
+        self._default_task = task
         self._reset()
         return self
 
     def _reset(self) -> None:
         self._stack: AsyncExitStack | None = None
-        self._lobby: Line | None = None
+        self._lobby: ReconnectingSession | None = None
         self._tasks: TaskGroup | None = None
-        self._parting = CloseBudget()
-        self._starting = anyio.CapacityLimiter(PACE)
-        self._closing = anyio.CapacityLimiter(PACE)
+        self._close_budget = CloseBudget()
+        self._starting = anyio.CapacityLimiter(MAX_CONCURRENT)
+        self._closing = anyio.CapacityLimiter(MAX_CONCURRENT)
 
     async def __aenter__(self) -> Self:
         if self._stack is not None:
             raise RuntimeError("this Decathlon is open already")
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._server.running())
+            await stack.enter_async_context(self._server.run())
             self._tasks = await stack.enter_async_context(background_tasks())
-            self._lobby = self._line(None)
-            stack.push_async_callback(self._lobby.aclose, self._parting)
+            self._lobby = self._session(None)
+            stack.push_async_callback(self._lobby.aclose, self._close_budget)
             await self._lobby.open()
             self._stack = stack.pop_all()
         return self
@@ -102,20 +109,20 @@ class Decathlon:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._stack is not None, "this Decathlon is not open"
-        stack, close_budget = self._stack, self._parting
+        stack, close_budget = self._stack, self._close_budget
         self._reset()
-        if is_interruption(error):
-            close_budget.hurry(INTERRUPTED_SECONDS)
+        if is_interrupt(error):
+            close_budget.shorten(INTERRUPTED_SECONDS)
         await stack.__aexit__(kind, error, trace)
 
     async def tasks(
         self, split: str | None = None, *, prompts: bool = True, **filters: Unpack[Filters]
     ) -> list[Task]:
-        """The tasks there are, with their prompts; no sandbox is opened for them.
+        """List the server's tasks, with their prompts. Opens no sandbox.
 
-        Raises RequestError, naming what there is, for a split or a need that no task has.
+        Raises RequestError for a split or a need that no task has; the message names the valid ones.
         """
-        return await self._listed(split=split, prompts=prompts, **filters)
+        return await self._list_tasks(split=split, prompts=prompts, **filters)
 
     async def sample(
         self,
@@ -126,16 +133,16 @@ class Decathlon:
         prompts: bool = True,
         **filters: Unpack[Filters],
     ) -> list[Task]:
-        """So many of the tasks that can run, all different as long as there are enough.
+        """Draw `count` runnable tasks, all different as long as there are enough.
 
-        The same for the same seed; without one a new draw each time. With an `order`, the seed is the number
-        of the page of `count` tasks, from 0, and without one each draw goes on where the last has stopped.
-        Raises RequestError where there is nothing to draw from.
+        The same seed gives the same tasks; without a seed every draw is new. With an `order`, the seed is the
+        page number (pages of `count` tasks, from 0), and without a seed each draw continues after the last
+        one. Raises RequestError if no task matches.
         """
-        return await self._listed(sample=count, split=split, seed=seed, prompts=prompts, **filters)
+        return await self._list_tasks(sample=count, split=split, seed=seed, prompts=prompts, **filters)
 
-    async def _listed(self, **asked: Any) -> list[Task]:
-        reply = await self._ask("list_tasks", said(**asked))
+    async def _list_tasks(self, **filters: Any) -> list[Task]:
+        reply = await self._ask("list_tasks", filter_arguments(**filters))
         return [Task.read(raw) for raw in as_objects((reply.structured or {}).get("tasks"))]
 
     @asynccontextmanager
@@ -151,36 +158,35 @@ class Decathlon:
         on_progress: OnProgress | None = None,
         **filters: Unpack[Filters],
     ) -> AsyncGenerator[Episode]:
-        """An episode of the task, or of one drawn, as `sample` draws it.
+        """Open an episode of a task, or of a task drawn as by `sample`. Waits until it is ready.
 
-        `policy`: who sees the reward, if it is to be fewer than the server says. Waits until it is ready;
-        `on_progress` hears of the waiting. On exit it is closed: its sandbox goes; an attempt that was
-        claimed is graded all the same. Raises UnknownTaskError, NotRunnableError, AtCapacityError,
-        SetUpError.
+        `policy` may restrict who sees the reward further than the server does. `on_progress` is called while
+        waiting. On exit the episode is closed and its sandbox removed; a claimed attempt is still graded.
+        Raises UnknownTaskError, NotRunnableError, AtCapacityError, SetUpError.
         """
-        drawn = said(split=split, seed=seed, **filters)
-        named = task.id if isinstance(task, Task) else task or (None if drawn else self._task)
-        asked = {**drawn, "task": named, "launch_time": launch_time, "max_calls": max_calls, "policy": policy}
-        async with self._started(asked, CloseBudget(), on_progress) as episode:
+        draw = filter_arguments(split=split, seed=seed, **filters)
+        task_id = task.id if isinstance(task, Task) else task or (None if draw else self._default_task)
+        options = {"task": task_id, "launch_time": launch_time, "max_calls": max_calls, "policy": policy}
+        async with self._start_and_connect({**draw, **options}, CloseBudget(), on_progress) as episode:
             yield episode
 
     def opened(
         self, task: str | Task, **options: Unpack[OpeningOptions]
     ) -> AbstractAsyncContextManager[Episode]:
-        """An episode opened as those of a batch are: with patience, and more than one try."""
-        return EpisodeOpener(self._opened, options).opened(task)
+        """Open an episode as a batch does: with retries, and waiting while the server is full."""
+        return EpisodeOpener(self._open_once, options).open(task)
 
     @asynccontextmanager
     async def episodes(
         self, tasks: Iterable[str | Task], **options: Unpack[OpeningOptions]
     ) -> AsyncGenerator[Lockstep]:
-        """An episode of each of these tasks, all at once and held together, for whoever generates for all.
+        """Open an episode of each task at once, for trainers that generate for all of them together.
 
-        Waits until each is ready or has failed; a failure is its own slot's (`slot.failure`). On exit all are
+        Waits until each is ready or has failed; a failure is its slot's (`slot.failure`). On exit all are
         closed. The server must have room for all of them.
         """
-        async with lockstep(EpisodeOpener(self._opened, options), tasks) as managed:
-            yield managed
+        async with open_lockstep(EpisodeOpener(self._open_once, options), tasks) as lockstep:
+            yield lockstep
 
     @asynccontextmanager
     async def batch(
@@ -192,80 +198,84 @@ class Decathlon:
         player_seconds: float | None = None,
         **options: Unpack[OpeningOptions],
     ) -> AsyncGenerator[Batch]:
-        """So many episodes at a time until the tasks, which are drawn as they are needed, are played.
+        """Play `concurrency` episodes at a time until all tasks, which are drawn as needed, are played.
 
-        `progress`: a bar on stderr (with `rich`, on a terminal), or else a line now and then. An attempt
-        whose player takes longer than `player_seconds` is truncated, and graded as it is. Left early or
-        interrupted, it closes what is open, when interrupted within 5 s.
+        `progress`: show a bar on stderr (on a terminal, with `rich`), or else a line now and then. An attempt
+        whose player takes longer than `player_seconds` is truncated and graded as it is. Leaving early closes
+        the open episodes, after an interrupt within 5 s.
         """
-        opener = EpisodeOpener(self._opened, options)
-        async with batching(opener, tasks, concurrency, progress, player_seconds) as batch:
+        opener = EpisodeOpener(self._open_once, options)
+        async with open_batch(opener, tasks, concurrency, progress, player_seconds) as batch:
             yield batch
 
     async def ask(
         self, tool: str, arguments: JsonObject | None = None, *, on_progress: OnProgress | None = None
     ) -> Reply:
-        """One of the lobby's own tools, its reply as it came: for episodes that outlive this connection.
+        """Call one of the lobby's tools and return its reply, for episodes that outlive this connection.
 
-        Raises ClientError where the server refuses; a reply with `is_error` is the tool's own.
+        Raises ClientError if the server refuses the request; a tool that fails returns a reply with
+        `is_error`.
         """
         if self._lobby is None:
-            raise RuntimeError("this Decathlon is not open: use it in `async with`")
+            raise RuntimeError(NOT_OPEN)
         params = {"name": tool, "arguments": arguments or {}}
         return Reply.read(await self._lobby.request("tools/call", params, on_progress=on_progress))
 
     @asynccontextmanager
     async def attach(self, episode: str) -> AsyncGenerator[Episode]:
-        """An episode that is there already, by its handle or address; it goes on when this is left.
+        """Connect to an existing episode by its handle or address. It stays open on exit.
 
-        By its agent's address it can be played, and neither evaluated nor truncated. Raises
+        At its agent's address it can be played, but neither evaluated nor truncated. Raises
         UnknownEpisodeError, EpisodeEndedError.
         """
-        async with self._attached(episode, None, CloseBudget()) as found:
-            yield found
+        async with self._connect(episode, None, CloseBudget()) as connected:
+            yield connected
 
-    def _opened(
-        self, task: str, *, close_budget: CloseBudget, **asked: Any
+    def _open_once(
+        self, task: str, *, close_budget: CloseBudget, **options: Any
     ) -> AbstractAsyncContextManager[Episode]:
-        return self._started({"task": task, **asked}, close_budget, None)
+        return self._start_and_connect({"task": task, **options}, close_budget, None)
 
     @asynccontextmanager
-    async def _started(
-        self, asked: JsonObject, close_budget: CloseBudget, on_progress: OnProgress | None
+    async def _start_and_connect(
+        self, options: JsonObject, close_budget: CloseBudget, on_progress: OnProgress | None
     ) -> AsyncGenerator[Episode]:
-        with close_budget.hurried():
-            told = await self._start(asked, close_budget)
-            handle = str(told["episode"])
-            agent_address = told.get("agent_address") or told.get("agent")
+        with close_budget.shorten_on_interrupt():
+            started = await self._start(options, close_budget)
+            handle = str(started["episode"])
+            address = started.get("address") or handle
+            agent_address = started.get("agent_address") or started.get("agent")
             try:
-                address = told.get("address") or handle
-                async with self._attached(address, on_progress, close_budget, agent_address) as episode:
+                async with self._connect(address, on_progress, close_budget, agent_address) as episode:
                     yield episode
             finally:
                 await self._close(handle, close_budget)
 
     @asynccontextmanager
-    async def _attached(
+    async def _connect(
         self,
         episode: str,
         on_progress: OnProgress | None,
         close_budget: CloseBudget,
         agent_address: str | None = None,
     ) -> AsyncGenerator[Episode]:
-        line = self._line(episode)
+        session = self._session(episode)
         try:
-            yield await attached(line, self._ask, agent_address=agent_address, on_progress=on_progress)
+            yield await connect_episode(
+                session, self._ask, agent_address=agent_address, on_progress=on_progress
+            )
         finally:
-            await line.aclose(close_budget)
+            await session.aclose(close_budget)
 
-    async def _start(self, asked: JsonObject, close_budget: CloseBudget) -> JsonObject:
-        """Start an episode. Cannot be cancelled between its start and our knowing."""
-        when = asked.get("launch_time")
-        told = {**asked, "launch_time": when.isoformat() if isinstance(when, datetime) else when}
-        arguments = {key: value for key, value in told.items() if value is not None}
+    async def _start(self, options: JsonObject, close_budget: CloseBudget) -> JsonObject:
+        """Start an episode; returns the result of `start_episode`."""
+        when = options.get("launch_time")
+        options = {**options, "launch_time": when.isoformat() if isinstance(when, datetime) else when}
+        arguments = {key: value for key, value in options.items() if value is not None}
         started: JsonObject = {}
         async with self._starting:
-            with close_budget.shielded(START_SECONDS) as scope:
+            # Shielded: an episode that was started must be known here, or nobody would close it.
+            with close_budget.shield(START_SECONDS) as scope:
                 started |= (await self._ask("start_episode", {**arguments, "wait": False})).structured or {}
         if scope.cancelled_caught:
             raise ConnectionLostError(f"the server did not answer within {START_SECONDS:g} s")
@@ -274,26 +284,27 @@ class Decathlon:
         return started
 
     async def _close(self, handle: str, close_budget: CloseBudget) -> None:
-        """Bounded, never raising: what ended the body is the better error, and the lease ends it anyway."""
-        with close_budget.shielded(TURN_SECONDS):
+        """Close an episode. Bounded; never raises."""
+        # An error here would hide the one that ended the body; the lease ends the episode anyway.
+        with close_budget.shield(CLOSE_QUEUE_SECONDS):
             async with self._closing:
-                with close_budget.shielded(CLOSE_SECONDS):
+                with close_budget.shield(CLOSE_SECONDS):
                     try:
                         await self._ask("close_episode", {"episode": handle})
                     except ClientError as error:
                         log.info("An episode could not be closed: %s", error.message)
 
     async def _ask(self, tool: str, arguments: JsonObject) -> Reply:
-        """One of the lobby's tools. Raises ClientError where it says no."""
-        if self._lobby is None:
-            raise RuntimeError("this Decathlon is not open: use it in `async with`")
-        reply = Reply.read(await self._lobby.request("tools/call", {"name": tool, "arguments": arguments}))
+        """Call one of the lobby's tools. Raises ClientError if it fails."""
+        reply = await self.ask(tool, arguments)
         if reply.is_error:
             raise ClientError(reply.text)
         return reply
 
-    def _line(self, episode: str | None) -> Line:
+    def _session(self, episode: str | None) -> ReconnectingSession:
         if self._tasks is None:
-            raise RuntimeError("this Decathlon is not open: use it in `async with`")
+            raise RuntimeError(NOT_OPEN)
         server = self._server
-        return Line(self._tasks, server.where(episode), lambda connection: server.dial(connection, episode))
+        return ReconnectingSession(
+            self._tasks, server.address(episode), lambda owner: server.open_session(owner, episode)
+        )

@@ -1,6 +1,6 @@
 """A server in this process: no port, no HTTP; the lobby and each episode over in-memory streams.
 
-The only part of this package that knows the server's, and that only once it is run: it needs
+The only module of this package that imports the server, and only once it runs: it requires
 `decathlon-mcp[server]`.
 """
 
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from mcp.shared.memory import create_client_server_memory_streams
 
-from decathlon_client.connection import Connection
 from decathlon_client.errors import error_from_code
 from decathlon_client.sdk import Session
+from decathlon_client.session import SessionOwner
 
 if TYPE_CHECKING:
     from decathlon_mcp.episodes.registry import EpisodeRegistry
@@ -23,51 +23,52 @@ if TYPE_CHECKING:
 CLOSE_SECONDS = 5.0
 
 
-class EmbeddedServer:
-    """`settings` are those of the server, by the names of `decathlon_mcp.settings.Settings`."""
+class EmbeddedEndpoint:
+    """A server in this process. `settings` are the fields of `decathlon_mcp.settings.Settings`, by name."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
-        self._episodes: EpisodeRegistry | None = None
+        self._registry: EpisodeRegistry | None = None
 
     @asynccontextmanager
-    async def running(self) -> AsyncGenerator[None]:
+    async def run(self) -> AsyncGenerator[None]:
         from decathlon_mcp.app import bootstrap
         from decathlon_mcp.errors import DecathlonError
         from decathlon_mcp.settings import Settings
 
         settings = Settings.model_validate(dict(self._settings))
         try:
-            async with bootstrap(settings) as self._episodes:
+            async with bootstrap(settings) as self._registry:
                 yield
         except DecathlonError as error:
             raise error_from_code(error.code, error.message, error.data) from error
 
-    def where(self, episode: str | None) -> str:
+    def address(self, episode: str | None) -> str:
         return "the lobby in this process" if episode is None else f"episode {episode[:12]} in this process"
 
     @asynccontextmanager
-    async def dial(self, connection: Connection, episode: str | None) -> AsyncGenerator[Session]:
+    async def open_session(self, owner: SessionOwner, episode: str | None) -> AsyncGenerator[Session]:
         from decathlon_mcp.errors import DecathlonError
         from decathlon_mcp.protocol.streams import serve_streams
 
-        assert self._episodes is not None, "dialled before it runs"
-        episodes, ended = self._episodes, anyio.Event()
-        async with create_client_server_memory_streams() as ((read, write), server):
+        assert self._registry is not None, "the embedded server is not running"
+        registry, ended = self._registry, anyio.Event()
+        async with create_client_server_memory_streams() as ((read, write), server_streams):
 
             async def serve() -> None:
                 try:
-                    await serve_streams(episodes, *server, episode=episode)
+                    await serve_streams(registry, *server_streams, episode=episode)
                 except DecathlonError as error:
-                    connection.lose(error_from_code(error.code, error.message, error.data))
+                    owner.lose(error_from_code(error.code, error.message, error.data))
                 finally:
                     ended.set()
-                    await server[1].aclose()
+                    await server_streams[1].aclose()
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(serve)
                 async with Session(read, write) as session:
                     yield session
+                # The closed stream ends the server's side, which may still have to close an episode.
                 await write.aclose()
                 with anyio.move_on_after(CLOSE_SECONDS, shield=True):
                     await ended.wait()

@@ -1,6 +1,6 @@
-"""What can go wrong, by whose fault it is. All of it is a `ClientError`.
+"""Errors by whose fault they are. Every one is a `ClientError`.
 
-A task's tool that failed is none of these: it is a `Reply` with `is_error`, for the agent to read.
+A tool of the task that fails is not an error: it is a `Reply` with `is_error`, for the agent to read.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from decathlon_client.values import JsonObject, as_object
 
 
 class ClientError(Exception):
-    """Base of every error of this package.
+    """Base of all errors of this package.
 
-    `code` is the server's word for it, `data` what a program can act on. `retryable`: the same request may
-    work later.
+    `code` is the server's error code, `data` its details for programs. `retryable`: the same request may
+    succeed later.
     """
 
     retryable: bool = False
@@ -30,23 +30,25 @@ class ClientError(Exception):
 
 
 class ConnectionLostError(ClientError):
-    """The server cannot be reached, or no longer. Whether a call that was under way ran is not known."""
+    """The server cannot be reached. It is not known whether a call that was under way ran."""
 
     retryable = True
 
 
 class ProtocolError(ClientError):
-    """What came back is not what MCP, or this server, answers; is it a decathlon-mcp server?"""
+    """The answer is not MCP, or not what a decathlon-mcp server answers."""
 
 
 class RequestError(ClientError):
-    """A request was refused for a reason of its own: wrong arguments, or the task's server said so.
+    """The request was refused: its arguments are wrong, or the task's server refused it.
 
     `number` is the JSON-RPC error code.
     """
 
-    def __init__(self, message: str, *, number: int = 0, **more: Any) -> None:
-        super().__init__(message, **more)
+    def __init__(
+        self, message: str, *, number: int = 0, code: str = "", data: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(message, code=code, data=data)
         self.number = number
 
 
@@ -59,8 +61,8 @@ class UnknownTaskError(ClientError):
 
     @property
     def near(self) -> tuple[str, ...]:
-        """Ids that look like it."""
-        return _words(self, "near")
+        """Similar task ids."""
+        return _strings(self, "near")
 
 
 class UnknownToolError(ClientError):
@@ -68,17 +70,17 @@ class UnknownToolError(ClientError):
 
     @property
     def near(self) -> tuple[str, ...]:
-        """Names that look like it."""
-        return _words(self, "near")
+        """Similar tool names."""
+        return _strings(self, "near")
 
 
 class NotRunnableError(ClientError):
-    """The task needs something that the server lacks."""
+    """The task requires something that the server lacks."""
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What, a sentence each."""
-        return _words(self, "missing")
+        """What the server lacks, one sentence each."""
+        return _strings(self, "missing")
 
 
 class AtCapacityError(ClientError):
@@ -88,24 +90,24 @@ class AtCapacityError(ClientError):
 
     @property
     def retry_after_seconds(self) -> float:
-        """When to ask again."""
+        """When to try again."""
         return float(self.data.get("retryAfterSeconds", 10.0))
 
 
 class SetUpError(ClientError):
-    """The episode could not be made ready; the message says what failed, with its last words."""
+    """The set-up of the episode failed; the message says where, with the last output."""
 
 
 class SandboxLostError(ClientError):
-    """The sandbox ended under the episode."""
+    """The sandbox ended while the episode was running."""
 
 
 class UnknownEpisodeError(ClientError):
-    """There is no such episode, or it is somebody else's."""
+    """There is no such episode, or it belongs to another token."""
 
 
 class EpisodeEndedError(ClientError):
-    """The episode is over."""
+    """The episode has ended."""
 
     @property
     def reason(self) -> str:
@@ -113,13 +115,14 @@ class EpisodeEndedError(ClientError):
 
 
 class CallTimeoutError(ClientError, TimeoutError):
-    """There was no answer within the `timeout` given. The call was cancelled; the episode goes on."""
+    """There was no answer within `timeout`. The call was cancelled; the episode continues."""
 
 
 class NoVerdictError(ClientError):
-    """The attempt could not be graded: an infrastructure failure, never a reward of zero.
+    """The attempt could not be graded because the infrastructure failed. This is never a reward of zero.
 
-    `status` says what failed (`evaluator_error`, `timeout`, `sandbox_lost`, ...), `verdict` is all there is.
+    `status` says what failed (`evaluator_error`, `timeout`, `sandbox_lost`, ...); `verdict` holds all
+    details.
     """
 
     def __init__(self, message: str, *, status: str, verdict: JsonObject) -> None:
@@ -128,7 +131,7 @@ class NoVerdictError(ClientError):
         self.verdict = verdict
 
 
-_KINDS: dict[str, type[ClientError]] = {
+_BY_CODE: dict[str, type[ClientError]] = {
     "access_denied": AccessDeniedError,
     "at_capacity": AtCapacityError,
     "bad_request": RequestError,
@@ -143,22 +146,22 @@ _KINDS: dict[str, type[ClientError]] = {
 
 
 def error_from_code(code: str, message: str, data: Mapping[str, Any]) -> ClientError:
-    """The error for one of the server's codes; a code that is not known makes a plain ClientError."""
-    return _KINDS.get(code, ClientError)(message, code=code, data=data)
+    """The error for one of the server's codes; a plain ClientError for an unknown code."""
+    return _BY_CODE.get(code, ClientError)(message, code=code, data=data)
 
 
 def error_from_json_rpc(number: int, message: str, data: object) -> ClientError:
-    """The error for a JSON-RPC error; ours say `code` in their data."""
-    told = as_object(data) or {}
-    code = told.get("code")
+    """The error for a JSON-RPC error. Errors of a decathlon-mcp server have a `code` in their data."""
+    details = as_object(data) or {}
+    code = details.get("code")
     if isinstance(code, str):
-        error = error_from_code(code, message, told)
+        error = error_from_code(code, message, details)
         if isinstance(error, RequestError):
             error.number = number
         return error
-    return RequestError(message, number=number, data=told)
+    return RequestError(message, number=number, data=details)
 
 
-def _words(error: ClientError, key: str) -> tuple[str, ...]:
+def _strings(error: ClientError, key: str) -> tuple[str, ...]:
     value: object = error.data.get(key)
-    return tuple(str(word) for word in cast("list[object]", value)) if isinstance(value, list) else ()
+    return tuple(str(item) for item in cast("list[object]", value)) if isinstance(value, list) else ()

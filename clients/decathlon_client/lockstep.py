@@ -1,8 +1,9 @@
-"""Episodes held together: for trainers that generate for a whole batch at once, a turn of all at a time.
+"""Episodes in lockstep: all open at the same time, played one turn of all at a time.
 
-Decided 2026-11-21: the batch (`batch.py`) is not written upon this. What is held together keeps every sandbox
-until the slowest is done, while a batch gives each up once its attempt is graded and opens the next. Both
-stand upon the same openings (`openings.py`), which is all that they share.
+For trainers that generate for a whole batch at once.
+
+Decided 2026-11-21: `batch.py` is not built on this module. A lockstep keeps every sandbox until the slowest
+episode is done; a batch closes each one when it is graded and opens the next. They share `opener.py`.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from decathlon_client.opener import EpisodeOpener
 from decathlon_client.values import JsonObject, Reply, Task, Verdict
 
 Call: TypeAlias = tuple[str, JsonObject | str | None]
-"""A tool's name and its arguments, or the JSON text of them that a model wrote."""
+"""A tool's name and its arguments, as an object or as the JSON text that a model wrote."""
 
 
 class Slot:
-    """The place of one task: its episode, or its `failure` where there is none, and its `verdict`."""
+    """One task of a lockstep: its episode, or its `failure` if there is none, and its `verdict`."""
 
     index: int
     task: str
@@ -44,20 +45,20 @@ class Slot:
 
     @property
     def episode(self) -> Episode:
-        """Raises the failure where there is none."""
+        """The episode. Raises the failure if there is none."""
         if self._episode is None:
             raise self.failure or RuntimeError("this slot is not open")
         return self._episode
 
     @property
     def is_live(self) -> bool:
-        """Can it still be played: neither claimed nor failed."""
+        """Whether the episode can be played: neither claimed nor failed."""
         return self.failure is None and self._episode is not None and not self._episode.claimed
 
-    async def hold(self, opener: EpisodeOpener, *, task_status: TaskStatus[None]) -> None:
-        """Open the episode and stay until cancelled; started once it is ready or has failed."""
+    async def keep_open(self, opener: EpisodeOpener, *, task_status: TaskStatus[None]) -> None:
+        """Open the episode and keep it open until cancelled; started when it is ready or has failed."""
         try:
-            async with opener.opened(self.task) as self._episode:
+            async with opener.open(self.task) as self._episode:
                 task_status.started()
                 await anyio.sleep_forever()
         except ClientError as error:
@@ -65,7 +66,7 @@ class Slot:
             task_status.started()
 
     async def act(self, calls: Sequence[Call], timeout: float | None) -> list[Reply]:
-        """One after the other. Ends early where the episode does, which is the slot's failure then."""
+        """Make the calls in order. If the episode ends before the last one, that is the slot's failure."""
         replies: list[Reply] = []
         if self.failure is None:
             try:
@@ -76,7 +77,7 @@ class Slot:
         return replies
 
     async def evaluate(self) -> None:
-        """The verdict, or the failure, once."""
+        """Grade the attempt once; sets `verdict` or `failure`."""
         if self.failure is None and self.verdict is None:
             try:
                 self.verdict = await self.episode.evaluate()
@@ -85,7 +86,7 @@ class Slot:
 
 
 class Lockstep:
-    """The slots, in the tasks' order. Made by `Decathlon.episodes`."""
+    """The slots of a lockstep, in the order of the tasks; made by `Decathlon.episodes`."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self._slots = slots
@@ -101,46 +102,47 @@ class Lockstep:
 
     @property
     def live(self) -> list[Slot]:
-        """Those that can still be played."""
+        """The slots that can still be played."""
         return [slot for slot in self._slots if slot.is_live]
 
     async def call(
         self, calls: Mapping[Slot, Sequence[Call]], *, timeout: float | None = None
     ) -> dict[Slot, list[Reply]]:
-        """A turn: each slot's calls in their order, the slots side by side; waits for the last of them.
+        """Play one turn: each slot's calls in order, the slots in parallel. Waits for the last one.
 
-        A reply for every call, as `Episode.act` gives it: a tool that failed, and a call that was a mistake,
-        are replies too. Where an episode could not go on there are fewer, and the slot's `failure` says why.
-        `timeout` is each call's, in seconds.
+        Returns a reply for every call, as `Episode.act` does: failures of tools and mistakes of the model are
+        replies too. If an episode cannot go on there are fewer replies, and the slot's `failure` says why.
+        `timeout` applies to each call, in seconds.
         """
         replies: dict[Slot, list[Reply]] = {slot: [] for slot in calls}
 
-        async def act(slot: Slot, asked: Sequence[Call]) -> None:
-            replies[slot] = await slot.act(asked, timeout)
+        async def act(slot: Slot, slot_calls: Sequence[Call]) -> None:
+            replies[slot] = await slot.act(slot_calls, timeout)
 
-        async with anyio.create_task_group() as turns:
-            for slot, asked in calls.items():
-                turns.start_soon(act, slot, asked)
+        async with anyio.create_task_group() as tasks:
+            for slot, slot_calls in calls.items():
+                tasks.start_soon(act, slot, slot_calls)
         return replies
 
     async def evaluate(self) -> list[Verdict | None]:
-        """The verdicts, in the tasks' order; None where there is none, and the slot's `failure` says why.
+        """Grade all attempts in parallel; later calls return the same. Claims open attempts.
 
-        Closes the attempts that nobody has. Graded once: later calls return the same.
+        Returns the verdicts in the order of the tasks; None if there is none, and the slot's `failure` says
+        why.
         """
-        async with anyio.create_task_group() as graders:
+        async with anyio.create_task_group() as tasks:
             for slot in self._slots:
-                graders.start_soon(slot.evaluate)
+                tasks.start_soon(slot.evaluate)
         return [slot.verdict for slot in self._slots]
 
 
 @asynccontextmanager
-async def lockstep(opener: EpisodeOpener, tasks: Iterable[str | Task]) -> AsyncGenerator[Lockstep]:
-    """An episode of each task, opened side by side and closed side by side."""
+async def open_lockstep(opener: EpisodeOpener, tasks: Iterable[str | Task]) -> AsyncGenerator[Lockstep]:
+    """Open an episode of each task in parallel; on exit all are closed in parallel."""
     slots = [Slot(n, task if isinstance(task, str) else task.id) for n, task in enumerate(tasks)]
-    async with background_tasks() as holders:
+    async with background_tasks() as owners:
         async with anyio.create_task_group() as starting:
             for slot in slots:
-                starting.start_soon(holders.start, slot.hold, opener)
-        with opener.close_budget.hurried():
+                starting.start_soon(owners.start, slot.keep_open, opener)
+        with opener.close_budget.shorten_on_interrupt():
             yield Lockstep(slots)

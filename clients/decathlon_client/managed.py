@@ -1,7 +1,4 @@
-"""An episode for frameworks that open in one hook and close in another, perhaps in another task.
-
-A task of its own owns the connection and the episode, so that they are entered and left where they belong.
-"""
+"""An episode for frameworks that open it in one hook and close it in another, perhaps in another task."""
 
 from __future__ import annotations
 
@@ -13,20 +10,23 @@ from decathlon_client.opener import OpeningOptions
 
 
 class ManagedEpisode:
-    """Made by `open`; `episode` is ready. Under asyncio only, as those frameworks are."""
+    """An open episode; made by `open`. Requires asyncio, which those frameworks use."""
+
+    # One task of its own opens and closes the connection and the episode: anyio's cancel scopes must be left
+    # in the task that entered them, and a framework's hooks may run in different tasks.
 
     def __init__(self, url: str, token: str | None, task: str, options: OpeningOptions) -> None:
         self._url, self._token = url, token
-        self._asked, self._options = task, options
+        self._task, self._options = task, options
         self._ready: asyncio.Future[Episode] = asyncio.get_running_loop().create_future()
-        self._over = asyncio.Event()
-        self._owner = asyncio.create_task(self._own())
+        self._closing = asyncio.Event()
+        self._owner = asyncio.create_task(self._run())
 
     @classmethod
     async def open(
         cls, url: str, task: str, *, token: str | None = None, options: OpeningOptions | None = None
     ) -> ManagedEpisode:
-        """Opened with patience, as a batch's are. Raises what the last try said; cancelled, leaves none."""
+        """Open an episode with retries, as a batch does. Raises the last error; cancelled, it leaves none."""
         managed = cls(url, token, task, options or {})
         try:
             await asyncio.shield(managed._ready)
@@ -41,18 +41,18 @@ class ManagedEpisode:
         return self._ready.result()
 
     async def close(self) -> None:
-        """Close the episode; what was claimed is graded all the same. Never raises; again does nothing."""
-        self._over.set()
+        """Close the episode; a claimed attempt is still graded. Never raises; may be called again."""
+        self._closing.set()
         await asyncio.gather(asyncio.shield(self._owner), return_exceptions=True)
 
-    async def _own(self) -> None:
+    async def _run(self) -> None:
         try:
             async with (
                 Decathlon(self._url, self._token) as d,
-                d.opened(self._asked, **self._options) as episode,
+                d.opened(self._task, **self._options) as episode,
             ):
                 self._ready.set_result(episode)
-                await self._over.wait()
+                await self._closing.wait()
         except Exception as error:
             if self._ready.done():
                 raise

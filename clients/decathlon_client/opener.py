@@ -1,4 +1,4 @@
-"""Opening an episode with patience: only the opening is ever tried again, never what is done in it."""
+"""Opening episodes with retries. Only the opening is ever repeated, never a call."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from decathlon_client.values import Policy, Task
 
 TRIES = 3
 PATIENCE_SECONDS = 3600.0
-PAUSE_SECONDS = 1.0
-"""After the first failure; twice as long after each further one."""
+FIRST_PAUSE_SECONDS = 1.0
+"""Pause after the first failure; doubled after each further one."""
 
 log = logging.getLogger("decathlon.client")
 
 
 class OpeningOptions(TypedDict, total=False):
-    """What may be asked of every episode of a lockstep or a batch.
+    """Options for every episode of a lockstep or a batch.
 
-    `launch_time`, `max_calls` and `policy` are `Decathlon.episode`'s. `tries`: how often one is opened before
-    its failure counts [3]; a full server is asked again, as often as it says, for `patience_seconds` [3600].
+    `launch_time`, `max_calls` and `policy`: as for `Decathlon.episode`. `tries`: how often opening an episode
+    is tried before its failure counts [3]. `patience_seconds`: how long a full server is asked again, at the
+    intervals that it names [3600].
     """
 
     launch_time: datetime | str | None
@@ -38,8 +39,8 @@ class OpeningOptions(TypedDict, total=False):
     patience_seconds: float
 
 
-class Open(Protocol):
-    """Opens one episode, once."""
+class OpenEpisode(Protocol):
+    """Opens one episode, without retries."""
 
     def __call__(
         self,
@@ -53,34 +54,34 @@ class Open(Protocol):
 
 
 class EpisodeOpener:
-    """Opens the episodes of one lockstep or one batch, which are parted from together."""
+    """Opens the episodes of one lockstep or one batch, which share a close budget."""
 
-    def __init__(self, open_once: Open, options: OpeningOptions) -> None:
+    def __init__(self, open_episode: OpenEpisode, options: OpeningOptions) -> None:
         self.close_budget = CloseBudget()
-        self._open = open_once
+        self._open_episode = open_episode
         self._options = options
 
     @asynccontextmanager
-    async def opened(self, task: str | Task) -> AsyncGenerator[Episode]:
-        """An episode of the task; raises what the last try said."""
-        until = anyio.current_time() + self._options.get("patience_seconds", PATIENCE_SECONDS)
+    async def open(self, task: str | Task) -> AsyncGenerator[Episode]:
+        """Open an episode of the task. Raises the error of the last try."""
+        deadline = anyio.current_time() + self._options.get("patience_seconds", PATIENCE_SECONDS)
         async with AsyncExitStack() as stack:
-            failed = 0
+            failures = 0
             while True:
                 try:
-                    episode = await stack.enter_async_context(self._once(task))
+                    episode = await stack.enter_async_context(self._open_once(task))
                     break
                 except ClientError as error:
-                    failed += not isinstance(error, AtCapacityError)
-                    pause = self._pause(error, failed)
-                    if pause is None or anyio.current_time() + pause > until:
+                    failures += not isinstance(error, AtCapacityError)
+                    pause_seconds = self._pause_seconds(error, failures)
+                    if pause_seconds is None or anyio.current_time() + pause_seconds > deadline:
                         raise
-                    log.info("An episode is opened once more: %s", error.message)
-                    await anyio.sleep(pause)
+                    log.info("Opening an episode again after a failure: %s", error.message)
+                    await anyio.sleep(pause_seconds)
             yield episode
 
-    def _once(self, task: str | Task) -> AbstractAsyncContextManager[Episode]:
-        return self._open(
+    def _open_once(self, task: str | Task) -> AbstractAsyncContextManager[Episode]:
+        return self._open_episode(
             task if isinstance(task, str) else task.id,
             close_budget=self.close_budget,
             launch_time=self._options.get("launch_time"),
@@ -88,11 +89,12 @@ class EpisodeOpener:
             policy=self._options.get("policy"),
         )
 
-    def _pause(self, error: ClientError, failed: int) -> float | None:
-        """In seconds, before the next try; None where there is none."""
+    def _pause_seconds(self, error: ClientError, failures: int) -> float | None:
+        """The pause before the next try; None if there is to be none."""
         if isinstance(error, AtCapacityError):
             return error.retry_after_seconds
-        passing = error.retryable or isinstance(error, (SandboxLostError, SetUpError))
-        if not passing or failed >= self._options.get("tries", TRIES):
+        may_pass = error.retryable or isinstance(error, (SandboxLostError, SetUpError))
+        if not may_pass or failures >= self._options.get("tries", TRIES):
             return None
-        return PAUSE_SECONDS * 2 ** (failed - 1) * random.uniform(0.5, 1.5)
+        # Spread out, so that the episodes of a batch do not all come back at the same moment.
+        return FIRST_PAUSE_SECONDS * 2 ** (failures - 1) * random.uniform(0.5, 1.5)

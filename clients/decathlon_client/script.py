@@ -1,31 +1,51 @@
-"""A script: the calls of one attempt, a JSON object a line, and the playing of it.
+"""Scripts: the tool calls of one attempt as JSON lines, and playing them without a model.
 
-The bundled oracles are scripts; `demo` and `play --script` both play them here.
+The solutions of the bundled tasks are scripts; the commands `demo` and `play --script` play them.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
 
 import anyio
 
-from decathlon_client import Episode
-from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.starter import CLAIM, Step, read_steps
+from decathlon_client.episode import Episode
+from decathlon_client.errors import ClientError
+from decathlon_client.values import CLAIM
 
 STDIN = "-"
 WORKSPACE = re.compile(r"(/\S+/workspace)\b")
+"""The workspace's absolute path, which only the prompt tells."""
 
 
-class ScriptError(Exception):
-    """A reply was not what the script expects."""
+class ScriptError(ClientError):
+    """A script could not be read, or a reply was not what the script expects."""
 
 
-class Audience(Protocol):
-    """Who is shown a script as it is played."""
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call of a script.
+
+    `tool` is spelled `server__tool`, or `claim_done` for the last step. Strings in `arguments` may contain
+    `{workspace}`, which stands for the workspace's absolute path. The reply's text must contain `expect`.
+    """
+
+    tool: str
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    expect: str | None = None
+
+    def resolve(self, workspace: str) -> dict[str, Any]:
+        """The arguments to send, with `{workspace}` replaced."""
+        return {name: _replace(value, workspace) for name, value in self.arguments.items()}
+
+
+class ScriptDisplay(Protocol):
+    """Shows a script while it is played."""
 
     def call(self, tool: str, arguments: Mapping[str, Any]) -> None: ...
 
@@ -34,36 +54,81 @@ class Audience(Protocol):
     def reply(self, text: str, *, failed: bool = False) -> None: ...
 
 
+def read_steps(text: str) -> list[Step]:
+    """Parse a script, one step per line: `{"tool": ..., "arguments": {...}, "expect": ...}` or
+    `{"claim_done": {...}}`.
+
+    `arguments` and `expect` are optional; empty lines are skipped. Raises ValueError naming the line.
+    """
+    steps: list[Step] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                steps.append(_step(json.loads(line)))
+            except json.JSONDecodeError as error:
+                raise ValueError(f"line {number}: not JSON: {error.msg} at column {error.colno}") from None
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from None
+    return steps
+
+
 async def read_script(file: str) -> list[Step]:
-    """The steps in a file, or on stdin (`-`). Raises BadRequestError naming file and line."""
+    """Read the script in a file, or on stdin (`-`). Raises ScriptError naming file and line."""
     name = "stdin" if file == STDIN else file
     try:
         text = sys.stdin.read() if file == STDIN else await anyio.Path(file).read_text("utf-8")
         return read_steps(text)
     except OSError as error:
-        raise BadRequestError(f"{name}: {error.strerror}") from None
+        raise ScriptError(f"{name}: {error.strerror}") from None
     except ValueError as error:
-        raise BadRequestError(f"{name}: {error}") from None
+        raise ScriptError(f"{name}: {error}") from None
 
 
-async def play_script(episode: Episode, steps: Sequence[Step], audience: Audience) -> None:
-    """Make the calls, one after the other. A tool that fails is the attempt's affair, as it is an agent's.
+async def play_script(episode: Episode, steps: Sequence[Step], display: ScriptDisplay) -> None:
+    """Make the calls in order. A tool that fails does not end the script, as it would not stop an agent.
 
-    Raises ScriptError for a reply without what its step expects, ClientError for a call that cannot be made.
+    Raises ScriptError for a reply without its step's `expect`, ClientError for a call that cannot be made.
     """
-    found = WORKSPACE.search(episode.prompt)
-    workspace = found[1] if found else ""
+    match = WORKSPACE.search(episode.prompt)
+    workspace = match[1] if match else ""
+
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        display.progress(progress, total, message)
+
     for step in steps:
-        arguments = step.filled(workspace)
-        audience.call(step.tool, arguments)
-
-        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
-            audience.progress(progress, total, message)
-
+        arguments = step.resolve(workspace)
+        display.call(step.tool, arguments)
         if step.tool == CLAIM:
+            # The episode knows how this server spells the tool's name.
             reply = await episode.claim_done(arguments.get("answer"))
         else:
             reply = await episode.call(step.tool, arguments, on_progress=on_progress)
-        audience.reply(reply.text, failed=reply.is_error)
+        display.reply(reply.text, failed=reply.is_error)
         if step.expect is not None and step.expect not in reply.text:
             raise ScriptError(f"{step.tool} answered something else than the script expects: {step.expect!r}")
+
+
+def _step(line: object) -> Step:
+    step = cast("dict[str, Any]", line) if isinstance(line, dict) else {}
+    if unknown := set(step).difference(("tool", "arguments", "expect"), (CLAIM,)):
+        raise ValueError(f"there is nothing called {', '.join(sorted(unknown))} in a step")
+    if (CLAIM in step) == ("tool" in step):
+        raise ValueError(f'a step is {{"tool": NAME, "arguments": {{...}}}} or {{"{CLAIM}": {{...}}}}')
+    tool = CLAIM if CLAIM in step else step["tool"]
+    arguments: object = step.get(CLAIM if CLAIM in step else "arguments") or {}
+    expect: object = step.get("expect")
+    if not isinstance(tool, str) or not isinstance(arguments, dict):
+        raise ValueError("a tool is named by a text, and its arguments are an object")  # noqa: TRY004
+    if expect is not None and not isinstance(expect, str):
+        raise ValueError("what is expected is a text")
+    return Step(tool, cast("dict[str, Any]", arguments), expect)
+
+
+def _replace(value: Any, workspace: str) -> Any:
+    if isinstance(value, str):
+        return value.replace("{workspace}", workspace)
+    if isinstance(value, list):
+        return [_replace(item, workspace) for item in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {name: _replace(item, workspace) for name, item in cast("dict[str, Any]", value).items()}
+    return value

@@ -1,8 +1,6 @@
-"""The MCP SDK, 1.x or 2.x: the one file that knows which.
+"""The MCP SDK, versions 1.24 to 2.x; no other module depends on which one is installed.
 
-Requests and results are the wire's own JSON on either side of it, so nothing else here meets the SDK's
-models, which differ between the two. The HTTP client is ours: the SDK's gives up a call after 300 s of
-silence, httpx's own default is 5 s, and in 1.x a stream that was cut leaves its call waiting for ever.
+Requests and results are plain JSON here, because the SDK's models differ between 1.x and 2.x.
 """
 
 from __future__ import annotations
@@ -30,14 +28,14 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 30.0
 CANCEL_SECONDS = 5.0
-CLOSED = (anyio.ClosedResourceError, anyio.BrokenResourceError)
-"""What a stream of the SDK raises whose other end has gone."""
+CLOSED_STREAM_ERRORS = (anyio.ClosedResourceError, anyio.BrokenResourceError)
+"""What a stream of the SDK raises after its other end was closed."""
 
 _exceptions: Any = mcp.shared.exceptions
 _any_types: Any = types
 IS_1X = not hasattr(_exceptions, "MCPError")
-LIMITS_EVENTS = "max_sse_event_size" in inspect.signature(streamable_http_client).parameters
-"""2.0 and 1.x do not."""
+LIMITS_EVENT_SIZE = "max_sse_event_size" in inspect.signature(streamable_http_client).parameters
+"""Whether the SDK refuses large events; 1.x and 2.0 do not."""
 SdkError: type[Exception] = _exceptions.McpError if IS_1X else _exceptions.MCPError
 
 if not TYPE_CHECKING:
@@ -46,24 +44,24 @@ if not TYPE_CHECKING:
 _REQUESTS: dict[str, Any] = {"tools/list": types.ListToolsRequest, "tools/call": types.CallToolRequest}
 
 __all__ = [
-    "CLOSED",
+    "CLOSED_STREAM_ERRORS",
     "IS_1X",
-    "Refusal",
+    "ErrorResponse",
     "SdkError",
     "Session",
     "ValidationError",
     "cause_of",
     "http_session",
-    "json_rpc",
+    "json_rpc_error",
 ]
 
 
 class _Raw(RootModel[dict[str, Any]]):
-    """A result as it came; the SDK's own models would drop what they do not know."""
+    """A result as received; the SDK's own models drop fields that they do not know."""
 
 
 class Session:
-    """An MCP session with a handshake: a method and its params in, the result out. Usable from any task."""
+    """An MCP session with a handshake, which takes and returns plain JSON. Usable from any task."""
 
     def __init__(self, read: Any, write: Any) -> None:
         self._session = ClientSession(read, write)
@@ -83,70 +81,74 @@ class Session:
         return result.model_dump(by_alias=True, mode="json", exclude_none=True)
 
     async def request(self, method: str, params: JsonObject, on_progress: OnProgress | None) -> JsonObject:
-        """Raises SdkError for an error that came back, ValidationError for a result that is not MCP's, one of
-        CLOSED where there is nobody to ask any more.
+        """Send one request and return its result. Cancellation cancels the request on the server too.
 
-        Being cancelled cancels the request.
+        Raises SdkError for an error reply, ValidationError for a result that is not MCP, and one of
+        CLOSED_STREAM_ERRORS after the session has ended.
         """
         session = cast("Any", self._session)
         request = _REQUESTS[method].model_validate({"method": method, "params": params})
         if not IS_1X:
             return (await session.send_request(request, _Raw, progress_callback=on_progress)).root
-        number = session._request_id
+        # 1.x does not tell the server that a request was cancelled, and has no public way to learn its id.
+        request_id = session._request_id
         try:
             wrapped = _any_types.ClientRequest(request)
             return (await session.send_request(wrapped, _Raw, progress_callback=on_progress)).root
         except anyio.get_cancelled_exc_class():
-            await self._cancel(number)
+            await self._cancel(request_id)
             raise
 
-    async def _cancel(self, number: int) -> None:
-        """Tell the server, as 2.x does by itself."""
-        told = {"method": "notifications/cancelled", "params": {"requestId": number}}
-        notification = _any_types.ClientNotification(types.CancelledNotification.model_validate(told))
-        with anyio.move_on_after(CANCEL_SECONDS, shield=True), suppress(*CLOSED):
+    async def _cancel(self, request_id: int) -> None:
+        message = {"method": "notifications/cancelled", "params": {"requestId": request_id}}
+        notification = _any_types.ClientNotification(types.CancelledNotification.model_validate(message))
+        with anyio.move_on_after(CANCEL_SECONDS, shield=True), suppress(*CLOSED_STREAM_ERRORS):
             await cast("Any", self._session).send_notification(notification)
 
 
-def json_rpc(error: Exception) -> tuple[int, str, object]:
+def json_rpc_error(error: Exception) -> tuple[int, str, object]:
     """Code, message and data of an SdkError."""
-    told = cast("Any", error).error
-    return told.code, told.message, told.data
+    details = cast("Any", error).error
+    return details.code, details.message, details.data
 
 
-class Refusal:
-    """A POST answered with an HTTP error: its status, and the JSON-RPC error in it if there was one."""
+class ErrorResponse:
+    """An HTTP error: its status, the JSON-RPC error in its body (empty if none), and the body's text."""
 
     def __init__(self, status: int, body: bytes) -> None:
         self.status = status
         try:
-            told = as_object(json.loads(body)) or {}
+            message = as_object(json.loads(body)) or {}
         except ValueError:
-            told = {}
-        self.error: JsonObject = as_object(told.get("error")) or {}
+            message = {}
+        self.error: JsonObject = as_object(message.get("error")) or {}
         self.text: str = body[:500].decode("utf-8", "replace").strip()
 
 
 @asynccontextmanager
 async def http_session(
-    url: str, headers: dict[str, str], on_refusal: Callable[[Refusal], None], on_cut: Callable[[], None]
+    url: str,
+    headers: dict[str, str],
+    on_error_response: Callable[[ErrorResponse], None],
+    on_truncation: Callable[[], None],
 ) -> AsyncGenerator[Session]:
     """A session over streamable HTTP; on exit it is ended with a DELETE.
 
-    `on_cut` is called when the stream of a reply broke off. What the network does comes out as an exception,
-    alone or in a group (see `cause_of`).
+    `on_error_response` is called for a POST that failed, `on_truncation` when the stream of a reply broke
+    off. Errors of the network are raised alone or in a group (see `cause_of`).
     """
 
-    async def watch(response: httpx.Response) -> None:
+    async def inspect_response(response: httpx.Response) -> None:
         if response.request.method != "POST":
             return
         if response.status_code >= 400:
-            on_refusal(Refusal(response.status_code, await response.aread()))
+            on_error_response(ErrorResponse(response.status_code, await response.aread()))
         elif response.headers.get("content-type", "").startswith("text/event-stream"):
-            response.stream = _Watched(cast("httpx.AsyncByteStream", response.stream), on_cut)
+            response.stream = _WatchedStream(cast("httpx.AsyncByteStream", response.stream), on_truncation)
 
-    hook: Callable[[httpx.Response], Awaitable[None]] = watch
-    more: dict[str, Any] = {"max_sse_event_size": None} if LIMITS_EVENTS else {}
+    hook: Callable[[httpx.Response], Awaitable[None]] = inspect_response
+    options: dict[str, Any] = {"max_sse_event_size": None} if LIMITS_EVENT_SIZE else {}
+    # The SDK's own client gives up a call after 300 s of silence; httpx's default is 5 s.
     async with httpx.AsyncClient(
         headers=headers,
         timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
@@ -155,26 +157,29 @@ async def http_session(
         follow_redirects=True,
         event_hooks={"response": [hook]},
     ) as client:
-        opened = cast("Any", streamable_http_client(url, http_client=client, **more))
-        async with opened as (read, write, *_), Session(read, write) as session:
+        transport = cast("Any", streamable_http_client(url, http_client=client, **options))
+        async with transport as (read, write, *_), Session(read, write) as session:
             yield session
 
 
-class _Watched(httpx.AsyncByteStream):
-    """The stream of a reply. Whoever gets the reply closes it; its own end comes only where there is none."""
+class _WatchedStream(httpx.AsyncByteStream):
+    """The event stream of a reply, which reports when it ends without one."""
 
-    def __init__(self, stream: httpx.AsyncByteStream, on_cut: Callable[[], None]) -> None:
+    # In 1.x a stream that was cut leaves its call waiting for ever. The SDK closes the stream once it has the
+    # reply, so iteration only ever reaches its end, or fails, without one.
+
+    def __init__(self, stream: httpx.AsyncByteStream, on_truncation: Callable[[], None]) -> None:
         self._stream = stream
-        self._on_cut = on_cut
+        self._on_truncation = on_truncation
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
             async for chunk in self._stream:
                 yield chunk
         except httpx.HTTPError:
-            self._on_cut()
+            self._on_truncation()
             raise
-        self._on_cut()
+        self._on_truncation()
 
     async def aclose(self) -> None:
         await self._stream.aclose()
@@ -182,12 +187,12 @@ class _Watched(httpx.AsyncByteStream):
 
 @functools.cache
 def _certificates() -> ssl.SSLContext:
-    """Read once: it costs more than everything else about a client."""
+    """The system's certificates, read once: that takes longer than everything else about a client."""
     return httpx.create_ssl_context()
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """The exception that matters in a group of them: one of the network's or the SDK's before any other."""
+    """The decisive exception of a group: one of the network or the SDK before any other."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     causes = [cause_of(inner) for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions]

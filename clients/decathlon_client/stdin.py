@@ -1,63 +1,54 @@
-"""This process's stdin, of which a read can be ended."""
+"""Reading this process's stdin so that the read can be ended, by a signal for example."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import socket
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
+from typing import Self
 
 import anyio
-
-from decathlon_client.background import background_tasks
 
 CHUNK_BYTES = 1 << 16
 
 
-class Valve:
-    """Copies one descriptor into a socket, by a thread, until that ends or `end` is called.
+class StdinPump:
+    """Copies a file descriptor into a socket until the descriptor ends or `stop` is called.
 
-    A thread that blocks in a read of stdin cannot be interrupted; this one need not be: nobody waits for it.
+    Readers of the socket's other end then see the end of the file.
     """
 
-    def __init__(self, source: int, into: socket.socket) -> None:
+    # A thread that blocks in a read of stdin cannot be interrupted. This daemon thread need not be: readers
+    # use the socket, which can be shut down under them.
+
+    def __init__(self, source: int, sink: socket.socket) -> None:
         self._source = source
-        self._into = into
+        self._sink = sink
         threading.Thread(target=self._copy, name="stdin", daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
 
     def _copy(self) -> None:
         with suppress(OSError):
             while chunk := os.read(self._source, CHUNK_BYTES):
-                self._into.sendall(chunk)
-        self.end()
+                self._sink.sendall(chunk)
+        self.stop()
 
-    def end(self) -> None:
-        """Whoever reads sees the end of the file."""
+    def stop(self) -> None:
+        """End the copy. Calling it again does nothing."""
         with suppress(OSError):
-            self._into.shutdown(socket.SHUT_WR)
+            self._sink.shutdown(socket.SHUT_WR)
 
 
-async def end_on_signal(valve: Valve) -> None:
-    """The first SIGTERM or SIGINT is the end of stdin; where there are no signals, nothing is."""
+async def stop_on_signal(pump: StdinPump) -> None:
+    """Stop the pump at the first SIGTERM or SIGINT; return at once on systems without signal receivers."""
     with suppress(NotImplementedError), anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for _ in signals:
-            valve.end()
+            pump.stop()
             return
-
-
-@asynccontextmanager
-async def stdin_lines(limit_bytes: int) -> AsyncGenerator[AsyncIterator[bytes]]:
-    """The lines of stdin until it ends, or a signal ends it. One that is longer raises ValueError."""
-    ours, theirs = socket.socketpair()
-    with ours:
-        valve = Valve(os.dup(0), ours)
-        reader, writer = await asyncio.open_connection(sock=theirs, limit=limit_bytes)
-        try:
-            async with background_tasks() as tasks:
-                tasks.start_soon(end_on_signal, valve)
-                yield reader
-        finally:
-            writer.close()

@@ -1,14 +1,16 @@
-"""The same without an event loop: `from decathlon_client.sync import Decathlon`, and no `async`, no `await`.
+"""The client without `async` and `await`: `from decathlon_client.sync import Decathlon`.
 
     with Decathlon("http://127.0.0.1:8765") as d, d.episode("tune-reactor") as e:
         print(e.call("lab__describe_reactor").text)
         print(e.evaluate().reward)
 
-Nothing is written twice: every class here is made from its asynchronous namesake, which runs in an event
-loop in a thread of its own. `sync.pyi` tells the types; it is made from the same source, and a test compares
-them. A player of a batch is a plain function and runs in a thread; so does `on_progress`. Neither is ended by
-Ctrl-C: what it asks for after that raises.
+Every class here is a proxy of the asynchronous class of the same name, which runs in an event loop in a
+thread of its own. A batch's player and `on_progress` are plain functions and run in threads. Ctrl-C does not
+end them; their next call raises.
 """
+
+# `sync.pyi` has the types. It is generated from the same source (`python -m tests.clients.stubs`), and a test
+# compares the two.
 
 from __future__ import annotations
 
@@ -32,105 +34,114 @@ __all__ = ["Batch", "Decathlon", "Episode", "Lockstep", "Slot"]
 FORWARDED = ("__iter__", "__len__", "__getitem__", "__repr__")
 
 
-class _Loop:
-    """An event loop in a thread, and the twins of what lives there."""
+class _LoopThread:
+    """An event loop in a thread of its own, and the proxies of the objects that live there."""
 
     def __init__(self, portal: BlockingPortal) -> None:
         self._portal = portal
         self._proxies: WeakKeyDictionary[Any, SyncProxy] = WeakKeyDictionary()
         self._threads: anyio.CapacityLimiter | None = None
 
-    def run(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        """What the coroutine function returns. Ctrl-C meanwhile cancels it."""
-        there = [self.there(arg) for arg in args]
-        given = {name: self.there(arg) for name, arg in named.items()}
-        future = self._portal.start_task_soon(functools.partial(function, *there, **given))
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a coroutine function in the event loop and return its result. Ctrl-C cancels it."""
+        loop_args = [self.to_loop(arg) for arg in args]
+        loop_kwargs = {name: self.to_loop(arg) for name, arg in kwargs.items()}
+        future = self._portal.start_task_soon(functools.partial(function, *loop_args, **loop_kwargs))
         try:
-            return self.here(future.result())
+            return self.to_caller(future.result())
         except BaseException:
             future.cancel()
             raise
 
     @contextmanager
-    def entered(self, opening: AbstractAsyncContextManager[Any]) -> Generator[Any]:
-        manager = self._portal.wrap_async_context_manager(opening)
-        opened = manager.__enter__()
-        told: BaseException | None = None
+    def enter(self, manager: AbstractAsyncContextManager[Any]) -> Generator[Any]:
+        """Enter an asynchronous context manager in the event loop."""
+        portal_manager = self._portal.wrap_async_context_manager(manager)
+        value = portal_manager.__enter__()
+        failure: BaseException | None = None
         try:
-            yield self.here(opened)
+            yield self.to_caller(value)
         except BaseException as error:
-            # An event loop that meets a KeyboardInterrupt ends on the spot.
-            told = error if isinstance(error, Exception) else ThreadInterrupted()
+            # An event loop that receives a KeyboardInterrupt ends at once, without closing anything.
+            failure = error if isinstance(error, Exception) else ThreadInterrupted()
             raise
         finally:
             with suppress(ThreadInterrupted):
-                manager.__exit__(type(told) if told else None, told, None)
+                portal_manager.__exit__(type(failure) if failure else None, failure, None)
 
-    def iterated(self, items: AsyncGenerator[Any]) -> Generator[Any]:
-        async def following() -> tuple[Any, ...]:
+    def iterate(self, items: AsyncGenerator[Any]) -> Generator[Any]:
+        """Iterate over an asynchronous generator in the event loop."""
+
+        # A tuple, because a StopAsyncIteration must not pass through the portal.
+        async def next_item() -> tuple[Any, ...]:
             try:
                 return (await anext(items),)
             except StopAsyncIteration:
                 return ()
 
         try:
-            while following_one := self.run(following):
-                yield following_one[0]
+            while item := self.run(next_item):
+                yield item[0]
         finally:
             self.run(items.aclose)
 
-    def here(self, value: object) -> Any:
-        """As the caller's thread is to see it."""
-        managed: Any = value
-        if type(managed) in (list, tuple):
-            return type(managed)(self.here(item) for item in managed)
-        if type(managed) is dict:
-            return {self.here(key): self.here(item) for key, item in cast("dict[Any, Any]", managed).items()}
-        kind = PROXIES.get(type(managed))  # pyright: ignore[reportUnknownArgumentType]
-        if kind is None:
-            return managed
-        proxy = self._proxies.get(managed)
+    def to_caller(self, value: object) -> Any:
+        """The value as the caller's thread may use it: with proxies for objects of the event loop."""
+        original: Any = value
+        if type(original) in (list, tuple):
+            return type(original)(self.to_caller(item) for item in original)
+        if type(original) is dict:
+            items = cast("dict[Any, Any]", original)
+            return {self.to_caller(key): self.to_caller(item) for key, item in items.items()}
+        proxy_class = PROXIES.get(type(original))  # pyright: ignore[reportUnknownArgumentType]
+        if proxy_class is None:
+            return original
+        # One proxy for each object, so that proxies can be compared and be keys of a dict.
+        proxy = self._proxies.get(original)
         if proxy is None:
-            proxy = self._proxies[managed] = kind.of(managed, self)
+            proxy = self._proxies[original] = proxy_class.of(original, self)
         return proxy
 
-    def there(self, value: Any) -> Any:
-        """As the event loop's is to see it."""
+    def to_loop(self, value: Any) -> Any:
+        """The value as the event loop may use it: without proxies, and with functions called in threads."""
         if isinstance(value, SyncProxy):
             return value.original
         if isinstance(value, Mapping):
             items = cast("Mapping[Any, Any]", value)
-            return {self.there(key): self.there(item) for key, item in items.items()}
+            return {self.to_loop(key): self.to_loop(item) for key, item in items.items()}
         if type(value) is list:
-            return [self.there(item) for item in cast("list[Any]", value)]
-        return self._called_back(value) if inspect.isroutine(value) or inspect.isfunction(value) else value
+            return [self.to_loop(item) for item in cast("list[Any]", value)]
+        return self._in_thread(value) if inspect.isroutine(value) or inspect.isfunction(value) else value
 
-    def _called_back(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _in_thread(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A coroutine function that calls a plain function in a thread."""
+
         async def call(*args: Any) -> Any:
             if self._threads is None:
+                # Without a limit: each player of a batch occupies a thread for as long as it plays.
                 self._threads = anyio.CapacityLimiter(math.inf)
-            here = functools.partial(function, *(self.here(arg) for arg in args))
-            return await anyio.to_thread.run_sync(here, abandon_on_cancel=True, limiter=self._threads)
+            bound = functools.partial(function, *(self.to_caller(arg) for arg in args))
+            return await anyio.to_thread.run_sync(bound, abandon_on_cancel=True, limiter=self._threads)
 
         return call
 
 
 class SyncProxy:
-    """`original` lives in the event loop's thread, and is asked there."""
+    """A proxy of `original`, which lives in the event loop's thread and is used there."""
 
-    made_from: ClassVar[type]
+    original_class: ClassVar[type]
     original: Any
-    _loop: _Loop
+    _loop: _LoopThread
 
-    def __init_subclass__(cls, *, made_from: type) -> None:
-        cls.made_from = made_from
-        cls.__doc__ = made_from.__doc__
-        for name, member in vars(made_from).items():
+    def __init_subclass__(cls, *, original_class: type) -> None:
+        cls.original_class = original_class
+        cls.__doc__ = original_class.__doc__
+        for name, member in vars(original_class).items():
             if (name in FORWARDED or not name.startswith("_")) and inspect.isfunction(member):
                 setattr(cls, name, _method(name, member))
 
     @classmethod
-    def of(cls, original: object, loop: _Loop) -> Self:
+    def of(cls, original: object, loop: _LoopThread) -> Self:
         self = cls.__new__(cls)
         self.original, self._loop = original, loop
         return self
@@ -138,42 +149,42 @@ class SyncProxy:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "original":
             raise AttributeError(name)
-        return self._loop.here(getattr(self.original, name))
+        return self._loop.to_caller(getattr(self.original, name))
 
 
 def _method(name: str, member: Callable[..., Any]) -> Callable[..., Any]:
-    """What it is in the event loop decides what it is here."""
+    """The synchronous form of a coroutine function, generator, context manager or plain method."""
 
     @functools.wraps(member)
-    def method(self: SyncProxy, *args: Any, **named: Any) -> Any:
+    def method(self: SyncProxy, *args: Any, **kwargs: Any) -> Any:
         loop = self._loop  # pyright: ignore[reportPrivateUsage]
         bound = getattr(self.original, name)
         if inspect.iscoroutinefunction(member):
-            return loop.run(bound, *args, **named)
-        there = [loop.there(arg) for arg in args]
-        told = bound(*there, **{key: loop.there(arg) for key, arg in named.items()})
+            return loop.run(bound, *args, **kwargs)
+        loop_args = [loop.to_loop(arg) for arg in args]
+        result = bound(*loop_args, **{key: loop.to_loop(arg) for key, arg in kwargs.items()})
         if inspect.isasyncgenfunction(member):
-            return loop.iterated(told)
-        if isinstance(told, AbstractAsyncContextManager):
-            return loop.entered(cast("AbstractAsyncContextManager[Any]", told))
-        return map(loop.here, told) if name == "__iter__" else loop.here(told)
+            return loop.iterate(result)
+        if isinstance(result, AbstractAsyncContextManager):
+            return loop.enter(cast("AbstractAsyncContextManager[Any]", result))
+        return map(loop.to_caller, result) if name == "__iter__" else loop.to_caller(result)
 
     return method
 
 
-class Episode(SyncProxy, made_from=asynchronous.Episode): ...
+class Episode(SyncProxy, original_class=asynchronous.Episode): ...
 
 
-class Slot(SyncProxy, made_from=asynchronous.Slot): ...
+class Slot(SyncProxy, original_class=asynchronous.Slot): ...
 
 
-class Lockstep(SyncProxy, made_from=asynchronous.Lockstep): ...
+class Lockstep(SyncProxy, original_class=asynchronous.Lockstep): ...
 
 
-class Batch(SyncProxy, made_from=asynchronous.Batch): ...
+class Batch(SyncProxy, original_class=asynchronous.Batch): ...
 
 
-class Decathlon(SyncProxy, made_from=asynchronous.Decathlon):
+class Decathlon(SyncProxy, original_class=asynchronous.Decathlon):
     def __init__(self, url: str, token: str | None = None) -> None:
         self._set(asynchronous.Decathlon(url, token))
 
@@ -189,13 +200,15 @@ class Decathlon(SyncProxy, made_from=asynchronous.Decathlon):
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            self._loop = _Loop(stack.enter_context(start_blocking_portal()))
-            stack.enter_context(self._loop.entered(self.original))
+            self._loop = _LoopThread(stack.enter_context(start_blocking_portal()))
+            stack.enter_context(self._loop.enter(self.original))
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, *ending: Any) -> None:
-        self._stack.__exit__(*ending)
+    def __exit__(self, *exception: Any) -> None:
+        self._stack.__exit__(*exception)
 
 
-PROXIES: dict[type, type[SyncProxy]] = {kind.made_from: kind for kind in (Episode, Slot, Lockstep, Batch)}
+PROXIES: dict[type, type[SyncProxy]] = {
+    proxy.original_class: proxy for proxy in (Episode, Slot, Lockstep, Batch)
+}

@@ -1,4 +1,4 @@
-"""Made from the asynchronous classes by `python -m tests.clients.stubs`; not to be edited."""
+"""Generated from the asynchronous classes by `python -m tests.clients.stubs`. Do not edit."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -9,25 +9,23 @@ from typing import Any, Self, TypeAlias, TypeVar, Unpack
 
 from decathlon_client.batch import Result
 from decathlon_client.errors import ClientError
-from decathlon_client.filters import Filters
 from decathlon_client.lockstep import Call
 from decathlon_client.opener import OpeningOptions
-from decathlon_client.tally import Tally
-from decathlon_client.values import JsonObject, Policy, Reply, Task, Tool, Verdict
+from decathlon_client.progress import Tally
+from decathlon_client.values import Filters, JsonObject, Policy, Reply, Task, Tool, Verdict
 
 T = TypeVar("T")
 OnProgress: TypeAlias = Callable[[float, float | None, str | None], None]
 Player: TypeAlias = Callable[[Episode], T]
 
 class Episode:
-    """Made by `Decathlon.episode` and `Decathlon.attach`; ready to be played.
+    """An episode that is ready to be played; made by `Decathlon.episode` and `Decathlon.attach`.
 
-    `id` is its handle and a secret: whoever knows it can play. `address` is where it can be reached from
-    elsewhere (of a server in this process, the handle again), `agent_address` where it can be played and no
-    more, to be handed to whoever plays (None where it was attached to). `prompt` is what to tell the model,
-    `tools` what to show it: the task's own and `claim_done`. `evaluate` is not among them: it is for whoever
-    trains or measures, and would be an oracle in the model's hands. `claimed`: the attempt is closed to
-    tools, as far as was heard here.
+    `id` is its handle, a secret: everybody who knows it can play. `address` is where other clients reach it
+    (for an embedded server the handle again). `agent_address` only allows playing, not evaluating: give it to
+    an agent that runs elsewhere; it is None after `attach`. Show `prompt` and `tools` to the model: the tools
+    are the task's own and `claim_done`, without `evaluate`, which would tell a model whether its guesses are
+    right. `claimed`: the attempt is closed to tools, as far as this client knows.
     """
 
     id: str
@@ -47,9 +45,9 @@ class Episode:
         on_progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> Reply:
-        """Call a tool. A tool that fails gives a reply with `is_error`.
+        """Call a tool. A tool that fails returns a reply with `is_error`.
 
-        `timeout` in seconds; without one it waits as long as the tool takes. Raises UnknownToolError,
+        `timeout` is in seconds; None waits as long as the tool takes. Raises UnknownToolError,
         RequestError, CallTimeoutError, EpisodeEndedError, SandboxLostError, ConnectionLostError.
         """
 
@@ -61,35 +59,35 @@ class Episode:
         on_progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> Reply:
-        """As `call`, for a model: where the call was a mistake, a reply with `is_error` tells it so.
+        """Make a model's call: as `call`, but the model's mistakes are replies with `is_error`.
 
-        Mistakes are a tool that is not there, arguments refused, a call past its `timeout`. `arguments` may
-        be the JSON text that a model wrote. There is no `evaluate` here. Raises EpisodeEndedError,
-        SandboxLostError, ConnectionLostError: what no model is to blame for.
+        Mistakes are an unknown tool, refused arguments, and a call past its `timeout`. `arguments` may be the
+        JSON text that the model wrote. `evaluate` cannot be called. Raises EpisodeEndedError,
+        SandboxLostError, ConnectionLostError, which are not the model's fault.
         """
 
     def claim_done(self, answer: str | None = None) -> Reply:
-        """Close the attempt: no tool works any more, and the server starts to grade it.
+        """Close the attempt. No tool works after that, and the server starts grading.
 
-        `answer`: the agent's last words, which some tasks are graded by.
+        `answer`: the agent's final answer, which some tasks are graded by.
         """
 
     def truncate(self, answer: str | None = None, *, turns: int | None = None) -> Reply:
-        """Close the attempt because the patience of whoever runs it is at an end: the agent claims nothing.
+        """Close the attempt because the agent may not go on; the agent claims nothing.
 
-        What was done is graded, and the verdict's `truncated` is true. `turns`: how many the agent took, for
-        a rubric that weighs them. Raises AccessDeniedError where another is this episode's controller.
+        The work so far is graded, and the verdict's `truncated` is true. `turns`: the turns that the agent
+        took, for rubrics that use them. Raises AccessDeniedError if another client controls this episode.
         """
 
     def evaluate(self, *, on_progress: OnProgress | None = None, timeout: float | None = None) -> Verdict:
-        """The verdict; graded once, later calls return the same. Closes the attempt where nobody has.
+        """Grade the attempt and return the verdict; later calls return the same. Claims an open attempt.
 
-        Grading goes on when this is cancelled or times out. Raises NoVerdictError where there is none, which
-        is never a reward of zero.
+        Grading continues on the server if this is cancelled or times out. Raises NoVerdictError if the
+        attempt cannot be graded, which is never a reward of zero.
         """
 
 class Slot:
-    """The place of one task: its episode, or its `failure` where there is none, and its `verdict`."""
+    """One task of a lockstep: its episode, or its `failure` if there is none, and its `verdict`."""
 
     index: int
     task: str
@@ -99,54 +97,56 @@ class Slot:
     def __repr__(self) -> str: ...
     @property
     def episode(self) -> Episode:
-        """Raises the failure where there is none."""
+        """The episode. Raises the failure if there is none."""
 
     @property
     def is_live(self) -> bool:
-        """Can it still be played: neither claimed nor failed."""
+        """Whether the episode can be played: neither claimed nor failed."""
 
 class Lockstep:
-    """The slots, in the tasks' order. Made by `Decathlon.episodes`."""
+    """The slots of a lockstep, in the order of the tasks; made by `Decathlon.episodes`."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Slot]: ...
     def __getitem__(self, index: int) -> Slot: ...
     @property
     def live(self) -> list[Slot]:
-        """Those that can still be played."""
+        """The slots that can still be played."""
 
     def call(
         self, calls: Mapping[Slot, Sequence[Call]], *, timeout: float | None = None
     ) -> dict[Slot, list[Reply]]:
-        """A turn: each slot's calls in their order, the slots side by side; waits for the last of them.
+        """Play one turn: each slot's calls in order, the slots in parallel. Waits for the last one.
 
-        A reply for every call, as `Episode.act` gives it: a tool that failed, and a call that was a mistake,
-        are replies too. Where an episode could not go on there are fewer, and the slot's `failure` says why.
-        `timeout` is each call's, in seconds.
+        Returns a reply for every call, as `Episode.act` does: failures of tools and mistakes of the model are
+        replies too. If an episode cannot go on there are fewer replies, and the slot's `failure` says why.
+        `timeout` applies to each call, in seconds.
         """
 
     def evaluate(self) -> list[Verdict | None]:
-        """The verdicts, in the tasks' order; None where there is none, and the slot's `failure` says why.
+        """Grade all attempts in parallel; later calls return the same. Claims open attempts.
 
-        Closes the attempts that nobody has. Graded once: later calls return the same.
+        Returns the verdicts in the order of the tasks; None if there is none, and the slot's `failure` says
+        why.
         """
 
 class Batch:
-    """Made by `Decathlon.batch`. `tally` says how far it is, at any time."""
+    """A batch of episodes; made by `Decathlon.batch`. `tally` is its current progress."""
 
     tally: Tally
 
     def run(self, player: Player[T]) -> Generator[Result[T]]:
-        """The results, as they come. To stop early, leave the loop, then the batch's `async with`.
+        """Play the tasks and yield the results as they are ready. May be called once.
 
-        A failure is its own result's. Raises what drawing a task raises. Once for each batch.
+        To stop early, leave the loop, then the batch's `async with`. A failed episode is a result with a
+        `failure`; only an error of the iterable of tasks is raised.
         """
 
 class Decathlon:
     """A connection to a decathlon-mcp server: `async with Decathlon("http://127.0.0.1:8765") as d:`.
 
-    `url` is the server's root or its lobby (`.../mcp`), `token` one of its tokens, if it wants any. Entered
-    and left in one task; what is in between, episodes too, can be used from any.
+    `url` is the server's root or its lobby (`.../mcp`), `token` one of its tokens, if it requires one. Enter
+    and leave it in the same task; in between, any task may use it and its episodes.
     """
 
     def __init__(self, url: str, token: str | None = None) -> None: ...
@@ -158,10 +158,10 @@ class Decathlon:
         task: str | None = None,
         **settings: Any,
     ) -> Self:
-        """The same with the server in this process, without a port; needs `decathlon-mcp[server]`.
+        """Run the server in this process, without a port. Requires `decathlon-mcp[server]`.
 
-        `task` is what `episode()` plays when it is not told. `settings` are the server's, by name
-        (`state=...`, `max_sandboxes=...`). Raises on entering what the server says of them.
+        `task` is the task of `episode()` without arguments. `settings` are the server's settings by name
+        (`state=...`, `max_sandboxes=...`). Errors in them are raised on entering.
         """
 
     def __enter__(self) -> Self: ...
@@ -171,9 +171,9 @@ class Decathlon:
     def tasks(
         self, split: str | None = None, *, prompts: bool = True, **filters: Unpack[Filters]
     ) -> list[Task]:
-        """The tasks there are, with their prompts; no sandbox is opened for them.
+        """List the server's tasks, with their prompts. Opens no sandbox.
 
-        Raises RequestError, naming what there is, for a split or a need that no task has.
+        Raises RequestError for a split or a need that no task has; the message names the valid ones.
         """
 
     def sample(
@@ -185,11 +185,11 @@ class Decathlon:
         prompts: bool = True,
         **filters: Unpack[Filters],
     ) -> list[Task]:
-        """So many of the tasks that can run, all different as long as there are enough.
+        """Draw `count` runnable tasks, all different as long as there are enough.
 
-        The same for the same seed; without one a new draw each time. With an `order`, the seed is the number
-        of the page of `count` tasks, from 0, and without one each draw goes on where the last has stopped.
-        Raises RequestError where there is nothing to draw from.
+        The same seed gives the same tasks; without a seed every draw is new. With an `order`, the seed is the
+        page number (pages of `count` tasks, from 0), and without a seed each draw continues after the last
+        one. Raises RequestError if no task matches.
         """
 
     def episode(
@@ -204,23 +204,22 @@ class Decathlon:
         on_progress: OnProgress | None = None,
         **filters: Unpack[Filters],
     ) -> AbstractContextManager[Episode]:
-        """An episode of the task, or of one drawn, as `sample` draws it.
+        """Open an episode of a task, or of a task drawn as by `sample`. Waits until it is ready.
 
-        `policy`: who sees the reward, if it is to be fewer than the server says. Waits until it is ready;
-        `on_progress` hears of the waiting. On exit it is closed: its sandbox goes; an attempt that was
-        claimed is graded all the same. Raises UnknownTaskError, NotRunnableError, AtCapacityError,
-        SetUpError.
+        `policy` may restrict who sees the reward further than the server does. `on_progress` is called while
+        waiting. On exit the episode is closed and its sandbox removed; a claimed attempt is still graded.
+        Raises UnknownTaskError, NotRunnableError, AtCapacityError, SetUpError.
         """
 
     def opened(self, task: str | Task, **options: Unpack[OpeningOptions]) -> AbstractContextManager[Episode]:
-        """An episode opened as those of a batch are: with patience, and more than one try."""
+        """Open an episode as a batch does: with retries, and waiting while the server is full."""
 
     def episodes(
         self, tasks: Iterable[str | Task], **options: Unpack[OpeningOptions]
     ) -> AbstractContextManager[Lockstep]:
-        """An episode of each of these tasks, all at once and held together, for whoever generates for all.
+        """Open an episode of each task at once, for trainers that generate for all of them together.
 
-        Waits until each is ready or has failed; a failure is its own slot's (`slot.failure`). On exit all are
+        Waits until each is ready or has failed; a failure is its slot's (`slot.failure`). On exit all are
         closed. The server must have room for all of them.
         """
 
@@ -233,24 +232,25 @@ class Decathlon:
         player_seconds: float | None = None,
         **options: Unpack[OpeningOptions],
     ) -> AbstractContextManager[Batch]:
-        """So many episodes at a time until the tasks, which are drawn as they are needed, are played.
+        """Play `concurrency` episodes at a time until all tasks, which are drawn as needed, are played.
 
-        `progress`: a bar on stderr (with `rich`, on a terminal), or else a line now and then. An attempt
-        whose player takes longer than `player_seconds` is truncated, and graded as it is. Left early or
-        interrupted, it closes what is open, when interrupted within 5 s.
+        `progress`: show a bar on stderr (on a terminal, with `rich`), or else a line now and then. An attempt
+        whose player takes longer than `player_seconds` is truncated and graded as it is. Leaving early closes
+        the open episodes, after an interrupt within 5 s.
         """
 
     def ask(
         self, tool: str, arguments: JsonObject | None = None, *, on_progress: OnProgress | None = None
     ) -> Reply:
-        """One of the lobby's own tools, its reply as it came: for episodes that outlive this connection.
+        """Call one of the lobby's tools and return its reply, for episodes that outlive this connection.
 
-        Raises ClientError where the server refuses; a reply with `is_error` is the tool's own.
+        Raises ClientError if the server refuses the request; a tool that fails returns a reply with
+        `is_error`.
         """
 
     def attach(self, episode: str) -> AbstractContextManager[Episode]:
-        """An episode that is there already, by its handle or address; it goes on when this is left.
+        """Connect to an existing episode by its handle or address. It stays open on exit.
 
-        By its agent's address it can be played, and neither evaluated nor truncated. Raises
+        At its agent's address it can be played, but neither evaluated nor truncated. Raises
         UnknownEpisodeError, EpisodeEndedError.
         """

@@ -1,37 +1,68 @@
-"""What the server tells, as frozen values; `raw` is always the whole of it as it came."""
+"""What passes between client and server, as typed values. `raw` is always the complete JSON as received."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, TypedDict, cast
 
 JsonObject: TypeAlias = dict[str, Any]
 OnProgress: TypeAlias = Callable[[float, float | None, str | None], Awaitable[None]]
-"""Called with progress, total (where it is known) and a message (where there is one)."""
+"""Called with the progress, the total (None if unknown) and a message (None if there is none)."""
 
 Policy: TypeAlias = Literal["visible", "meta", "controller"]
-"""Who sees a reward; the later, the fewer."""
+"""Who sees the reward: everybody, readers of `_meta`, or only the episode's controller."""
 
+Order: TypeAlias = Literal["easy_first", "hard_first", "curriculum"]
+"""An order of tasks by their pass rates."""
+
+CLAIM = "claim_done"
+"""The usual name of the tool that closes an attempt."""
 VERDICT_KEY = "decathlon/verdict"
 
 
+class Filters(TypedDict, total=False):
+    """Conditions on tasks; a task must meet all of them.
+
+    `needs`, `without`: servers, local tools or hosted services by name, or `network`, `credentials`,
+    `services`; the task must need all of `needs` and none of `without`; `*` matches anything. `search`: text
+    that the id contains. Pass rates (0 to 1) and `order` require a server with `--results`.
+    """
+
+    needs: Sequence[str]
+    without: Sequence[str]
+    search: str | None
+    min_pass_rate: float | None
+    max_pass_rate: float | None
+    order: Order | None
+
+
+def filter_arguments(**filters: Any) -> JsonObject:
+    """Filters as arguments of the lobby's tools, without those that are None."""
+    lists = {
+        name: [value] if isinstance(value := filters[name], str) else list(value)
+        for name in ("needs", "without")
+        if filters.get(name)
+    }
+    return {name: value for name, value in filters.items() if value is not None and name not in lists} | lists
+
+
 def as_object(value: object) -> JsonObject | None:
-    """`value` where it is a JSON object, else None."""
+    """`value` if it is a JSON object, else None."""
     return cast("JsonObject", value) if isinstance(value, dict) else None
 
 
 def as_objects(value: object) -> list[JsonObject]:
-    """The JSON objects of a JSON array; none where it is no array."""
+    """The JSON objects in a JSON array; empty if `value` is not an array."""
     items = cast("list[object]", value) if isinstance(value, list) else []
-    return [found for item in items if (found := as_object(item)) is not None]
+    return [item_object for item in items if (item_object := as_object(item)) is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task that the server has. `prompt` is None unless prompts were asked for, and where it has none.
+    """One task of the server. `prompt` is None if prompts were not requested or the task has none.
 
-    `pass_rate` is the share of its `attempts` that succeeded, where the server knows of any.
+    `pass_rate` is the share of its `attempts` that succeeded; None if the server has no results for it.
     """
 
     id: str
@@ -49,7 +80,7 @@ class Task:
 
     @classmethod
     def read(cls, raw: JsonObject) -> Task:
-        """From an entry of `list_tasks`."""
+        """Read an entry of `list_tasks`."""
         return cls(
             id=str(raw["id"]),
             suite=str(raw.get("suite", "")),
@@ -77,7 +108,7 @@ class Tool:
 
     @classmethod
     def read(cls, raw: JsonObject) -> Tool:
-        """From an entry of `tools/list`."""
+        """Read an entry of `tools/list`."""
         return cls(
             name=str(raw["name"]),
             description=str(raw.get("description") or ""),
@@ -87,16 +118,16 @@ class Tool:
 
     @property
     def function(self) -> JsonObject:
-        """As the `tools` of OpenAI's endpoints, and of those like them, take it."""
-        told = {"name": self.name, "description": self.description, "parameters": dict(self.input_schema)}
-        return {"type": "function", "function": told}
+        """The tool in the format of OpenAI's `tools` parameter."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.input_schema)}
+        return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a tool answered. `text` is its text content, joined; `content` every part of it, as it came.
+    """A tool's reply. `text` is its text content, joined; `content` is every part of it, unchanged.
 
-    `is_error`: the tool failed, and the text says why; that is for the agent, the episode goes on.
+    `is_error`: the tool failed and the text says why. That is for the agent to read; the episode continues.
     """
 
     text: str
@@ -108,7 +139,7 @@ class Reply:
 
     @classmethod
     def read(cls, raw: JsonObject) -> Reply:
-        """From the result of a `tools/call`."""
+        """Read the result of a `tools/call`."""
         content = as_objects(raw.get("content"))
         return cls(
             text="\n".join(str(part.get("text", "")) for part in content if part.get("type") == "text"),
@@ -120,20 +151,20 @@ class Reply:
         )
 
     @classmethod
-    def mistake(cls, why: str) -> Reply:
-        """To a call that never reached a tool, in the form of a tool's own failure."""
-        return cls.read({"content": [{"type": "text", "text": why}], "isError": True})
+    def mistake(cls, message: str) -> Reply:
+        """The reply to a call that never reached a tool, in the form of a tool's own failure."""
+        return cls.read({"content": [{"type": "text", "text": message}], "isError": True})
 
     @property
     def verdict(self) -> JsonObject | None:
-        """The verdict that `evaluate` put in it, wherever the server's policy wants it."""
-        kept = as_object(self.meta.get(VERDICT_KEY))
-        return kept or (dict(self.structured) if self.structured and "status" in self.structured else None)
+        """The verdict in a reply of `evaluate`, wherever the server's reward policy puts it."""
+        in_meta = as_object(self.meta.get(VERDICT_KEY))
+        return in_meta or (dict(self.structured) if self.structured and "status" in self.structured else None)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an evaluation said of an attempt. There is none unless it was scored (see `NoVerdictError`)."""
+    """The result of evaluating an attempt. Only scored attempts have one (see `NoVerdictError`)."""
 
     reward: float
     success: bool
@@ -143,7 +174,7 @@ class Verdict:
 
     @classmethod
     def read(cls, raw: JsonObject) -> Verdict:
-        """From the verdict of a scored attempt. Raises KeyError, TypeError or ValueError for another."""
+        """Read a scored attempt's verdict. Raises KeyError, TypeError or ValueError for any other."""
         return cls(
             reward=float(raw["reward"]),
             success=bool(raw["success"]),

@@ -1,4 +1,4 @@
-"""The name under which verifiers finds its adapter: `vf-eval tool-decathlon`."""
+"""The package by which verifiers finds its adapter: `vf-eval tool-decathlon`."""
 
 from decathlon_client.adapters.verifiers import (
     ToolDecathlonEnv,

@@ -1,22 +1,99 @@
-"""Unpacking an archive on this machine without ever writing through a link."""
+"""Unpacks archives: checks every member, then hands it to an engine or writes it to this machine."""
 
 from __future__ import annotations
 
 import errno
+import gzip
 import os
-import tarfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
+from typing import BinaryIO, cast
 
-from decathlon_mcp.archives.archive import CHUNK_BYTES, Parts, content, members, parts_of, reading, seconds_of
+from decathlon_mcp.archives.reading import ArchiveReader, BrokenArchiveError, Kind, Member
+from decathlon_mcp.archives.writing import Entry, archive_chunks, clamped_mtime
 from decathlon_mcp.errors import BadRequestError
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_FAULTS_OF_THE_ARCHIVE = frozenset(
+_GZIP_MAGIC = b"\x1f\x8b"
+_UNPACKED = (Kind.FILE, Kind.FOLDER, Kind.SYMLINK, Kind.HARD_LINK)
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_ERRORS_OF_THE_ARCHIVE = frozenset(
     {errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT}
 )
+
+Parts = tuple[str, ...]
+
+
+@contextmanager
+def open_archive(archive: Path | bytes) -> Generator[ArchiveReader]:
+    """A reader of a tar, plain or gzip. Raises BadRequestError if it is not a whole tar archive."""
+    name = "the archive" if isinstance(archive, bytes) else str(archive)
+    with BytesIO(archive) if isinstance(archive, bytes) else archive.open("rb") as file:
+        magic = file.read(2)
+        file.seek(0)
+        if not magic:
+            raise BadRequestError(f"{name} is not a whole tar archive: it is empty")
+        try:
+            if magic == _GZIP_MAGIC:
+                with gzip.GzipFile(fileobj=file) as plain:
+                    yield ArchiveReader(cast("BinaryIO", plain), None)
+            else:
+                yield ArchiveReader.of_file(file)
+        except BrokenArchiveError as error:
+            raise BadRequestError(f"{name} is not a whole tar archive: {error}") from error
+
+
+def checked_members(reader: ArchiveReader) -> Iterator[Member]:
+    """Members that may be unpacked, without the archive's own folder.
+
+    Names and targets of hard links are relative and normalized, modes reduced to permissions. Raises
+    BadRequestError for devices, FIFOs, sparse files, and members or relative links that lead outside.
+    """
+    for member in reader:
+        name = "/".join(_parts(member.name))
+        if member.name_unreadable:
+            raise BadRequestError(f"the name of an archive's member is too long: {member.name[:200]!r}")
+        if member.kind not in _UNPACKED:
+            raise BadRequestError(f"an archive's member is no file, folder or link: {member.name[:200]!r}")
+        if member.kind is Kind.HARD_LINK:
+            member = replace(member, link="/".join(_parts(member.link)))
+        if member.kind is Kind.SYMLINK:
+            _check_symlink(name, member.link)
+        if name:
+            size = member.size if member.kind is Kind.FILE else 0
+            yield replace(member, name=name, size=size, mode=member.mode & 0o777)
+
+
+def _parts(name: str) -> Parts:
+    parts = tuple(part for part in name.split("/") if part not in ("", "."))
+    if name.startswith("/") or ".." in parts:
+        raise BadRequestError(f"an archive's member lies outside its folder: {name[:200]!r}")
+    return parts
+
+
+def _check_symlink(name: str, target: str) -> None:
+    # Docker refuses relative links that lead out of the folder it unpacks into, so every provider does.
+    # Absolute links are data: nothing here follows them.
+    depth = name.count("/")
+    for part in () if target.startswith("/") else target.split("/"):
+        depth += {"..": -1, ".": 0, "": 0}.get(part, 1)
+        if depth < 0:
+            raise BadRequestError(f"an archive's link leads outside its folder: {name[:200]!r}")
+
+
+def with_owner(archive: Path | bytes, user: int, group: int) -> Iterator[bytes]:
+    """The checked archive as a plain tar in chunks, all members owned by one user. Raises BadRequestError."""
+
+    def entries(reader: ArchiveReader) -> Iterator[Entry]:
+        for member in checked_members(reader):
+            body = reader.body() if member.kind is Kind.FILE else ()
+            yield replace(member, user=user, group=group), body
+
+    with open_archive(archive) as reader:
+        yield from archive_chunks(entries(reader))
 
 
 def unpack(archive: Path | bytes, folder: Path, *, below: Path) -> None:
@@ -24,87 +101,94 @@ def unpack(archive: Path | bytes, folder: Path, *, below: Path) -> None:
 
     Raises BadRequestError for an archive that cannot be unpacked so.
     """
-    with reading(archive) as tar, _Ground(below) as ground:
+    with open_archive(archive) as reader, _FolderCursor(below) as cursor:
         start = folder.relative_to(below).parts
-        with _faults_of_the_archive(str(folder)):
-            ground.enter(start)
-        for parts, info in members(tar):
-            with _faults_of_the_archive(info.name):
-                _unpack(tar, info, ground, start + parts, start)
+        with _errors_of_the_archive(str(folder)):
+            cursor.enter(start)
+        for member in checked_members(reader):
+            with _errors_of_the_archive(member.name):
+                _unpack(reader, member, cursor, start)
 
 
 @contextmanager
-def _faults_of_the_archive(name: str) -> Generator[None]:
+def _errors_of_the_archive(name: str) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FAULTS_OF_THE_ARCHIVE:
+        if error.errno not in _ERRORS_OF_THE_ARCHIVE:
             raise
         raise BadRequestError(f"cannot unpack {name[:200]!r}: {error.strerror}") from error
 
 
-def _unpack(tar: tarfile.TarFile, info: tarfile.TarInfo, ground: _Ground, parts: Parts, start: Parts) -> None:
-    if info.isdir():
-        os.fchmod(ground.enter(parts), (info.mode & 0o777) | 0o700)
+def _unpack(reader: ArchiveReader, member: Member, cursor: _FolderCursor, start: Parts) -> None:
+    *above, name = start + tuple(member.name.split("/"))
+    if member.kind is Kind.FOLDER:
+        os.fchmod(cursor.enter((*above, name)), member.mode | 0o700)
         return
-    parent, name = ground.enter(parts[:-1]), parts[-1]
+    parent = cursor.enter(tuple(above))
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=parent)
-    if info.issym():
-        os.symlink(info.linkname, name, dir_fd=parent)
-    elif info.islnk():
-        *above, last = start + parts_of(info.linkname)
-        source = os.dup(ground.enter(tuple(above)))
-        try:
-            os.link(last, name, src_dir_fd=source, dst_dir_fd=ground.enter(parts[:-1]), follow_symlinks=False)
-        finally:
-            os.close(source)
+    if member.kind is Kind.SYMLINK:
+        os.symlink(member.link, name, dir_fd=parent)
+    elif member.kind is Kind.HARD_LINK:
+        _link(start + tuple(member.link.split("/")), (*above, name), cursor)
     else:
-        number = os.open(name, _NEW_FILE, 0o600, dir_fd=parent)
-        with os.fdopen(number, "wb") as out, content(tar, info) as file:
-            while chunk := file.read(CHUNK_BYTES):
-                out.write(chunk)
-            out.flush()
-            os.fchmod(out.fileno(), info.mode & 0o777)
-            mtime = seconds_of(info.mtime)
-            os.utime(out.fileno(), (mtime, mtime))
+        _write_file(reader, member, os.open(name, _NEW_FILE_FLAGS, 0o600, dir_fd=parent))
 
 
-class _Ground:
-    """A folder to unpack into, walked by descriptors so that no link on the way is followed."""
+def _link(target: Parts, link: Parts, cursor: _FolderCursor) -> None:
+    source = os.dup(cursor.enter(target[:-1]))  # the cursor's own is valid until it moves on
+    try:
+        parent = cursor.enter(link[:-1])
+        os.link(target[-1], link[-1], src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
+    finally:
+        os.close(source)
+
+
+def _write_file(reader: ArchiveReader, member: Member, descriptor: int) -> None:
+    with os.fdopen(descriptor, "wb") as out:
+        out.writelines(reader.body())
+        out.flush()
+        os.fchmod(out.fileno(), member.mode)
+        mtime = clamped_mtime(member.mtime)
+        os.utime(out.fileno(), (mtime, mtime))
+
+
+class _FolderCursor:
+    """Moves through the folders below `base` by descriptors, so that no link on the path is followed."""
 
     def __init__(self, base: Path) -> None:
-        self._base = os.open(base, _DIRECTORY)
+        self._base = os.open(base, _FOLDER_FLAGS)
         self._parts: Parts = ()
-        self._here = os.dup(self._base)
+        self._current = os.dup(self._base)
 
-    def __enter__(self) -> _Ground:
+    def __enter__(self) -> _FolderCursor:
         return self
 
     def __exit__(self, *error: object) -> None:
-        os.close(self._here)
+        os.close(self._current)
         os.close(self._base)
 
     def enter(self, parts: Parts) -> int:
-        """A descriptor of that folder, made if missing; valid until the next call."""
+        """A descriptor of that folder, created if missing; valid until the next call."""
         if parts != self._parts:
-            here = os.dup(self._base)
+            current = os.dup(self._base)
             try:
                 for part in parts:
-                    here = _step(here, part)
+                    child = _open_child(current, part)
+                    os.close(current)
+                    current = child
             except OSError:
-                os.close(here)
+                os.close(current)
                 raise
-            os.close(self._here)
-            self._here, self._parts = here, parts
-        return self._here
+            os.close(self._current)
+            self._current, self._parts = current, parts
+        return self._current
 
 
-def _step(here: int, part: str) -> int:
+def _open_child(parent: int, name: str) -> int:
     try:
-        below = os.open(part, _DIRECTORY, dir_fd=here)
+        return os.open(name, _FOLDER_FLAGS, dir_fd=parent)
     except FileNotFoundError:
-        os.mkdir(part, 0o755, dir_fd=here)
-        below = os.open(part, _DIRECTORY, dir_fd=here)
-    os.close(here)
-    return below
+        os.mkdir(name, 0o755, dir_fd=parent)
+        return os.open(name, _FOLDER_FLAGS, dir_fd=parent)

@@ -1,216 +1,224 @@
-"""What crosses from the agent's sandbox to the grader's: the workspace, as data, and what lies inside it.
+"""Filters the archive of an agent's workspace before it goes into the grader's sandbox.
 
-The archive was written by whoever is inside the sandbox. It is rewritten header by header and never unpacked
-on the host. What does not belong (links that lead out, devices, names that climb) is left out and reported,
-not an error: an attempt is graded on its honest part.
+The archive comes from a sandbox that the agent controlled. It is rewritten header by header and never
+unpacked on the host. Members that are not allowed (links that lead out, devices, names with "..") are left
+out and reported. They are not an error: the attempt is graded on the rest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
-from typing import BinaryIO
 
-from decathlon_mcp.archives import tar
+from decathlon_mcp.archives.reading import ArchiveReader, Body, BrokenArchiveError, Kind, Member
+from decathlon_mcp.archives.writing import Entry, archive_chunks, save
 
 MAX_NAME_BYTES = 2048
 MAX_PART_BYTES = 255
 MAX_REPORTED = 100
-MAX_TIME = (1 << 33) - 1
-_COPY_BYTES = 1 << 20
-_KEPT = (tar.FILE, tar.FOLDER, tar.SYMLINK, tar.HARD_LINK)
-_NOT_FILES = {
-    tar.CHARACTER: "a device",
-    tar.BLOCK_DEVICE: "a device",
-    tar.FIFO: "a FIFO",
-    tar.SPARSE: "a sparse file",
+"""Longest list of refusals, so that an agent cannot fill the verdict."""
+_ALLOWED = (Kind.FILE, Kind.FOLDER, Kind.SYMLINK, Kind.HARD_LINK)
+_REFUSED = {
+    Kind.CHARACTER_DEVICE: "a device",
+    Kind.BLOCK_DEVICE: "a device",
+    Kind.FIFO: "a FIFO",
+    Kind.SPARSE_FILE: "a sparse file",
 }
 
 
 def clean_workspace(
     archive: Path, into: Path, *, prefix: str, limit_bytes: int, limit_members: int
 ) -> list[str]:
-    """Rewrite the plain tar `archive`, of a stranger, to the tar `into`, whose members stand below `prefix`.
+    """Rewrite the plain tar `archive` to the tar `into`, with its members placed below `prefix`.
 
-    Kept are regular files, folders, symlinks that stay inside and hard links to files that were kept; of what
-    is there twice, the first. `limit_bytes` is for all bodies together, `limit_members` for all members,
-    the refused ones too. Owners become root, set-id bits go, what is kept is readable.
+    Allowed are regular files, folders, symlinks that stay inside, and hard links to allowed files; of two
+    members with one name, the first. `limit_bytes` bounds all bodies together, `limit_members` the number of
+    members, refused ones included. Owners become root, set-id bits are removed, everything becomes readable.
 
-    Returns one line for each thing that was refused or changed, at most `MAX_REPORTED` and a last one that
-    counts the others.
+    Returns one line for each member that was refused or changed: at most `MAX_REPORTED`, and a last line with
+    the number of further ones.
     """
-    with archive.open("rb", _COPY_BYTES) as source, into.open("wb", _COPY_BYTES) as sink:
-        cleaner = _Cleaner(source, sink, prefix.strip("/").encode(), limit_bytes, limit_members)
-        try:
-            for member in tar.read_members(source):
-                cleaner.take(member)
-        except tar.BrokenTarError as error:
-            cleaner.report(f"{error}: the rest was left out")
-        except _FullError:
-            cleaner.report(f"more than {limit_members} members: the rest was left out")
-        sink.write(tar.END)
-    return cleaner.reports()
+    with archive.open("rb") as file:
+        workspace_filter = _Filter(ArchiveReader.of_file(file), prefix.strip("/"), limit_bytes, limit_members)
+        save(archive_chunks(workspace_filter.entries()), into)
+    return workspace_filter.reports()
 
 
 class _RefusedError(Exception):
-    """This member does not cross."""
+    """This member is left out."""
 
 
-class _FullError(Exception):
-    """No further member crosses."""
+class _TooManyError(Exception):
+    """All further members are left out."""
 
 
-class _Cleaner:
-    """Knows what was kept: hashes of the names, so that memory is bounded by their number, and the kinds."""
+class _Filter:
+    """Yields the allowed entries of an archive, in order."""
 
-    def __init__(
-        self, source: BinaryIO, sink: BinaryIO, prefix: bytes, limit_bytes: int, limit_members: int
-    ) -> None:
-        self._source, self._sink = source, sink
+    def __init__(self, reader: ArchiveReader, prefix: str, limit_bytes: int, limit_members: int) -> None:
+        self._reader = reader
         self._prefix = prefix
-        self._bytes_left, self._members_left = limit_bytes, limit_members
-        self._kinds: dict[bytes, bytes] = {}
+        self._limit_members = limit_members
+        self._remaining_bytes = limit_bytes
+        self._remaining_members = limit_members
+        # By hashes of the names, so that memory is bounded by their number and not by their length.
+        self._kinds: dict[bytes, Kind] = {}
         self._reports: list[str] = []
         self._unreported = 0
-        if prefix:
-            self._write(b"", tar.FOLDER, mode=0o755)
 
-    def take(self, member: tar.Member) -> None:
-        """Keep one member, or report why not."""
-        self._count()
+    def entries(self) -> Iterator[Entry]:
+        if self._prefix:
+            yield self._entry("", Kind.FOLDER, mode=0o755)
         try:
-            self._take(member)
-        except _RefusedError as refusal:
-            self.report(f"{_shown(member.name.removeprefix(b'./'))}: {refusal}")
+            for member in self._reader:
+                self._count_member()
+                try:
+                    yield from self._filtered(member)
+                except _RefusedError as refusal:
+                    self._report(f"{_printable(member.name.removeprefix('./'))}: {refusal}")
+        except BrokenArchiveError as error:
+            self._report(f"{error}: the rest was left out")
+        except _TooManyError:
+            self._report(f"more than {self._limit_members} members: the rest was left out")
 
-    def report(self, line: str) -> None:
+    def reports(self) -> list[str]:
+        return self._reports + ([f"and {self._unreported} more"] if self._unreported else [])
+
+    def _report(self, line: str) -> None:
         if len(self._reports) < MAX_REPORTED:
             self._reports.append(line)
         else:
             self._unreported += 1
 
-    def reports(self) -> list[str]:
-        return self._reports + ([f"and {self._unreported} more"] if self._unreported else [])
-
-    def _take(self, member: tar.Member) -> None:
-        if member.overlong:
+    def _filtered(self, member: Member) -> Iterator[Entry]:
+        """The member, after the parents that the archive does not name. Raises _RefusedError."""
+        if member.name_unreadable:
             raise _RefusedError("its name is too long")
-        if member.kind not in _KEPT:
-            raise _RefusedError(_NOT_FILES.get(member.kind, "of an unknown kind"))
-        name = b"/".join(_parts(member.name))
+        if member.kind not in _ALLOWED:
+            raise _RefusedError(_REFUSED.get(member.kind, "of an unknown kind"))
+        name = "/".join(_parts(member.name))
         if not name:
             return
-        self._make_parents(name)
-        known = self._kinds.get(_key(name))
-        if known == member.kind == tar.FOLDER:
+        yield from self._missing_parents(name)
+        existing = self._kinds.get(_key(name))
+        if existing is member.kind is Kind.FOLDER:
             return
-        if known is not None:
+        if existing is not None:
             raise _RefusedError("something of that name came before it")
         match member.kind:
-            case tar.FILE:
-                self._keep_file(name, member)
-            case tar.FOLDER:
-                self._write(name, tar.FOLDER, mode=member.mode | 0o755, mtime=member.mtime)
-            case tar.SYMLINK:
-                target = _inner_target(member.link, depth=name.count(b"/"))
-                self._write(name, tar.SYMLINK, mode=0o777, mtime=member.mtime, link=target)
+            case Kind.FILE:
+                yield self._file(name, member)
+            case Kind.FOLDER:
+                yield self._entry(name, Kind.FOLDER, mode=member.mode | 0o755, mtime=member.mtime)
+            case Kind.SYMLINK:
+                target = _inner_target(member.link, depth=name.count("/"))
+                yield self._entry(name, Kind.SYMLINK, mode=0o777, mtime=member.mtime, link=target)
             case _:
-                self._keep_hard_link(name, member)
+                yield self._hard_link(name, member)
 
-    def _keep_file(self, name: bytes, member: tar.Member) -> None:
-        if member.size > self._bytes_left:
-            raise _RefusedError(f"too large ({member.size} bytes, {self._bytes_left} left)")
+    def _file(self, name: str, member: Member) -> Entry:
+        if member.size > self._remaining_bytes:
+            raise _RefusedError(f"too large ({member.size} bytes, {self._remaining_bytes} left)")
         if member.mode & 0o6000:
-            self.report(f"{_shown(name)}: set-id bits were taken away")
-        self._bytes_left -= member.size
-        self._write(name, tar.FILE, mode=member.mode | 0o644, mtime=member.mtime, size=member.size)
-        self._source.seek(member.offset)
-        for start in range(0, member.size, _COPY_BYTES):
-            part = min(_COPY_BYTES, member.size - start)
-            self._sink.write(self._source.read(part).ljust(part, b"\0"))
-        self._sink.write(tar.padding(member.size))
-
-    def _keep_hard_link(self, name: bytes, member: tar.Member) -> None:
-        target = b"/".join(_parts(member.link))
-        if self._kinds.get(_key(target)) != tar.FILE:
-            raise _RefusedError(f"a hard link to {_shown(member.link)}, which is no file of the workspace")
-        self._write(name, tar.HARD_LINK, mode=0o644, mtime=member.mtime, link=self._placed(target))
-        self._kinds[_key(name)] = tar.FILE
-
-    def _make_parents(self, name: bytes) -> None:
-        """Every folder above `name` is one that was kept; those that the archive does not name are made."""
-        missing: list[bytes] = []
-        parent = name.rpartition(b"/")[0]
-        while parent and (kind := self._kinds.get(_key(parent))) != tar.FOLDER:
-            if kind is not None:
-                raise _RefusedError(f"below {_shown(parent)}, which is no folder")
-            missing.append(parent)
-            parent = parent.rpartition(b"/")[0]
-        for folder in reversed(missing):
-            self._count()
-            self._write(folder, tar.FOLDER, mode=0o755)
-
-    def _count(self) -> None:
-        if not self._members_left:
-            raise _FullError
-        self._members_left -= 1
-
-    def _write(
-        self, name: bytes, kind: bytes, *, mode: int, mtime: int = 0, size: int = 0, link: bytes = b""
-    ) -> None:
-        self._kinds[_key(name)] = kind
-        self._sink.write(
-            tar.header(
-                self._placed(name),
-                kind,
-                size=size,
-                mode=mode & 0o777,
-                mtime=min(mtime, MAX_TIME),
-                link=link,
-            )
+            self._report(f"{_printable(name)}: set-id bits were taken away")
+        self._remaining_bytes -= member.size
+        return self._entry(
+            name,
+            Kind.FILE,
+            mode=member.mode | 0o644,
+            mtime=member.mtime,
+            size=member.size,
+            body=self._reader.body(),
         )
 
-    def _placed(self, name: bytes) -> bytes:
-        return b"/".join(part for part in (self._prefix, name) if part)
+    def _hard_link(self, name: str, member: Member) -> Entry:
+        target = "/".join(_parts(member.link))
+        if self._kinds.get(_key(target)) is not Kind.FILE:
+            raise _RefusedError(
+                f"a hard link to {_printable(member.link)}, which is no file of the workspace"
+            )
+        entry = self._entry(name, Kind.HARD_LINK, mode=0o644, mtime=member.mtime, link=self._placed(target))
+        self._kinds[_key(name)] = Kind.FILE
+        return entry
+
+    def _missing_parents(self, name: str) -> Iterator[Entry]:
+        """Folders above `name` that are not in the archive. Raises _RefusedError below a file or a link."""
+        missing: list[str] = []
+        parent = name.rpartition("/")[0]
+        while parent and (kind := self._kinds.get(_key(parent))) is not Kind.FOLDER:
+            if kind is not None:
+                raise _RefusedError(f"below {_printable(parent)}, which is no folder")
+            missing.append(parent)
+            parent = parent.rpartition("/")[0]
+        for folder in reversed(missing):
+            self._count_member()
+            yield self._entry(folder, Kind.FOLDER, mode=0o755)
+
+    def _count_member(self) -> None:
+        if not self._remaining_members:
+            raise _TooManyError
+        self._remaining_members -= 1
+
+    def _entry(
+        self,
+        name: str,
+        kind: Kind,
+        *,
+        mode: int,
+        mtime: int = 0,
+        size: int = 0,
+        link: str = "",
+        body: Body = (),
+    ) -> Entry:
+        self._kinds[_key(name)] = kind
+        placed = self._placed(name)
+        return Member(name=placed, kind=kind, mode=mode & 0o777, mtime=mtime, size=size, link=link), body
+
+    def _placed(self, name: str) -> str:
+        return "/".join(part for part in (self._prefix, name) if part)
 
 
-def _parts(name: bytes) -> list[bytes]:
-    """The parts of a relative name that does not climb."""
-    if name.startswith(b"/"):
+def _parts(name: str) -> list[str]:
+    """The parts of a relative name without "..". Raises _RefusedError."""
+    if name.startswith("/"):
         raise _RefusedError("an absolute path")
-    if len(name) > MAX_NAME_BYTES:
+    if len(_encoded(name)) > MAX_NAME_BYTES:
         raise _RefusedError("its name is too long")
-    if b"\0" in name:
+    if "\0" in name:
         raise _RefusedError("a name with a zero byte")
-    parts = [part for part in name.split(b"/") if part not in (b"", b".")]
-    if b".." in parts:
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if ".." in parts:
         raise _RefusedError("a path with ..")
-    if any(len(part) > MAX_PART_BYTES for part in parts):
+    if any(len(_encoded(part)) > MAX_PART_BYTES for part in parts):
         raise _RefusedError("its name is too long")
     return parts
 
 
-def _inner_target(target: bytes, *, depth: int) -> bytes:
-    """A symlink's target that cannot lead out: some `..`, no more than there are folders above, then names.
-
-    A `..` after a name could climb out of a folder that another link led to, so there is none. What stands
-    above the link are folders (`_make_parents`), so the leading ones mean what they say.
-    """
-    parts = [part for part in target.split(b"/") if part not in (b"", b".")]
+def _inner_target(target: str, *, depth: int) -> str:
+    """The normalized target of a symlink that cannot lead out. `depth`: number of folders above the link."""
+    # Allowed: leading ".."s, no more than folders above, then names. A ".." after a name could leave a folder
+    # that another link led to. The folders above the link are no links themselves (`_missing_parents`), so
+    # the leading ".."s go where they seem to.
+    parts = [part for part in target.split("/") if part not in ("", ".")]
     climbs = 0
-    while climbs < len(parts) and parts[climbs] == b"..":
+    while climbs < len(parts) and parts[climbs] == "..":
         climbs += 1
-    if target.startswith(b"/") or climbs > depth or b".." in parts[climbs:]:
-        raise _RefusedError(f"a link that leads out, to {_shown(target)}")
-    if not target or len(target) > MAX_NAME_BYTES or b"\0" in target:
+    if target.startswith("/") or climbs > depth or ".." in parts[climbs:]:
+        raise _RefusedError(f"a link that leads out, to {_printable(target)}")
+    if not target or len(_encoded(target)) > MAX_NAME_BYTES or "\0" in target:
         raise _RefusedError("a link to nowhere")
-    return b"/".join(parts) or b"."
+    return "/".join(parts) or "."
 
 
-def _key(name: bytes) -> bytes:
-    return blake2b(name, digest_size=16).digest()
+def _key(name: str) -> bytes:
+    return blake2b(_encoded(name), digest_size=16).digest()
 
 
-def _shown(name: bytes) -> str:
-    """A name fit for one line of a report."""
-    return repr(name[:200].decode("utf-8", "backslashreplace"))[1:-1]
+def _encoded(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")
+
+
+def _printable(name: str) -> str:
+    """A name without line breaks, cut to 200 bytes."""
+    return repr(_encoded(name)[:200].decode("utf-8", "backslashreplace"))[1:-1]

@@ -20,9 +20,9 @@ def main() -> None:
         if missing in OURS:
             raise
         if sys.argv[1:2] == ["stdio"] and "--url" in sys.argv:
-            from decathlon_client.bridge import alone
+            from decathlon_client.bridge import main as run_bridge
 
-            sys.exit(alone(sys.argv[2:]))
+            sys.exit(run_bridge(sys.argv[2:]))
         sys.stderr.write(
             f"decathlon-mcp: this is only the client (no module {missing}): "
             "install the server with: pip install 'decathlon-mcp[server]'\n"

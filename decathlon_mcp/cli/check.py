@@ -16,7 +16,7 @@ from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import Draw, filter_tasks
 from decathlon_mcp.catalogue.listing import list_tasks
 from decathlon_mcp.catalogue.requirements import PLURALS, MissingRequirement, broken_file
-from decathlon_mcp.episodes.program_probe import look
+from decathlon_mcp.episodes.program_probe import probe_programs
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.suites.loading import STARTER
@@ -49,7 +49,10 @@ async def _looked(settings: Settings) -> tuple[Catalogue, JsonObject]:
     async with bootstrap(settings) as episodes:
         catalogue = episodes.catalogue
         suites = [suite for suite in catalogue.suites if suite.path != STARTER]
-        looks = {suite.name: await look(episodes.sandbox_factory(suite.name), catalogue) for suite in suites}
+        looks = {
+            suite.name: await probe_programs(episodes.sandbox_factory(suite.name), catalogue)
+            for suite in suites
+        }
     return catalogue, {name: why for name, why in looks.items() if why is not None}
 
 

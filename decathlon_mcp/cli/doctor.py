@@ -20,12 +20,12 @@ from decathlon_mcp.catalogue.requirements import HostInfo, MissingRequirement
 from decathlon_mcp.cli.check import summary
 from decathlon_mcp.cli.options import strange_variables
 from decathlon_mcp.errors import DecathlonError
-from decathlon_mcp.grading.signing import FILE as KEY_FILE
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.sandboxes.base import Finding, finding
 from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvider
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.settings import ProviderName, Settings
+from decathlon_mcp.storage.keys import KEY_FILE
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.suite import Suite
 

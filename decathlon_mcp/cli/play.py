@@ -13,7 +13,7 @@ from typing import Any, TextIO, cast
 
 from decathlon_client import ClientError, Decathlon, NoVerdictError
 from decathlon_client.script import ScriptError, play_script, read_script
-from decathlon_client.shutdown import departing
+from decathlon_client.shutdown import shutdown_on_signal
 
 from decathlon_mcp.cli.console import Screen
 from decathlon_mcp.errors import BadRequestError, DecathlonError
@@ -93,7 +93,7 @@ async def _script(d: Decathlon, task: str, file: str) -> int:
     """The verdict as JSON on stdout, the steps on stderr."""
     steps = await read_script(file)
     screen = Screen(stderr=True)
-    async with departing() as departure:
+    async with shutdown_on_signal() as departure:
         try:
             async with d, d.episode(task) as episode:
                 screen.say("episode", episode.address)

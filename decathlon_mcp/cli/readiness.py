@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from decathlon_mcp.episodes.program_probe import look
+from decathlon_mcp.episodes.program_probe import probe_programs
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import ProviderUnavailableError
 from decathlon_mcp.sandboxes.base import Finding
@@ -22,7 +22,7 @@ async def require_ready(episodes: EpisodeRegistry) -> None:
     await _require_providers(episodes)
     for suite in episodes.catalogue.suites:
         if suite.path != STARTER and (
-            why := await look(episodes.sandbox_factory(suite.name), episodes.catalogue)
+            why := await probe_programs(episodes.sandbox_factory(suite.name), episodes.catalogue)
         ):
             log.warning("not looked for the servers' programs", extra=fields(suite=suite.name, why=why))
 

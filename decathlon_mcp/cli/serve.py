@@ -57,15 +57,15 @@ async def serve(settings: Settings, doorway: ListenAddress) -> int:
 
             def announce() -> None:
                 tell(url)
-                _announce(episodes, url)
+                _announce(episodes, url, settings.log_format)
 
             await serve_http(app, listener, drain=episodes.drain, on_ready=announce)
     return 0
 
 
-def _announce(episodes: EpisodeRegistry, url: str) -> None:
+def _announce(episodes: EpisodeRegistry, url: str, log_format: str) -> None:
     log.info("listening", extra=fields(url=url, pid=os.getpid(), tasks=len(episodes.catalogue)))
-    if episodes.settings.log_format == "text":
+    if log_format == "text":
         sys.stderr.write(_block(episodes, url))
         sys.stderr.flush()
 

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from decathlon_client.stdin import Valve, end_on_signal
+from decathlon_client.stdin import StdinPump, stop_on_signal
 
 from decathlon_mcp.app import bootstrap
 from decathlon_mcp.background import background_tasks
@@ -25,15 +25,15 @@ async def serve(settings: Settings, task: str | None) -> int:
             # Only now: it takes a second to import, in which a missing engine can be told.
             from decathlon_mcp.protocol.streams import serve_stdio
 
-            tasks.start_soon(end_on_signal, valve)
+            tasks.start_soon(stop_on_signal, valve)
             await serve_stdio(episodes, task=task)
     return 0
 
 
 @contextmanager
-def _stdin_that_can_be_ended() -> Generator[Valve]:
+def _stdin_that_can_be_ended() -> Generator[StdinPump]:
     ours, theirs = socket.socketpair()
     with theirs, ours:
-        valve = Valve(os.dup(0), ours)
+        valve = StdinPump(os.dup(0), ours)
         os.dup2(theirs.fileno(), 0)
         yield valve

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.grading.signing import FILE, BadSignatureError, PublicKey, Signer
+from decathlon_mcp.grading.signing import BadSignatureError, PublicKey, Signer
 from decathlon_mcp.settings import default_state
+from decathlon_mcp.storage.keys import KEY_FILE
 from decathlon_mcp.types import JsonObject, as_object
 
 WELL_KNOWN = "/.well-known/decathlon-key"
@@ -137,6 +138,6 @@ def _fetched(url: str) -> bytes:
 
 
 def _own_key(state: Path) -> PublicKey:
-    if not (state / FILE).exists():
+    if not (state / KEY_FILE).exists():
         raise SettingsError(f"no server has made a key in {state}: say with --key which server's it was")
     return Signer.at(state).public

@@ -1,87 +1,88 @@
-"""What a driver says of things it did, checked: it may have been taken over by whoever is in its sandbox.
+"""The client of a driver: boots it in an open sandbox and calls its methods.
 
-What can be asked of a driver, and how the line to it begins and ends.
+The driver's source is the first thing sent over its stdin, so that nothing has to be copied or mounted into a
+sandbox. Replies are validated: an agent may have taken over the driver in its sandbox.
 """
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
+from importlib import resources
 from typing import Any, Literal, TypeVar
 
 import anyio
 from anyio import aclose_forcefully
 from anyio.abc import ByteStream, TaskGroup
 from decathlon_sandbox import wire
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from decathlon_mcp.background import background_tasks
-from decathlon_mcp.driver_client.boot import boot_message
-from decathlon_mcp.driver_client.rpc import Note, RpcClient
+from decathlon_mcp.driver_client.rpc import NotificationHandler, RpcClient
 from decathlon_mcp.driver_client.tunnels import Dialer
 from decathlon_mcp.errors import CallTimeoutError, DecathlonError, DriverError, ImageError, SandboxLostError
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.types import as_object
 
+BOOT_COMMAND = wire.BOOT_COMMAND
+BOOT_SECONDS = 60.0
+LOSS_SECONDS = 2.0
+"""How long a request that fails during boot waits for the news that the driver has ended."""
+GRACE_SECONDS = 10.0
+"""Time beyond the driver's own deadline in which its reply may still arrive."""
+FREEZE_SECONDS = 30.0
 
-class _Said(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
+class RunResult(BaseModel):
+    """How a process ended. `stdout` and `stderr` are the ends of its output, `channel` is complete."""
 
-class RunResult(_Said):
-    """How a process ended. `stdout` and `stderr` are the last of what it wrote, `channel` is all."""
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     exit_code: int | None
     signal: int | None
     timed_out: bool
     stdout: str
     stderr: str
-    truncated: bool = False
     channel: str | None = None
-    seconds: float
 
 
-class ServerInfo(_Said):
-    """What one of the task's servers said of itself. `tools` are its own words, unparsed."""
+class ServerInfo(BaseModel):
+    """A started MCP server of the task; `tools` are its tool definitions as it sent them."""
 
-    protocol_version: str = Field(alias="protocolVersion")
-    server_info: dict[str, Any] = Field(alias="serverInfo")
-    capabilities: dict[str, Any]
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
     tools: list[dict[str, Any]]
-    seconds: float
 
 
-BOOT_SECONDS = 60.0
-NEWS_SECONDS = 2.0
-"""How long the end of a driver that is not up yet may take to be known, once something has failed for it."""
-GRACE_SECONDS = 10.0
-"""How much longer than the driver's own deadline the link waits for its answer."""
+_Reply = TypeVar("_Reply", RunResult, ServerInfo)
 
 
 class DriverClient:
-    """Made by `connect`.
+    """The methods of a driver. Created by `connect`.
 
-    Every method raises SandboxLostError once the line has ended, and DriverError with one of the wire's
-    reasons when the driver could not do what was asked.
+    Every method raises SandboxLostError once the connection has ended, and DriverError with one of the
+    wire's reasons if the driver refuses or fails.
     """
 
-    def __init__(self, conversation: RpcClient, tasks: TaskGroup) -> None:
-        self._conversation = conversation
+    def __init__(self, rpc: RpcClient, tasks: TaskGroup) -> None:
+        self._rpc = rpc
         self._tasks = tasks
 
     @property
-    def lost(self) -> anyio.Event:
-        """Set when the line has ended."""
-        return self._conversation.lost
+    def closed(self) -> anyio.Event:
+        """Set once the connection has ended."""
+        return self._rpc.closed
 
-    async def loss(self) -> SandboxLostError:
-        """Why the line ended, in the provider's words where it knows."""
-        return await self._conversation.loss()
+    async def closed_error(self) -> SandboxLostError:
+        """The error that says why the connection has ended, with the provider's cause if it knows one."""
+        return await self._rpc.closed_error()
 
     async def arrange(self, *steps: dict[str, Any]) -> None:
-        """Make, copy, remove, write files, or check that names are absent: in order, until one fails."""
-        await self._conversation.request(wire.ARRANGE, {"steps": list(steps)})
+        """Make, copy, remove or write files, or check that names are absent; in order, until one fails."""
+        await self._rpc.request(wire.ARRANGE, {"steps": list(steps)})
 
     async def run(
         self,
@@ -95,11 +96,11 @@ class DriverClient:
         channel: bool = False,
         leave: bool = False,
     ) -> RunResult:
-        """Run a process that ends. A program that is not there is a DriverError with reason `spawn`.
+        """Run a process and wait for its end. A missing program is a DriverError with reason `spawn`.
 
-        `leave`: what it leaves running runs on, until the sandbox is frozen or gone.
+        `leave`: processes that it leaves running continue until the sandbox is frozen or removed.
         """
-        said = await self._conversation.request(
+        reply = await self._rpc.request(
             wire.RUN,
             {
                 "argv": list(argv),
@@ -113,24 +114,24 @@ class DriverClient:
             },
             timeout_seconds=timeout_seconds + GRACE_SECONDS,
         )
-        return _checked(RunResult, said)
+        return _validated(RunResult, reply)
 
     async def start(
         self, servers: Sequence[Mapping[str, Any]], *, deadline_seconds: float
     ) -> dict[str, ServerInfo]:
-        """Start the task's servers side by side and list their tools.
+        """Start the task's MCP servers concurrently and list their tools.
 
-        Raises DriverError with reason `server` and data `server`, `stderr` when one does not come up.
+        Raises DriverError with reason `server` and data `server`, `stderr` if one does not start.
         """
-        said = await self._conversation.request(
+        reply = await self._rpc.request(
             wire.START,
             {"servers": [dict(server) for server in servers], "deadline_seconds": deadline_seconds},
             timeout_seconds=deadline_seconds + GRACE_SECONDS,
         )
-        facts = as_object((as_object(said) or {}).get("servers"))
-        if facts is None:
-            raise DriverError("the driver's answer is not of the wire's form", reason="invalid_request")
-        return {name: _checked(ServerInfo, fact) for name, fact in facts.items()}
+        infos = as_object((as_object(reply) or {}).get("servers"))
+        if infos is None:
+            raise DriverError("the driver sent an invalid reply: no servers", reason="invalid_request")
+        return {name: _validated(ServerInfo, info) for name, info in infos.items()}
 
     async def call(
         self,
@@ -139,21 +140,21 @@ class DriverClient:
         params: Mapping[str, Any],
         *,
         timeout_seconds: float | None,
-        on_progress: Note | None = None,
-        on_message: Note | None = None,
+        on_progress: NotificationHandler | None = None,
+        on_message: NotificationHandler | None = None,
     ) -> dict[str, Any]:
-        """Relay one request to a task's server; its whole reply (`result` or `error`) as it came.
+        """Relay one request to a server of the task; returns its reply (`result` or `error`) unchanged.
 
-        `on_progress` and `on_message` get the params of the notifications that come meanwhile, in order.
-        Raises CallTimeoutError; being cancelled cancels the call in the sandbox too.
+        `on_progress` and `on_message` are called, in order, with the params of the notifications that come
+        before the reply. Raises CallTimeoutError. Cancelling the call cancels it in the sandbox too.
         """
-        said = await self._conversation.request(
+        result = await self._rpc.request(
             wire.CALL,
             {"server": server, "method": method, "params": params, "timeout_seconds": timeout_seconds},
             timeout_seconds=None if timeout_seconds is None else timeout_seconds + GRACE_SECONDS,
-            listeners={wire.PROGRESS: on_progress, wire.MESSAGE: on_message},
+            handlers={wire.PROGRESS: on_progress, wire.MESSAGE: on_message},
         )
-        reply = as_object(said)
+        reply = as_object(result)
         if reply is None or ("result" in reply) == ("error" in reply):
             raise DriverError(
                 f"server {server} sent a reply that is neither a result nor an error", reason="server"
@@ -161,103 +162,118 @@ class DriverClient:
         return reply
 
     async def freeze(self, *, spare: Sequence[str] = ()) -> None:
-        """Kill every process of the sandbox but the driver; no server runs again.
+        """Kill every process of the sandbox except the driver; no server can be started or called again.
 
-        `spare`: patterns of command lines that are let live, such as `kubectl port-forward*`.
+        `spare`: patterns of command lines whose processes are not killed, such as `kubectl port-forward*`.
         """
-        await self._conversation.request(wire.FREEZE, {"spare": list(spare)}, timeout_seconds=30.0)
+        await self._rpc.request(wire.FREEZE, {"spare": list(spare)}, timeout_seconds=FREEZE_SECONDS)
 
     async def forward(self, targets: Mapping[int, Dialer]) -> None:
-        """Lead whoever connects to these ports of the sandbox's loopback to what the dials open.
+        """Forward these ports of the sandbox's loopback to the targets.
 
-        Raises DriverError with reason `network` when one of the ports is taken.
+        Raises DriverError with reason `network` if a port is taken.
         """
-        self._conversation.connections.serve(targets, self._tasks)
-        await self._conversation.request(wire.FORWARD, {"ports": [*targets]})
+        self._rpc.tunnels.forward(targets, self._tasks)
+        await self._rpc.request(wire.FORWARD, {"ports": [*targets]})
 
     async def dial(self, port: int) -> ByteStream:
         """Connect to a port of the sandbox's loopback.
 
-        Raises DriverError with reason `network` when nothing answers there.
+        Raises DriverError with reason `network` if nothing listens there.
         """
-        connection = self._conversation.connections.dialled()
+        tunnel = self._rpc.tunnels.create()
         try:
-            await self._conversation.request(wire.DIAL, {"port": port, "conn": connection.number})
+            await self._rpc.request(wire.DIAL, {"port": port, "conn": tunnel.number})
         except BaseException:
-            await aclose_forcefully(connection)
+            await aclose_forcefully(tunnel)
             raise
-        return connection
+        return tunnel
 
     async def ping(self) -> None:
-        """Does the driver answer? Renews its lease."""
-        await self._conversation.request(wire.PING, {}, timeout_seconds=wire.LEASE_SECONDS)
+        """Renew the driver's lease. Raises CallTimeoutError if it does not answer."""
+        await self._rpc.request(wire.PING, {}, timeout_seconds=wire.LEASE_SECONDS)
 
 
 @asynccontextmanager
 async def connect(sandbox: Sandbox) -> AsyncGenerator[DriverClient]:
-    """Boot the driver of an open sandbox and hold the line to it.
+    """Boot the driver of an open sandbox and keep the connection to it.
 
-    The driver comes up behind: what is asked of it meanwhile waits for it, what is done to the sandbox does
-    not. Where it never does, whatever failed for it is raised as ImageError, when the sandbox's Python cannot
-    run the driver, else as SandboxLostError.
+    Yields at once: requests wait until the driver is up. If it never comes up, requests raise ImageError if
+    the sandbox's Python cannot run the driver, else SandboxLostError.
     """
 
-    async def explain(why: str | None) -> SandboxLostError:
+    async def describe_loss(reason: str | None) -> SandboxLostError:
         cause = await sandbox.cause_of_end()
-        why = why or "the sandbox's first process ended"
-        return SandboxLostError(f"sandbox lost: {why}{f' ({cause})' if cause else ''}", cause=cause)
+        reason = reason or "the sandbox's first process ended"
+        return SandboxLostError(f"sandbox lost: {reason}{f' ({cause})' if cause else ''}", cause=cause)
 
-    conversation = RpcClient(sandbox.stream, explain)
+    rpc = RpcClient(sandbox.stream, describe_loss)
     async with background_tasks() as tasks:
-        driver = DriverClient(conversation, tasks)
-        tasks.start_soon(conversation.read)
+        driver = DriverClient(rpc, tasks)
+        tasks.start_soon(rpc.read)
         try:
-            await conversation.say(boot_message())
-            tasks.start_soon(_watch_over, driver, conversation)
+            await rpc.send_bytes(boot_message())
+            tasks.start_soon(_keep_alive, driver, rpc)
             yield driver
         except DecathlonError:
-            with anyio.move_on_after(NEWS_SECONDS):
-                await conversation.settled.wait()
-            if conversation.lost.is_set() and not conversation.ready:
-                raise await _boot_error(sandbox, conversation) from None
+            # A failed write can be noticed before the end of the stream, which says why.
+            with anyio.move_on_after(LOSS_SECONDS):
+                await rpc.ready_or_closed.wait()
+            if rpc.closed.is_set() and not rpc.ready:
+                raise await _boot_error(sandbox, rpc) from None
             raise
         finally:
-            conversation.lose("the episode ended")
+            rpc.close("the episode ended")
 
 
-async def _watch_over(driver: DriverClient, conversation: RpcClient) -> None:
-    """Renew the driver's lease; a driver that does not come up or does not answer is lost."""
+@cache
+def boot_message() -> bytes:
+    """The driver's source: a line with a number of bytes, then JSON of module name to source."""
+    package = resources.files("decathlon_sandbox")
+    sources = {
+        "decathlon_sandbox" if (stem := file.name[:-3]) == "__init__" else f"decathlon_sandbox.{stem}": (
+            file.read_text("utf-8")
+        )
+        for file in package.iterdir()
+        if file.name.endswith(".py")
+    }
+    body = json.dumps(sources).encode()
+    return b"%d\n%s" % (len(body), body)
+
+
+async def _keep_alive(driver: DriverClient, rpc: RpcClient) -> None:
+    """Renew the driver's lease; close the connection if the driver does not start or does not answer."""
     with anyio.move_on_after(BOOT_SECONDS) as boot:
-        await conversation.settled.wait()
+        await rpc.ready_or_closed.wait()
     if boot.cancelled_caught:
-        conversation.lose(f"the driver did not come up within {BOOT_SECONDS:.0f} s")
-    while not conversation.lost.is_set():
+        rpc.close(f"the driver did not come up within {BOOT_SECONDS:.0f} s")
+    while not rpc.closed.is_set():
         await anyio.sleep(wire.LEASE_SECONDS / 3)
         try:
             await driver.ping()
         except CallTimeoutError:
-            conversation.lose(f"the driver has not answered for {wire.LEASE_SECONDS:.0f} s")
+            rpc.close(f"the driver has not answered for {wire.LEASE_SECONDS:.0f} s")
         except (SandboxLostError, DriverError):
+            # A lost sandbox ends the loop; a driver that refuses a ping is alive.
             pass
 
 
-async def _boot_error(sandbox: Sandbox, conversation: RpcClient) -> ImageError | SandboxLostError:
+async def _boot_error(sandbox: Sandbox, rpc: RpcClient) -> ImageError | SandboxLostError:
+    """The error for a driver that never came up; the loader's own complaints are about the image."""
     log = sandbox.log_tail.strip()
     image = sandbox.spec.image or f"this machine ({platform.node()})"
     if "decathlon: this Python lacks" in log or "decathlon: Python 3.10" in log:
         return ImageError(f"{image} cannot run the driver: {log.rpartition('decathlon: ')[2]}", image=image)
-    error = await conversation.loss()
-    return SandboxLostError(f"{error.message}; its last words: {log[-500:] or '(none)'}", **error.data)
+    error = await rpc.closed_error()
+    return SandboxLostError(
+        f"{error.message}; its stderr ends with: {log[-500:] or '(nothing)'}", **error.data
+    )
 
 
-_Answer = TypeVar("_Answer", RunResult, ServerInfo)
-
-
-def _checked(kind: type[_Answer], said: Any) -> _Answer:
+def _validated(kind: type[_Reply], reply: Any) -> _Reply:
     try:
-        return kind.model_validate(said)
+        return kind.model_validate(reply)
     except ValidationError as error:
         raise DriverError(
-            f"the driver's answer is not of the wire's form: {error.error_count()} faults",
-            reason="invalid_request",
+            f"the driver sent an invalid reply: {error.error_count()} errors", reason="invalid_request"
         ) from None

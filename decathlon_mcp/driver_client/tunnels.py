@@ -1,7 +1,8 @@
-"""TCP connections of a sandbox's loopback as byte streams at this end of the line (`wire` says how).
+"""TCP connections to and from a sandbox's loopback, carried over the connection to its driver.
 
-What the other end says is not trusted: a connection that is told of for a port that nobody forwards, or that
-sends more than its window, is reset, and nothing else comes of it.
+`decathlon_sandbox.wire` describes the protocol. The driver's side of it is not trusted: a notification about
+a port that is not forwarded is ignored, and a tunnel whose peer violates the protocol, for instance by
+sending more than its window, is reset.
 """
 
 from __future__ import annotations
@@ -21,182 +22,189 @@ from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.types import JsonObject
 
 Dialer = Callable[[], Awaitable[ByteStream]]
-"""Opens a connection to what a port leads to. Raises OSError or DecathlonError where nothing answers."""
+"""Opens a connection to the target of a forwarded port. Raises OSError or DecathlonError if it cannot."""
 
-MOST_CONNECTIONS = 256
+MAX_TUNNELS = 256
+"""Limit on the tunnels of one sandbox; the driver cannot open more."""
 DIAL_SECONDS = 20.0
-OF_CONNECTIONS = frozenset({wire.OPENED, wire.DATA, wire.TAKEN, wire.FINISHED, wire.RESET})
+TUNNEL_NOTIFICATIONS = frozenset({wire.OPENED, wire.DATA, wire.TAKEN, wire.FINISHED, wire.RESET})
 
-_Say = Callable[[str, JsonObject], Awaitable[None]]
+_Notify = Callable[[str, JsonObject], Awaitable[None]]
 _BROKEN = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError, DecathlonError)
 
 
-class Connection(ByteStream):
-    """One of them. To be used by one reader and one writer, and closed."""
+class Tunnel(ByteStream):
+    """One TCP connection as a byte stream, for one reader and one writer."""
 
-    def __init__(self, number: int, say: _Say, on_close: Callable[[], object]) -> None:
+    def __init__(self, number: int, notify: _Notify, on_close: Callable[[], object]) -> None:
         self.number = number
-        self._say = say
+        self._notify = notify
         self._on_close = on_close
         self._chunks: deque[bytes] = deque()
-        self._held_bytes = 0
-        self._window_bytes = wire.WINDOW_BYTES
-        self._heard_all = False
-        self._said_all = False
+        self._buffered_bytes = 0
+        self._send_window_bytes = wire.WINDOW_BYTES
+        self._eof_received = False
+        self._eof_sent = False
         self._closed = False
         self._broken = False
-        self._reset = False
-        """Has the driver said that it is broken?"""
-        self._news = anyio.Event()
+        self._peer_gone = False
+        self._changed = anyio.Event()
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
         while not self._chunks:
             if self._broken:
                 raise anyio.BrokenResourceError
-            if self._heard_all:
+            if self._eof_received:
                 raise anyio.EndOfStream
-            await self._news.wait()
+            await self._changed.wait()
         chunk = self._chunks.popleft()
         if len(chunk) > max_bytes:
             self._chunks.appendleft(chunk[max_bytes:])
             chunk = chunk[:max_bytes]
-        self._held_bytes -= len(chunk)
-        await self._tell(wire.TAKEN, bytes=len(chunk))
+        self._buffered_bytes -= len(chunk)
+        await self._send_notification(wire.TAKEN, bytes=len(chunk))
         return chunk
 
     async def send(self, item: bytes) -> None:
-        rest = memoryview(item)
-        while rest:
-            if self._broken or self._said_all:
+        remaining = memoryview(item)
+        while remaining:
+            if self._broken or self._eof_sent:
                 raise anyio.BrokenResourceError
-            if not self._window_bytes:
-                await self._news.wait()
+            if not self._send_window_bytes:
+                await self._changed.wait()
                 continue
-            size = min(len(rest), self._window_bytes, wire.CHUNK_BYTES)
-            self._window_bytes -= size
-            await self._tell(wire.DATA, data=base64.b64encode(rest[:size]).decode())
-            rest = rest[size:]
+            size = min(len(remaining), self._send_window_bytes, wire.CHUNK_BYTES)
+            self._send_window_bytes -= size
+            await self._send_notification(wire.DATA, data=base64.b64encode(remaining[:size]).decode())
+            remaining = remaining[size:]
 
     async def send_eof(self) -> None:
-        if not (self._said_all or self._broken):
-            self._said_all = True
-            await self._tell(wire.FINISHED)
+        if not (self._eof_sent or self._broken):
+            self._eof_sent = True
+            await self._send_notification(wire.FINISHED)
 
     async def aclose(self) -> None:
         if self._closed:
             return
         self._closed = True
         self._on_close()
-        self.wake(broken=True)
-        if not self._reset and not (self._said_all and self._heard_all):
+        self.fail()
+        if not self._peer_gone and not (self._eof_sent and self._eof_received):
             with anyio.CancelScope(shield=True), suppress(anyio.BrokenResourceError):
-                await self._tell(wire.RESET)
+                await self._send_notification(wire.RESET)
 
-    def hear(self, method: str, params: JsonObject) -> None:
-        """What the driver says of it. Raises ValueError where that is not of the wire's form."""
+    def handle(self, method: str, params: JsonObject) -> None:
+        """Process one notification of the driver. Raises ValueError or TypeError if it is invalid."""
         if method == wire.DATA:
             chunk = base64.b64decode(params.get("data", ""), validate=True)
-            self._held_bytes += len(chunk)
-            if self._held_bytes > wire.WINDOW_BYTES or self._heard_all:
-                raise ValueError("more than its window")
+            self._buffered_bytes += len(chunk)
+            if self._buffered_bytes > wire.WINDOW_BYTES:
+                raise ValueError("more data than its window")
+            if self._eof_received:
+                raise ValueError("data after the end")
             if chunk:
                 self._chunks.append(chunk)
         elif method == wire.TAKEN:
             count = params.get("bytes")
             if not isinstance(count, int) or count < 0:
-                raise ValueError("no number of bytes")
-            self._window_bytes = min(self._window_bytes + count, wire.WINDOW_BYTES)
+                raise ValueError("not a number of bytes")
+            self._send_window_bytes = min(self._send_window_bytes + count, wire.WINDOW_BYTES)
         elif method == wire.FINISHED:
-            self._heard_all = True
+            self._eof_received = True
         else:
-            self._reset = self._broken = True
-        self.wake()
+            self._peer_gone = self._broken = True
+        self._wake()
 
-    def wake(self, *, broken: bool = False) -> None:
-        self._broken = self._broken or broken
-        self._news.set()
-        self._news = anyio.Event()
+    def fail(self) -> None:
+        """Make pending and later calls raise BrokenResourceError."""
+        self._broken = True
+        self._wake()
 
-    async def _tell(self, method: str, **params: object) -> None:
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def _send_notification(self, method: str, **params: object) -> None:
         try:
-            await self._say(method, {"conn": self.number, **params})
+            await self._notify(method, {"conn": self.number, **params})
         except DecathlonError:
-            self._reset = self._broken = True
+            self._peer_gone = self._broken = True
             raise anyio.BrokenResourceError from None
 
 
 class Tunnels:
-    """All of one line. `tasks`: where those that come from inside are served."""
+    """The tunnels of one sandbox."""
 
-    def __init__(self, say: _Say) -> None:
-        self._say = say
-        self._live: dict[int, Connection] = {}
+    def __init__(self, notify: _Notify) -> None:
+        self._notify = notify
+        self._open: dict[int, Tunnel] = {}
         self._targets: Mapping[int, Dialer] = {}
         self._tasks: TaskGroup | None = None
-        self._last = 0
+        self._last_number = 0
 
-    def serve(self, targets: Mapping[int, Dialer], tasks: TaskGroup) -> None:
-        """From now on, lead connections to these ports where the dials do."""
+    def forward(self, targets: Mapping[int, Dialer], tasks: TaskGroup) -> None:
+        """Connect tunnels that the driver opens for these ports to the targets, each in a task of `tasks`."""
         self._targets, self._tasks = {**self._targets, **targets}, tasks
 
-    def dialled(self) -> Connection:
-        """A connection that the driver is about to be asked for."""
-        self._last -= 1
-        return self._keep(self._last)
+    def create(self) -> Tunnel:
+        """A tunnel for a connection that the driver is about to be asked for."""
+        # Numbers of tunnels that this side opens are negative, the driver's are positive.
+        self._last_number -= 1
+        return self._add(self._last_number)
 
-    def _keep(self, number: int) -> Connection:
-        self._live[number] = connection = Connection(number, self._say, lambda: self._live.pop(number, None))
-        return connection
-
-    def hear(self, method: str, params: JsonObject) -> None:
-        """What the driver says of one of them."""
+    def handle(self, method: str, params: JsonObject) -> None:
+        """Process one of `TUNNEL_NOTIFICATIONS`; those for an unknown tunnel are ignored."""
         number = params.get("conn")
         if not isinstance(number, int):
             return
         if method == wire.OPENED:
-            self._open(number, params.get("port"))
-        elif (connection := self._live.get(number)) is not None:
+            self._accept(number, params.get("port"))
+        elif (tunnel := self._open.get(number)) is not None:
             try:
-                connection.hear(method, params)
+                tunnel.handle(method, params)
             except (ValueError, TypeError, binascii.Error):
-                connection.wake(broken=True)
+                tunnel.fail()
 
-    def end(self) -> None:
-        """The line has ended."""
-        for connection in (*self._live.values(),):
-            connection.wake(broken=True)
+    def close(self) -> None:
+        """Break every tunnel, because the connection to the driver has ended."""
+        for tunnel in tuple(self._open.values()):
+            tunnel.fail()
 
-    def _open(self, number: int, port: object) -> None:
+    def _add(self, number: int) -> Tunnel:
+        self._open[number] = tunnel = Tunnel(number, self._notify, lambda: self._open.pop(number, None))
+        return tunnel
+
+    def _accept(self, number: int, port: object) -> None:
         dial = self._targets.get(port) if isinstance(port, int) else None
-        if self._tasks is None or dial is None or number in self._live or len(self._live) >= MOST_CONNECTIONS:
+        if self._tasks is None or dial is None or number in self._open or len(self._open) >= MAX_TUNNELS:
             return
-        self._tasks.start_soon(_lead, self._keep(number), dial)
+        self._tasks.start_soon(_connect, self._add(number), dial)
 
 
-async def _lead(inner: Connection, dial: Dialer) -> None:
-    """Carry a connection from inside to where it leads, until both ways have ended or one is broken."""
-    async with inner:
+async def _connect(tunnel: Tunnel, dial: Dialer) -> None:
+    """Connect a tunnel to its target until both directions have ended or one is broken."""
+    async with tunnel:
         with suppress(*_BROKEN, TimeoutError):
             with anyio.fail_after(DIAL_SECONDS):
-                outer = await dial()
-            await _couple(inner, outer)
+                target = await dial()
+            await _relay(tunnel, target)
 
 
-async def _couple(inner: ByteStream, outer: ByteStream) -> None:
-    async with outer, background_tasks() as tasks:
-        back = anyio.Event()
+async def _relay(tunnel: ByteStream, target: ByteStream) -> None:
+    async with target, background_tasks() as tasks:
+        backwards_done = anyio.Event()
 
         async def backwards() -> None:
-            await _carry(outer, inner)
-            back.set()
+            await _copy(target, tunnel)
+            backwards_done.set()
 
         tasks.start_soon(backwards)
-        await _carry(inner, outer)
-        await back.wait()
+        await _copy(tunnel, target)
+        await backwards_done.wait()
 
 
-async def _carry(source: ByteStream, sink: ByteStream) -> None:
-    """All that comes, then the end of it. Where one is broken both are closed, for the other way to see."""
+async def _copy(source: ByteStream, sink: ByteStream) -> None:
+    """Copy everything and then the end of the stream; on an error both streams are closed."""
     try:
         while True:
             try:
@@ -206,6 +214,7 @@ async def _carry(source: ByteStream, sink: ByteStream) -> None:
             await sink.send(chunk)
         await sink.send_eof()
     except _BROKEN:
+        # Closing both makes the copy in the other direction end too.
         with anyio.CancelScope(shield=True):
             for stream in (source, sink):
                 await anyio.aclose_forcefully(stream)

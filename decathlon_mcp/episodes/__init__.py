@@ -1,1 +1,1 @@
-"""Episodes: their life, the task that owns each one, access to them, admission."""
+"""Episodes: their life cycle, tools, access and admission, and the registry of all of them."""

@@ -1,29 +1,30 @@
-"""One attempt at one task by one client: what requests borrow. `life.py` owns it and what it stands on.
+"""One attempt at one task: what requests borrow, and the transitions that its runner drives.
 
-Nothing that a request needs lives in a local variable of the owner, and nothing of an episode in one of a
-request: it can be reached from any connection, or from none.
+An `EpisodeRunner` owns the episode and its sandboxes. Requests only borrow it: no state of an episode lives
+in a request, so that any connection can reach it, or none.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Self
 
 import anyio
 
-from decathlon_mcp.driver_client.rpc import Note
+from decathlon_mcp.driver_client.rpc import NotificationHandler
 from decathlon_mcp.episodes.access import Principal, may_evaluate
 from decathlon_mcp.episodes.admission import Ticket
 from decathlon_mcp.episodes.lease import Lease
+from decathlon_mcp.episodes.limits import EpisodeLimits
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.state import Ending, Phase, State
-from decathlon_mcp.episodes.tools import Calls, Route, ToolRouter
+from decathlon_mcp.episodes.tools import ToolRoute, ToolRouter, ToolSession
 from decathlon_mcp.errors import DecathlonError, EpisodeClaimedError, EpisodeEndedError
+from decathlon_mcp.grading.attempt import Attempt, CallRecord
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.storage.journal import Journal
@@ -31,12 +32,39 @@ from decathlon_mcp.suites.prompts import Prompt
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import JsonObject, as_object
 
+LOST_SECONDS = 5.0
+"""How long a call whose sandbox was lost waits for the runner to record why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeSpec:
+    """What is fixed when an episode starts.
+
+    `id` (the handle) and `agent_id` are capabilities of 192 bits. `task_name` is the task's id as clients
+    spell it. `limits` are those of this episode.
+    """
+
+    id: str
+    agent_id: str
+    task: Task
+    task_name: str
+    owner: Principal
+    launch_time: datetime
+    policy: RewardPolicy
+    limits: EpisodeLimits
+
+    @property
+    def label(self) -> str:
+        """The first 48 bits of the handle, for logs and the names of containers."""
+        return self.id[:12]
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """How an attempt was closed to tools: by its agent, or by others (a limit, `evaluate` unclaimed).
+    """How an attempt was closed: by its agent, by a limit, or by `evaluate`.
 
-    `turns`: how many the agent took, where its client says so.
+    `truncated`: a limit or the client cut the attempt short. `turns`: the agent's turns, if the client
+    reports them.
     """
 
     by_agent: bool
@@ -46,87 +74,106 @@ class Claim:
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
-@dataclass(frozen=True, slots=True)
-class ToolSession:
-    """What there is once an episode is ready. `offered` is what each of the task's servers listed."""
-
-    calls: Calls
-    toolbox: ToolRouter
-    offered: Mapping[str, Sequence[JsonObject]]
-
-
 class Episode:
-    """`id` is a capability (192 bits), and `agent_id` another (`seat.py`); `label`, the first quarter of the
-    former, is fit for logs and containers' names."""
+    """One attempt at one task. Its runner alone calls `record_verdict` and the methods `mark_...`."""
 
     def __init__(
-        self,
-        *,
-        episode_id: str,
-        agent_id: str,
-        task: Task,
-        task_name: str,
-        owner: Principal,
-        ticket: Ticket,
-        sandbox_factory: SandboxFactory,
-        journal: Journal,
-        lease: Lease,
-        launch_time: datetime,
-        policy: RewardPolicy,
-        max_calls: int | None,
+        self, spec: EpisodeSpec, *, sandbox_factory: SandboxFactory, ticket: Ticket, journal: Journal
     ) -> None:
-        self.id = episode_id
-        self.agent_id = agent_id
-        self.label = episode_id[:12]
-        self.task = task
-        self.task_name = task_name
-        self.owner = owner
-        self.ticket = ticket
+        self.spec = spec
         self.sandbox_factory = sandbox_factory
+        self.ticket = ticket
         self.journal = journal
-        self.lease = lease
-        self.launch_time = launch_time
-        self.policy: RewardPolicy = policy
-        self.started_at = time.time()
+        self.lease = Lease(
+            idle_seconds=spec.limits.idle_seconds, absolute_seconds=spec.limits.episode_seconds
+        )
         self.state = State()
-        self.ready_at: datetime | None = None
-        self.image_digest: str | None = None
-        self.tool_session: ToolSession | None = None
-        self.claim: Claim | None = None
-        self.claimed = anyio.Event()
-        self.verdict: Verdict | None = None
-        self.left: Ending | None = None
-        self.calls = 0
-        self._max_calls = max_calls
+        self.started_at = time.time()
+        self._ready_at: datetime | None = None
+        self._image_digest: str | None = None
+        self._tool_session: ToolSession | None = None
+        self._claim: Claim | None = None
+        self._verdict: Verdict | None = None
+        self._requested_ending: Ending | None = None
+        self._calls = 0
+
+    @property
+    def id(self) -> str:
+        """The handle."""
+        return self.spec.id
+
+    @property
+    def agent_id(self) -> str:
+        return self.spec.agent_id
+
+    @property
+    def task_name(self) -> str:
+        return self.spec.task_name
+
+    @property
+    def owner(self) -> Principal:
+        return self.spec.owner
+
+    @property
+    def policy(self) -> RewardPolicy:
+        return self.spec.policy
+
+    @property
+    def waiting_for(self) -> str | None:
+        """What a queued episode waits for, as text for people; None if it is not queued."""
+        return self.ticket.waiting_for
+
+    @property
+    def image_digest(self) -> str | None:
+        """Digest of the agent's image, once its sandbox is open; None for a provider without images."""
+        return self._image_digest
+
+    @property
+    def tool_session(self) -> ToolSession | None:
+        """The tools, from READY until the end."""
+        return self._tool_session
+
+    @property
+    def calls(self) -> int:
+        """Number of tool calls so far."""
+        return self._calls
+
+    @property
+    def claim(self) -> Claim | None:
+        return self._claim
+
+    @property
+    def verdict(self) -> Verdict | None:
+        return self._verdict
+
+    @property
+    def requested_ending(self) -> Ending | None:
+        """The ending that `close` asked for first, if it was called."""
+        return self._requested_ending
 
     @cached_property
     def prompt(self) -> Prompt:
-        """What the agent is told. It needs no sandbox. Raises SuiteError, when it is first asked for."""
+        """The task's prompt; needs no sandbox. The first access reads files and may raise SuiteError."""
         return self.sandbox_factory.suite.prompt(
-            self.task,
-            root=self.sandbox_factory.root(f"{self.label}-agent"),
-            launch_time=self.launch_time,
-            names=self.sandbox_factory.names,
+            self.spec.task,
+            root=self.sandbox_factory.root(f"{self.spec.label}-agent"),
+            launch_time=self.spec.launch_time,
+            names=self.sandbox_factory.tool_names,
         )
 
-    @property
-    def waits_for(self) -> str | None:
-        """What it waits for before its sandbox is opened, for people; None where it does not."""
-        return self.ticket.waits_for
-
     def hold(self) -> AbstractContextManager[None]:
-        """Keep the episode from expiring while a request is answered or a stream is open."""
+        """Keep the lease from expiring while a request is served or a stream is open."""
         return self.lease.hold()
 
     async def ready(self) -> ToolRouter:
-        """Wait until there are tools; they stay listed after the claim.
+        """Wait until the tools are known; they stay listed after the claim.
 
-        Raises the cause of a set-up that failed, or EpisodeEndedError.
+        Raises the cause of a failed set-up, or EpisodeEndedError.
         """
         await self.state.reach(Phase.READY, Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
-        if self.tool_session is None:
-            raise self._over()
-        return self.tool_session.toolbox
+        if self._tool_session is None:
+            raise self._end_error()
+        return self._tool_session.router
 
     async def call(
         self,
@@ -134,66 +181,134 @@ class Episode:
         arguments: JsonObject | None,
         *,
         meta: JsonObject | None = None,
-        on_progress: Note | None = None,
-        on_message: Note | None = None,
+        on_progress: NotificationHandler | None = None,
+        on_message: NotificationHandler | None = None,
     ) -> JsonObject:
-        """Relay a call to the task's server; its whole reply, `result` or `error`, as the agent gets it.
+        """Call a tool of the task and return the server's whole reply, with `result` or `error`.
 
         Raises UnknownToolError, EpisodeClaimedError, EpisodeEndedError, CallTimeoutError, SandboxLostError.
         """
-        toolbox = await self.ready()
-        route = toolbox.route(name)
-        calls = self._calls_while_open()
-        self.calls += 1
+        router = await self.ready()
+        route = router.route(name)
+        session = self._require_open()
+        self._calls += 1
         params: JsonObject = {"name": route.tool}
         if arguments is not None:
             params["arguments"] = arguments
         if meta:
             params["_meta"] = meta
-        with self._recorded(route, name, arguments) as outcome:
-            try:
-                reply = await calls.call(route, params, on_progress=on_progress, on_message=on_message)
-            except DecathlonError as error:
-                outcome["result"] = {"error": error.message}
-                raise await self._explained(error) from None
-            result = as_object(reply.get("result"))
-            outcome["failed"] = result is None or bool(result.get("isError"))
-            outcome["result"] = {"error": reply.get("error")} if result is None else result
+        record = partial(self._record_call, self._calls, time.time(), route, name, arguments)
+        try:
+            reply = await session.call(route, params, on_progress=on_progress, on_message=on_message)
+        except DecathlonError as error:
+            record(failed=True, result={"error": error.message})
+            raise await self._explain_call_error(error) from None
+        except BaseException:
+            record(failed=True, result={"error": "cancelled"})
+            raise
+        result = as_object(reply.get("result"))
+        failed = result is None or bool(result.get("isError"))
+        record(failed=failed, result={"error": reply.get("error")} if result is None else result)
         return reply
 
     async def claim_done(
         self, answer: str | None, *, truncated: bool = False, turns: int | None = None
     ) -> bool:
-        """Close the attempt; grading starts behind it. False where it was closed already.
+        """Close the attempt; grading starts in the background. False if it was closed before.
 
-        `truncated`: it is not the agent that is done, but its client whose patience is at an end. Raises the
-        cause of a set-up that failed, or EpisodeEndedError.
+        `truncated`: not the agent ended the attempt, but its client. Raises the cause of a failed set-up, or
+        EpisodeEndedError.
         """
         await self.ready()
-        if self.state.phase is Phase.ENDED and self.claim is None:
-            raise self._over()
-        return self.close_attempt(Claim(not truncated, answer, truncated, turns))
+        if self.state.phase is Phase.ENDED and self._claim is None:
+            raise self._end_error()
+        return self._accept_claim(Claim(not truncated, answer, truncated, turns))
 
     async def evaluate(self) -> Verdict:
-        """Grade the attempt, once; later calls return the same verdict. Claims first where nobody has.
+        """Wait for the verdict; an attempt that is still open is closed first.
 
-        Being cancelled never stops the grading.
+        Every call returns the same verdict. A cancelled call does not stop the grading.
         """
         await self.state.reach(Phase.READY, Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
-        self.close_attempt(Claim(by_agent=False))
+        self._accept_claim(Claim(by_agent=False))
         await self.state.reach(Phase.SCORED, Phase.ENDED)
-        if self.verdict is None:
-            raise self._over()
-        return self.verdict
+        if self._verdict is None:
+            raise self._end_error()
+        return self._verdict
 
-    def close_attempt(self, claim: Claim) -> bool:
-        """No tool works any more. False where the attempt is not open."""
-        if self.state.phase is not Phase.READY or self.lease.ended:
+    def close(self, ending: Ending = Ending.CLOSED) -> None:
+        """End the episode without waiting: at once, or after grading if the attempt is claimed."""
+        self._requested_ending = self._requested_ending or ending
+        if self.state.phase is not Phase.CLAIMED:
+            self.lease.end()
+
+    def attempt(self) -> Attempt:
+        """What grading needs to know about the attempt; complete once it is claimed.
+
+        Reads the whole trajectory from disk: run it in a worker thread.
+        """
+        spec, factory, claim = self.spec, self.sandbox_factory, self._claim
+        network = factory.network_for(spec.task)
+        return Attempt(
+            episode=spec.id,
+            task=spec.task_name,
+            suite=factory.suite.name,
+            suite_revision=factory.suite.revision,
+            isolation=factory.provider.isolation,
+            agent_network=network,
+            grader_network=network if spec.task.in_place else factory.grader_network_for(spec.task),
+            launch_time=spec.launch_time,
+            prompt=self.prompt,
+            calls=[CallRecord.from_journal(event) for event in self.journal.events("call")],
+            tools=self._tool_session.router.offered if self._tool_session else {},
+            claimed=claim is not None and claim.by_agent,
+            truncated=claim is not None and claim.truncated,
+            answer=claim.answer if claim else None,
+            turns=claim.turns if claim else None,
+            started_at=self._ready_at,
+            claimed_at=claim.at if claim else None,
+            image_digest=self._image_digest,
+        )
+
+    def mark_opening(self) -> None:
+        """The episode was admitted: QUEUED to OPENING. The absolute time limit starts."""
+        self.lease.start()
+        self.state.move(Phase.OPENING)
+
+    def mark_opened(self, image_digest: str | None) -> None:
+        """The agent's sandbox is open and will be set up now."""
+        self._image_digest = image_digest
+
+    def mark_ready(self, tool_session: ToolSession) -> None:
+        """The set-up is done: OPENING to READY."""
+        self._tool_session = tool_session
+        self._ready_at = datetime.now(UTC)
+        self.state.move(Phase.READY)
+
+    def record_verdict(self, verdict: Verdict) -> None:
+        """Keep the verdict, in memory and on disk. The phase changes later, with `mark_scored`."""
+        self._verdict = verdict
+        self.journal.write_verdict(verdict.to_json())
+
+    def mark_scored(self) -> None:
+        """The sandboxes are gone and the verdict is a score: CLAIMED to SCORED."""
+        self.state.move(Phase.SCORED)
+
+    def mark_ended(self, ending: Ending, cause: DecathlonError | None = None) -> None:
+        """The episode is over and nothing of it is left but its journal."""
+        self.state.end(ending, cause)
+        self._tool_session = None
+        self.journal.add("end", ending=str(ending), cause=cause.message if cause else None)
+        self.journal.close()
+
+    def _accept_claim(self, claim: Claim) -> bool:
+        """READY to CLAIMED: no tool can be called any more. False if the attempt is not open."""
+        if self.state.phase is not Phase.READY or self.lease.expired:
             return False
-        self.claim = claim
+        self._claim = claim
+        # Neither the lease nor `close` may interrupt the grading.
         self.lease.suspend()
         self.state.move(Phase.CLAIMED)
-        self.claimed.set()
         self.journal.add(
             "claim",
             by_agent=claim.by_agent,
@@ -203,56 +318,56 @@ class Episode:
         )
         return True
 
-    def close(self, ending: Ending = Ending.CLOSED) -> None:
-        """Let go of the episode: it ends now or, where it was claimed, once it is graded."""
-        self.left = self.left or ending
-        if self.state.phase is not Phase.CLAIMED:
-            self.lease.end()
-
-    def _calls_while_open(self) -> Calls:
+    def _require_open(self) -> ToolSession:
+        """The tools of an open attempt; reaching the limit of calls closes it."""
         if self.state.phase is Phase.ENDED:
-            raise self._over()
-        if self.tool_session is None or self.state.phase is not Phase.READY:
+            raise self._end_error()
+        if self._tool_session is None or self.state.phase is not Phase.READY:
             raise EpisodeClaimedError("this attempt was claimed and is closed: no tool works any more")
-        if self._max_calls is not None and self.calls >= self._max_calls:
-            self.close_attempt(Claim(by_agent=False, truncated=True))
+        max_calls = self.spec.limits.max_calls
+        if max_calls is not None and self._calls >= max_calls:
+            self._accept_claim(Claim(by_agent=False, truncated=True))
             raise EpisodeClaimedError(
-                f"the limit of {self._max_calls} tool calls is reached: this attempt is closed and will be "
+                f"the limit of {max_calls} tool calls is reached: this attempt is closed and will be "
                 "graded as it is",
                 truncated=True,
             )
-        return self.tool_session.calls
+        return self._tool_session
 
-    @contextmanager
-    def _recorded(self, route: Route, name: str, arguments: JsonObject | None) -> Generator[JsonObject]:
-        """Write the call to the journal with what comes of it, whatever that is."""
-        seq, started = self.calls, time.time()
-        outcome: JsonObject = {"failed": True, "result": {"error": "cancelled"}}
-        try:
-            yield outcome
-        finally:
-            self.journal.add(
-                "call",
-                seq=seq,
-                server=route.server,
-                tool=route.tool,
-                name=name,
-                arguments=arguments or {},
-                started_at=started,
-                seconds=round(time.time() - started, 6),
-                **outcome,
-            )
+    def _record_call(
+        self,
+        seq: int,
+        started_at: float,
+        route: ToolRoute,
+        name: str,
+        arguments: JsonObject | None,
+        *,
+        failed: bool,
+        result: JsonObject,
+    ) -> None:
+        self.journal.add(
+            "call",
+            seq=seq,
+            server=route.server,
+            tool=route.tool,
+            name=name,
+            arguments=arguments or {},
+            started_at=started_at,
+            seconds=round(time.time() - started_at, 6),
+            failed=failed,
+            result=result,
+        )
 
-    async def _explained(self, error: DecathlonError) -> DecathlonError:
-        """A call that failed because the attempt was closed under it, or the sandbox lost, says that."""
+    async def _explain_call_error(self, error: DecathlonError) -> DecathlonError:
+        """The reason why a call failed, if it is the end of the attempt or of the episode; else `error`."""
         if error.code == "sandbox_lost":
-            with anyio.move_on_after(5):
+            with anyio.move_on_after(LOST_SECONDS):
                 await self.state.reach(Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
         if self.state.phase in (Phase.CLAIMED, Phase.SCORED):
             return EpisodeClaimedError("this attempt was closed while the call ran")
-        return self._over() if self.state.phase is Phase.ENDED else error
+        return self._end_error() if self.state.phase is Phase.ENDED else error
 
-    def _over(self) -> DecathlonError:
+    def _end_error(self) -> DecathlonError:
         if self.state.cause is not None:
             return self.state.cause
         return EpisodeEndedError(f"this episode is over: {self.state.ending}", reason=str(self.state.ending))
@@ -260,7 +375,10 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeAccess:
-    """One client's place. `id`: by which of the two it knows the episode. `judges`: may it evaluate?"""
+    """What one client may do with an episode.
+
+    `id` is the capability that the client presented: the episode's handle or its agent id.
+    """
 
     episode: Episode
     id: str
@@ -268,16 +386,21 @@ class EpisodeAccess:
 
     @classmethod
     def by_handle(cls, episode: Episode, principal: Principal) -> Self:
-        """Of who knows the handle; on a server with tokens, its role must allow it too."""
+        """Access for a client that knows the handle.
+
+        With tokens configured and policy `controller`, evaluation also requires a controller's token.
+        """
         return cls(episode, episode.id, may_evaluate(episode.policy, principal))
 
     @classmethod
     def by_session(cls, episode: Episode, principal: Principal) -> Self:
-        """Of a session, or a pipe, that is the episode: an agent's, unless its token says otherwise."""
+        """Access for a session or a stdio connection that is the episode."""
+        # Under policy `controller` such a client counts as an agent unless its token says otherwise, also on
+        # a server without tokens: it never had to know the handle.
         can_evaluate = episode.policy != "controller" or principal.controls
         return cls(episode, episode.id if can_evaluate else episode.agent_id, can_evaluate)
 
     @classmethod
     def by_agent_id(cls, episode: Episode) -> Self:
-        """Of who knows the agent's id and no more."""
+        """Access for a client that knows only the agent id."""
         return cls(episode, episode.agent_id, can_evaluate=False)

@@ -1,4 +1,4 @@
-"""How long an episode lives without being asked: a cancel scope's deadline, renewed by every request."""
+"""The lease of an episode: the deadline of a cancel scope, renewed by every request."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import anyio
 
 
 class Lease:
-    """An idle lease within an absolute one, both in seconds; the absolute one counts from `begin`."""
+    """An idle time limit within an absolute one; the absolute one starts with `start`."""
 
     def __init__(self, *, idle_seconds: float, absolute_seconds: float) -> None:
         self._idle_seconds = idle_seconds
         self._absolute_seconds = absolute_seconds
-        self._over_at = math.inf
+        self._absolute_deadline = math.inf
         self._holders = 0
         self._renewed_at = anyio.current_time()
         self._scope: anyio.CancelScope | None = None
@@ -23,23 +23,23 @@ class Lease:
 
     @property
     def deadline(self) -> float:
-        """On the event loop's clock."""
-        idle = math.inf if self._holders else self._renewed_at + self._idle_seconds
-        return min(idle, self._over_at)
+        """When the lease expires, by the event loop's clock; infinite while it is held before `start`."""
+        idle_deadline = math.inf if self._holders else self._renewed_at + self._idle_seconds
+        return min(idle_deadline, self._absolute_deadline)
 
     @property
-    def over(self) -> bool:
-        """Is it the absolute lease that has run out?"""
-        return anyio.current_time() >= self._over_at
+    def absolute_expired(self) -> bool:
+        """Whether the absolute time limit has passed."""
+        return anyio.current_time() >= self._absolute_deadline
 
     @property
-    def ended(self) -> bool:
-        """Has it run out, or been ended?"""
+    def expired(self) -> bool:
+        """Whether the lease ran out inside the current `limit`, or `end` was called."""
         return self._ended or (self._scope is not None and self._scope.cancel_called)
 
     @contextmanager
     def limit(self) -> Generator[anyio.CancelScope]:
-        """Cancel what is inside when the lease runs out, or `end` is called."""
+        """Cancel the body when the lease expires or `end` is called."""
         try:
             with anyio.CancelScope(deadline=self.deadline) as self._scope:
                 if self._ended:
@@ -48,14 +48,14 @@ class Lease:
         finally:
             self._scope = None
 
-    def begin(self) -> None:
-        """The waiting is over: from now on the absolute lease runs."""
-        self._over_at = anyio.current_time() + self._absolute_seconds
+    def start(self) -> None:
+        """Start the absolute time limit and renew the idle one."""
+        self._absolute_deadline = anyio.current_time() + self._absolute_seconds
         self._renew()
 
     @contextmanager
     def hold(self) -> Generator[None]:
-        """A request is being answered or a stream is open: the idle lease stands still, then is renewed."""
+        """Stop the idle time limit while a request is served or a stream is open, then renew it."""
         self._holders += 1
         self._renew()
         try:
@@ -65,13 +65,13 @@ class Lease:
             self._renew()
 
     def end(self) -> None:
-        """Cancel what is inside `limit`, now or as soon as it is entered."""
+        """Cancel the body of `limit`, now or as soon as it is entered."""
         self._ended = True
         if self._scope is not None:
             self._scope.cancel()
 
     def suspend(self) -> None:
-        """Nothing inside the present `limit` is cut short any more."""
+        """Remove the deadline of the current `limit`: neither time nor `end` cancels its body any more."""
         if self._scope is not None:
             self._scope.deadline = math.inf
             self._scope = None

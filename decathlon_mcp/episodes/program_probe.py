@@ -1,4 +1,4 @@
-"""A look at where a suite's tasks would run: are the programs of their MCP servers there?"""
+"""Checks which programs of a suite's MCP servers are missing where its tasks would run."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from decathlon_mcp.catalogue.requirements import parse_missing_programs, probe_c
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import DecathlonError
 
-LOOK_SECONDS = 20.0
+PROBE_SECONDS = 20.0
 
 
-async def look(sandbox_factory: SandboxFactory, catalogue: Catalogue) -> str | None:
-    """Let a sandbox without a network tell which programs are not there; why it could not, if so.
+async def probe_programs(sandbox_factory: SandboxFactory, catalogue: Catalogue) -> str | None:
+    """Run the suite's probe in a sandbox without a network and record the programs that are missing.
 
-    What is not known is taken to be there.
+    Returns None, or the reason why the probe failed. After a failure no program counts as missing.
     """
-    with anyio.move_on_after(LOOK_SECONDS):
+    with anyio.move_on_after(PROBE_SECONDS):
         try:
-            await _look(sandbox_factory, catalogue)
+            await _probe(sandbox_factory, catalogue)
         except DecathlonError as error:
             return error.message
         return None
-    return f"it took longer than {LOOK_SECONDS:g} s"
+    return f"it took longer than {PROBE_SECONDS:g} s"
 
 
-async def _look(sandbox_factory: SandboxFactory, catalogue: Catalogue) -> None:
+async def _probe(sandbox_factory: SandboxFactory, catalogue: Catalogue) -> None:
     async with sandbox_factory.open(f"look-{secrets.token_hex(6)}", "none") as (sandbox, driver):
         await sandbox.put(sandbox.root, sandbox_factory.common)
-        said = await driver.run(
+        result = await driver.run(
             probe_command(sandbox_factory.suite, root=sandbox.root),
             cwd=str(sandbox.root),
-            timeout_seconds=LOOK_SECONDS,
+            timeout_seconds=PROBE_SECONDS,
         )
     where = (
         f"looked for in the image {sandbox_factory.image}"
@@ -43,5 +43,5 @@ async def _look(sandbox_factory: SandboxFactory, catalogue: Catalogue) -> None:
     )
     catalogue.record_missing_programs(
         sandbox_factory.suite,
-        parse_missing_programs(said.stdout, f"{where}; install it there, or name another with --image"),
+        parse_missing_programs(result.stdout, f"{where}; install it there, or name another with --image"),
     )

@@ -1,4 +1,4 @@
-"""Every episode of this server: starting them, finding them, ending them all."""
+"""The registry of a server's episodes: starts them, finds them, and ends them all when the server stops."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import get_args
+from typing import Self
 
 import anyio
 from anyio.abc import TaskGroup
@@ -16,17 +17,17 @@ from anyio.abc import TaskGroup
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import Draw, TaskSampler
-from decathlon_mcp.episodes.access import Principal
-from decathlon_mcp.episodes.admission import Admission, Ticket
-from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
-from decathlon_mcp.episodes.lease import Lease
+from decathlon_mcp.episodes.access import Principal, choose_policy
+from decathlon_mcp.episodes.admission import Admission
+from decathlon_mcp.episodes.episode import Episode, EpisodeAccess, EpisodeSpec
+from decathlon_mcp.episodes.limits import EpisodeLimits
 from decathlon_mcp.episodes.runner import EpisodeRunner
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.state import Ending, Phase
-from decathlon_mcp.errors import AccessDeniedError, AtCapacityError, NotRunnableError, UnknownEpisodeError
+from decathlon_mcp.errors import AtCapacityError, NotRunnableError, UnknownEpisodeError
 from decathlon_mcp.grading.rubric import load_rubric
 from decathlon_mcp.grading.signing import Signer
-from decathlon_mcp.settings import RewardPolicy, Settings
+from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.storage.journal import Journal
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
@@ -34,45 +35,88 @@ from decathlon_mcp.telemetry.logs import fields
 
 log = logging.getLogger("decathlon.episodes")
 
-REMEMBERED = 2_000
-"""Ended episodes that can still be asked how they ended and for their verdict; older ones are forgotten."""
+MAX_ENDED_EPISODES = 2_000
+"""Ended episodes whose state and verdict can still be requested; the oldest are dropped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistryOptions:
+    """What applies to every episode of a server.
+
+    `journals`: folder in which each episode gets a folder named by its handle. `scratch`: folder for the
+    archives of running episodes. `drain_seconds`: how long a stopping server waits for gradings.
+    """
+
+    reward_policy: RewardPolicy
+    limits: EpisodeLimits
+    drain_seconds: float
+    journals: Path
+    scratch: Path
 
 
 class EpisodeRegistry:
-    """Made by `open_episodes`."""
+    """All episodes of one server. They run inside `running`.
+
+    `sandbox_factories` has one for each suite of the catalogue, by the suite's name.
+    """
 
     def __init__(
         self,
         catalogue: Catalogue,
-        stages: Mapping[str, SandboxFactory],
-        settings: Settings,
+        draws: TaskSampler,
+        sandbox_factories: Mapping[str, SandboxFactory],
         *,
-        scratch: Path,
-        tasks: TaskGroup,
+        admission: Admission,
+        signer: Signer,
+        options: RegistryOptions,
     ) -> None:
         self.catalogue = catalogue
-        self.draws = TaskSampler(catalogue)
-        self.settings = settings
-        self.signer = Signer.at(settings.state)
-        self.admission = Admission(
-            max_sandboxes=settings.max_sandboxes,
-            max_opening=settings.max_opening,
-            max_queue=settings.max_queue,
-        )
-        self._stages = stages
-        self._scratch = scratch
-        self._tasks = tasks
-        self._episodes: dict[str, Episode] = {}
-        self._by_agent: dict[str, Episode] = {}
-        self.closing = False
+        self.draws = draws
+        self.admission = admission
+        self.signer = signer
         self.drained = anyio.Event()
-        """Set once the server's own end has left no episode to be asked anything."""
-        """Is the server ending? Then no episode starts."""
-        self._drained_by: float | None = None
+        """Set when a stopping server has no episode left to wait for."""
+        self._sandbox_factories = sandbox_factories
+        self.options = options
+        self._episodes: dict[str, Episode] = {}
+        self._by_agent_id: dict[str, Episode] = {}
+        self._tasks: TaskGroup | None = None
+        self._closing = False
+        self._drain_deadline: float | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[Self]:
+        """Episodes can be started in the body; on exit all of them have ended."""
+        async with background_tasks() as self._tasks:
+            try:
+                yield self
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self.drain()
+
+    @property
+    def reward_policy(self) -> RewardPolicy:
+        """The policy of an episode that is started without one."""
+        return self.options.reward_policy
+
+    @property
+    def idle_seconds(self) -> float:
+        """Time without a request after which an episode ends."""
+        return self.options.limits.idle_seconds
+
+    @property
+    def closing(self) -> bool:
+        """Whether the server is stopping; then no episode can be started."""
+        return self._closing
+
+    @property
+    def live(self) -> list[Episode]:
+        """The episodes that have not ended."""
+        return [episode for episode in self._episodes.values() if episode.state.phase is not Phase.ENDED]
 
     def sandbox_factory(self, suite: str) -> SandboxFactory:
-        """What that suite's episodes are played on."""
-        return self._stages[suite]
+        """The factory for the sandboxes of that suite."""
+        return self._sandbox_factories[suite]
 
     def start(
         self,
@@ -83,76 +127,54 @@ class EpisodeRegistry:
         policy: RewardPolicy | None = None,
         max_calls: int | None = None,
     ) -> Episode:
-        """A new episode, at once; its sandbox opens behind it.
+        """Start an episode without waiting; its sandbox opens in the background.
 
         Raises UnknownTaskError, NotRunnableError (naming what is missing), AtCapacityError, AccessDeniedError
-        for a policy more open than the server's, and SuiteError for a task or a rubric that is broken.
+        for a policy that reveals more than the server's, SuiteError for a broken task or rubric.
         """
-        suite, task = self._playable(task_id)
-        policy = self._allowed(policy, principal)
-        ticket = self.admission.reserve(task_id, suite.shared_resources(task.id))
-        try:
-            episode = self._born(suite, task, ticket, principal, launch_time, policy, max_calls)
-        except BaseException:
-            self.admission.give_back(ticket)
-            raise
-        self._forget_the_oldest()
-        self._episodes[episode.id] = self._by_agent[episode.agent_id] = episode
-        life = EpisodeRunner(
-            episode,
-            admission=self.admission,
-            settings=self.settings,
-            signer=self.signer,
-            scratch=self._scratch,
-        )
-        self._tasks.start_soon(life.run)
-        return episode
-
-    def _born(
-        self,
-        suite: Suite,
-        task: Task,
-        ticket: Ticket,
-        principal: Principal,
-        launch_time: datetime | None,
-        policy: RewardPolicy,
-        max_calls: int | None,
-    ) -> Episode:
-        """An episode that nobody owns yet. Raises SuiteError where its prompt cannot be read, and OSError."""
-        episode_id, agent_id = secrets.token_hex(24), secrets.token_hex(24)
-        episode = Episode(
-            episode_id=episode_id,
-            agent_id=agent_id,
+        assert self._tasks is not None, "the registry is not running"
+        suite, task = self._runnable_task(task_id)
+        spec = EpisodeSpec(
+            id=secrets.token_hex(24),
+            agent_id=secrets.token_hex(24),
             task=task,
-            task_name=ticket.task,
+            task_name=task_id,
             owner=principal,
-            ticket=ticket,
-            sandbox_factory=self._stages[suite.name],
-            journal=Journal(self.settings.state / "episodes" / episode_id),
-            lease=Lease(
-                idle_seconds=self.settings.idle_seconds, absolute_seconds=self.settings.episode_seconds
-            ),
             launch_time=launch_time or datetime.now().astimezone(),
-            policy=policy,
-            max_calls=max_calls or self.settings.max_calls,
+            policy=choose_policy(policy, self.reward_policy, principal),
+            limits=self.options.limits.for_task(task, max_calls),
         )
-        assert episode.prompt
+        episode = self._create_episode(spec, suite)
+        self._drop_oldest_ended()
+        self._episodes[episode.id] = self._by_agent_id[episode.agent_id] = episode
+        runner = EpisodeRunner(
+            episode, admission=self.admission, signer=self.signer, scratch=self.options.scratch
+        )
+        self._tasks.start_soon(runner.run)
         return episode
 
-    def draw(self, wanted: Draw, principal: Principal) -> str:
-        """Draw a task for a new episode. Nothing is drawn when no episode could start."""
-        self._refuse_when_closing()
+    def draw(self, filters: Draw, principal: Principal) -> str:
+        """Draw a task for a new episode.
+
+        Raises BadRequestError for filters that match nothing, AtCapacityError if no episode could start.
+        """
+        # Checked first, because a draw without a seed moves the order on.
+        self._require_open()
         self.admission.refuse_if_full()
-        (name,) = self.draws.take(wanted, token=principal.token)
+        (name,) = self.draws.take(filters, token=principal.token)
         return name
 
     def refuse_unless_startable(self, task_id: str) -> None:
-        """Raise what `start` would, without starting anything."""
-        self._playable(task_id)
+        """Raise what `start` would raise, without starting anything."""
+        self._runnable_task(task_id)
         self.admission.refuse_if_full()
 
     def find(self, episode_id: str, principal: Principal) -> Episode:
-        """Raises UnknownEpisodeError, whether there is no such episode or the caller may not use it."""
+        """The episode with this handle.
+
+        Raises UnknownEpisodeError if there is none, and also if the principal may not use it: a client cannot
+        tell the two apart.
+        """
         episode = self._episodes.get(episode_id)
         if episode is None or not principal.may_use(episode.owner):
             raise UnknownEpisodeError(
@@ -162,72 +184,62 @@ class EpisodeRegistry:
         return episode
 
     def access(self, handle: str, principal: Principal) -> EpisodeAccess:
-        """The place of who knows this handle, or an agent's id. Raises UnknownEpisodeError, as `find`."""
+        """Access by a handle or an agent id. Raises UnknownEpisodeError, as `find` does."""
         return self.agent_access(handle) or EpisodeAccess.by_handle(self.find(handle, principal), principal)
 
     def agent_access(self, agent_id: str) -> EpisodeAccess | None:
-        """The place that an agent's id gives, to whoever knows it; None where it is not one."""
-        episode = self._by_agent.get(agent_id)
+        """Access by an agent id, for anyone who knows it; None if it is not an agent id."""
+        episode = self._by_agent_id.get(agent_id)
         return None if episode is None else EpisodeAccess.by_agent_id(episode)
 
     def owned_by(self, principal: Principal) -> list[Episode]:
-        """The caller's own episodes, the newest first."""
+        """The principal's own episodes, newest first."""
         return [episode for episode in reversed(self._episodes.values()) if principal.owns(episode.owner)]
 
-    @property
-    def live(self) -> list[Episode]:
-        """Those that have not ended."""
-        return [episode for episode in self._episodes.values() if episode.state.phase is not Phase.ENDED]
-
     async def drain(self) -> None:
-        """End every episode; those being graded are waited for, at most `drain_seconds`."""
-        self.closing = True
+        """End every episode; wait at most `drain_seconds` for those that are being graded."""
+        self._closing = True
         if self.live:
             log.info("draining", extra=fields(episodes=len(self.live)))
         for episode in self.live:
             episode.close(Ending.SERVER_STOPPED)
-        self._drained_by = self._drained_by or anyio.current_time() + self.settings.drain_seconds
-        with anyio.CancelScope(deadline=self._drained_by):
+        # A second call, at the end of `running`, must not extend the time.
+        self._drain_deadline = self._drain_deadline or anyio.current_time() + self.options.drain_seconds
+        with anyio.CancelScope(deadline=self._drain_deadline):
             for episode in self.live:
                 await episode.state.reach(Phase.ENDED)
         self.drained.set()
 
-    def _playable(self, task_id: str) -> tuple[Suite, Task]:
-        self._refuse_when_closing()
+    def _runnable_task(self, task_id: str) -> tuple[Suite, Task]:
+        self._require_open()
         suite, task = self.catalogue.find(task_id)
         if missing := self.catalogue.missing_sentences(suite, task):
             raise NotRunnableError(f"task {task_id} cannot run here: {'; '.join(missing)}", missing=missing)
         load_rubric(suite, task)
         return suite, task
 
-    def _refuse_when_closing(self) -> None:
-        if self.closing:
+    def _create_episode(self, spec: EpisodeSpec, suite: Suite) -> Episode:
+        """Raises AtCapacityError, SuiteError if the prompt cannot be read, and OSError."""
+        ticket = self.admission.reserve(spec.task_name, suite.shared_resources(spec.task.id))
+        try:
+            episode = Episode(
+                spec,
+                sandbox_factory=self._sandbox_factories[suite.name],
+                ticket=ticket,
+                journal=Journal(self.options.journals / spec.id),
+            )
+            # Read here, so that a task with a broken prompt fails at its start.
+            _ = episode.prompt
+        except BaseException:
+            self.admission.release(ticket)
+            raise
+        return episode
+
+    def _require_open(self) -> None:
+        if self._closing:
             raise AtCapacityError("the server is shutting down: no new episodes", retryAfterSeconds=30.0)
 
-    def _allowed(self, asked: RewardPolicy | None, principal: Principal) -> RewardPolicy:
-        own, order = self.settings.reward, get_args(RewardPolicy)
-        if asked is not None and not principal.controls and order.index(asked) < order.index(own):
-            raise AccessDeniedError(
-                f"this server's policy of the reward is {own!r}: only a controller's token may start an "
-                f"episode with one more open, such as {asked!r}"
-            )
-        return asked or own
-
-    def _forget_the_oldest(self) -> None:
+    def _drop_oldest_ended(self) -> None:
         ended = [key for key, episode in self._episodes.items() if episode.state.phase is Phase.ENDED]
-        for key in ended[: max(0, len(ended) - REMEMBERED)]:
-            del self._by_agent[self._episodes.pop(key).agent_id]
-
-
-@asynccontextmanager
-async def running(
-    catalogue: Catalogue, stages: Mapping[str, SandboxFactory], settings: Settings, scratch: Path
-) -> AsyncGenerator[EpisodeRegistry]:
-    """A registry whose episodes live no longer than this context. `scratch`: a folder for their archives."""
-    async with background_tasks() as tasks:
-        episodes = EpisodeRegistry(catalogue, stages, settings, scratch=scratch, tasks=tasks)
-        try:
-            yield episodes
-        finally:
-            with anyio.CancelScope(shield=True):
-                await episodes.drain()
+        for key in ended[: max(0, len(ended) - MAX_ENDED_EPISODES)]:
+            del self._by_agent_id[self._episodes.pop(key).agent_id]

@@ -1,38 +1,35 @@
-"""What the episodes of one suite are played on: its provider, its image, its network, its limits."""
+"""Opening the sandboxes of one suite: its provider, image, network and limits."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from decathlon_mcp.driver_client.boot import BOOT_COMMAND
-from decathlon_mcp.driver_client.driver import DriverClient, connect
+from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.driver_client.tunnels import Dialer
-from decathlon_mcp.episodes.local_tools import LocalTools
-from decathlon_mcp.episodes.services import Services, check_reachable, hosted, in_sandbox, start
-from decathlon_mcp.errors import ImageError, SetUpError
+from decathlon_mcp.episodes.tools import LocalTools
 from decathlon_mcp.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
 from decathlon_mcp.suites.suite import Suite
-from decathlon_mcp.suites.suite_file import Service
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import Names, Network
 
-ROOT = PurePosixPath("/service")
-"""Where what is written beside a service goes, in a sandbox of its own."""
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxFactory:
-    """`common` is the archive of what every sandbox of the suite needs; made once per suite revision."""
+    """Opens sandboxes for the episodes of one suite.
+
+    `image` is None for a provider without images. `common` is the archive of the files that every sandbox of
+    the suite needs. `cuts_overlong`: whether overlong replies of tools are cut, as Toolathlon does.
+    `local_tools` holds the definitions that all episodes of the suite share.
+    """
 
     suite: Suite
     provider: Provider
     image: str | None
-    names: Names
+    tool_names: Names
     network: Literal["auto", "none", "outbound"]
     limits: Limits
     common: Path
@@ -40,76 +37,49 @@ class SandboxFactory:
     local_tools: LocalTools = field(default_factory=LocalTools)
 
     def network_for(self, task: Task) -> Network:
-        """`auto` is none for a task that needs none."""
+        """The network of the agent's sandbox; `auto` gives one only to tasks that need one."""
         if self.network != "auto":
             return self.network
         return "outbound" if task.needs.network else "none"
 
     def grader_network_for(self, task: Task) -> Network:
-        """Decided apart: an evaluator may need a network where the task needs none, and the other way."""
+        """The network of the grader's sandbox. An evaluator may need one where the task does not."""
         if self.network != "auto":
             return self.network
         return "outbound" if task.grader_network else "none"
 
     def root(self, name: str) -> PurePosixPath:
-        """Where the suite will live in a sandbox of that name."""
-        return self.provider.root(self._spec(name, "none"))
+        """The suite's root in a sandbox of that name, known before the sandbox opens."""
+        return self.provider.root(self.spec(name, "none"))
 
     @asynccontextmanager
     async def open(
-        self, name: str, network: Network, *, image: str | None = None, services: Services | None = None
+        self,
+        name: str,
+        network: Network,
+        *,
+        image: str | None = None,
+        forwards: Mapping[int, Dialer] | None = None,
     ) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
-        """A fresh sandbox with its driver booted; gone on exit. `image`: instead of the stage's.
+        """Open a sandbox and connect to its driver; both are gone on exit.
 
-        `services`: what its `localhost` leads to, unless that is the machine's own.
+        `image` replaces the suite's. `forwards`: ports of the sandbox's `localhost` and what they connect to;
+        ignored if the sandbox shares the loopback interface of its machine.
         """
-        spec = self._spec(name, network, image or self.image)
+        spec = self.spec(name, network, image=image or self.image)
         async with self.provider.open(spec) as sandbox, connect(sandbox) as driver:
-            if services is not None and services.targets and not self.provider.shares_loopback(spec):
-                await driver.forward(services.targets)
+            if forwards and not self.provider.shares_loopback(spec):
+                await driver.forward(forwards)
             yield sandbox, driver
 
-    @asynccontextmanager
-    async def services(self, task: Task, label: str, *, seconds: float) -> AsyncGenerator[Services]:
-        """What a task speaks to beside its sandboxes, answering; what of it is in sandboxes is gone on exit.
-
-        Raises SetUpError for a service that does not answer, or not within so many seconds.
-        """
-        targets: dict[int, Dialer] = {}
-        drivers: list[DriverClient] = []
-        async with AsyncExitStack() as sandboxes:
-            for name, service in self.suite.services(task).items():
-                if service.image is None:
-                    await check_reachable(name, service)
-                    targets |= hosted(service)
-                    continue
-                drivers.append(
-                    driver := await sandboxes.enter_async_context(self._beside(name, service, label))
-                )
-                await start(name, service, driver, root=str(ROOT), timeout_seconds=seconds)
-                targets |= in_sandbox(service.ports, driver)
-            yield Services(targets, tuple(drivers))
-
-    @asynccontextmanager
-    async def _beside(self, name: str, service: Service, label: str) -> AsyncGenerator[DriverClient]:
-        """A sandbox for a service. Raises SetUpError where there can be none."""
-        if self.provider.isolation == "none":
-            raise SetUpError(f"the service {name} wants a container, which the local provider has not")
-        place = f"{label}-{re.sub('[^a-z0-9]+', '-', name.lower())}"[:63]
-        async with AsyncExitStack() as opened:
-            try:
-                spec = replace(self._spec(place, "none", service.image), root=ROOT)
-                sandbox = await opened.enter_async_context(self.provider.open(spec))
-            except ImageError as error:
-                cure = f": {service.cure}" if service.cure else f" ({error.message})"
-                raise SetUpError(f"there is no image {service.image} for the service {name}{cure}") from error
-            yield await opened.enter_async_context(connect(sandbox))
-
-    def _spec(self, name: str, network: Network, image: str | None = None) -> SandboxSpec:
+    def spec(
+        self, name: str, network: Network, *, image: str | None = None, root: PurePosixPath | None = None
+    ) -> SandboxSpec:
+        """Specification of a sandbox whose first process is the driver; `root` defaults to the suite's."""
         return SandboxSpec(
             name=name,
             command=BOOT_COMMAND,
-            root=self.suite.profile.root,
+            root=root or self.suite.profile.root,
             image=image,
             network=network,
             limits=self.limits,

@@ -1,42 +1,56 @@
-"""What tasks speak to beside their sandboxes: hosted by others, or in a sandbox of the episode's own."""
+"""The services and credentials of an episode, which all of its sandboxes share.
+
+A service is either external, at an address of its own, or runs in a sandbox that belongs to the episode.
+Either way a task reaches it at a port of its sandbox's `localhost`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+import re
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import PurePosixPath
 
 import anyio
+import anyio.to_thread
 from anyio.abc import ByteStream
 
 from decathlon_mcp.background import background_tasks
-from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver_client.driver import DriverClient, connect
 from decathlon_mcp.driver_client.tunnels import Dialer
-from decathlon_mcp.errors import SetUpError
+from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.errors import ImageError, SetUpError
 from decathlon_mcp.suites.suite_file import Service
+from decathlon_mcp.suites.tasks import Task
 
-KNOCK_SECONDS = 5.0
+CONNECT_SECONDS = 5.0
 OUTPUT_TAIL = 2000
+SERVICE_ROOT = PurePosixPath("/service")
+"""Working folder of a service in its own sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """`targets`: what ports of the sandboxes' `localhost` lead to. `links`: to those in sandboxes of their
-    own."""
+    """The running services of an episode.
+
+    `targets`: the ports of a sandbox's `localhost` and how to connect to the service behind each. `drivers`:
+    the drivers of the services that run in sandboxes.
+    """
 
     targets: Mapping[int, Dialer] = field(default_factory=dict[int, Dialer])
     drivers: Sequence[DriverClient] = ()
 
     @asynccontextmanager
     async def watched(self) -> AsyncGenerator[None]:
-        """Raise SandboxLostError as soon as one of them is lost: nobody can be graded without."""
+        """Cancel the body and raise SandboxLostError as soon as the sandbox of a service is lost."""
         lost: list[DriverClient] = []
         with anyio.CancelScope() as body:
             async with background_tasks() as tasks:
 
                 async def watch(driver: DriverClient) -> None:
-                    await driver.lost.wait()
+                    await driver.closed.wait()
                     lost.append(driver)
                     body.cancel()
 
@@ -44,48 +58,103 @@ class Services:
                     tasks.start_soon(watch, driver)
                 yield
         if lost:
-            raise await lost[0].loss()
+            raise await lost[0].closed_error()
 
 
-def hosted(service: Service) -> dict[int, Dialer]:
-    """The ports of a service that is hosted by others."""
-    return {port: partial(_dial, *target) for port, target in service.targets.items()}
+@dataclass(frozen=True, slots=True)
+class EpisodeResources:
+    """What all sandboxes of an episode share. `credentials`: archives, each with its target folder."""
+
+    services: Services
+    credentials: Sequence[tuple[PurePosixPath, bytes]]
 
 
-async def _dial(host: str, port: int) -> ByteStream:
-    return await anyio.connect_tcp(host, port)
+async def read_credentials(
+    factory: SandboxFactory, task: Task, accounts: Mapping[str, str]
+) -> Sequence[tuple[PurePosixPath, bytes]]:
+    """The archives of a task's credentials. `accounts`: the slot that the episode has of each account.
+
+    Raises SetUpError if a file belongs outside the suite's root and the provider has no containers.
+    """
+    credentials = await anyio.to_thread.run_sync(factory.suite.credentials, task, accounts)
+    if factory.provider.isolation == "none" and any(folder.is_absolute() for folder, _ in credentials):
+        raise SetUpError("its credentials go to places outside of the suite, which only a container has")
+    return credentials
+
+
+@asynccontextmanager
+async def open_services(
+    factory: SandboxFactory, task: Task, label: str, *, start_seconds: float
+) -> AsyncGenerator[Services]:
+    """Check a task's external services and start the others; the sandboxes of these are gone on exit.
+
+    `label`: prefix of the sandboxes' names. Raises SetUpError for a service that cannot be reached, or does
+    not start within `start_seconds`.
+    """
+    targets: dict[int, Dialer] = {}
+    drivers: list[DriverClient] = []
+    async with AsyncExitStack() as sandboxes:
+        for name, service in factory.suite.services(task).items():
+            if service.image is None:
+                await check_reachable(name, service)
+                targets |= {port: partial(_connect_tcp, *target) for port, target in service.targets.items()}
+                continue
+            driver = await sandboxes.enter_async_context(_open_sandbox(factory, name, service, label))
+            drivers.append(driver)
+            await _start_service(name, service, driver, timeout_seconds=start_seconds)
+            targets |= {port: partial(driver.dial, port) for port in service.ports}
+        yield Services(targets, tuple(drivers))
 
 
 async def check_reachable(name: str, service: Service) -> None:
-    """Raise SetUpError where nothing answers at any port of a hosted service."""
-    answered: list[int] = []
+    """Raise SetUpError if no port of an external service accepts a connection."""
+    reachable: list[int] = []
 
-    async def try_one(host: str, port: int) -> None:
+    async def try_port(host: str, port: int) -> None:
         try:
-            with anyio.fail_after(KNOCK_SECONDS):
-                await (await _dial(host, port)).aclose()
+            with anyio.fail_after(CONNECT_SECONDS):
+                await (await _connect_tcp(host, port)).aclose()
         except (OSError, TimeoutError):
             return
-        answered.append(port)
+        reachable.append(port)
 
     async with anyio.create_task_group() as tasks:
         for target in service.targets.values():
-            tasks.start_soon(try_one, *target)
-    if service.targets and not answered:
+            tasks.start_soon(try_port, *target)
+    if service.targets and not reachable:
         raise SetUpError(f"the service {name} does not answer at {' or '.join(service.ports.values())}")
 
 
-async def start(
-    name: str, service: Service, driver: DriverClient, *, root: str, timeout_seconds: float
+async def _connect_tcp(host: str, port: int) -> ByteStream:
+    return await anyio.connect_tcp(host, port)
+
+
+@asynccontextmanager
+async def _open_sandbox(
+    factory: SandboxFactory, name: str, service: Service, label: str
+) -> AsyncGenerator[DriverClient]:
+    """Open the sandbox of a service. Raises SetUpError if the provider or the image does not allow it."""
+    if factory.provider.isolation == "none":
+        raise SetUpError(f"the service {name} needs a container, which the local provider cannot open")
+    sandbox_name = f"{label}-{re.sub('[^a-z0-9]+', '-', name.lower())}"[:63]
+    spec = factory.spec(sandbox_name, "none", image=service.image, root=SERVICE_ROOT)
+    async with AsyncExitStack() as stack:
+        try:
+            sandbox = await stack.enter_async_context(factory.provider.open(spec))
+        except ImageError as error:
+            cure = f": {service.cure}" if service.cure else f" ({error.message})"
+            raise SetUpError(f"there is no image {service.image} for the service {name}{cure}") from error
+        yield await stack.enter_async_context(connect(sandbox))
+
+
+async def _start_service(
+    name: str, service: Service, driver: DriverClient, *, timeout_seconds: float
 ) -> None:
-    """Start a service in the sandbox that is its own. Raises SetUpError with its last words."""
-    result = await driver.run(service.start, cwd=root, timeout_seconds=timeout_seconds, leave=True)
+    """Run the start command of a service in its sandbox. Raises SetUpError with the end of its output."""
+    result = await driver.run(
+        service.start, cwd=str(SERVICE_ROOT), timeout_seconds=timeout_seconds, leave=True
+    )
     if result.exit_code != 0:
-        said = (result.stderr.strip() or result.stdout.strip())[-OUTPUT_TAIL:]
-        how = "took too long" if result.timed_out else f"exit code {result.exit_code}"
-        raise SetUpError(f"the service {name} did not start ({how}): {said}")
-
-
-def in_sandbox(ports: Iterable[int], driver: DriverClient) -> dict[int, Dialer]:
-    """The ports of a service that runs in a sandbox of its own."""
-    return {port: partial(driver.dial, port) for port in ports}
+        output = (result.stderr.strip() or result.stdout.strip())[-OUTPUT_TAIL:]
+        reason = "took too long" if result.timed_out else f"exit code {result.exit_code}"
+        raise SetUpError(f"the service {name} did not start ({reason}): {output}")

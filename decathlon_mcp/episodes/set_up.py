@@ -1,9 +1,7 @@
-"""From an open sandbox to a task that can be played, as Toolathlon does it (`utils/roles/task_agent.py`).
+"""Set-up of a task in an open sandbox, in Toolathlon's order (`utils/roles/task_agent.py`).
 
-Copy the initial workspace, run preprocess, make the folders some servers want, read the tokens, take away
-what only grading needs, start the task's servers, list their tools. The order matters: preprocess may write
-into the task's groundtruth and token file, a token file may read the groundtruth, and nothing that an agent
-can reach runs before the answers are gone.
+Copy the initial workspace, run preprocess, make the folders that some servers need, read the suite's tokens,
+remove what only grading needs (sealing), start the task's servers and list their tools.
 """
 
 from __future__ import annotations
@@ -16,8 +14,9 @@ from pathlib import Path, PurePosixPath
 
 import anyio.to_thread
 
-from decathlon_mcp.archives import tar
+from decathlon_mcp.archives.reading import top_level_names
 from decathlon_mcp.driver_client.driver import DriverClient, ServerInfo
+from decathlon_mcp.episodes.limits import EpisodeLimits
 from decathlon_mcp.errors import DriverError, SetUpError
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.suites.suite import Suite
@@ -25,53 +24,62 @@ from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import JsonObject
 
 OUTPUT_TAIL = 4000
-ARCHIVE_LIMIT_BYTES = 1 << 32
+"""Characters of a failed command's output that an error message quotes."""
+SEALED_LIMIT_BYTES = 1 << 32
+"""Largest task folder that is kept for grading."""
 
 
 @dataclass(frozen=True, slots=True)
-class Deadlines:
-    """In seconds."""
+class PreparedTask:
+    """The result of a set-up.
 
-    servers: float
-    preprocess: float
-    whole: float
+    `servers`: what each of the task's servers reported when it started. `sealed`: tar of the task's folder as
+    preprocess left it, None for a task without preprocess.
+    """
+
+    servers: Mapping[str, ServerInfo]
+    sealed: Path | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SetUp:
-    """One task about to be made playable. `scratch` is a folder of the server's for archives."""
+    """The set-up of one task.
+
+    `common`: archive of the files that every sandbox of the suite needs. `scratch`: a folder of the server
+    for temporary archives. `credentials`: archives that are unpacked over the suite's files, each with its
+    target folder.
+    """
 
     suite: Suite
     task: Task
     launch_time: datetime
     common: Path
     scratch: Path
-    deadlines: Deadlines
+    limits: EpisodeLimits
     credentials: Sequence[tuple[PurePosixPath, bytes]] = ()
-    """What is laid over the suite's own files: archives, each with the folder it belongs in."""
 
-    async def run(self, sandbox: Sandbox, driver: DriverClient) -> tuple[dict[str, ServerInfo], Path | None]:
-        """The servers' facts, and the sealed task folder where preprocess may have changed it.
-
-        Raises SetUpError with the cause, in the words of whatever failed.
-        """
-        with anyio.move_on_after(self.deadlines.whole):
+    async def run(self, sandbox: Sandbox, driver: DriverClient) -> PreparedTask:
+        """Run all steps. Raises SetUpError with the output of the step that failed."""
+        # The order matters. Preprocess may write into the task's groundtruth and its token file, a token
+        # file may read the groundtruth, and no process that the agent can influence may start before the
+        # answers are gone.
+        with anyio.move_on_after(self.limits.set_up_seconds):
             await self._unpack(sandbox, driver)
             sealed = None
             if self.task.has_preprocess:
                 await self._preprocess(sandbox, driver)
-            values = await self._values(sandbox, driver)
+            values = await self._read_values(sandbox, driver)
             if self.task.has_preprocess:
                 sealed = self.scratch / "sealed.tar"
-                await sandbox.get(sandbox.root / self.task.folder, sealed, ARCHIVE_LIMIT_BYTES)
-            made = await anyio.to_thread.run_sync(_names_in, sealed) if sealed else frozenset[str]()
+                await sandbox.get(sandbox.root / self.task.folder, sealed, SEALED_LIMIT_BYTES)
+            made = await anyio.to_thread.run_sync(top_level_names, sealed) if sealed else frozenset[str]()
             await self._seal(sandbox, driver, values, made)
-            return await self._servers(sandbox, driver, values), sealed
-        raise SetUpError(f"the set-up of {self.task.id} took longer than {self.deadlines.whole:g} s")
+            return PreparedTask(await self._start_servers(sandbox, driver, values), sealed)
+        raise SetUpError(f"the set-up of {self.task.id} took longer than {self.limits.set_up_seconds:g} s")
 
     @property
-    def _answers_needed(self) -> bool:
-        """A preprocess may read the answers or write them, and so may a token file."""
+    def _needs_answers(self) -> bool:
+        # A preprocess may read or write the answers, and a token file may read them.
         return self.task.has_preprocess or (
             self.task.has_token_file and bool(self.suite.token_names(self.task))
         )
@@ -83,8 +91,8 @@ class SetUp:
             await driver.arrange(*({"remove": str(sandbox.root / path)} for path in profile.purged))
         await sandbox.put(sandbox.root, archive)
         archive.unlink()
-        for folder, papers in self.credentials:
-            await sandbox.put(sandbox.root / folder, papers)
+        for folder, credentials in self.credentials:
+            await sandbox.put(sandbox.root / folder, credentials)
         workspace = str(sandbox.root / profile.workspace)
         steps: list[JsonObject] = [{"make": workspace}]
         if self.task.files.initial_workspace:
@@ -93,13 +101,13 @@ class SetUp:
         steps += [{"make": f"{workspace}/{folder}"} for folder in self.suite.server_folders(self.task)]
         await driver.arrange(*steps)
 
-    def _pack(self, into: Path) -> None:
-        """What every sandbox needs and what the task does, as one: a container takes 40 ms for each `put`."""
-        shutil.copyfile(self.common, into)
-        self.suite.task_archive(self.task, into, sealed=self._answers_needed)
+    def _pack(self, archive: Path) -> None:
+        # One archive and not two: each `put` into a container takes about 40 ms.
+        shutil.copyfile(self.common, archive)
+        self.suite.task_archive(self.task, archive, sealed=self._needs_answers)
 
     async def _preprocess(self, sandbox: Sandbox, driver: DriverClient) -> None:
-        profile = self.suite.profile
+        profile, seconds = self.suite.profile, self.limits.preprocess_seconds
         module = ".".join((*self.task.folder.parts, str(self.task.files.preprocess)))
         result = await driver.run(
             [
@@ -112,37 +120,37 @@ class SetUp:
             ],
             cwd=str(sandbox.root),
             env=dict(profile.environment),
-            timeout_seconds=self.deadlines.preprocess,
+            timeout_seconds=seconds,
             leave=self.task.leaves_running,
         )
         if result.timed_out:
-            raise SetUpError(f"preprocess took longer than {self.deadlines.preprocess:g} s")
+            raise SetUpError(f"preprocess took longer than {seconds:g} s")
         if result.exit_code != 0 and profile.preprocess_must_succeed:
-            said = (result.stderr.strip() or result.stdout.strip())[-OUTPUT_TAIL:]
-            how = f"exit code {result.exit_code}" if result.signal is None else f"signal {result.signal}"
-            raise SetUpError(f"preprocess failed ({how}): {said}")
+            output = (result.stderr.strip() or result.stdout.strip())[-OUTPUT_TAIL:]
+            status = f"exit code {result.exit_code}" if result.signal is None else f"signal {result.signal}"
+            raise SetUpError(f"preprocess failed ({status}): {output}")
 
     async def _seal(
         self, sandbox: Sandbox, driver: DriverClient, values: Mapping[str, str], made: Collection[str]
     ) -> None:
-        """Take away what no server needs, then search for the answers: what is not shown to be gone fails.
+        """Remove what no server of the task needs, then check that no answer is left.
 
-        What no server needs are also the suite's credentials for other tasks' servers.
-        `made` are the names that preprocess left in the task's folder: drafts and caches among them.
+        What no server needs includes the suite's credentials for other tasks' servers. `made`: names in the
+        task's folder after preprocess, drafts and caches among them.
         """
         folder = sandbox.root / self.task.folder
-        going = self.suite.names_to_seal(self.task, root=sandbox.root, values=values, created=made)
+        unneeded = self.suite.names_to_seal(self.task, root=sandbox.root, values=values, created=made)
         try:
             await driver.arrange(
-                *({"remove": str(folder / name)} for name in going),
-                *(await anyio.to_thread.run_sync(self._withholding, sandbox.root, values)),
+                *({"remove": str(folder / name)} for name in unneeded),
+                *(await anyio.to_thread.run_sync(self._credential_steps, sandbox.root, values)),
                 {"absent": list(self.suite.sealed_names), "under": str(sandbox.root / "tasks"), "except": []},
             )
         except DriverError as error:
             raise SetUpError(f"the answers could not be sealed: {error.message}") from None
 
-    def _withholding(self, root: PurePosixPath, values: Mapping[str, str]) -> list[JsonObject]:
-        """How the credentials go that no server of the task needs, and what Python compiled of them."""
+    def _credential_steps(self, root: PurePosixPath, values: Mapping[str, str]) -> list[JsonObject]:
+        """The `arrange` steps that remove credentials no server of the task needs, and their bytecode."""
         steps: list[JsonObject] = []
         for secret, stand_in in self.suite.secrets_to_remove(self.task, root=root, values=values).items():
             path = root / secret
@@ -151,30 +159,29 @@ class SetUp:
                 steps.append({"write": str(path), "text": file.read_text("utf-8")})
         return steps
 
-    async def _values(self, sandbox: Sandbox, driver: DriverClient) -> Mapping[str, str]:
-        """What `${config.*}` and `${token.*}` stand for, computed by the suite's own Python, once."""
-        wanted = self.suite.token_names(self.task)
-        if not wanted:
+    async def _read_values(self, sandbox: Sandbox, driver: DriverClient) -> Mapping[str, str]:
+        """The values of `${config.*}` and `${token.*}`, computed by the suite's own Python."""
+        if not self.suite.token_names(self.task):
             return {}
         result = await driver.run(
             self.suite.values_command(self.task),
             cwd=str(sandbox.root),
             env=dict(self.suite.profile.environment),
-            timeout_seconds=self.deadlines.servers,
+            timeout_seconds=self.limits.servers_seconds,
             channel=True,
         )
         if result.exit_code != 0:
             raise SetUpError(f"the suite's tokens could not be read: {result.stderr.strip()[-OUTPUT_TAIL:]}")
         return self.suite.parse_values(result.channel or "")
 
-    async def _servers(
+    async def _start_servers(
         self, sandbox: Sandbox, driver: DriverClient, values: Mapping[str, str]
     ) -> dict[str, ServerInfo]:
         specs = self.suite.server_specs(self.task, root=sandbox.root, values=values)
         if not specs:
             return {}
         try:
-            return await driver.start(specs, deadline_seconds=self.deadlines.servers)
+            return await driver.start(specs, deadline_seconds=self.limits.servers_seconds)
         except DriverError as error:
             about = error.data.get("about", {})
             stderr = str(about.get("stderr", "")).strip()[-OUTPUT_TAIL:]
@@ -182,10 +189,3 @@ class SetUp:
                 f"{error.message}{f'; its last words: {stderr}' if stderr else ''}",
                 server=about.get("server"),
             ) from None
-
-
-def _names_in(archive: Path) -> frozenset[str]:
-    """The names directly below the folder that was packed."""
-    with archive.open("rb") as file:
-        names = (member.name.removeprefix(b"./").partition(b"/")[0] for member in tar.read_members(file))
-        return frozenset(name.decode("utf-8", "surrogateescape") for name in names if name not in (b"", b"."))

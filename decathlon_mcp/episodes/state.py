@@ -1,4 +1,4 @@
-"""Where an episode stands: one phase, moved along the table and nowhere else, and a way to wait for it."""
+"""The state of an episode: one phase, one table of transitions, and a way to wait for a phase."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from decathlon_mcp.errors import DecathlonError
 
 
 class Phase(StrEnum):
-    """Where an episode stands in its life (`MOVES` says what may follow what)."""
+    """The phases of an episode, in order; `TRANSITIONS` lists the allowed successors of each."""
 
     QUEUED = "queued"
     OPENING = "opening"
@@ -20,7 +20,7 @@ class Phase(StrEnum):
     ENDED = "ended"
 
 
-MOVES: dict[Phase, frozenset[Phase]] = {
+TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     Phase.QUEUED: frozenset({Phase.OPENING, Phase.ENDED}),
     Phase.OPENING: frozenset({Phase.READY, Phase.ENDED}),
     Phase.READY: frozenset({Phase.CLAIMED, Phase.ENDED}),
@@ -31,7 +31,7 @@ MOVES: dict[Phase, frozenset[Phase]] = {
 
 
 class Ending(StrEnum):
-    """Why an episode ended."""
+    """Why an episode ended. Clients see these texts."""
 
     CLOSED = "closed by its client"
     SCORED = "scored"
@@ -45,30 +45,42 @@ class Ending(StrEnum):
 
 
 class State:
-    """A phase; once it is ENDED, `ending` says why and `cause` is the error behind it, if there is one."""
+    """The current phase. Once it is ENDED, `ending` is the reason and `cause` the error behind it, if any."""
 
     def __init__(self) -> None:
-        self.phase = Phase.QUEUED
-        self.ending: Ending | None = None
-        self.cause: DecathlonError | None = None
-        self._moved = anyio.Event()
+        self._phase = Phase.QUEUED
+        self._ending: Ending | None = None
+        self._cause: DecathlonError | None = None
+        self._changed = anyio.Event()
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @property
+    def ending(self) -> Ending | None:
+        return self._ending
+
+    @property
+    def cause(self) -> DecathlonError | None:
+        return self._cause
 
     def move(self, to: Phase) -> None:
-        """Raises RuntimeError for a move that the table does not allow."""
-        if to not in MOVES[self.phase]:
-            raise RuntimeError(f"an episode cannot go from {self.phase} to {to}")
-        self.phase = to
-        self._moved.set()
-        self._moved = anyio.Event()
+        """Change the phase. Raises RuntimeError for a transition that is not in the table."""
+        if to not in TRANSITIONS[self._phase]:
+            raise RuntimeError(f"an episode cannot go from {self._phase} to {to}")
+        self._phase = to
+        self._changed.set()
+        self._changed = anyio.Event()
 
     def end(self, ending: Ending, cause: DecathlonError | None = None) -> None:
-        """The last move. The first ending stands."""
-        if self.phase is not Phase.ENDED:
-            self.ending, self.cause = ending, cause
+        """Change to ENDED. Does nothing if the episode has ended before."""
+        if self._phase is not Phase.ENDED:
+            self._ending, self._cause = ending, cause
             self.move(Phase.ENDED)
 
     async def reach(self, *phases: Phase) -> Phase:
-        """Wait until the phase is one of these; which."""
-        while self.phase not in phases:
-            await self._moved.wait()
-        return self.phase
+        """Wait until the phase is one of these, and return it."""
+        while self._phase not in phases:
+            await self._changed.wait()
+        return self._phase

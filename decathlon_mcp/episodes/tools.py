@@ -1,41 +1,51 @@
-"""An episode's tools as its clients see them: the task's own, spelled for this server, plus two of ours.
+"""An episode's tools: their names for clients, the routes to the task's servers, and the calls.
 
-How an episode's calls reach the tools: the task's servers, and those of the suite's own code.
-
-The latter are a server too, started when one of them is first called, and anew should it have died. What the
-agent gets of a reply is decided here: as it came, or cut where the suite cuts.
+The task's servers come with their own tools; `claim_done` and `evaluate` are ours. The suite's local tools
+run in one more server, named `local`. It starts with the first call of a local tool, because most attempts
+never call one.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 import anyio
 
 from decathlon_mcp.driver_client.driver import DriverClient
-from decathlon_mcp.driver_client.rpc import Note
-from decathlon_mcp.errors import DriverError, SetUpError, UnknownToolError
+from decathlon_mcp.driver_client.rpc import NotificationHandler
+from decathlon_mcp.errors import DriverError, SetUpError, SuiteError, UnknownToolError
+from decathlon_mcp.suites.local_tools import (
+    ToolDescriptions,
+    describe_command,
+    known_needs,
+    parse_descriptions,
+)
+from decathlon_mcp.suites.profile import SuiteProfile
+from decathlon_mcp.suites.suite import Suite
+from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.suites.tool_names import LOCAL, spell
 from decathlon_mcp.suites.truncation import truncate
 from decathlon_mcp.types import JsonObject, Names, as_object
 
+OUTPUT_TAIL = 2000
+"""Characters of a failed command's stderr that an error message quotes."""
 ORIGINAL_KEY = "decathlon/original"
-"""`_meta` of a tool whose name was shortened: the server and the name that it has there."""
+"""Key in the `_meta` of a tool whose name was shortened; its value has the server and the original name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """Where a tool is: the task's server and the name it has there."""
+class ToolRoute:
+    """The server of a tool and the tool's name there."""
 
     server: str
     tool: str
 
 
 def claim_tool(names: Names) -> JsonObject:
-    """The tool that ends an attempt."""
+    """Definition of the tool that ends an attempt."""
     return {
         "name": "local-claim_done" if names == "toolathlon" else "claim_done",
         "title": "Claim done",
@@ -59,7 +69,7 @@ def claim_tool(names: Names) -> JsonObject:
 
 
 def evaluate_tool() -> JsonObject:
-    """The tool that gives the verdict."""
+    """Definition of the tool that returns the verdict."""
     return {
         "name": "evaluate",
         "title": "Evaluate",
@@ -74,17 +84,19 @@ def evaluate_tool() -> JsonObject:
 
 
 class ToolRouter:
-    """The tools of a task's servers under stable names, in stable order.
+    """Maps tool names, as this server spells them, to the task's servers. Names and order are stable.
 
-    Raises SetUpError where two tools would have one name (only `raw` names can clash).
+    `offered`: the tools that each server listed, unchanged. Raises SetUpError if two tools get the same name,
+    which only `raw` names can.
     """
 
     def __init__(self, offered: Mapping[str, Sequence[JsonObject]], names: Names) -> None:
+        self.offered = offered
         claim, evaluate = claim_tool(names), evaluate_tool()
         self.claim_name: str = claim["name"]
         self.evaluate_name: str = evaluate["name"]
-        self._routes: dict[str, Route] = {}
-        described: dict[str, JsonObject] = {}
+        self._routes: dict[str, ToolRoute] = {}
+        definitions: dict[str, JsonObject] = {}
         for server in sorted(offered):
             for tool in offered[server]:
                 original = tool.get("name")
@@ -96,14 +108,14 @@ class ToolRouter:
                         f"two tools are called {name!r} (one of them is {server}'s): "
                         "choose another spelling, e.g. `--names decathlon`"
                     )
-                self._routes[name] = Route(server, original)
-                described[name] = _described(tool, name, Route(server, original))
-        self.tools: list[JsonObject] = [*(described[name] for name in sorted(described)), claim]
-        """All but `evaluate`, which is for those who may judge."""
+                self._routes[name] = route = ToolRoute(server, original)
+                definitions[name] = _renamed(tool, name, route)
+        self.tools: list[JsonObject] = [*(definitions[name] for name in sorted(definitions)), claim]
+        """All tools except `evaluate`, which only clients that may evaluate see."""
         self.evaluator_tools = [*self.tools, evaluate]
 
-    def route(self, name: str) -> Route:
-        """Where a tool is. Raises UnknownToolError naming those that look like it."""
+    def route(self, name: str) -> ToolRoute:
+        """The route of a tool. Raises UnknownToolError with the names that are similar."""
         if (route := self._routes.get(name)) is None:
             near = difflib.get_close_matches(name, [tool["name"] for tool in self.tools], n=3, cutoff=0.5)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
@@ -111,53 +123,61 @@ class ToolRouter:
         return route
 
 
-def _described(tool: JsonObject, name: str, route: Route) -> JsonObject:
-    """The tool in its server's words, but for the name; a schema without a type gets one.
-
-    The Python client refuses a whole list for one `inputSchema: {}`.
-    """
+def _renamed(tool: JsonObject, name: str, route: ToolRoute) -> JsonObject:
+    """The server's definition of a tool under another name."""
     schema = as_object(tool.get("inputSchema")) or {}
-    told: JsonObject = {
+    definition: JsonObject = {
         **tool,
         "name": name,
+        # The Python client refuses a whole list of tools for one schema without a type.
         "inputSchema": schema if "type" in schema else {"type": "object", **schema},
     }
     if not name.endswith(route.tool):
         original = {"server": route.server, "tool": route.tool}
-        told["_meta"] = {**(as_object(tool.get("_meta")) or {}), ORIGINAL_KEY: original}
-    return told
+        definition["_meta"] = {**(as_object(tool.get("_meta")) or {}), ORIGINAL_KEY: original}
+    return definition
 
 
-class Calls:
-    """Relays calls of one episode. `workspace` None: no reply is cut."""
+class ToolSession:
+    """The tools of one ready episode and the connection that calls them.
+
+    `local_server`: how to start the server of the local tools (a SERVER object of the wire), None if the task
+    has none; it has `start_seconds` to start. `workspace`: overlong replies are saved below this folder of
+    the sandbox and cut; None passes every reply on whole.
+    """
 
     def __init__(
         self,
         driver: DriverClient,
+        router: ToolRouter,
         *,
-        local: JsonObject | None = None,
-        deadline_seconds: float = 60.0,
+        local_server: JsonObject | None = None,
+        start_seconds: float = 60.0,
         workspace: PurePosixPath | None = None,
     ) -> None:
+        self.router = router
         self._driver = driver
-        self._local = local
-        self._deadline_seconds = deadline_seconds
+        self._local_server = local_server
+        self._start_seconds = start_seconds
         self._workspace = workspace
-        self._started = False
+        self._local_running = False
         self._starting = anyio.Lock()
 
     async def call(
         self,
-        route: Route,
+        route: ToolRoute,
         params: JsonObject,
         *,
-        on_progress: Note | None = None,
-        on_message: Note | None = None,
+        on_progress: NotificationHandler | None = None,
+        on_message: NotificationHandler | None = None,
     ) -> JsonObject:
-        """The whole reply, `result` or `error`. Raises what the link's `call` and `start` do."""
-        own = route.server == LOCAL and self._local is not None
-        if own:
-            await self._up()
+        """Send `tools/call` and return the whole reply, with `result` or `error`.
+
+        Raises what `DriverClient.call` and `DriverClient.start` raise.
+        """
+        is_local = route.server == LOCAL and self._local_server is not None
+        if is_local:
+            await self._ensure_local_server()
         try:
             reply = await self._driver.call(
                 route.server,
@@ -168,19 +188,22 @@ class Calls:
                 on_message=on_message,
             )
         except DriverError as error:
-            if own and error.data.get("reason") == "server":
-                self._started = False
+            if is_local and error.data.get("reason") == "server":
+                # The server has died; the next call starts it again.
+                self._local_running = False
             raise
-        return reply if own else await self._as_shown(reply)
+        return reply if is_local else await self._cut_overlong(reply)
 
-    async def _up(self) -> None:
+    async def _ensure_local_server(self) -> None:
         async with self._starting:
-            if not self._started and self._local is not None:
-                with anyio.CancelScope(shield=True):  # one that is half started could not be started again
-                    await self._driver.start([self._local], deadline_seconds=self._deadline_seconds)
-                self._started = True
+            if not self._local_running and self._local_server is not None:
+                # Shielded: a caller that is cancelled must not leave a half-started server behind, because
+                # the driver refuses to start a second one of the same name.
+                with anyio.CancelScope(shield=True):
+                    await self._driver.start([self._local_server], deadline_seconds=self._start_seconds)
+                self._local_running = True
 
-    async def _as_shown(self, reply: JsonObject) -> JsonObject:
+    async def _cut_overlong(self, reply: JsonObject) -> JsonObject:
         result = as_object(reply.get("result"))
         if self._workspace is None or result is None:
             return reply
@@ -191,3 +214,45 @@ class Calls:
             {"make": str(overlong.path.parent)}, {"write": str(overlong.path), "text": overlong.full_text}
         )
         return {**reply, "result": overlong.result}
+
+
+@dataclass(slots=True)
+class LocalTools:
+    """Definitions of one suite's local tools; each is read from the suite's code once and kept in `known`."""
+
+    known: dict[str, tuple[JsonObject, ...]] = field(default_factory=dict[str, tuple[JsonObject, ...]])
+    _lock: anyio.Lock = field(default_factory=anyio.Lock)
+
+    async def describe(
+        self, suite: Suite, task: Task, driver: DriverClient, *, root: PurePosixPath, timeout_seconds: float
+    ) -> ToolDescriptions:
+        """The definitions of a task's local tools. Raises SetUpError if the suite's code fails."""
+        needs = known_needs(suite.profile, task.needs.local_tools)
+        async with self._lock:
+            unknown = [need for need in needs if need not in self.known]
+            if unknown:
+                self.known.update(await _run_describe(suite.profile, unknown, driver, root, timeout_seconds))
+        return {need: self.known[need] for need in needs}
+
+
+async def _run_describe(
+    profile: SuiteProfile,
+    needs: Sequence[str],
+    driver: DriverClient,
+    root: PurePosixPath,
+    timeout_seconds: float,
+) -> ToolDescriptions:
+    try:
+        result = await driver.run(
+            describe_command(profile, needs, root),
+            cwd=str(root),
+            env=dict(profile.environment),
+            timeout_seconds=timeout_seconds,
+            channel=True,
+        )
+        if result.exit_code == 0:
+            return parse_descriptions(result.channel or "", needs)
+        cause = result.stderr.strip()[-OUTPUT_TAIL:] or "it took too long"
+    except (DriverError, SuiteError) as error:
+        cause = error.message
+    raise SetUpError(f"the local tools {', '.join(needs)} could not be described: {cause}")

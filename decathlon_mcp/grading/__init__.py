@@ -1,1 +1,1 @@
-"""From a closed attempt to a signed verdict."""
+"""Grading: from a closed attempt to a signed verdict."""

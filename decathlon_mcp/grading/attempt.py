@@ -1,4 +1,4 @@
-"""What an episode knows of the agent's run when it asks for a grade: frozen values, no sandbox."""
+"""The record of one attempt: what the agent did, as frozen values."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from decathlon_mcp.sandboxes.base import Isolation
 from decathlon_mcp.suites.prompts import Prompt
 from decathlon_mcp.types import JsonObject, Network, as_object
 
-COUNTED = ("calls", "failed_calls", "tools_used", "seconds", "turns", "success")
-"""The metrics that the server knows by itself; `success` is what the evaluator's exit status says."""
+SERVER_METRICS = ("calls", "failed_calls", "tools_used", "seconds", "turns", "success")
+"""Names of the metrics that the server itself provides; `success` comes from the evaluator's exit code."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """One call of one of the task's tools, as it passed through.
+    """One call of a tool of the task.
 
-    `name` is the tool as the agent spelled it, `result` the raw MCP result or {"error": ...}; `started_at`
-    is in seconds since the epoch.
+    `name` is the tool's name as the agent sent it, `result` the raw MCP result or {"error": ...}.
+    `started_at` is in seconds since the epoch.
     """
 
     seq: int
@@ -34,7 +34,7 @@ class CallRecord:
 
     @classmethod
     def from_journal(cls, event: JsonObject) -> CallRecord:
-        """Read a `call` event of an episode's journal; fields that are not ours are passed over."""
+        """Read a `call` event of an episode's journal; unknown fields are ignored."""
         return cls(
             seq=int(event["seq"]),
             server=str(event["server"]),
@@ -50,12 +50,12 @@ class CallRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One attempt at one task, closed.
+    """One closed attempt at one task.
 
-    `task` and `suite` are names as a client spells them. `tools` is what each server offered, in its own
-    words. `turns` is known only where the client says so; `started_at` is when the tools were ready,
-    `claimed_at` when they were closed. `claimed`: the agent said itself that it was done. `truncated`: the
-    attempt was closed by a limit. `image_digest`: of the image that it was played in, where there is one.
+    `task` and `suite` are names as clients spell them. `tools` are the tool definitions of each server, as
+    the server sent them. `turns` is None unless the client reports it. `started_at` is the time when the
+    tools were ready, `claimed_at` the time when they were closed. `claimed`: the agent called `claim_done`.
+    `truncated`: a limit ended the attempt. `image_digest`: the agent's image, None without one.
     """
 
     episode: str
@@ -79,7 +79,7 @@ class Attempt:
 
     @property
     def counts(self) -> dict[str, float]:
-        """The metrics of `COUNTED` that are known before the evaluation; `claim_done` is not a call."""
+        """The metrics of `SERVER_METRICS` that are known before the evaluation; `claim_done` is no call."""
         counts = {
             "calls": float(len(self.calls)),
             "failed_calls": float(sum(call.failed for call in self.calls)),

@@ -1,4 +1,4 @@
-"""What a grading needs: values and archives, decided before the first sandbox is opened."""
+"""The input of grading: everything that is known before the first sandbox is opened."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import Network
 
 OpenSandbox: TypeAlias = Callable[[Network], AbstractAsyncContextManager[tuple[Sandbox, DriverClient]]]
-"""Opens a sandbox with its driver for one run; when grading in place, gives the agent's own."""
+"""Opens a sandbox and its driver for one run. When grading in place, it yields the agent's own sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedWorkspace:
-    """What an agent left behind, as archives on the server's disk.
+    """The files of a closed attempt, as archives on the server's disk.
 
-    `workspace` is a tar of the agent's workspace, written by whoever was inside; None when it could not be
-    captured, and `refused` says why. `sealed` is a tar of the task's folder as preprocess left it, names
-    relative to that folder; None means the suite's own files.
+    `workspace` is a tar of the agent's workspace. It comes out of a sandbox, so nothing in it is trusted;
+    None if it could not be captured, and then `refused` says why. `sealed` is a tar of the task's folder
+    after preprocess, with names relative to that folder; None means the suite's own files.
     """
 
     workspace: Path | None
@@ -37,8 +37,9 @@ class CapturedWorkspace:
 class GradingJob:
     """One closed attempt to grade.
 
-    `common` is the suite's common archive; the archives of `credentials` are unpacked over it. The deadline
-    covers all runs. `in_place`: the evaluator runs in the agent's own sandbox, on the workspace as it is.
+    `common` is the suite's common archive; the archives of `credentials` are unpacked over it.
+    `deadline_seconds` is for all runs together. `in_place`: the evaluator runs in the agent's own sandbox, on
+    the workspace as it is there.
     """
 
     attempt: Attempt

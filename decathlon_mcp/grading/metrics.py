@@ -1,4 +1,4 @@
-"""What a rubric's function returned, checked: it comes out of a sandbox, over a descriptor of ours."""
+"""Validation of the metrics that a rubric's function returns; they come out of a sandbox."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from decathlon_mcp.errors import DecathlonError
-from decathlon_mcp.grading.attempt import COUNTED
+from decathlon_mcp.grading.attempt import SERVER_METRICS
 from decathlon_mcp.types import as_object
 
 MAX_METRICS = 200
@@ -15,22 +15,23 @@ MAX_NAME_CHARACTERS = 100
 
 
 class BadMetricsError(DecathlonError):
-    """The metrics cannot make a reward; the message says which one and why."""
+    """A reward cannot be computed from the metrics; the message names the metric and the reason."""
 
     code = "bad_metrics"
 
 
-def read_metrics(said: str | None) -> dict[str, float]:
-    """The one JSON object that the harness wrote: booleans are 1.0 and 0.0, numbers are finite.
+def read_metrics(text: str | None) -> dict[str, float]:
+    """Parse the JSON object that the harness wrote; booleans become 1.0 and 0.0.
 
-    Raises BadMetricsError for anything else, and for a name that the server counts by itself.
+    Raises BadMetricsError for anything but an object of finite numbers and booleans, and for a name of
+    `SERVER_METRICS`.
     """
-    if not said:
+    if not text:
         raise BadMetricsError("the rubric's function ended without returning metrics")
     try:
-        values = as_object(json.loads(said))
+        values = as_object(json.loads(text))
     except (ValueError, RecursionError):
-        raise BadMetricsError("what came back over the metrics' channel is not one JSON value") from None
+        raise BadMetricsError("the output of the rubric's function is not one JSON value") from None
     if values is None:
         raise BadMetricsError("the rubric's function did not return a dict")
     if len(values) > MAX_METRICS:
@@ -39,19 +40,21 @@ def read_metrics(said: str | None) -> dict[str, float]:
 
 
 def name_problem(name: str) -> str | None:
-    """Why `name` cannot be a metric's; None where it can."""
+    """The reason why `name` cannot name a metric; None if it can."""
     if not name or name != name.strip() or not name.isprintable() or len(name) > MAX_NAME_CHARACTERS:
-        return f"a metric's name is 1 to {MAX_NAME_CHARACTERS} printable characters"
+        return f"a metric's name has 1 to {MAX_NAME_CHARACTERS} printable characters"
     if any(sign in name for sign in "<>=!"):
-        return "a metric's name has none of < > = !"
+        return "a metric's name has none of the characters < > = !"
     return None
 
 
 def _name(name: str) -> str:
     if problem := name_problem(name):
         raise BadMetricsError(f"metric {name[:MAX_NAME_CHARACTERS]!r}: {problem}")
-    if name in COUNTED:
-        raise BadMetricsError(f"metric {name!r} is one that the server counts by itself: call it otherwise")
+    if name in SERVER_METRICS:
+        raise BadMetricsError(
+            f"metric {name!r} is a metric that the server itself provides: choose another name"
+        )
     return name
 
 
@@ -71,5 +74,5 @@ def _number(name: str, value: Any) -> float:
 def _shown(value: Any) -> str:
     if isinstance(value, float):
         return repr(value)
-    said = json.dumps(value, ensure_ascii=False)
-    return said if len(said) <= 60 else f"{said[:60]}…"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -1,18 +1,17 @@
-"""How metrics become one reward: names and weights, as trainers' rubrics have them.
+"""Rubrics: weights that turn metrics into one reward.
 
-Decided 2026-11-21: a rubric changes the reward, never `success`. That is the evaluator's exit status, which
-every task of a suite has and which stays comparable between suites; a rubric that wants it weighs the
-metric `success`.
+A task's rubric is `evaluation/rubric.yaml` or `rubric.yaml` in its folder:
 
-Reading a rubric: `rubric.yaml` beside a task's evaluator, or `rubrics.yaml` at the checkout's root.
-
-    function: evaluation/evaluator.py:evaluate      # optional: without it, only what the server counts
+    function: evaluation/evaluator.py:evaluate      # optional: without it, only the server's own metrics
     weights: {paper_downloaded: 0.5, correct_paper: 1.0, "calls < 20": 0.1}
     normalise: false                                # optional
     ranges: {correct_paper: [0, 1]}                 # optional
 
-`rubrics.yaml` has `tasks`, a mapping of task ids to such rubrics, and `default`, the one of all other tasks
-(either may be left out). A task's own file is before the suite's.
+`rubrics.yaml` at the checkout's root has `tasks`, a mapping of task ids to such rubrics, and `default`, the
+rubric of all other tasks; both are optional. A task's own file has precedence.
+
+Decided 2026-11-21: a rubric changes the reward, never `success`. That is the evaluator's exit code, which
+every task has and which can be compared between suites; a rubric that needs it uses the metric `success`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from typing import Annotated, Self, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.grading.attempt import COUNTED
+from decathlon_mcp.grading.attempt import SERVER_METRICS
 from decathlon_mcp.grading.metrics import BadMetricsError, name_problem
 from decathlon_mcp.suites.documents import file_error, read_yaml, validate
 from decathlon_mcp.suites.suite import Suite
@@ -48,7 +47,7 @@ _SIGNS: Mapping[str, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """What a weight is for: a metric, or a metric compared with a number (`calls < 20`)."""
+    """A weighted term: a metric, or a comparison of a metric with a number (`calls < 20`)."""
 
     metric: str
     sign: str | None = None
@@ -56,20 +55,20 @@ class Term:
 
     @classmethod
     def read(cls, name: str) -> Term:
-        """`NAME` or `NAME SIGN NUMBER`, nothing else. Raises ValueError for a comparison that is neither."""
+        """Parse `NAME` or `NAME SIGN NUMBER`. Raises ValueError for a comparison that is not of that form."""
         if not any(sign in name for sign in "<>=!"):
             return cls(name)
-        found = _COMPARISON.fullmatch(name)
-        if found is None:
+        match = _COMPARISON.fullmatch(name)
+        if match is None:
             raise ValueError("a comparison is a metric's name, one of < <= > >= == != and a number")
-        return cls(found[1], found[2], float(found[3]))
+        return cls(match[1], match[2], float(match[3]))
 
     def value(self, metrics: Mapping[str, float]) -> float:
-        """The metric, or 1.0 or 0.0 for a comparison. Raises BadMetricsError where it is not there."""
+        """The metric's value; 1.0 or 0.0 for a comparison. Raises BadMetricsError without the metric."""
         if self.metric not in metrics:
-            have = ", ".join(sorted(metrics)) or "none"
+            available = ", ".join(sorted(metrics)) or "none"
             raise BadMetricsError(
-                f"the rubric weighs {self.metric!r}, which is not there (there are: {have})"
+                f"the rubric has a weight for {self.metric!r}, which is no metric here (metrics: {available})"
             )
         number = metrics[self.metric]
         return number if self.sign is None else float(_SIGNS[self.sign](number, self.bound))
@@ -77,11 +76,11 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Rubric:
-    """Weights by metric (or comparison), and where the metrics come from.
+    """Weights by metric or comparison, and the function that returns the metrics.
 
-    `function` is `evaluation/evaluator.py:evaluate`: a file of the task's folder and a function in it. A
-    metric outside its range (both ends belong to it) is an error of the evaluation. `normalise` divides the
-    weighted sum by the total of the weights.
+    `function` is such as `evaluation/evaluator.py:evaluate`: a file of the task's folder and a function in
+    it. A metric outside its range (both ends are inside) is an error of the evaluation. `normalise` divides
+    the weighted sum by the sum of the weights.
     """
 
     weights: Mapping[str, float]
@@ -90,7 +89,7 @@ class Rubric:
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
 
     def reward(self, metrics: Mapping[str, float]) -> float:
-        """The weighted sum. Raises BadMetricsError: a weighted metric is missing, one is out of range, ..."""
+        """The weighted sum. Raises BadMetricsError for a metric that is missing or out of range."""
         for name, (low, high) in self.ranges.items():
             number = Term(name).value(metrics)
             if not low <= number <= high:
@@ -102,7 +101,7 @@ class Rubric:
         return reward
 
     def comparisons(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """The comparisons that are weighed, as metrics of their own: 1.0 or 0.0."""
+        """The weighted comparisons as metrics, 1.0 or 0.0 each."""
         terms = {name: Term.read(name) for name in self.weights}
         return {name: term.value(metrics) for name, term in terms.items() if term.sign is not None}
 
@@ -113,21 +112,24 @@ _FUNCTION = re.compile(r"(evaluation(?:/\w+)*/\w+\.py):([^\W\d]\w*)")
 
 
 def load_rubric(suite: Suite, task: Task) -> Rubric | None:
-    """The rubric of a task, None where it has none. Raises SuiteError naming file, line and field."""
+    """The rubric of a task; None if it has none. Raises SuiteError with file, line and field."""
     folder = suite.path / task.folder
-    own = [folder / name for name in TASK_FILES if (folder / name).is_file()]
-    if len(own) > 1:
-        raise SuiteError(f"{task.id} has two rubrics: {own[0]} and {own[1]}", file=str(own[1]))
-    if own:
-        return _rubric(validate(own[0], _OF_TASK, read_yaml(own[0])), own[0], folder)
-    for_all = suite.path / SUITE_FILE
-    if not for_all.is_file():
+    task_files = [folder / name for name in TASK_FILES if (folder / name).is_file()]
+    if len(task_files) > 1:
+        raise SuiteError(
+            f"{task.id} has two rubrics: {task_files[0]} and {task_files[1]}", file=str(task_files[1])
+        )
+    if task_files:
+        file = task_files[0]
+        return _rubric(validate(file, _TASK_RUBRIC, read_yaml(file)), file, folder)
+    suite_file = suite.path / SUITE_FILE
+    if not suite_file.is_file():
         return None
-    said = validate(for_all, _OF_SUITE, read_yaml(for_all))
-    if unknown := said.tasks.keys() - suite.tasks.keys():
-        raise file_error(for_all, f"there is no task {min(unknown)!r} in this suite", field="tasks")
-    rubric = said.tasks.get(task.id, said.default)
-    return None if rubric is None else _rubric(rubric, for_all, folder)
+    rubrics = validate(suite_file, _SUITE_RUBRICS, read_yaml(suite_file))
+    if unknown := rubrics.tasks.keys() - suite.tasks.keys():
+        raise file_error(suite_file, f"there is no task {min(unknown)!r} in this suite", field="tasks")
+    rubric = rubrics.tasks.get(task.id, rubrics.default)
+    return None if rubric is None else _rubric(rubric, suite_file, folder)
 
 
 def _name(name: str) -> str:
@@ -143,14 +145,14 @@ def _term(name: str) -> str:
 
 def _range(ends: tuple[float, float]) -> tuple[float, float]:
     if ends[0] > ends[1]:
-        raise ValueError("a range is two numbers, the lower first")
+        raise ValueError("a range is two numbers, the lower one first")
     return ends
 
 
 def _address(address: str) -> str:
     if _FUNCTION.fullmatch(address) is None:
         raise ValueError(
-            "a file of the task's evaluation package and a function were expected: "
+            "expected a file of the task's evaluation package and a function, such as "
             "evaluation/evaluator.py:evaluate"
         )
     return address
@@ -170,16 +172,16 @@ class _RubricFile(BaseModel):
     ] = {}
 
     @model_validator(mode="after")
-    def _check_whole(self) -> Self:
+    def _check_names(self) -> Self:
         names = [*(Term.read(name).metric for name in self.weights), *self.ranges]
-        unknown = [name for name in names if name not in COUNTED]
+        unknown = [name for name in names if name not in SERVER_METRICS]
         if self.function is None and unknown:
-            counted = ", ".join(COUNTED)
+            available = ", ".join(SERVER_METRICS)
             raise ValueError(
-                f"without `function` there is no metric {unknown[0]!r}; the server itself knows {counted}"
+                f"without `function` there is no metric {unknown[0]!r}; the server provides {available}"
             )
         if self.normalise and sum(self.weights.values()) <= 0:
-            raise ValueError("with `normalise` the total of the weights must be above 0")
+            raise ValueError("with `normalise` the sum of the weights must be above 0")
         return self
 
 
@@ -190,18 +192,18 @@ class _SuiteRubrics(BaseModel):
     default: _RubricFile | None = None
 
 
-_OF_TASK = TypeAdapter(_RubricFile)
-_OF_SUITE = TypeAdapter(_SuiteRubrics)
+_TASK_RUBRIC = TypeAdapter(_RubricFile)
+_SUITE_RUBRICS = TypeAdapter(_SuiteRubrics)
 
 
-def _rubric(said: _RubricFile, file: Path, folder: Path) -> Rubric:
-    """The function's file is there and binds its name; what it returns is known only when it is called."""
-    if said.function is not None and (problem := _function_problem(said.function, folder)):
+def _rubric(content: _RubricFile, file: Path, folder: Path) -> Rubric:
+    if content.function is not None and (problem := _function_problem(content.function, folder)):
         raise file_error(file, problem, field="function")
-    return Rubric(said.weights, said.function, said.normalise, said.ranges)
+    return Rubric(content.weights, content.function, content.normalise, content.ranges)
 
 
 def _function_problem(address: str, folder: Path) -> str | None:
+    # Parsed and never imported: an evaluator belongs into a sandbox.
     path, _, name = address.partition(":")
     file = folder / path
     if not file.is_file():
@@ -214,7 +216,7 @@ def _function_problem(address: str, folder: Path) -> str | None:
 
 
 def _binds(module: ast.Module, name: str) -> bool:
-    """Is the name defined, assigned or imported anywhere in the module? `import *` may bind any."""
+    """Whether the module defines, assigns or imports the name anywhere; `import *` may bind any name."""
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
             return True

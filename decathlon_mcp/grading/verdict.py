@@ -1,13 +1,15 @@
-"""What an evaluation says: the one versioned object that a reward travels in.
+"""The verdict: the versioned, signed object that carries the reward of an attempt.
 
-It carries its own signature, as its member `signature`, over all the others (`signing.py`).
+Its member `signature` covers all the others (see `signing.py`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import Annotated, Final, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
@@ -34,7 +36,7 @@ Number: TypeAlias = Annotated[float, AfterValidator(_finite)]
 
 
 class Signature(BaseModel):
-    """By whom: `key` is the public key's id, `value` the signature in base64."""
+    """`key` is the id of the public key, `value` the signature in base64."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -44,14 +46,14 @@ class Signature(BaseModel):
 
 
 class Verdict(BaseModel):
-    """What came of one attempt. No verdict is not a zero: only `scored` has `success` and `reward`.
+    """The result of one attempt. Only status `scored` has `success` and `reward`: no score is not a zero.
 
-    `success` is the evaluator's exit status and, where the suite requires it, the agent's own claim.
-    `metrics` are what the rubric's function returned and what the server counted; those of them that count
-    stand in `weights`. `evaluator_output` is the last of what the evaluator printed: never read, only shown.
-    `refused` lists what of the workspace did not cross to the grader. `seconds` is what the grading took.
-    `evaluator_digest` is over the evaluator's files and the groundtruth as they were graded with
-    (`digest.py`), `image_digest` the sandboxes' image as the engine knows it; None where there was none.
+    `success` is true if the evaluator exited with 0 and, where the suite requires it, the agent claimed the
+    task. `metrics` are the values that the rubric's function returned and those that the server counted;
+    `weights` lists the ones that make up the reward. `evaluator_output` is the end of what the evaluator
+    printed; it is shown and never parsed. `refused` lists what was left out of the workspace before grading.
+    `seconds` is the duration of the grading. `evaluator_digest` covers the evaluator's files and the
+    groundtruth that were used, `image_digest` identifies the image of the sandboxes; None if there was none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -91,59 +93,91 @@ class Verdict(BaseModel):
         return self
 
     def to_json(self) -> JsonObject:
-        """As kept and sent: `success` and `reward` only when it is scored, a signature once there is one."""
+        """The JSON form; without `success` and `reward` unless scored, without `signature` unless signed."""
         absent = set[str]() if self.status == "scored" else {"success", "reward"}
         if self.signature is None:
             absent.add("signature")
         return self.model_dump(mode="json", exclude=absent)
 
     def text(self) -> str:
-        """The one line that goes with it as tool output."""
+        """One line for people."""
         if self.status != "scored":
-            return f"No verdict ({self.status}): {' '.join(self.detail.split()) or 'no more is known'}"
-        words = [f"Reward {_short(self.reward)}: the attempt {'succeeded' if self.success else 'failed'}"]
-        counted = [
+            return f"No verdict ({self.status}): {' '.join(self.detail.split()) or 'no details'}"
+        parts = [f"Reward {_short(self.reward)}: the attempt {'succeeded' if self.success else 'failed'}"]
+        terms = [
             f"{name} {_short(self.metrics[name])} × {_short(weight)}" for name, weight in self.weights.items()
         ]
-        if counted:
-            words.append(f" ({', '.join(counted)})")
+        if terms:
+            parts.append(f" ({', '.join(terms)})")
         if not self.claimed:
-            words.append(", not claimed by the agent")
+            parts.append(", not claimed by the agent")
         if self.truncated:
-            words.append(", closed by a limit")
-        return "".join(words) + "."
+            parts.append(", closed by a limit")
+        return "".join(parts) + "."
 
 
-def verdict_without_grading(attempt: Attempt, *, status: Status, detail: str, **more: Any) -> Verdict:
-    """The verdict of an attempt that has no score; `more` are fields of `Verdict`."""
-    return verdict_of(attempt, status=status, detail=detail, **more)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The outcome of an evaluation: a score, or the status that says why there is none.
+
+    `success` and `reward` are set if and only if the status is `scored`. `metrics` are those that the attempt
+    itself does not know; `output` is what the evaluator printed; `detail` explains the status to people.
+    """
+
+    status: Status
+    success: bool | None = None
+    reward: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    weights: Mapping[str, float] = field(default_factory=dict[str, float])
+    output: str = ""
+    detail: str = ""
 
 
-def verdict_of(attempt: Attempt, *, detail: str = "", evaluator_output: str = "", **more: Any) -> Verdict:
-    """A verdict with what the attempt knows filled in, its texts bounded; `more` are fields of `Verdict`."""
-    fields: dict[str, Any] = {"metrics": attempt.counts, **more}
+def build_verdict(
+    attempt: Attempt,
+    outcome: Outcome,
+    *,
+    evaluator_digest: str | None = None,
+    refused: tuple[str, ...] = (),
+    in_place: bool = False,
+    seconds: float = 0.0,
+) -> Verdict:
+    """Combine an attempt and the outcome of its evaluation; long texts are cut to their end."""
     return Verdict(
         episode=attempt.episode,
         task=attempt.task,
         suite=attempt.suite,
         suite_revision=attempt.suite_revision,
+        evaluator_digest=evaluator_digest,
         image_digest=attempt.image_digest,
+        status=outcome.status,
+        success=outcome.success,
+        reward=outcome.reward,
+        metrics={**attempt.counts, **outcome.metrics},
+        weights=dict(outcome.weights),
         claimed=attempt.claimed,
         truncated=attempt.truncated,
+        in_place=in_place,
         isolation=attempt.isolation,
         agent_network=attempt.agent_network,
         grader_network=attempt.grader_network,
-        detail=_sayable(detail[-DETAIL_CHARACTERS:]),
-        evaluator_output=_sayable(evaluator_output[-OUTPUT_CHARACTERS:]),
+        evaluator_output=_without_surrogates(outcome.output[-OUTPUT_CHARACTERS:]),
+        detail=_without_surrogates(outcome.detail[-DETAIL_CHARACTERS:]),
+        refused=refused,
         started_at=_iso(attempt.started_at),
         claimed_at=_iso(attempt.claimed_at),
-        scored_at=_iso(datetime.now(UTC)) if fields.get("status") == "scored" else None,
-        **fields,
+        scored_at=_iso(datetime.now(UTC)) if outcome.status == "scored" else None,
+        seconds=seconds,
     )
 
 
-def _sayable(text: str) -> str:
-    """Without the half surrogate pairs that a sandbox may send, and JSON in UTF-8 cannot hold."""
+def verdict_without_grading(attempt: Attempt, *, status: Status, detail: str) -> Verdict:
+    """The verdict of an attempt that was never evaluated."""
+    return build_verdict(attempt, Outcome(status=status, detail=detail))
+
+
+def _without_surrogates(text: str) -> str:
+    # A sandbox may send lone surrogates; JSON in UTF-8 cannot hold them, and they cannot be signed.
     return text.encode("utf-8", "replace").decode()
 
 
@@ -151,5 +185,5 @@ def _short(number: float | None) -> str:
     return str(round(number or 0.0, 6))
 
 
-def _iso(when: datetime | None) -> str | None:
-    return None if when is None else when.isoformat(timespec="milliseconds")
+def _iso(time: datetime | None) -> str | None:
+    return None if time is None else time.isoformat(timespec="milliseconds")

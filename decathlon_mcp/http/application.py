@@ -74,7 +74,7 @@ class McpEndpoints:
         return SessionManager(
             server.server,
             security=self._hosts.security(),
-            idle_seconds=self._registry.settings.idle_seconds,
+            idle_seconds=self._registry.idle_seconds,
             max_body_bytes=MAX_BODY_BYTES,
             on_close=_close_episode if closes_episode else lambda request_context: None,
         )

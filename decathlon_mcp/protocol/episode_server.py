@@ -85,8 +85,8 @@ class EpisodeServer:
                 "phase": str(episode.state.phase),
                 "address": episode_address(ctx, access.id),
             }
-            if episode.waits_for is not None:
-                info["waits_for"] = episode.waits_for
+            if episode.waiting_for is not None:
+                info["waits_for"] = episode.waiting_for
             instructions = episode.prompt.instructions
         request_context.initialize_failed = False
         return {**result, "instructions": instructions, "_meta": {EPISODE_KEY: info}}
@@ -107,7 +107,7 @@ class EpisodeServer:
             or request_context.access.episode.tool_session is None
         ):
             return None
-        tools = request_context.access.episode.tool_session.toolbox.evaluator_tools
+        tools = request_context.access.episode.tool_session.router.evaluator_tools
         return next((tool["inputSchema"] for tool in tools if tool["name"] == name), None)
 
     async def _list_prompts(

@@ -110,7 +110,7 @@ class Lobby:
                 return await call_next(ctx)
 
     def _can_evaluate(self, ctx: Context) -> bool:
-        return may_evaluate(self._registry.settings.reward, request_context_of(ctx).principal)
+        return may_evaluate(self._registry.reward_policy, request_context_of(ctx).principal)
 
     def _instructions(self, ctx: Context) -> str:
         return EVALUATOR_INSTRUCTIONS if self._can_evaluate(ctx) else PLAYER_INSTRUCTIONS
@@ -130,7 +130,7 @@ class Lobby:
         access = self._current(ctx)
         if access is None or access.episode.tool_session is None:
             return []
-        toolbox = access.episode.tool_session.toolbox
+        toolbox = access.episode.tool_session.router
         # `claim_name` can be spelled differently from the lobby's `claim_done`, which does the same.
         excluded = {toolbox.claim_name, *LOBBY_TOOLS}
         return [tool for tool in toolbox.tools if tool["name"] not in excluded]
@@ -222,7 +222,7 @@ class Lobby:
             "policy": episode.policy,
             "phase": str(episode.state.phase),
             "prompt": episode.prompt.instructions,
-            "lease_seconds": self._registry.settings.idle_seconds,
+            "lease_seconds": self._registry.idle_seconds,
         }
         if call.wait:
             with episode.hold():
@@ -299,4 +299,4 @@ def _status(episode: Episode) -> JsonObject:
 
 
 def _waits_for(episode: Episode) -> JsonObject:
-    return {} if episode.waits_for is None else {"waits_for": episode.waits_for}
+    return {} if episode.waiting_for is None else {"waits_for": episode.waiting_for}

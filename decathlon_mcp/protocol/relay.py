@@ -90,10 +90,10 @@ def report_waiting(ctx: Context, episode: Episode) -> AbstractAsyncContextManage
     """Report what an episode waits for until it is ready: at once if that is another episode."""
 
     def message() -> str:
-        waits_for = episode.waits_for
+        waits_for = episode.waiting_for
         return "the sandbox is being set up" if waits_for is None else f"waiting for {waits_for}"
 
-    return report_progress(ctx, message, at_once=episode.waits_for is not None)
+    return report_progress(ctx, message, at_once=episode.waiting_for is not None)
 
 
 async def _relay(episode: Episode, ctx: Context, name: str, arguments: JsonObject | None) -> JsonObject:

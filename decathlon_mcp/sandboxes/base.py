@@ -1,7 +1,7 @@
-"""What opens sandboxes, and what a sandbox is to everything above: a byte stream, files in and out, an end.
+"""The protocols that providers of sandboxes implement: `Provider` opens sandboxes, `Sandbox` is an open one.
 
-Nothing above this room knows what Docker is, nor how a stream was made. What a sandbox *is* (image, limits,
-network) stands in `SandboxSpec`; what is *done* in it (task, set-up) does not.
+`conformance` checks an implementation. A spec describes the sandbox (image, limits, network), never the task
+that runs in it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Isolation = Literal["none", "container"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one sandbox may use of its host. None: no limit of ours."""
+    """What one sandbox may use of its host. None means no limit set by this server."""
 
     memory_mib: int | None = 4096
     cpus: float | None = 2.0
@@ -32,11 +32,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """What a sandbox is.
+    """Describes one sandbox.
 
-    `name` is unique for the life of the server ([a-z0-9-], at most 63 characters). `command` is the first
-    process. `root` is where the suite lives inside; a provider that cannot give every sandbox the same path
-    maps it (see `Provider.root`). `environment` is added to the first process's own.
+    `name` is unique for the life of the server ([a-z0-9-], at most 63 characters). `command` is the argv of
+    the first process. `root` is the absolute folder inside that holds the suite; a provider that cannot give
+    every sandbox the same path maps it (see `Provider.root`).
     """
 
     name: str
@@ -45,80 +45,82 @@ class SandboxSpec:
     image: str | None = None
     network: Network = "none"
     limits: Limits = field(default_factory=Limits)
-    environment: tuple[tuple[str, str], ...] = ()
 
 
 class Sandbox(Protocol):
-    """One open sandbox. Its end is the exit of the `async with` that opened it."""
+    """One open sandbox. It ends when the `async with` that opened it exits."""
 
     @property
     def spec(self) -> SandboxSpec: ...
 
     @property
     def root(self) -> PurePosixPath:
-        """Where the suite lives, as processes inside see it.
+        """Absolute path of the suite's folder, as processes inside see it.
 
-        It exists and is empty, but for what the image put there.
+        The folder exists; it is empty except for what the image put there.
         """
         ...
 
     @property
     def stream(self) -> ByteStream:
-        """stdin and stdout of the first process. Ends with EndOfStream when that process ends."""
+        """stdin and stdout of the first process.
+
+        When that process ends, everything it wrote can still be received, then `receive` raises EndOfStream.
+        """
         ...
 
     @property
     def log_tail(self) -> str:
-        """The last of what the first process wrote to stderr, at most 8 KiB; whole at the stream's end."""
-        ...
-
-    @property
-    def out_of_memory(self) -> bool:
-        """Was a process inside killed for want of memory? The first may live on; `local` never knows."""
+        """Last part, at most 8 KiB, of the first process's stderr; complete when the stream has ended."""
         ...
 
     @property
     def image_digest(self) -> str | None:
-        """What its image is, by content (`sha256:...`); names such an image too. None where there is none."""
+        """Content address of the image, `sha256:...`, valid as an image name too. None without images."""
         ...
 
     async def put(self, folder: PurePosixPath, archive: Path | bytes) -> None:
-        """Unpack a tar archive (plain or gzip) into `folder`, an absolute path inside; it is made if missing.
+        """Unpack a tar archive (plain or gzip) into `folder`, an absolute path inside; created if missing.
 
-        Not below /tmp. What is unpacked belongs to the first process's user, whatever the archive says.
-        Raises BadRequestError for an archive that is none, or has a device, a member outside `folder` or a
-        relative link that leads out of it; SandboxLostError when the sandbox is gone.
+        `folder` must not be /tmp or below. Existing files are replaced. Everything unpacked belongs to the
+        first process's user, whatever the archive says.
+
+        Raises BadRequestError if the archive is broken, contains anything but files, folders and links, or
+        has a member or a relative link that leads out of `folder`, or if a file is where a folder is needed
+        or the reverse; SandboxLostError if the sandbox is gone. After an error, some members may be there.
         """
         ...
 
     async def get(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
-        """Pack `folder` into a plain tar at `archive`; member names are relative to `folder` ("./a/b").
+        """Pack `folder`, an absolute path inside, into a plain tar at `archive` on the host.
 
-        Links are packed as links, sockets are left out; a folder that is not there (or is none) gives an
-        archive without members. Works on a paused sandbox. What is in the archive was written by whoever is
-        inside: never unpack it on the host. Raises LimitExceededError past `limit_bytes` (then there is no
-        `archive`); SandboxLostError when the sandbox is gone.
+        Member names are relative to `folder` ("./a/b"). Links are packed as links, sockets are left out. A
+        missing `folder`, or one that is no folder, gives an archive without members. Works on a paused
+        sandbox. The archive is untrusted: read it with `decathlon_mcp.archives`, never unpack it on the host.
+
+        Raises LimitExceededError if the archive exceeds `limit_bytes` (then there is no file at `archive`);
+        SandboxLostError if the sandbox is gone.
         """
         ...
 
     async def pause(self) -> None:
-        """Stop every process inside from running, for good; a second time does nothing.
+        """Stop all processes inside, permanently. A second call does nothing.
 
-        Raises SandboxLostError when the sandbox is gone.
+        Raises SandboxLostError if the sandbox is gone.
         """
         ...
 
     async def cause_of_end(self) -> str | None:
-        """Why the first process ended ("out of memory", "exit code 137"); None where that is not known.
+        """Why the first process ended ("out of memory", "exit code 137"); None if that is not known.
 
-        Waits at most 2 s for the news, and not at all while the stream has not ended.
+        Returns at once while the stream has not ended, else within 2 s.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of `doctor`: `cure` says what to do and is empty when `ok`."""
+    """One line of `doctor`. `cure` says what to do; it is empty if `ok`."""
 
     what: str
     ok: bool
@@ -127,15 +129,15 @@ class Finding:
 
 
 def finding(what: str, ok: bool, detail: str, cure: str = "") -> Finding:
-    """A finding whose cure is told only where one is needed."""
+    """A finding that keeps `cure` only if it is not `ok`."""
     return Finding(what, ok, detail, "" if ok else cure)
 
 
 class Provider(Protocol):
-    """Opens sandboxes. Every one it opens carries the label of this server (`owner`).
+    """Opens sandboxes, each labelled with the `owner` that the provider was created with.
 
-    It is entered (`async with`) before anything is opened, and left after every sandbox of it has ended. To
-    enter it needs nothing of the machine: an engine that is not there is said by `open` and `check`.
+    Enter it (`async with`) before opening a sandbox and exit it after the last sandbox has ended. Entering
+    needs nothing of the machine: a missing engine is reported by `open` and `check`.
     """
 
     async def __aenter__(self) -> Self: ...
@@ -155,20 +157,26 @@ class Provider(Protocol):
         ...
 
     def shares_loopback(self, spec: SandboxSpec) -> bool:
-        """Is the `localhost` of a sandbox of this spec that of the machine it is on?"""
+        """Whether `localhost` inside a sandbox of this spec is the host's own."""
         ...
 
     def open(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
-        """A fresh sandbox; removed on exit, on every path.
+        """Open a new sandbox. On exit, after errors and cancellation too, all of it is removed.
 
-        Raises ProviderUnavailableError (no engine, within 3 s), ImageError (missing, or no Python in it).
+        Removal is bounded in time; a failure to remove is logged, never raised.
+
+        Raises ProviderUnavailableError within 3 s if there is no engine; ImageError if the image is missing
+        or has no suitable program for `command`; BadRequestError if the name is in use.
         """
         ...
 
     async def sweep(self, owner: str) -> int:
-        """Remove every sandbox labelled with `owner` that this object did not open; how many there were."""
+        """Remove all sandboxes labelled with `owner` that this object did not open; returns their number.
+
+        Raises ProviderUnavailableError.
+        """
         ...
 
     async def check(self, image: str | None) -> list[Finding]:
-        """Is this machine ready to open sandboxes (of that image)? Within 3 seconds, never raises."""
+        """Whether this machine can open sandboxes (of that image). Takes at most 3 s, never raises."""
         ...

@@ -6,35 +6,17 @@ handed to a sandbox holds a solution: a scripted player for each task, through i
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING
 
 from decathlon_mcp.errors import UnknownTaskError
 
-__all__ = ["CLAIM", "Step", "oracle", "oracle_ids", "read_steps", "suite_path"]
+if TYPE_CHECKING:
+    from decathlon_client.script import Step
 
-CLAIM = "claim_done"
+__all__ = ["oracle", "oracle_ids", "suite_path"]
+
 _HERE = Path(__file__).resolve().parent
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One call of a scripted player.
-
-    `tool` is spelled `server__tool`, or `claim_done` for the last step. Strings in `arguments` may hold
-    `{workspace}`, to be filled with the workspace's absolute path. `expect` must occur in the reply's text.
-    """
-
-    tool: str
-    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    expect: str | None = None
-
-    def filled(self, workspace: str) -> dict[str, Any]:
-        """The arguments as they are to be sent."""
-        return {name: _fill(value, workspace) for name, value in self.arguments.items()}
 
 
 def suite_path() -> Path:
@@ -49,51 +31,10 @@ def oracle_ids() -> list[str]:
 
 def oracle(task_id: str) -> list[Step]:
     """The calls that solve a task, the claim last. Raises UnknownTaskError when there are none."""
+    # Only here: it takes a second to import.
+    from decathlon_client.script import read_steps
+
     known = oracle_ids()
     if task_id not in known:
         raise UnknownTaskError(f"The starter suite has no task {task_id!r}", near=known)
     return read_steps((_HERE / "oracles" / f"{task_id}.jsonl").read_text("utf-8"))
-
-
-def read_steps(text: str) -> list[Step]:
-    """The steps of a script, a line each: `{"tool": ..., "arguments": {...}, "expect": ...}`, or
-    `{"claim_done": {...}}`.
-
-    Arguments and what is expected may be left out, lines may be empty. Raises ValueError naming the line.
-    """
-    steps: list[Step] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            try:
-                steps.append(_step(json.loads(line)))
-            except json.JSONDecodeError as error:
-                raise ValueError(f"line {number}: not JSON: {error.msg} at column {error.colno}") from None
-            except ValueError as error:
-                raise ValueError(f"line {number}: {error}") from None
-    return steps
-
-
-def _step(line: object) -> Step:
-    step = cast("dict[str, Any]", line) if isinstance(line, dict) else {}
-    if strange := set(step).difference(("tool", "arguments", "expect"), (CLAIM,)):
-        raise ValueError(f"there is nothing called {', '.join(sorted(strange))} in a step")
-    if (CLAIM in step) == ("tool" in step):
-        raise ValueError(f'a step is {{"tool": NAME, "arguments": {{...}}}} or {{"{CLAIM}": {{...}}}}')
-    tool = CLAIM if CLAIM in step else step["tool"]
-    arguments: object = step.get(CLAIM if CLAIM in step else "arguments") or {}
-    expect: object = step.get("expect")
-    if not isinstance(tool, str) or not isinstance(arguments, dict):
-        raise ValueError("a tool is named by a text, and its arguments are an object")  # noqa: TRY004
-    if expect is not None and not isinstance(expect, str):
-        raise ValueError("what is expected is a text")
-    return Step(tool, cast("dict[str, Any]", arguments), expect)
-
-
-def _fill(value: Any, workspace: str) -> Any:
-    if isinstance(value, str):
-        return value.replace("{workspace}", workspace)
-    if isinstance(value, list):
-        return [_fill(item, workspace) for item in cast("list[Any]", value)]
-    if isinstance(value, dict):
-        return {name: _fill(item, workspace) for name, item in cast("dict[str, Any]", value).items()}
-    return value

@@ -1,6 +1,6 @@
-"""Which server's sandboxes are whose: each running server holds a lock on a file named after it.
+"""The instance lock: each running server locks a file that is named like the label of its sandboxes.
 
-A file that is not locked belongs to a server that died; what it may have left is swept by the next one.
+A file without a lock belongs to a server that died; the next server removes the sandboxes that it left.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 
 @contextmanager
 def instance_lock(state: Path) -> Generator[tuple[str, list[str]]]:
-    """A name for this server, held while the context lasts, and the names of servers that died."""
+    """Hold the lock of a new server name; yields that name and the names of servers that died."""
     folder = state / "servers"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    dead = [file.name for file in sorted(folder.iterdir()) if _taken_over(file)]
+    dead = [file.name for file in sorted(folder.iterdir()) if not _is_locked(file)]
     name = secrets.token_hex(6)
     file = folder / name
     descriptor = os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -31,16 +31,16 @@ def instance_lock(state: Path) -> Generator[tuple[str, list[str]]]:
 
 
 def forget(state: Path, name: str) -> None:
-    """What that server left has been swept."""
+    """Remove the lock file of a dead server, once its sandboxes are removed."""
     (state / "servers" / name).unlink(missing_ok=True)
 
 
-def _taken_over(file: Path) -> bool:
+def _is_locked(file: Path) -> bool:
     descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
+        return True
     finally:
         os.close(descriptor)
-    return True
+    return False

@@ -1,4 +1,4 @@
-"""What stays of an episode on disk: `trajectory.jsonl`, a line an event, and `verdict.json`."""
+"""The files of one episode: `trajectory.jsonl`, one event a line, and `verdict.json`."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ log = logging.getLogger("decathlon.observe")
 
 
 class Journal:
-    """One episode's folder. Readable by its owner alone; made at once, so that a full disk is known early.
+    """Writes and reads the folder of one episode, which is readable by its owner alone.
 
-    Later a disk that fails costs lines of the trajectory, said in the log, and never the episode.
+    Creating it raises OSError; later a disk that fails costs lines and files, which is logged, and never the
+    episode.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        # Created at once, so that a full disk is found before the episode starts.
         folder.mkdir(parents=True, mode=0o700)
         self._trajectory = (folder / "trajectory.jsonl").open("ab", buffering=0)
 
     def add(self, event: str, **values: Any) -> None:
-        """Write one line: `event`, the time (Unix seconds), the values."""
+        """Append one line: `event`, `time` (Unix seconds) and the values. Does nothing once closed."""
         if self._trajectory.closed:
             return
         line = as_json({"event": event, "time": round(time.time(), 6), **values}) + b"\n"
@@ -38,7 +40,7 @@ class Journal:
             log.warning("a line of a trajectory is lost", extra=fields(event=event, why=error.strerror))
 
     def events(self, event: str) -> Iterator[JsonObject]:
-        """The lines of one kind, in order; what a failing disk has cut short is passed over."""
+        """Read the lines of one kind, in order. Lines that a failing disk has truncated are skipped."""
         with (self.folder / "trajectory.jsonl").open(encoding="utf-8") as lines:
             for line in lines:
                 try:
@@ -49,18 +51,19 @@ class Journal:
                     yield value
 
     def write_verdict(self, verdict: JsonObject) -> None:
-        """Keep the verdict."""
+        """Write or replace `verdict.json`."""
         self.write("verdict.json", verdict)
 
     def write(self, name: str, value: JsonObject) -> None:
-        """Keep a file beside; whoever reads it sees the whole of it or none."""
+        """Write or replace a file of the folder; readers see either the whole file or none."""
         target = self.folder / name
         partial = target.with_suffix(".partial")
         try:
             partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-            os.replace(partial, target)  # noqa: PTH105  (atomic, as its documentation says)
+            os.replace(partial, target)  # noqa: PTH105  (documented as atomic)
         except OSError as error:
             log.warning("a file of an episode could not be kept", extra=fields(file=name, why=error.strerror))
 
     def close(self) -> None:
+        """Close the trajectory; it can still be read."""
         self._trajectory.close()

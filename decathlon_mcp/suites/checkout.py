@@ -12,10 +12,10 @@ import logging
 import os
 import stat
 import subprocess
-import tarfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
+from decathlon_mcp.archives.writing import append_from_checkout
 from decathlon_mcp.errors import SuiteError
 
 log = logging.getLogger("decathlon.suites")
@@ -64,9 +64,8 @@ def write(
     `aliases`: more members by name, each with the path of the file that it is read from.
     """
     named = {**{member: member for member in members}, **aliases}
-    with tarfile.open(into, "a", format=tarfile.PAX_FORMAT) as archive:
-        for member in sorted(named):
-            _add(archive, checkout, member, named[member])
+    for link in append_from_checkout(into, checkout, named):
+        log.warning("a link out of the checkout was left out", extra={"fields": {"path": str(link)}})
 
 
 def inside(checkout: Path, path: PurePosixPath) -> Path:
@@ -78,28 +77,6 @@ def inside(checkout: Path, path: PurePosixPath) -> Path:
             file=str(checkout / path),
         )
     return real
-
-
-def _add(archive: tarfile.TarFile, checkout: Path, name: PurePosixPath, path: PurePosixPath) -> None:
-    place = checkout / path
-    status = place.lstat()
-    member = tarfile.TarInfo(str(name))
-    member.mtime = int(status.st_mtime)
-    member.mode = status.st_mode & 0o777
-    if place.is_symlink():
-        target = place.readlink()
-        if target.is_absolute() or not place.resolve().is_relative_to(checkout.resolve()):
-            log.warning("a link out of the checkout was left out", extra={"fields": {"path": str(place)}})
-            return
-        member.type, member.linkname = tarfile.SYMTYPE, str(target)
-        archive.addfile(member)
-    elif place.is_dir():
-        member.type = tarfile.DIRTYPE
-        archive.addfile(member)
-    elif place.is_file():
-        with place.open("rb") as content:
-            member.size = os.fstat(content.fileno()).st_size
-            archive.addfile(member, content)
 
 
 REVISION_CHARACTERS = 12

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
-import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
+from decathlon_mcp.archives.writing import pack_files
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.suites.resources import SuiteResources
 from decathlon_mcp.suites.suite_file import Credentials
@@ -50,14 +49,11 @@ def _token_files(resources: SuiteResources, credentials: Credentials) -> Iterato
 
 def _pack(files: Mapping[PurePosixPath, Path], texts: Mapping[PurePosixPath, str]) -> bytes:
     """A tar archive of the files, readable only by the sandbox's user."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for goal, text in texts.items():
-            _add(archive, goal, text.encode())
-        for goal, path in files.items():
-            for place in _below(path):
-                _add(archive, goal / place.relative_to(path), _read(place))
-    return packed.getvalue()
+    contents = {str(goal): text.encode() for goal, text in texts.items()}
+    for goal, path in files.items():
+        for place in _below(path):
+            contents[str(goal / place.relative_to(path))] = _read(place)
+    return pack_files(contents, mode=0o600)
 
 
 def _below(path: Path) -> Iterator[Path]:
@@ -69,12 +65,6 @@ def _below(path: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(path, followlinks=True):
         folders.sort()
         yield from (Path(folder, name) for name in sorted(names))
-
-
-def _add(archive: tarfile.TarFile, goal: PurePosixPath, content: bytes) -> None:
-    member = tarfile.TarInfo(str(goal))
-    member.size, member.mode = len(content), 0o600
-    archive.addfile(member, io.BytesIO(content))
 
 
 def _read(path: Path) -> bytes:

@@ -1,1 +1,1 @@
-"""Logs."""
+"""Telemetry: logs."""

@@ -1,4 +1,4 @@
-"""Logs: constant messages with fields, on stderr, for people or as JSON. Secrets never."""
+"""Logging to stderr: constant messages with fields, as text or as JSON. Secrets are never logged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LogFormat = Literal["text", "json"]
 
 
 def fields(**values: Any) -> dict[str, Any]:
-    """What a constant message is about, as `extra=` of a logging call."""
+    """Fields of a log message, to be passed as `extra=` of a logging call."""
     return {"fields": values}
 
 
@@ -33,8 +33,8 @@ class _Formatter(logging.Formatter):
         if self._json:
             return json.dumps({**head, **values}, ensure_ascii=False, default=str)
         exception = values.pop("exception", None) if record.exc_info else None
-        told = "".join(f" {name}={_short(value)}" for name, value in values.items())
-        line = f"{head['time']} {head['level']:<7} {head['message']}{told}"
+        suffix = "".join(f" {name}={_short(value)}" for name, value in values.items())
+        line = f"{head['time']} {head['level']:<7} {head['message']}{suffix}"
         return f"{line}\n{exception}" if exception else line
 
 
@@ -44,7 +44,8 @@ def _short(value: object) -> str:
 
 
 def configure_logging(level: str = "info", style: LogFormat = "text") -> None:
-    """Send logs to stderr (stdout belongs to a protocol). Chatty libraries speak from `warning` on."""
+    """Log to stderr; libraries that log a lot are limited to `warning`."""
+    # stdout may carry MCP messages.
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter(style))
     root = logging.getLogger()

@@ -1,4 +1,4 @@
-"""Which part of an agent's workspace crosses to its grader."""
+"""The filter for an agent's workspace before it is graded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Build = Callable[[tarfile.TarFile], None]
 
 
 class Cleaned:
-    """A workspace's archive before and after."""
+    """A workspace's archive before and after the filter."""
 
     def __init__(
         self, folder: Path, build: Build, *, limit_bytes: int = 1 << 20, limit_members: int = 1000
@@ -56,7 +56,7 @@ def add(tar: tarfile.TarFile, name: str, body: bytes = b"x", mode: int = 0o644) 
     tar.addfile(info, io.BytesIO(body))
 
 
-def test_files_and_folders_cross_as_they_are(tmp_path: Path) -> None:
+def test_files_and_folders_are_kept_unchanged(tmp_path: Path) -> None:
     def build(tar: tarfile.TarFile) -> None:
         tar.addfile(entry(".", tarfile.DIRTYPE, mode=0o755))
         tar.addfile(entry("./notes", tarfile.DIRTYPE, mode=0o700))
@@ -74,7 +74,7 @@ def test_files_and_folders_cross_as_they_are(tmp_path: Path) -> None:
     assert cleaned.members()["run.sh"].mode == 0o755
 
 
-def test_pax_archives_are_read_as_well(tmp_path: Path) -> None:
+def test_pax_archives_are_read(tmp_path: Path) -> None:
     before, after = tmp_path / "before.tar", tmp_path / "after.tar"
     with tarfile.open(before, "w", format=tarfile.PAX_FORMAT) as tar:
         add(tar, LONG, b"body")
@@ -88,12 +88,12 @@ def test_pax_archives_are_read_as_well(tmp_path: Path) -> None:
         assert tar.getmember("link").mtime == 1_700_000_000
 
 
-def test_names_that_are_no_text_cross_as_bytes(tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_are_kept(tmp_path: Path) -> None:
     cleaned = Cleaned(tmp_path, lambda tar: add(tar, b"caf\xe9".decode("utf-8", "surrogateescape")))
     assert [name.encode("utf-8", "surrogateescape") for name in cleaned.names()] == [b"caf\xe9"]
 
 
-def test_an_empty_workspace_is_still_a_folder(tmp_path: Path) -> None:
+def test_empty_workspace_is_still_a_folder(tmp_path: Path) -> None:
     assert Cleaned(tmp_path, lambda tar: None).members()[""].isdir()
 
 
@@ -107,7 +107,7 @@ def test_an_empty_workspace_is_still_a_folder(tmp_path: Path) -> None:
         ("link", "nowhere"),
     ],
 )
-def test_symlinks_that_stay_inside_cross(tmp_path: Path, name: str, target: str) -> None:
+def test_symlinks_that_stay_inside_are_kept(tmp_path: Path, name: str, target: str) -> None:
     cleaned = Cleaned(tmp_path, lambda tar: tar.addfile(entry(name, tarfile.SYMTYPE, link=target)))
     assert cleaned.refused == []
     assert cleaned.members()[name].issym()
@@ -126,13 +126,13 @@ def test_symlinks_that_stay_inside_cross(tmp_path: Path, name: str, target: str)
         ("link", ""),
     ],
 )
-def test_symlinks_that_lead_out_do_not(tmp_path: Path, name: str, target: str) -> None:
+def test_symlinks_that_lead_out_are_refused(tmp_path: Path, name: str, target: str) -> None:
     cleaned = Cleaned(tmp_path, lambda tar: tar.addfile(entry(name, tarfile.SYMTYPE, link=target)))
     assert not any(info.issym() for info in cleaned.members().values())
     assert cleaned.refused[0].startswith(f"{name}: a link")
 
 
-def test_no_chain_of_links_leads_out(tmp_path: Path) -> None:
+def test_chain_of_links_never_leads_out(tmp_path: Path) -> None:
     def build(tar: tarfile.TarFile) -> None:
         tar.addfile(entry("p/q/top", tarfile.SYMTYPE, link="../.."))
         tar.addfile(entry("p/q/out", tarfile.SYMTYPE, link="top/../../etc"))
@@ -147,14 +147,14 @@ def test_no_chain_of_links_leads_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["/etc/cron.d/x", "../x", "a/../../x", "a/.."])
-def test_names_that_climb_do_not_cross(tmp_path: Path, name: str) -> None:
+def test_names_that_lead_out_are_refused(tmp_path: Path, name: str) -> None:
     cleaned = Cleaned(tmp_path, lambda tar: add(tar, name))
     assert cleaned.names() == []
     assert len(cleaned.refused) == 1
 
 
 @pytest.mark.parametrize(
-    ("kind", "why"),
+    ("kind", "reason"),
     [
         (tarfile.CHRTYPE, "a device"),
         (tarfile.BLKTYPE, "a device"),
@@ -163,17 +163,17 @@ def test_names_that_climb_do_not_cross(tmp_path: Path, name: str) -> None:
         (tarfile.GNUTYPE_SPARSE, "a sparse file"),
     ],
 )
-def test_what_is_no_file_does_not_cross(tmp_path: Path, kind: bytes, why: str) -> None:
+def test_devices_fifos_and_unknown_kinds_are_refused(tmp_path: Path, kind: bytes, reason: str) -> None:
     def build(tar: tarfile.TarFile) -> None:
         tar.addfile(entry("thing", kind))
         add(tar, "after")
 
     cleaned = Cleaned(tmp_path, build)
     assert cleaned.names() == ["after"]
-    assert cleaned.refused == [f"thing: {why}"]
+    assert cleaned.refused == [f"thing: {reason}"]
 
 
-def test_a_sparse_terabyte_in_pax_form_does_not_cross(tmp_path: Path) -> None:
+def test_sparse_file_in_pax_form_is_refused(tmp_path: Path) -> None:
     before, after = tmp_path / "before.tar", tmp_path / "after.tar"
     with tarfile.open(before, "w", format=tarfile.PAX_FORMAT) as tar:
         info = entry("GNUSparseFile.0/huge")
@@ -191,13 +191,13 @@ def test_a_sparse_terabyte_in_pax_form_does_not_cross(tmp_path: Path) -> None:
     assert refused == ["GNUSparseFile.0/huge: a sparse file"]
 
 
-def test_set_id_bits_are_taken_away(tmp_path: Path) -> None:
+def test_set_id_bits_are_removed(tmp_path: Path) -> None:
     cleaned = Cleaned(tmp_path, lambda tar: add(tar, "su", mode=0o6755))
     assert cleaned.members()["su"].mode == 0o755
     assert cleaned.refused == ["su: set-id bits were taken away"]
 
 
-def test_what_nobody_may_read_becomes_readable(tmp_path: Path) -> None:
+def test_unreadable_files_become_readable(tmp_path: Path) -> None:
     def build(tar: tarfile.TarFile) -> None:
         tar.addfile(entry("closed", tarfile.DIRTYPE, mode=0))
         add(tar, "closed/file", mode=0)
@@ -206,7 +206,7 @@ def test_what_nobody_may_read_becomes_readable(tmp_path: Path) -> None:
     assert (members["closed"].mode, members["closed/file"].mode) == (0o755, 0o644)
 
 
-def test_hard_links_cross_only_to_files_that_crossed(tmp_path: Path) -> None:
+def test_hard_links_are_kept_only_to_files_that_were_kept(tmp_path: Path) -> None:
     def build(tar: tarfile.TarFile) -> None:
         add(tar, "file", b"body")
         tar.addfile(entry("twin", tarfile.LNKTYPE, link="./file"))
@@ -222,7 +222,7 @@ def test_hard_links_cross_only_to_files_that_crossed(tmp_path: Path) -> None:
     assert len(cleaned.refused) == 4
 
 
-def test_of_two_members_of_one_name_the_first_crosses(tmp_path: Path) -> None:
+def test_first_of_two_members_with_one_name_is_kept(tmp_path: Path) -> None:
     def build(tar: tarfile.TarFile) -> None:
         tar.addfile(entry("folder", tarfile.DIRTYPE, mode=0o755))
         add(tar, "folder/file", b"first")
@@ -245,7 +245,7 @@ def test_of_two_members_of_one_name_the_first_crosses(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_that_is_too_large_is_left_out_and_the_others_cross(tmp_path: Path) -> None:
+def test_file_above_the_remaining_limit_is_refused_and_later_ones_are_kept(tmp_path: Path) -> None:
     def build(tar: tarfile.TarFile) -> None:
         add(tar, "huge", bytes(2000))
         add(tar, "small", bytes(600))
@@ -259,7 +259,7 @@ def test_a_file_that_is_too_large_is_left_out_and_the_others_cross(tmp_path: Pat
     ]
 
 
-def test_too_many_members_are_cut_off(tmp_path: Path) -> None:
+def test_members_above_the_limit_are_left_out(tmp_path: Path) -> None:
     def build(tar: tarfile.TarFile) -> None:
         for number in range(20):
             add(tar, f"file{number}")
@@ -269,14 +269,14 @@ def test_too_many_members_are_cut_off(tmp_path: Path) -> None:
     assert cleaned.refused == ["more than 10 members: the rest was left out"]
 
 
-def test_folders_that_are_only_implied_count_as_members(tmp_path: Path) -> None:
+def test_missing_parents_count_as_members(tmp_path: Path) -> None:
     cleaned = Cleaned(tmp_path, lambda tar: add(tar, "/".join("d" * 900)), limit_members=100)
     assert len(cleaned.names()) < 100
     assert cleaned.refused == ["more than 100 members: the rest was left out"]
 
 
 @pytest.mark.parametrize("name", ["n" * 256, "/".join(["n" * 200] * 11), "n" * 70_000])
-def test_names_that_are_too_long_do_not_cross(tmp_path: Path, name: str) -> None:
+def test_names_that_are_too_long_are_refused(tmp_path: Path, name: str) -> None:
     def build(tar: tarfile.TarFile) -> None:
         add(tar, name)
         add(tar, "after")
@@ -286,7 +286,7 @@ def test_names_that_are_too_long_do_not_cross(tmp_path: Path, name: str) -> None
     assert cleaned.refused[0].endswith("its name is too long")
 
 
-def test_reports_are_bounded_and_fit_on_a_line(tmp_path: Path) -> None:
+def test_reports_are_bounded_and_on_one_line_each(tmp_path: Path) -> None:
     def build(tar: tarfile.TarFile) -> None:
         for number in range(150):
             tar.addfile(entry(f"evil\n{number}", tarfile.FIFOTYPE))
@@ -297,7 +297,7 @@ def test_reports_are_bounded_and_fit_on_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [700, 1024 + 700])
-def test_an_archive_that_breaks_off_gives_what_was_whole(tmp_path: Path, keep: int) -> None:
+def test_truncated_archive_gives_its_whole_members(tmp_path: Path, keep: int) -> None:
     whole, before, after = tmp_path / "whole.tar", tmp_path / "before.tar", tmp_path / "after.tar"
     with tarfile.open(whole, "w", format=tarfile.GNU_FORMAT) as tar:
         add(tar, "first", b"1" * 512)
@@ -309,17 +309,17 @@ def test_an_archive_that_breaks_off_gives_what_was_whole(tmp_path: Path, keep: i
     assert "the rest was left out" in refused[0]
 
 
-def test_what_is_no_archive_gives_an_empty_workspace(tmp_path: Path) -> None:
+def test_invalid_archive_gives_an_empty_workspace(tmp_path: Path) -> None:
     before, after = tmp_path / "before.tar", tmp_path / "after.tar"
     before.write_bytes(b"reward: 1.0\n" * 1000)
     refused = clean_workspace(before, after, prefix="w", limit_bytes=1 << 20, limit_members=10)
     with tarfile.open(after) as tar:
         assert tar.getnames() == ["w"]
-    assert refused == ["what stands at byte 0 is no header: the rest was left out"]
+    assert refused == ["there is no valid header at byte 0: the rest was left out"]
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_files_take_seconds_and_little_memory(tmp_path: Path) -> None:
+def test_hundred_thousand_files_take_seconds_and_little_memory(tmp_path: Path) -> None:
     before, after = tmp_path / "before.tar", tmp_path / "after.tar"
     with tarfile.open(before, "w", format=tarfile.GNU_FORMAT) as tar:
         for number in range(100_000):

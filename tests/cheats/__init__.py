@@ -1,1 +1,1 @@
-"""The suite of cheats: an agent that is root in its sandbox and knows this code, and what it gets for it."""
+"""Cheats: what an agent that is root in its sandbox and knows this code may try, and what it gets."""

@@ -1,4 +1,4 @@
-"""An agent at an episode of its own: what it can do there, honestly or not, and the verdict on it."""
+"""An agent with a root shell, playing an episode through MCP, and its verdict."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.probe.serving import Served
 
 SUITE = str(Path(__file__).parent / "suite")
 SMALL: dict[str, Any] = {"memory_mib": 256, "pids": 128, "workspace_mib": 64}
-"""Limits that a cheat reaches soon."""
+"""Limits low enough for a test to reach."""
 
 HONEST: dict[str, str] = {
     "sealed-answer": "sha256sum seed.txt | cut -c 1-64 > answer.txt",
@@ -27,81 +27,82 @@ book = openpyxl.Workbook(); book.active["A1"] = 70; book.save("table.xlsx")'""",
     "run-program": "echo 'print(int(input()) * 2)' > double.py",
     "last-words": "",
 }
-"""What solves each of the tasks."""
+"""Commands that solve each task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """Plays through MCP tools and nothing else."""
+    """A player of one episode that uses MCP tools only."""
 
     client: Client
     episode_id: str
 
     @property
     def label(self) -> str:
-        """What its sandboxes are named after."""
+        """The label in the names of the episode's sandboxes."""
         return self.episode_id[:12]
 
-    async def say(self, text: str) -> str:
+    async def echo(self, text: str) -> str:
+        """Call a tool that returns its argument."""
         return await self._text("root__say", text=text)
 
     async def shell(self, command: str) -> str:
-        """What a command of bash printed, errors too."""
+        """Run a bash command; returns stdout and stderr."""
         return await self._text("root__shell", command=command)
 
     async def python(self, code: str) -> str:
-        """What a program printed, errors too."""
+        """Run a Python program; returns stdout and stderr."""
         return await self._text("root__python", code=code)
 
     async def claim(self, answer: str | None = None) -> str:
         return await self._text("claim_done", **({} if answer is None else {"answer": answer}))
 
     async def verdict(self) -> dict[str, Any]:
-        """The verdict; asking for it claims, where nobody has."""
+        """Evaluate the attempt, which also claims it."""
         return (await self.client.call_tool("evaluate", {})).structured_content or {}
 
     async def _text(self, tool: str, **arguments: str) -> str:
-        said: Any = (await self.client.call_tool(tool, arguments)).content[0]
-        return said.text
+        content: Any = (await self.client.call_tool(tool, arguments)).content[0]
+        return content.text
 
 
 @dataclass(frozen=True, slots=True)
-class Arena:
-    """A server, and an agent at an episode of its own who does no harm: what others do must not reach it."""
+class CheatServer:
+    """A server and an honest agent on it, the bystander, whom no cheat may affect."""
 
     served: Served
-    neighbour: Agent
+    bystander: Agent
 
     @asynccontextmanager
-    async def playing(self, task: str) -> AsyncGenerator[Agent]:
+    async def episode(self, task: str) -> AsyncGenerator[Agent]:
         """An episode of that task."""
-        async with playing(self.served, task) as agent:
+        async with open_episode(self.served, task) as agent:
             yield agent
 
     @asynccontextmanager
-    async def cheating(self, task: str = "sum-prices") -> AsyncGenerator[Agent]:
-        """An episode in which nothing honest is done: it is scored, with nothing, and the server lives on."""
-        async with playing(self.served, task) as agent:
+    async def unrewarded_episode(self, task: str = "sum-prices") -> AsyncGenerator[Agent]:
+        """An episode without honest work; checks that its reward is 0 and that the bystander still plays."""
+        async with open_episode(self.served, task) as agent:
             yield agent
             verdict = await agent.verdict()
         assert (verdict["status"], verdict.get("reward")) == ("scored", 0.0), verdict
-        assert await self.neighbour.say("well") == "well"
+        assert await self.bystander.echo("well") == "well"
 
 
 @asynccontextmanager
-async def playing(served: Served, task: str) -> AsyncGenerator[Agent]:
+async def open_episode(served: Served, task: str) -> AsyncGenerator[Agent]:
     """An episode of that task."""
     async with connected(served.task(task)) as client:
         yield Agent(client, served.episodes.live[-1].id)
 
 
 @asynccontextmanager
-async def arena(served: Served) -> AsyncGenerator[Arena]:
-    """At its end the neighbour is paid for honest work, and so is a new episode: the server is as it was."""
-    async with playing(served, "sum-prices") as neighbour:
-        yield Arena(served, neighbour)
-        async with playing(served, "sum-prices") as newcomer:
-            for agent in (neighbour, newcomer):
+async def cheat_server(served: Served) -> AsyncGenerator[CheatServer]:
+    """On exit, checks that honest work of the bystander and in a new episode is still rewarded."""
+    async with open_episode(served, "sum-prices") as bystander:
+        yield CheatServer(served, bystander)
+        async with open_episode(served, "sum-prices") as newcomer:
+            for agent in (bystander, newcomer):
                 await agent.shell(HONEST["sum-prices"])
                 verdict = await agent.verdict()
                 assert (verdict["status"], verdict.get("reward")) == ("scored", 1.0), verdict

@@ -1,4 +1,4 @@
-"""One server for all the cheats of a module, whose sandboxes are containers."""
+"""A server for all cheats of a module; its sandboxes are containers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from tests.cheats.agent import SMALL, SUITE, Arena, arena
+from tests.cheats.agent import SMALL, SUITE, CheatServer, cheat_server
 from tests.probe.serving import serving
 
 
-@pytest.fixture(scope="module", name="arena")
+@pytest.fixture(scope="module", name="cheats")
 async def in_containers(
     test_image: str, tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
-) -> AsyncGenerator[Arena]:
+) -> AsyncGenerator[CheatServer]:
     state = tmp_path_factory.mktemp("state")
     async with (
         serving(state, suite=(SUITE,), provider="docker", image=test_image, **SMALL) as served,
-        arena(served) as opened,
+        cheat_server(served) as server,
     ):
-        yield opened
+        yield server

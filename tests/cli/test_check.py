@@ -11,7 +11,7 @@ import pytest
 
 from decathlon_mcp.app import bootstrap
 from decathlon_mcp.episodes.access import Principal
-from decathlon_mcp.episodes.program_probe import look
+from decathlon_mcp.episodes.program_probe import probe_programs
 from decathlon_mcp.errors import NotRunnableError
 from decathlon_mcp.settings import Settings
 from tests.probe.serving import SUITE
@@ -43,7 +43,7 @@ def lame(shell: Shell) -> Path:
 async def said_when_started(suite: Path, state: Path) -> list[str]:
     settings = Settings.model_validate({"suite": (str(suite),), "provider": "local", "state": state})
     async with bootstrap(settings) as episodes:
-        assert await look(episodes.sandbox_factory("lame"), episodes.catalogue) is None
+        assert await probe_programs(episodes.sandbox_factory("lame"), episodes.catalogue) is None
         with pytest.raises(NotRunnableError) as raised:
             episodes.start("dense", Principal())
         assert episodes.admission.active == 0

@@ -13,8 +13,8 @@ import httpx2
 import pytest
 
 from decathlon_mcp.grading.signing import Signer
-from decathlon_mcp.grading.verdict import verdict_of
-from tests.grading.scene import attempt_of
+from decathlon_mcp.grading.verdict import Outcome, build_verdict
+from tests.grading.support import make_attempt
 from tests.probe.clients import connected, start
 from tests.probe.serving import Served, serving
 
@@ -28,8 +28,10 @@ def signer(tmp_path: Path) -> Signer:
 
 
 def scored(signer: Signer, reward: float = 1.0, **fields: Any) -> dict[str, Any]:
-    attempt = attempt_of(**fields)
-    return signer.sign(verdict_of(attempt, status="scored", success=True, reward=reward)).to_json()
+    attempt = make_attempt(**fields)
+    return signer.sign(
+        build_verdict(attempt, Outcome(status="scored", success=True, reward=reward))
+    ).to_json()
 
 
 def kept(shell: Shell, *values: Any, indent: int | None = None) -> str:
@@ -53,7 +55,7 @@ def test_of_many_it_says_which_do_not(shell: Shell, signer: Signer) -> None:
         ["ok", "kept:3:"],
         ["BAD", "kept:4:"],
     ]
-    assert "its signature does not fit" in done.stdout
+    assert "its signature does not match" in done.stdout
     assert done.stdout.endswith("it is not signed\n")
     assert done.stderr == "decathlon-mcp: 2 of 4 do not verify\n"
 

@@ -1,9 +1,9 @@
-"""So many episodes at once, each in a container of the tests' image: opened, played together, graded, closed.
+"""Measures many episodes at once, each in a container of the tests' image.
 
     python -m tests.clients.at_once 64 128 256
 
-A player waits until all have an episode, so that none is counted twice; then it calls three tools, claims,
-and is graded. Prints what it took, and what is left afterwards, by the engine's count.
+A player waits until all have an episode, so that all are open at the same time; then it calls three tools and
+claims. Prints the times, and the containers that are left according to the engine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ UP_SECONDS = 60.0
 
 
 class Together:
-    """Lets players go when there are `size` of them; keeps when that was and how many there were."""
+    """Holds players back until `size` of them have an episode; records when that was and how many play."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -76,7 +76,7 @@ async def measure(size: int) -> None:
 
 @asynccontextmanager
 async def serving(size: int) -> AsyncGenerator[tuple[str, str, int]]:
-    """A server in a process of its own: its URL, what its containers are labelled with, its process."""
+    """A server in a separate process: its URL, its containers' owner label, its process id."""
     with tempfile.TemporaryDirectory(prefix="decathlon-at-once-") as name:
         state = Path(name)
         options = {
@@ -104,7 +104,7 @@ async def serving(size: int) -> AsyncGenerator[tuple[str, str, int]]:
 
 
 async def _empty(url: str) -> None:
-    """Wait until the server has no sandbox in use, at most for a while."""
+    """Wait until the server has no sandbox in use, at most UP_SECONDS."""
     with anyio.move_on_after(UP_SECONDS):
         async with httpx2.AsyncClient() as client:
             while (await client.get(f"{url}/healthz")).json()["sandboxes"]:  # noqa: ASYNC110

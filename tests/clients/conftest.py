@@ -1,4 +1,4 @@
-"""The client over HTTP, against a server in this process on a real socket, and embedded."""
+"""Clients over HTTP, with a server on a real socket in this process, and with an embedded server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 
 @pytest.fixture(params=["http", "embedded"])
 async def d(request: pytest.FixtureRequest, tmp_path: Path, served: Served) -> AsyncGenerator[Decathlon]:
-    """The same, whichever way it is reached."""
+    """A client of the same suite, over HTTP and embedded."""
     if request.param == "embedded":
         client = Decathlon.embedded(SUITE, "local", state=tmp_path / "state", drain_seconds=5)
     else:

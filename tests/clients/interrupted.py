@@ -1,4 +1,4 @@
-"""Plays a batch that would never end, until Ctrl-C; leaves as a shell's command does."""
+"""Plays a batch that never ends, until Ctrl-C; exits as a shell command does."""
 
 from __future__ import annotations
 

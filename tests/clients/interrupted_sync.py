@@ -1,4 +1,4 @@
-"""Plays a batch that would never end, without an event loop of its own, until Ctrl-C."""
+"""Plays a batch that never ends with the synchronous client, until Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plays a task in an environment that has the client alone; prints the reward, then kills the server."""
+"""Plays a task in an environment with only the client; prints the reward, then kills the server."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from decathlon_client import (
 
 
 async def play(url: str) -> None:
-    heard: list[float] = []
+    reports: list[float] = []
 
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
-        heard.append(progress)
+        reports.append(progress)
 
     async with Decathlon(url) as d:
         assert [task.id for task in await d.tasks(search="find-")] == ["find-answer"]
@@ -37,7 +37,7 @@ async def play(url: str) -> None:
             pass
         async with d.episode("find-answer") as e:
             await e.call("probe__count", {"to": 3, "pause": 0.01}, on_progress=on_progress)
-            assert heard == [1, 2, 3], heard
+            assert reports == [1, 2, 3], reports
             try:
                 await e.call("probe__sleep", {"seconds": 100, "note": "late"}, timeout=0.3)
                 raise AssertionError("it cannot have slept so long")
@@ -52,7 +52,7 @@ async def play(url: str) -> None:
 
 
 async def outlive(url: str, server: int) -> None:
-    """No call waits for a server that is gone."""
+    """A call fails when its server is killed."""
 
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
         os.kill(server, signal.SIGKILL)
@@ -63,7 +63,7 @@ async def outlive(url: str, server: int) -> None:
                 await e.call("probe__count", {"to": 2, "pause": 100}, on_progress=on_progress)
             except ConnectionLostError:
                 return
-    raise AssertionError("nobody can have answered")
+    raise AssertionError("a killed server cannot have answered")
 
 
 async def main(url: str, server: int) -> None:

@@ -1,4 +1,4 @@
-"""A server in a process of its own, which can be killed."""
+"""A server in a separate process, which can be killed."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ async def server_process(state: Path) -> AsyncGenerator[tuple[Process, str]]:
     async with await anyio.open_process(command, stdout=subprocess.DEVNULL) as process:
         assert process.stderr is not None
         log = BufferedByteReceiveStream(process.stderr)
-        told: dict[str, Any] = {}
-        while told.get("message") != "listening":
-            told = json.loads(await log.receive_until(b"\n", 1 << 16))
-        yield process, told["url"]
+        entry: dict[str, Any] = {}
+        while entry.get("message") != "listening":
+            entry = json.loads(await log.receive_until(b"\n", 1 << 16))
+        yield process, entry["url"]
         if process.returncode is None:
             process.kill()

@@ -1,4 +1,4 @@
-"""A port between a client and a server of this process, whose connections can be cut."""
+"""A TCP relay between a client and a server, whose connections can be cut."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from tests.probe.serving import Served
 
 
 class Relay:
-    """A port between client and server, whose connections can be cut."""
+    """Relays connections to a server's port until they are cut."""
 
     def __init__(self, port: int) -> None:
         self.port = port
+        self.connected = anyio.Event()
         self._open: set[SocketStream] = set()
 
-    async def serve(self, near: SocketStream) -> None:
-        far = await anyio.connect_tcp("127.0.0.1", self.port)
-        self._open |= {near, far}
-        async with near, far, anyio.create_task_group() as tasks:
-            tasks.start_soon(self._copy, near, far)
-            await self._copy(far, near)
+    async def serve(self, client: SocketStream) -> None:
+        server = await anyio.connect_tcp("127.0.0.1", self.port)
+        self._open |= {client, server}
+        self.connected.set()
+        async with client, server, anyio.create_task_group() as tasks:
+            tasks.start_soon(self._copy, client, server)
+            await self._copy(server, client)
             tasks.cancel_scope.cancel()
-        self._open -= {near, far}
+        self._open -= {client, server}
 
     async def cut(self) -> None:
-        """All there are; new ones are welcome."""
+        """Close all connections; new ones are accepted, and `connected` is set by the next one."""
+        self.connected = anyio.Event()
         for stream in list(self._open):
             await anyio.aclose_forcefully(stream)
 

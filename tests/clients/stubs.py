@@ -1,4 +1,4 @@
-"""Writes the types of the synchronous twin, from the source of the asynchronous classes.
+"""Generates `sync.pyi`, the types of the synchronous classes, from the source of the asynchronous ones.
 
 python -m tests.clients.stubs
 """
@@ -18,9 +18,9 @@ PROXIES = {
     "batch": ["Batch"],
     "decathlon": ["Decathlon"],
 }
-HIDDEN = {("Slot", "hold"), ("Slot", "act"), ("Slot", "evaluate")}
+HIDDEN = {("Slot", "keep_open"), ("Slot", "act"), ("Slot", "evaluate")}
 CONSTRUCTED = {"Decathlon"}
-HEAD = '''"""Made from the asynchronous classes by `python -m tests.clients.stubs`; not to be edited."""
+HEAD = '''"""Generated from the asynchronous classes by `python -m tests.clients.stubs`. Do not edit."""
 
 {imports}
 
@@ -30,7 +30,7 @@ Player: TypeAlias = Callable[[Episode], T]
 
 {classes}
 '''
-ELSEWHERE = {
+MORE_IMPORTS = {
     "AbstractContextManager": "contextlib",
     "Call": "decathlon_client.lockstep",
     "Callable": "collections.abc",
@@ -39,19 +39,19 @@ ELSEWHERE = {
     "TypeAlias": "typing",
     "TypeVar": "typing",
 }
-"""What the asynchronous classes' modules do not import."""
-HERE = {"OnProgress", "Player"}
+"""Names that the modules of the asynchronous classes do not import."""
+DEFINED_IN_STUB = {"OnProgress", "Player"}
 
 
 def stub() -> str:
-    """The text of `sync.pyi`, as ruff formats it."""
+    """The text of `sync.pyi`, formatted by ruff."""
     modules = [ast.parse((CLIENT / f"{module}.py").read_text("utf-8")) for module in PROXIES]
-    twins = {name for names in PROXIES.values() for name in names}
+    proxies = {name for names in PROXIES.values() for name in names}
     classes = [
         _class(node)
         for module in modules
         for node in module.body
-        if isinstance(node, ast.ClassDef) and node.name in twins
+        if isinstance(node, ast.ClassDef) and node.name in proxies
     ]
     head = HEAD.format(imports="", classes="")
     used = {
@@ -61,9 +61,9 @@ def stub() -> str:
         if isinstance(node, ast.Name)
     }
     imports = "\n".join(
-        f"from {where} import {name}"
-        for name, where in sorted({**_imports(modules), **ELSEWHERE}.items())
-        if name in used - twins - HERE
+        f"from {module} import {name}"
+        for name, module in sorted({**_imports(modules), **MORE_IMPORTS}.items())
+        if name in used - proxies - DEFINED_IN_STUB
     )
     text = HEAD.format(imports=imports, classes="\n\n".join(ast.unparse(node) for node in classes))
     for command in (["check", "--select", "I", "--fix", "--exit-zero", "--quiet"], ["format", "--quiet"]):
@@ -73,7 +73,7 @@ def stub() -> str:
 
 
 def _imports(modules: list[ast.Module]) -> dict[str, str]:
-    """Where each name that a module imports is from."""
+    """The source module of each imported name."""
     return {
         alias.name: node.module
         for module in modules
@@ -84,7 +84,7 @@ def _imports(modules: list[ast.Module]) -> dict[str, str]:
 
 
 def _class(node: ast.ClassDef) -> ast.ClassDef:
-    node.body = [made for member in node.body if (made := _member(node.name, member)) is not None]
+    node.body = [stubbed for member in node.body if (stubbed := _member(node.name, member)) is not None]
     return node
 
 
@@ -97,21 +97,23 @@ def _member(owner: str, node: ast.stmt) -> ast.stmt | None:
     is_dunder = name.startswith("__")
     if (name.startswith("_") and not is_dunder) or (name == "__init__" and owner not in CONSTRUCTED):
         return None
-    decorators = [each for each in node.decorator_list if ast.unparse(each) != "asynccontextmanager"]
-    synchronous = _Synchronous(entered=len(decorators) < len(node.decorator_list))
-    made = ast.FunctionDef(
+    decorators = [node for node in node.decorator_list if ast.unparse(node) != "asynccontextmanager"]
+    synchronous = _Synchronous(is_context_manager=len(decorators) < len(node.decorator_list))
+    stubbed = ast.FunctionDef(
         name=name,
         args=synchronous.visit(node.args),
-        body=[each for each in node.body[:1] if _is_docstring(each)] or [ast.Expr(ast.Constant(...))],
+        body=[first for first in node.body[:1] if _is_docstring(first)] or [ast.Expr(ast.Constant(...))],
         decorator_list=decorators,
         returns=synchronous.visit(node.returns) if node.returns else None,
     )
-    return ast.copy_location(made, node)
+    return ast.copy_location(stubbed, node)
 
 
 class _Synchronous(ast.NodeTransformer):
-    def __init__(self, *, entered: bool) -> None:
-        self._generator = "AbstractContextManager" if entered else "Generator"
+    """Replaces asynchronous types in annotations with their synchronous counterparts."""
+
+    def __init__(self, *, is_context_manager: bool) -> None:
+        self._generator = "AbstractContextManager" if is_context_manager else "Generator"
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
         if node.id == "AsyncGenerator":
@@ -121,7 +123,7 @@ class _Synchronous(ast.NodeTransformer):
         return node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
-        """`Iterable[X] | AsyncIterable[X]` is the first of the two."""
+        """Keep only `Iterable[X]` of `Iterable[X] | AsyncIterable[X]`."""
         if ast.unparse(node.right).startswith("AsyncIterable"):
             return node.left
         return node

@@ -1,4 +1,4 @@
-"""Batches: so many at a time, results as they come, failures by whose fault they are."""
+"""Batches: concurrency, results as they are ready, and whose fault failures are."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 
 INTERRUPTED = Path(__file__).parent / "interrupted.py"
 AT_MOST_SECONDS = 25.0
-"""5 s are promised; the rest is for a busy machine. Without hurry it would be 30 and more."""
+"""5 s are promised; the rest is for a busy machine. Without the shortened budget it is 30 s or more."""
 
 
 async def solve(e: Episode) -> str:
@@ -36,15 +36,15 @@ async def solve(e: Episode) -> str:
 async def test_every_task_has_its_own_result(served: Served) -> None:
     async def player(e: Episode) -> str:
         if e.task == "say-answer":
-            raise LookupError("a bug of the player's")
+            raise LookupError("a bug in the player")
         return await solve(e)
 
     tasks = ["find-answer", "failing-preprocess", "crashing-verdict", "say-answer", "made-answer"]
     async with Decathlon(served.url) as d, d.batch(tasks, concurrency=3, progress=False, tries=1) as batch:
         results = {result.task: result async for result in batch.run(player)}
     assert [results[task].index for task in tasks] == [0, 1, 2, 3, 4]
-    found = results["find-answer"]
-    assert (found.reward, found.played, found.failure, found.fault) == (1.0, "find-answer", None, None)
+    scored = results["find-answer"]
+    assert (scored.reward, scored.played, scored.failure, scored.fault) == (1.0, "find-answer", None, None)
     assert [results[task].reward for task in tasks[1:4]] == [None] * 3
     assert [results[task].fault for task in tasks[1:4]] == ["infrastructure", "infrastructure", "player"]
     kinds = [SetUpError, NoVerdictError, LookupError]
@@ -55,7 +55,7 @@ async def test_every_task_has_its_own_result(served: Served) -> None:
     assert tally.mean_reward == (1.0 + (results["made-answer"].reward or 0.0)) / 2
 
 
-async def test_no_more_play_at_once_than_was_said(served: Served) -> None:
+async def test_concurrency_limits_the_episodes_played_at_once(served: Served) -> None:
     playing: set[str] = set()
     most = 0
 
@@ -72,7 +72,7 @@ async def test_no_more_play_at_once_than_was_said(served: Served) -> None:
     assert most == 2
 
 
-async def test_tasks_are_drawn_as_they_are_needed_and_the_rest_is_closed(served: Served) -> None:
+async def test_tasks_are_drawn_as_needed_and_leaving_closes_the_rest(served: Served) -> None:
     drawn = itertools.count()
 
     async def tasks() -> AsyncGenerator[str]:
@@ -93,7 +93,7 @@ async def test_tasks_are_drawn_as_they_are_needed_and_the_rest_is_closed(served:
             await episode.state.reach(Phase.ENDED)
 
 
-async def test_what_drawing_a_task_raises_ends_the_run_after_what_was_drawn(served: Served) -> None:
+async def test_an_error_of_the_task_iterable_is_raised_after_the_drawn_tasks(served: Served) -> None:
     def tasks() -> Generator[str]:
         yield "find-answer"
         raise LookupError("no more")
@@ -120,7 +120,7 @@ async def test_a_full_server_is_asked_again(tmp_path: Path, monkeypatch: pytest.
         assert [result.reward async for result in batch.run(solve)] == [1.0] * 3
 
 
-async def test_a_full_server_is_not_asked_for_ever(tmp_path: Path) -> None:
+async def test_waiting_for_a_full_server_is_limited_by_patience_seconds(tmp_path: Path) -> None:
     async with (
         serving(tmp_path, provider="local", max_sandboxes=1, max_queue=0) as served,
         Decathlon(served.url) as d,
@@ -131,7 +131,7 @@ async def test_a_full_server_is_not_asked_for_ever(tmp_path: Path) -> None:
     assert result.fault == "infrastructure"
 
 
-async def test_an_opening_that_failed_is_tried_again_and_a_call_never_is(served: Served) -> None:
+async def test_only_the_opening_is_retried_and_never_a_call(served: Served) -> None:
     calls = 0
 
     async def player(e: Episode) -> None:
@@ -150,7 +150,7 @@ async def test_an_opening_that_failed_is_tried_again_and_a_call_never_is(served:
     assert (calls, result.fault, result.reward) == (1, "infrastructure", None)
 
 
-async def test_a_player_out_of_time_is_truncated_and_graded(served: Served) -> None:
+async def test_a_player_past_its_time_limit_is_truncated_and_graded(served: Served) -> None:
     async def player(e: Episode) -> None:
         await e.call("probe__write", {"path": "answer.txt", "text": "42"})
         await anyio.sleep_forever()
@@ -163,13 +163,13 @@ async def test_a_player_out_of_time_is_truncated_and_graded(served: Served) -> N
 
 
 @pytest.mark.parametrize("server_hangs", [False, True])
-async def test_ctrl_c_ends_it_soon_with_nothing_left(server_hangs: bool, tmp_path: Path) -> None:
+async def test_ctrl_c_ends_a_batch_soon_and_closes_its_episodes(server_hangs: bool, tmp_path: Path) -> None:
     async with server_process(tmp_path) as (server, url):
         command = [sys.executable, str(INTERRUPTED), url]
         async with await anyio.open_process(command, stderr=None) as client:
             assert client.stdout is not None
-            said = BufferedByteReceiveStream(client.stdout)
-            await said.receive_until(b"playing\n", 1 << 16)
+            output = BufferedByteReceiveStream(client.stdout)
+            await output.receive_until(b"playing\n", 1 << 16)
             if server_hangs:
                 server.send_signal(signal.SIGSTOP)
             started = time.monotonic()
@@ -186,7 +186,7 @@ async def test_ctrl_c_ends_it_soon_with_nothing_left(server_hangs: bool, tmp_pat
             assert all("closed by its client" in each for each in ended)
 
 
-async def test_a_concurrency_of_none_is_refused(served: Served) -> None:
+async def test_a_concurrency_of_zero_is_refused(served: Served) -> None:
     async with Decathlon(served.url) as d:
         with pytest.raises(ValueError, match="at least 1"):
             async with d.batch([], concurrency=0):

@@ -24,7 +24,7 @@ async def d(tmp_path: Path) -> AsyncGenerator[Decathlon]:
         yield d
 
 
-async def test_a_sample_is_the_same_for_the_same_seed_and_repeats_nothing(d: Decathlon) -> None:
+async def test_a_sample_is_reproducible_by_seed_and_has_no_duplicates(d: Decathlon) -> None:
     sample = await d.sample(6, "train", seed=7, needs=["probe"], without=["dead"])
     assert [task.id for task in sample] == [
         task.id for task in await d.sample(6, "train", seed=7, needs="probe", without=("dead", "network"))
@@ -33,7 +33,7 @@ async def test_a_sample_is_the_same_for_the_same_seed_and_repeats_nothing(d: Dec
     assert all(task.prompt and "train" in task.splits for task in sample)
 
 
-async def test_with_an_order_a_seed_is_a_page_and_without_one_each_draw_goes_on(d: Decathlon) -> None:
+async def test_with_an_order_the_seed_is_a_page_and_draws_without_seed_continue(d: Decathlon) -> None:
     walk = [task.id for task in await d.tasks(order="easy_first", prompts=False)]
     assert (walk[0], walk[1]) == ("find-answer", "dense")
     pages = [await d.sample(4, order="easy_first", seed=page, prompts=False) for page in range(2)]
@@ -44,7 +44,7 @@ async def test_with_an_order_a_seed_is_a_page_and_without_one_each_draw_goes_on(
     assert second.id == "dense"
 
 
-async def test_an_episode_is_of_the_task_that_a_sample_has_or_a_draw_gives(d: Decathlon) -> None:
+async def test_an_episode_takes_a_sampled_task_a_draw_or_the_default_task(d: Decathlon) -> None:
     (task,) = await d.sample(search="find-", prompts=False)
     async with d.episode(task) as e:
         assert e.task == "find-answer"
@@ -54,7 +54,7 @@ async def test_an_episode_is_of_the_task_that_a_sample_has_or_a_draw_gives(d: De
         assert e.task == "say-answer"
 
 
-async def test_what_cannot_be_drawn_by_is_answered_with_what_can(d: Decathlon) -> None:
+async def test_errors_of_a_draw_name_the_valid_values(d: Decathlon) -> None:
     with pytest.raises(RequestError, match="what they need is network"):
         await d.sample(needs=["teleport"])
     with pytest.raises(RequestError, match="the splits are"):

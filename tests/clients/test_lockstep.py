@@ -1,4 +1,4 @@
-"""Episodes that are held together: what goes wrong in one is said of that one."""
+"""Locksteps: episodes played together, and failures that stay with their slot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def texts(replies: list[Reply]) -> list[str]:
     return [reply.text for reply in replies]
 
 
-async def test_all_are_played_a_turn_at_a_time(d: Decathlon) -> None:
+async def test_slots_are_played_one_turn_at_a_time(d: Decathlon) -> None:
     async with d.episodes(["find-answer"] * 3) as eps:
         first, second, third = eps
         write = ("probe__write", {"path": "answer.txt", "text": "42"})
@@ -41,7 +41,7 @@ async def test_all_are_played_a_turn_at_a_time(d: Decathlon) -> None:
         assert eps.live == []
 
 
-async def test_an_episode_that_does_not_open_leaves_the_others_be(served: Served) -> None:
+async def test_an_episode_that_cannot_be_opened_does_not_affect_the_others(served: Served) -> None:
     tasks = ["failing-preprocess", "find-answer", "no-such-task", "crashing-verdict"]
     async with Decathlon(served.url) as d, d.episodes(tasks, tries=1) as eps:
         broken, sound, unknown, crashing = eps
@@ -58,7 +58,7 @@ async def test_an_episode_that_does_not_open_leaves_the_others_be(served: Served
         assert isinstance(crashing.failure, NoVerdictError)
 
 
-async def test_an_episode_that_ends_under_its_player_is_that_slots_failure(served: Served) -> None:
+async def test_an_episode_that_ends_early_is_its_slots_failure(served: Served) -> None:
     async with Decathlon(served.url) as d, d.episodes(["find-answer"] * 2) as eps:
         lost, kept = eps
         episode = next(each for each in served.episodes.live if each.id == lost.episode.id)
@@ -71,7 +71,7 @@ async def test_an_episode_that_ends_under_its_player_is_that_slots_failure(serve
         assert eps.live == [kept]
 
 
-async def test_a_models_mistakes_are_replies_for_it_to_read(d: Decathlon) -> None:
+async def test_a_models_mistakes_are_error_replies(d: Decathlon) -> None:
     mistakes: list[Call] = [
         ("probe__eccho", {"text": "hello"}),
         ("probe__refuse", None),
@@ -82,8 +82,8 @@ async def test_a_models_mistakes_are_replies_for_it_to_read(d: Decathlon) -> Non
     async with d.episodes(["find-answer"]) as eps:
         (slot,) = eps
         replies = (await eps.call({slot: [*mistakes, ("probe__echo", '{"text": "whole"}')]}))[slot]
-        said = ["probe__echo", "not today", "not JSON", "must be a JSON object", "no tool 'evaluate'"]
-        for reply, part in zip(replies, said, strict=False):
+        expected = ["probe__echo", "not today", "not JSON", "must be a JSON object", "no tool 'evaluate'"]
+        for reply, part in zip(replies, expected, strict=False):
             assert reply.is_error
             assert part in reply.text
         assert replies[-1].text == "whole"
@@ -92,14 +92,14 @@ async def test_a_models_mistakes_are_replies_for_it_to_read(d: Decathlon) -> Non
         assert slot.is_live
 
 
-async def test_a_model_that_goes_past_its_calls_is_known_to_be_done(d: Decathlon) -> None:
+async def test_a_slot_past_its_call_limit_is_not_live(d: Decathlon) -> None:
     async with d.episodes(["find-answer"], max_calls=1) as eps:
         echo = ("probe__echo", {"text": ""})
         await eps.call({eps[0]: [echo, echo]})
         assert eps.live == []
 
 
-async def test_leaving_closes_all_of_them_cancelled_or_not(served: Served) -> None:
+async def test_cancelling_a_lockstep_closes_all_episodes(served: Served) -> None:
     async with Decathlon(served.url) as d:
         before = set(served.episodes.live)
         opened: set[ServersEpisode] = set()

@@ -1,4 +1,4 @@
-"""An episode that one hook of a framework opens and another closes."""
+"""Managed episodes, which one hook of a framework opens and another closes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.probe.serving import Served
 pytestmark = pytest.mark.anyio
 
 
-async def test_it_may_be_opened_and_closed_in_different_tasks(served: Served) -> None:
+async def test_a_managed_episode_is_opened_and_closed_in_different_tasks(served: Served) -> None:
     managed = await asyncio.create_task(ManagedEpisode.open(served.url, "find-answer"))
     episode = next(each for each in served.episodes.live if each.id == managed.episode.id)
     await managed.episode.act("probe__write", '{"path": "answer.txt", "text": "42"}')
@@ -24,12 +24,12 @@ async def test_it_may_be_opened_and_closed_in_different_tasks(served: Served) ->
     await episode.state.reach(Phase.ENDED)
 
 
-async def test_what_does_not_open_is_said_to_who_asked(served: Served) -> None:
+async def test_open_raises_the_error_of_the_last_try(served: Served) -> None:
     with pytest.raises(SetUpError):
         await ManagedEpisode.open(served.url, "failing-preprocess", options={"tries": 1})
 
 
-async def test_who_is_cancelled_while_it_opens_leaves_none(served: Served) -> None:
+async def test_cancelling_open_leaves_no_episode(served: Served) -> None:
     before = set(served.episodes.live)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(ManagedEpisode.open(served.url, "late-server"), 0.5)

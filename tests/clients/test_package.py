@@ -1,4 +1,4 @@
-"""What is imported, and what importing it brings along."""
+"""The package's public names, its imports, and the embedded server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).parents[2]
 PLAYER = Path(__file__).parent / "player.py"
 
 
-def test_all_names_are_public_and_all_public_names_are_there() -> None:
+def test_all_lists_exactly_the_public_names() -> None:
     public = {
         name
         for name, value in vars(decathlon_client).items()
@@ -28,7 +28,7 @@ def test_all_names_are_public_and_all_public_names_are_there() -> None:
     assert public == set(decathlon_client.__all__)
 
 
-def test_importing_the_client_brings_nothing_of_the_server() -> None:
+def test_importing_the_client_imports_nothing_of_the_server() -> None:
     code = "import decathlon_client, sys; print([m for m in sys.modules if m.startswith('decathlon_mcp')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
@@ -36,29 +36,29 @@ def test_importing_the_client_brings_nothing_of_the_server() -> None:
 
 @pytest.mark.anyio
 class TestEmbedded:
-    async def test_the_task_named_at_first_is_played_when_none_is(self, tmp_path: Path) -> None:
+    async def test_the_default_task_is_played_without_arguments(self, tmp_path: Path) -> None:
         async with (
             Decathlon.embedded(SUITE, "local", "find-answer", state=tmp_path) as d,
             d.episode() as e,
         ):
             assert e.task == "find-answer"
 
-    async def test_a_suite_that_is_none_is_said_on_entering(self, tmp_path: Path) -> None:
+    async def test_an_invalid_suite_is_reported_on_entering(self, tmp_path: Path) -> None:
         with pytest.raises(ClientError, match="is not a checkout") as caught:
             async with Decathlon.embedded(tmp_path, state=tmp_path / "state"):
                 pass
         assert caught.value.code == "bad_suite"
 
-    async def test_a_setting_that_is_none_is_said_on_entering(self, tmp_path: Path) -> None:
+    async def test_an_unknown_setting_is_reported_on_entering(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="max_sandbox"):
             async with Decathlon.embedded(max_sandbox=3, state=tmp_path):
                 pass
 
-    async def test_several_suites_can_be_had(self, tmp_path: Path) -> None:
+    async def test_several_suites_can_be_served(self, tmp_path: Path) -> None:
         async with Decathlon.embedded([SUITE, "starter"], "local", state=tmp_path) as d:
             assert {task.suite for task in await d.tasks(prompts=False)} == {"probe", "starter"}
 
-    async def test_nothing_can_be_done_outside_of_it(self, tmp_path: Path) -> None:
+    async def test_methods_require_an_entered_client(self, tmp_path: Path) -> None:
         d = Decathlon.embedded(SUITE, "local", state=tmp_path)
         with pytest.raises(RuntimeError, match="async with"):
             await d.tasks()
@@ -68,7 +68,7 @@ class TestEmbedded:
 @pytest.mark.anyio
 @pytest.mark.timeout(660)
 @pytest.mark.parametrize("sdk", ["mcp>=1.24,<2", "mcp>=2.3,<3"])
-async def test_installed_bare_it_plays_with_either_sdk(sdk: str, tmp_path: Path) -> None:
+async def test_the_bare_client_plays_with_either_sdk(sdk: str, tmp_path: Path) -> None:
     python = tmp_path / "venv" / "bin" / "python"
     await anyio.run_process([sys.executable, "-m", "venv", str(tmp_path / "venv")])
     install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]

@@ -1,4 +1,4 @@
-"""What the client does with a server, over HTTP and in one process alike."""
+"""Playing episodes with the client, over HTTP and with an embedded server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.probe.serving import Served
 pytestmark = pytest.mark.anyio
 
 
-async def test_the_right_answer_is_rewarded_with_one(d: Decathlon) -> None:
+async def test_the_right_answer_has_reward_one(d: Decathlon) -> None:
     async with d.episode("find-answer") as e:
         assert (await e.call("probe__read", {"path": "question.txt"})).text == "six times seven\n"
         await e.call("probe__write", {"path": "answer.txt", "text": "42"})
@@ -41,14 +41,14 @@ async def test_a_second_evaluate_returns_the_first_verdict(d: Decathlon) -> None
         assert await e.evaluate() == await e.evaluate()
 
 
-async def test_metrics_are_the_evaluators_own_and_the_servers(d: Decathlon) -> None:
+async def test_metrics_come_from_the_evaluator_and_the_server(d: Decathlon) -> None:
     async with d.episode("dense") as e:
         verdict = await e.evaluate()
     assert "calls" in verdict.metrics
     assert set(verdict.metrics) > set(verdict.raw["weights"])
 
 
-async def test_tasks_are_listed_with_the_prompts_that_their_episodes_have(d: Decathlon) -> None:
+async def test_listed_prompts_are_those_of_the_episodes(d: Decathlon) -> None:
     tasks = {task.id: task for task in await d.tasks()}
     task = tasks["find-answer"]
     assert (task.suite, task.servers, task.network, task.runnable) == ("probe", ("probe",), False, True)
@@ -65,7 +65,7 @@ async def test_tasks_can_be_searched_and_listed_without_prompts(d: Decathlon) ->
         await d.tasks(split="nowhere")
 
 
-async def test_the_tools_are_the_tasks_own_and_the_claim_but_not_the_oracle(d: Decathlon) -> None:
+async def test_tools_are_the_tasks_own_and_claim_done_without_evaluate(d: Decathlon) -> None:
     async with d.episode("find-answer") as e:
         names = [tool.name for tool in e.tools]
         assert names[-1] == "claim_done"
@@ -75,21 +75,21 @@ async def test_the_tools_are_the_tasks_own_and_the_claim_but_not_the_oracle(d: D
     assert echo.input_schema == {"type": "object", "properties": {"text": {"type": "string"}}}
 
 
-async def test_a_task_that_is_not_there_is_answered_with_those_near_it(d: Decathlon) -> None:
+async def test_an_unknown_task_error_names_similar_tasks(d: Decathlon) -> None:
     with pytest.raises(UnknownTaskError, match="did you mean find-answer") as caught:
         async with d.episode("find-anser"):
             pass
     assert "find-answer" in caught.value.near
 
 
-async def test_a_tool_that_is_not_there_is_answered_with_those_near_it(d: Decathlon) -> None:
+async def test_an_unknown_tool_error_names_similar_tools(d: Decathlon) -> None:
     async with d.episode("find-answer") as e:
         with pytest.raises(UnknownToolError) as caught:
             await e.call("probe__eccho")
     assert "probe__echo" in caught.value.near
 
 
-async def test_a_tool_that_fails_is_a_reply_and_one_that_refuses_an_error(d: Decathlon) -> None:
+async def test_a_failing_tool_is_a_reply_and_a_refusal_an_error(d: Decathlon) -> None:
     async with d.episode("find-answer") as e:
         reply = await e.call("probe__fail")
         assert (reply.is_error, reply.text) == (True, "it did not work")
@@ -98,51 +98,51 @@ async def test_a_tool_that_fails_is_a_reply_and_one_that_refuses_an_error(d: Dec
     assert (caught.value.number, caught.value.data) == (-31999, {"again": "tomorrow"})
 
 
-async def test_structured_content_arrives_as_it_is(d: Decathlon) -> None:
+async def test_structured_content_is_unchanged(d: Decathlon) -> None:
     async with d.episode("find-answer") as e:
         reply = await e.call("probe__shell", {"command": "exit 3"})
     assert reply.structured == {"exit_code": 3}
     assert reply.content == ({"type": "text", "text": ""},)
 
 
-async def test_progress_is_heard(d: Decathlon) -> None:
-    heard: list[tuple[float, float | None, str | None]] = []
+async def test_progress_is_reported(d: Decathlon) -> None:
+    reports: list[tuple[float, float | None, str | None]] = []
 
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
-        heard.append((progress, total, message))
+        reports.append((progress, total, message))
 
     async with d.episode("find-answer") as e:
         reply = await e.call("probe__count", {"to": 3, "pause": 0.01}, on_progress=on_progress)
     assert reply.text == "counted to 3"
-    assert heard == [(1, 3, "at 1"), (2, 3, "at 2"), (3, 3, "at 3")]
+    assert reports == [(1, 3, "at 1"), (2, 3, "at 2"), (3, 3, "at 3")]
 
 
 CANCELLED = {"command": "until [ -s cancelled.txt ]; do sleep 0.02; done; cat cancelled.txt"}
-"""Waits for what the tool notes when it was cancelled."""
+"""Waits until the cancelled tool has written its note."""
 
 
-async def test_a_call_past_its_timeout_is_cancelled_and_the_episode_goes_on(d: Decathlon) -> None:
+async def test_a_call_past_its_timeout_is_cancelled_and_the_episode_continues(d: Decathlon) -> None:
     async with d.episode("find-answer") as e:
         with pytest.raises(CallTimeoutError, match=r"no answer within 0\.3 s"):
             await e.call("probe__sleep", {"seconds": 100, "note": "late"}, timeout=0.3)
         assert (await e.call("probe__shell", CANCELLED)).text == "late\n"
 
 
-async def test_a_caller_that_is_cancelled_cancels_the_call(d: Decathlon) -> None:
+async def test_cancelling_the_caller_cancels_the_call(d: Decathlon) -> None:
     async with d.episode("find-answer") as e:
         with anyio.move_on_after(0.3):
             await e.call("probe__sleep", {"seconds": 100, "note": "gone"})
         assert (await e.call("probe__shell", CANCELLED)).text == "gone\n"
 
 
-async def test_calls_run_side_by_side(d: Decathlon) -> None:
+async def test_calls_run_in_parallel(d: Decathlon) -> None:
     async with d.episode("find-answer") as e, anyio.create_task_group() as tasks:
         tasks.start_soon(e.call, "probe__sleep", {"seconds": 100})
         assert (await e.call("probe__echo", {"text": "quick"})).text == "quick"
         tasks.cancel_scope.cancel()
 
 
-async def test_after_the_claim_tools_say_so(d: Decathlon) -> None:
+async def test_a_call_after_the_claim_is_an_error_reply(d: Decathlon) -> None:
     async with d.episode("find-answer") as e:
         await e.claim_done()
         reply = await e.call("probe__echo", {"text": "too late"})
@@ -160,31 +160,31 @@ async def test_an_attempt_that_cannot_be_graded_has_no_reward(d: Decathlon) -> N
     assert "reward" not in caught.value.verdict
 
 
-async def test_a_set_up_that_fails_is_said_with_its_cause(d: Decathlon) -> None:
+async def test_a_set_up_error_names_its_cause(d: Decathlon) -> None:
     with pytest.raises(SetUpError, match="preprocess"):
         async with d.episode("failing-preprocess"):
             pass
 
 
-async def test_the_last_words_reach_the_evaluator(d: Decathlon) -> None:
+async def test_the_final_answer_reaches_the_evaluator(d: Decathlon) -> None:
     async with d.episode("say-answer") as e:
         await e.claim_done("forty-two")
         assert (await e.evaluate()).reward == 1.0
 
 
-async def test_the_launch_time_is_the_callers(d: Decathlon) -> None:
+async def test_the_caller_chooses_the_launch_time(d: Decathlon) -> None:
     async with d.episode("made-answer", launch_time=datetime(2031, 2, 3, 4, 5, 6)) as e:
         assert "2031-02-03 04:05:06" in (await e.call("probe__read", {"path": "launched.txt"})).text
 
 
-async def test_past_max_calls_the_attempt_is_closed(d: Decathlon) -> None:
+async def test_max_calls_closes_the_attempt(d: Decathlon) -> None:
     async with d.episode("find-answer", max_calls=1) as e:
         await e.call("probe__echo", {"text": ""})
         assert "limit of 1" in (await e.call("probe__echo", {"text": ""})).text
         assert (await e.evaluate()).raw["truncated"] is True
 
 
-async def test_a_client_out_of_patience_truncates_the_attempt(d: Decathlon) -> None:
+async def test_truncate_closes_and_grades_the_attempt(d: Decathlon) -> None:
     async with d.episode("find-answer") as e:
         await e.call("probe__write", {"path": "answer.txt", "text": "42"})
         assert not (await e.truncate("no more time", turns=3)).is_error
@@ -195,7 +195,7 @@ async def test_a_client_out_of_patience_truncates_the_attempt(d: Decathlon) -> N
 
 
 @pytest.mark.parametrize("policy", [None, "controller"])
-async def test_whoever_is_handed_the_agents_address_plays_and_does_not_judge(
+async def test_the_agents_address_can_play_but_not_evaluate(
     d: Decathlon, policy: Literal["controller"] | None
 ) -> None:
     async with d.episode("find-answer", policy=policy) as e:
@@ -212,7 +212,7 @@ async def test_whoever_is_handed_the_agents_address_plays_and_does_not_judge(
         assert (await e.evaluate()).reward == 1.0
 
 
-async def test_an_episode_can_be_attached_to_and_outlives_that(d: Decathlon) -> None:
+async def test_an_attached_episode_stays_open(d: Decathlon) -> None:
     async with d.episode("find-answer") as e:
         for handle in (e.id, e.address):
             async with d.attach(handle) as again:
@@ -222,13 +222,13 @@ async def test_an_episode_can_be_attached_to_and_outlives_that(d: Decathlon) -> 
         assert (await e.evaluate()).reward == 1.0
 
 
-async def test_nothing_can_be_attached_to_by_a_wrong_handle(d: Decathlon) -> None:
+async def test_attaching_with_a_wrong_handle_fails(d: Decathlon) -> None:
     with pytest.raises(UnknownEpisodeError):
         async with d.attach("0" * 48):
             pass
 
 
-async def test_an_episode_may_be_left_in_another_task_than_it_was_entered_in(d: Decathlon) -> None:
+async def test_an_episode_may_be_left_in_another_task(d: Decathlon) -> None:
     opening = d.episode("find-answer")
     entered: list[Episode] = []
 
@@ -245,13 +245,13 @@ async def test_an_episode_may_be_left_in_another_task_than_it_was_entered_in(d: 
             assert (await entered[0].call("probe__echo", {"text": "here"})).text == "here"
 
 
-async def test_an_error_of_the_body_leaves_as_itself(d: Decathlon) -> None:
+async def test_an_error_of_the_body_is_raised_unwrapped(d: Decathlon) -> None:
     with pytest.raises(LookupError, match="mine"):
         async with d.episode("find-answer"):
             raise LookupError("mine")
 
 
-async def test_a_task_is_drawn_the_same_for_the_same_seed(d: Decathlon, served: Served) -> None:
+async def test_a_seed_always_draws_the_same_task(d: Decathlon, served: Served) -> None:
     draws = served.episodes.draws
     seed = next(
         seed for seed in range(1000) if draws.take(Draw.model_validate({"seed": seed})) == ["find-answer"]

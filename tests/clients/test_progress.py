@@ -1,4 +1,4 @@
-"""How a batch is told of, on a terminal and elsewhere."""
+"""Showing the progress of a batch, on a terminal and elsewhere."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import sys
 
 import pytest
 from decathlon_client import Tally
-from decathlon_client.progress import Lines, shown
+from decathlon_client.progress import LineDisplay, progress_display
 
 
-def test_lines_are_few_and_the_last_one_is_there() -> None:
+def test_lines_are_written_rarely_and_at_the_end() -> None:
     out = io.StringIO()
-    lines = Lines(out, every_seconds=3600)
+    display = LineDisplay(out, interval_seconds=3600)
     tally = Tally(total=2, playing=1)
-    lines.show(tally)
+    display.show(tally)
     tally.scored, tally.lost, tally.playing, tally.rewards = 1, 1, 0, 0.5
-    lines.show(tally)
+    display.show(tally)
     assert out.getvalue() == "2 of 2 episodes: reward 0.500, 0 opening, 0 playing, 0 grading, 1 lost\n"
 
 
@@ -26,13 +26,13 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("has_rich", [True, False])
-def test_on_a_terminal_there_is_a_bar_where_rich_is(has_rich: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_a_bar_if_rich_is_installed(has_rich: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     out = Terminal()
     monkeypatch.setattr(sys, "stderr", out)
     monkeypatch.setenv("TERM", "xterm")
     if not has_rich:
         monkeypatch.setitem(sys.modules, "rich", None)
-    with shown(True) as show:
+    with progress_display(True) as show:
         show(Tally(total=1, scored=1, rewards=1.0))
     assert ("\x1b[" in out.getvalue()) is has_rich
     assert "reward 1.000" in out.getvalue()

@@ -1,4 +1,4 @@
-"""The synchronous twin: the same names, the same replies, and no event loop of the caller's."""
+"""The synchronous client: the same names and replies, without an event loop of the caller."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def solve(e: Episode) -> str:
     return e.task
 
 
-def test_its_types_are_those_of_the_asynchronous_classes() -> None:
-    assert STUB.read_text("utf-8") == stub(), "write them anew: python -m tests.clients.stubs"
+def test_the_stub_matches_the_asynchronous_classes() -> None:
+    assert STUB.read_text("utf-8") == stub(), "generate it again: python -m tests.clients.stubs"
 
 
 @pytest.mark.parametrize("name", ["Batch", "Decathlon", "Episode", "Lockstep", "Slot"])
-def test_every_method_is_there_with_its_words(name: str) -> None:
+def test_every_method_exists_with_its_docstring(name: str) -> None:
     made: type = getattr(sync, name)
     original: type = getattr(decathlon_client, name)
     for method, member in vars(original).items():
@@ -52,28 +52,30 @@ def test_every_method_is_there_with_its_words(name: str) -> None:
 
 def test_an_episode_is_played_to_its_reward(d: Decathlon) -> None:
     assert "find-answer" in {task.id for task in d.tasks(prompts=False)}
-    heard: list[float] = []
+    reports: list[float] = []
     with d.episode("find-answer") as e:
         assert e.task == "find-answer"
         assert e.tools[-1].name == "claim_done"
-        e.call("probe__count", {"to": 3, "pause": 0.01}, on_progress=lambda n, total, said: heard.append(n))
+        e.call(
+            "probe__count", {"to": 3, "pause": 0.01}, on_progress=lambda n, total, message: reports.append(n)
+        )
         with pytest.raises(UnknownToolError):
             e.call("probe__eccho")
         solve(e)
         assert e.claimed
         assert e.evaluate().reward == 1.0
-    assert heard == [1, 2, 3]
+    assert reports == [1, 2, 3]
 
 
 def test_episodes_are_played_in_lockstep(d: Decathlon) -> None:
     with d.episodes(["find-answer", "failing-preprocess"], tries=1) as eps:
-        found, failed = eps
-        assert eps[0] is found
+        ready, failed = eps
+        assert eps[0] is ready
         assert len(eps) == 2
         assert isinstance(failed.failure, SetUpError)
-        replies = eps.call({found: [("probe__write", {"path": "answer.txt", "text": "42"})]})
-        assert not replies[found][0].is_error
-        assert eps.live == [found]
+        replies = eps.call({ready: [("probe__write", {"path": "answer.txt", "text": "42"})]})
+        assert not replies[ready][0].is_error
+        assert eps.live == [ready]
         assert [verdict and verdict.reward for verdict in eps.evaluate()] == [1.0, None]
 
 
@@ -91,7 +93,7 @@ def test_a_batch_may_be_left_early(d: Decathlon) -> None:
             break
 
 
-def test_no_server_is_said_and_leaves_no_thread() -> None:
+def test_an_unreachable_server_is_reported_and_leaves_no_thread() -> None:
     with pytest.raises(ConnectionLostError), Decathlon("http://127.0.0.1:9"):
         pass
 

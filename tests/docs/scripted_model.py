@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
+from decathlon_client.script import Step
 from decathlon_client.values import as_objects
 
-from decathlon_mcp.starter import Step, oracle
+from decathlon_mcp.starter import oracle
 from decathlon_mcp.types import JsonObject
 
 TASK = "tune-reactor"

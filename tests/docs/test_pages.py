@@ -14,8 +14,8 @@ from typing import Any, get_args
 import decathlon_client
 import yaml
 
-from decathlon_mcp.episodes.state import MOVES
-from decathlon_mcp.grading.attempt import COUNTED
+from decathlon_mcp.episodes.state import TRANSITIONS
+from decathlon_mcp.grading.attempt import SERVER_METRICS
 from decathlon_mcp.grading.signing import PublicKey
 from decathlon_mcp.grading.verdict import Status, Verdict
 from decathlon_mcp.settings import RewardPolicy
@@ -109,12 +109,12 @@ def test_rewards_page_lists_every_policy_status_and_metric() -> None:
     statuses = [cells[0].strip("`") for cells in rows(REWARDS, "When there is no reward")]
     assert (policies, statuses) == (list(get_args(RewardPolicy)), list(get_args(Status)))
     _, _, section = REWARDS.read_text("utf-8").partition("## What the server counts\n")
-    assert set(COUNTED) <= set(re.findall(r"`(\w+)`", section.partition("\n## ")[0]))
+    assert set(SERVER_METRICS) <= set(re.findall(r"`(\w+)`", section.partition("\n## ")[0]))
 
 
 def test_concepts_page_shows_the_phases_in_order() -> None:
     phases = [re.findall(r"\w+", found.text) for found in blocks(DOCS / "concepts.md") if "→" in found.text]
-    assert phases == [[phase.name for phase in MOVES]]
+    assert phases == [[phase.name for phase in TRANSITIONS]]
 
 
 def test_readme_quotes_the_programs_of_the_client_pages() -> None:

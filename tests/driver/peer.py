@@ -17,7 +17,7 @@ import anyio
 import anyio.abc
 from decathlon_sandbox import wire
 
-from decathlon_mcp.driver_client.boot import boot_message
+from decathlon_mcp.driver_client.driver import boot_message
 
 SERVERS = Path(__file__).parent / "servers"
 BOUND_SECONDS = 60.0

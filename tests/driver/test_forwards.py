@@ -14,8 +14,7 @@ import anyio
 import pytest
 from anyio.abc import ByteStream, SocketStream
 
-from decathlon_mcp.driver_client.boot import BOOT_COMMAND
-from decathlon_mcp.driver_client.driver import DriverClient, connect
+from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.errors import DriverError, SandboxLostError
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.local.provider import LocalProvider

@@ -14,7 +14,7 @@ import anyio
 import pytest
 from decathlon_sandbox import wire
 
-from decathlon_mcp.driver_client.boot import boot_message
+from decathlon_mcp.driver_client.driver import boot_message
 from tests.driver.conftest import find_python
 from tests.driver.peer import BOUND_SECONDS, DriverPeer, WireError, driver
 

@@ -1,4 +1,4 @@
-"""One server for all tests of a module, over each provider."""
+"""One server for all tests of a module, with each provider."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.probe.clients import WAYS, EpisodeResolver
+from tests.probe.clients import ADDRESS_KINDS, AddressKind
 from tests.probe.serving import Served, serving
 
 
@@ -27,7 +27,7 @@ async def served(
         yield served
 
 
-@pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest) -> EpisodeResolver:
-    """Every way to an episode's own tools."""
+@pytest.fixture(params=ADDRESS_KINDS)
+def address(request: pytest.FixtureRequest) -> AddressKind:
+    """Every kind of address at which an episode's own tools are served."""
     return request.param

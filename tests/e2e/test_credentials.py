@@ -1,4 +1,4 @@
-"""What an agent that reads every file finds of the suite's credentials: what its servers are pointed to."""
+"""Which of the suite's credentials an agent can read: only those that its servers need."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TASK_TOKENS = 'all_token_key_session = {"probe_key": "key-of-the-task"}\n'
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The probe's suite with credentials, some for its server and some for others."""
+    """The probe suite with credentials, some for its server and some for others."""
     suite = tmp_path_factory.mktemp("suites") / "suite"
     shutil.copytree(SUITE, suite)
     configs = suite / "configs"
@@ -38,17 +38,17 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (configs / "folder").mkdir()
     (configs / "folder" / "unused.json").write_text("unused-account")
     server = configs / "mcp_servers" / "probe.yaml"
-    described = yaml.safe_load(server.read_text())
-    described["params"]["env"] = {"PROBE_KEY": "${token.probe_key}", "PROBE_FILE": "${token.file}"}
-    server.write_text(json.dumps(described))
+    config = yaml.safe_load(server.read_text())
+    config["params"]["env"] = {"PROBE_KEY": "${token.probe_key}", "PROBE_FILE": "${token.file}"}
+    server.write_text(json.dumps(config))
     task = suite / "tasks" / "probe" / "own-token"
     shutil.copytree(suite / "tasks" / "probe" / "find-answer", task)
     (task / "token_key_session.py").write_text(TASK_TOKENS)
-    said = yaml.safe_load((suite / "suite.yaml").read_text())
+    settings = yaml.safe_load((suite / "suite.yaml").read_text())
     names = ("token_key_session.py", "used.json", "unused.json", "folder", "missing.json")
-    said["secrets"] = [f"configs/{name}" for name in names]
-    said["stand_ins"] = {"configs/token_key_session.py": "configs/token_key_session_example.py"}
-    (suite / "suite.yaml").write_text(json.dumps(said))
+    settings["secrets"] = [f"configs/{name}" for name in names]
+    settings["stand_ins"] = {"configs/token_key_session.py": "configs/token_key_session_example.py"}
+    (suite / "suite.yaml").write_text(json.dumps(settings))
     return suite
 
 
@@ -67,7 +67,9 @@ async def served(
 
 
 @pytest.mark.parametrize(("task", "key"), [("find-answer", "probe"), ("own-token", "task")])
-async def test_servers_have_theirs_and_no_file_has_anybodys(served: Served, task: str, key: str) -> None:
+async def test_servers_get_their_credentials_and_no_file_has_the_others(
+    served: Served, task: str, key: str
+) -> None:
     async with playing(served, task, "task") as player:
 
         async def shell(command: str) -> str:

@@ -1,4 +1,4 @@
-"""What a client sees of an episode, whatever the way in and whatever the sandbox."""
+"""What a client sees of an episode, at every kind of address and with every provider."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import anyio
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from tests.probe.clients import EpisodeResolver, playing
+from tests.probe.clients import AddressKind, playing
 from tests.probe.serving import Served
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_the_right_answer_is_rewarded_with_one(served: Served, way: EpisodeResolver) -> None:
-    async with playing(served, "find-answer", way) as player:
+async def test_the_right_answer_is_rewarded_with_one(served: Served, address: AddressKind) -> None:
+    async with playing(served, "find-answer", address) as player:
         assert await player.text("probe__read", path="question.txt") == "six times seven\n"
         await player.call("probe__write", path="answer.txt", text="42")
         claimed = await player.call("claim_done", answer="it is 42")
@@ -28,30 +28,30 @@ async def test_the_right_answer_is_rewarded_with_one(served: Served, way: Episod
     assert verdict["claimed"] is True
 
 
-async def test_an_empty_attempt_is_rewarded_with_zero(served: Served, way: EpisodeResolver) -> None:
-    async with playing(served, "find-answer", way) as player:
+async def test_an_empty_attempt_is_rewarded_with_zero(served: Served, address: AddressKind) -> None:
+    async with playing(served, "find-answer", address) as player:
         verdict = (await player.call("evaluate")).structured_content
     assert verdict["reward"] == 0.0
     assert verdict["claimed"] is False
 
 
-async def test_what_preprocess_made_is_what_grading_sees(served: Served, way: EpisodeResolver) -> None:
-    async with playing(served, "made-answer", way) as player:
+async def test_grading_uses_the_files_that_preprocess_made(served: Served, address: AddressKind) -> None:
+    async with playing(served, "made-answer", address) as player:
         assert await player.text("probe__read", path="launched.txt")
         await player.call("probe__write", path="answer.txt", text="made-by-preprocess")
         verdict = (await player.call("evaluate")).structured_content
     assert verdict["reward"] == 1.0
 
 
-async def test_the_agents_last_words_reach_the_evaluator(served: Served, way: EpisodeResolver) -> None:
-    async with playing(served, "say-answer", way) as player:
+async def test_the_answer_reaches_the_evaluator(served: Served, address: AddressKind) -> None:
+    async with playing(served, "say-answer", address) as player:
         await player.call("claim_done", answer="forty-two")
         verdict = (await player.call("evaluate")).structured_content
     assert verdict["reward"] == 1.0
 
 
-async def test_dense_metrics_are_weighted_by_the_rubric(served: Served, way: EpisodeResolver) -> None:
-    async with playing(served, "dense", way) as player:
+async def test_dense_metrics_are_weighted_by_the_rubric(served: Served, address: AddressKind) -> None:
+    async with playing(served, "dense", address) as player:
         await player.call("probe__write", path="b.txt", text="")
         verdict = (await player.call("evaluate")).structured_content
     assert verdict["success"] is False
@@ -59,8 +59,8 @@ async def test_dense_metrics_are_weighted_by_the_rubric(served: Served, way: Epi
     assert verdict["metrics"]["first"] == 0.0
 
 
-async def test_nothing_of_the_answers_is_in_the_sandbox(served: Served, way: EpisodeResolver) -> None:
-    async with playing(served, "made-answer", way) as player:
+async def test_the_agent_finds_no_answers_in_its_sandbox(served: Served, address: AddressKind) -> None:
+    async with playing(served, "made-answer", address) as player:
         found = await player.text(
             "probe__shell",
             command="find .. -name 'ground*' -o -name evaluation -o -name preprocess -o -name answer.txt",
@@ -69,9 +69,9 @@ async def test_nothing_of_the_answers_is_in_the_sandbox(served: Served, way: Epi
 
 
 async def test_tools_are_listed_in_a_stable_order_with_ours_last(
-    served: Served, way: EpisodeResolver
+    served: Served, address: AddressKind
 ) -> None:
-    async with playing(served, "find-answer", way) as player:
+    async with playing(served, "find-answer", address) as player:
         first = [tool.name for tool in (await player.client.list_tools()).tools]
         second = [tool.name for tool in (await player.client.list_tools()).tools]
     assert first == second
@@ -80,10 +80,10 @@ async def test_tools_are_listed_in_a_stable_order_with_ours_last(
     assert "probe__bare" in first
 
 
-async def test_the_prompt_is_there_as_instructions_and_as_a_prompt(
-    served: Served, way: EpisodeResolver
+async def test_the_prompt_is_served_as_instructions_and_as_an_mcp_prompt(
+    served: Served, address: AddressKind
 ) -> None:
-    async with playing(served, "find-answer", way) as player:
+    async with playing(served, "find-answer", address) as player:
         instructions = player.client.instructions
         prompt: Any = await player.client.get_prompt("task")
     assert instructions is not None
@@ -92,20 +92,20 @@ async def test_the_prompt_is_there_as_instructions_and_as_a_prompt(
     assert prompt.messages[0].content.text == instructions
 
 
-async def test_progress_passes_through_under_the_callers_token(served: Served, way: EpisodeResolver) -> None:
+async def test_progress_is_relayed_with_the_callers_token(served: Served, address: AddressKind) -> None:
     seen: list[tuple[float, float | None, str | None]] = []
 
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
         seen.append((progress, total, message))
 
-    async with playing(served, "find-answer", way) as player:
+    async with playing(served, "find-answer", address) as player:
         result = await player.client.call_tool("probe__count", {"to": 3}, progress_callback=on_progress)
     assert not result.is_error
     assert seen == [(1, 3, "at 1"), (2, 3, "at 2"), (3, 3, "at 3")]
 
 
 @pytest.mark.filterwarnings("ignore:The logging capability")
-async def test_log_messages_pass_through(served: Served, way: EpisodeResolver) -> None:
+async def test_log_messages_are_relayed(served: Served, address: AddressKind) -> None:
     seen: list[str] = []
 
     async def on_log(params: Any) -> None:
@@ -114,93 +114,91 @@ async def test_log_messages_pass_through(served: Served, way: EpisodeResolver) -
             enough.set()
 
     enough = anyio.Event()
-    async with playing(served, "find-answer", way, logging_callback=on_log, log_level="info") as player:
-        if way != "episode-sessionless":
+    async with playing(served, "find-answer", address, logging_callback=on_log, log_level="info") as player:
+        if address != "episode-sessionless":
             await player.client.set_logging_level("info")  # pyright: ignore[reportDeprecated]
         await player.call("probe__talk")
         await enough.wait()
     assert seen == ["info", "warning", "error"]
 
 
-async def test_cancelling_a_call_reaches_the_tool_and_spares_the_episode(
-    served: Served, way: EpisodeResolver
+async def test_a_cancelled_call_is_cancelled_in_the_tool_and_the_episode_continues(
+    served: Served, address: AddressKind
 ) -> None:
-    async with playing(served, "find-answer", way) as player:
+    async with playing(served, "find-answer", address) as player:
         with anyio.move_on_after(1):
             await player.call("probe__sleep", seconds=30, note="first")
         await player.call("probe__shell", command="until grep first cancelled.txt; do sleep 0.05; done")
         assert await player.text("probe__echo", text="still here") == "still here"
 
 
-async def test_a_slow_tool_does_not_hold_up_a_quick_one(served: Served, way: EpisodeResolver) -> None:
-    async with playing(served, "find-answer", way) as player, anyio.create_task_group() as tasks:
+async def test_a_slow_tool_does_not_delay_a_quick_one(served: Served, address: AddressKind) -> None:
+    async with playing(served, "find-answer", address) as player, anyio.create_task_group() as tasks:
         tasks.start_soon(player.client.call_tool, "probe__sleep", {"seconds": 20})
         assert await player.text("probe__echo", text="quick") == "quick"
         tasks.cancel_scope.cancel()
 
 
-async def test_a_tools_failure_is_a_result_with_is_error(served: Served, way: EpisodeResolver) -> None:
-    async with playing(served, "find-answer", way) as player:
+async def test_a_tools_failure_is_a_result_with_is_error(served: Served, address: AddressKind) -> None:
+    async with playing(served, "find-answer", address) as player:
         result = await player.call("probe__fail")
     assert result.is_error
     assert result.content[0].text == "it did not work"
 
 
-async def test_a_servers_error_is_relayed_as_it_came(served: Served, way: EpisodeResolver) -> None:
-    async with playing(served, "find-answer", way) as player:
+async def test_a_servers_error_is_relayed_unchanged(served: Served, address: AddressKind) -> None:
+    async with playing(served, "find-answer", address) as player:
         with pytest.raises(MCPError, match="not today") as refused:
             await player.call("probe__refuse")
     assert refused.value.code == -31999
     assert refused.value.data == {"again": "tomorrow"}
 
 
-async def test_an_unknown_tool_is_told_with_those_that_look_like_it(
-    served: Served, way: EpisodeResolver
-) -> None:
-    async with playing(served, "find-answer", way) as player:
+async def test_an_unknown_tool_is_reported_with_similar_names(served: Served, address: AddressKind) -> None:
+    async with playing(served, "find-answer", address) as player:
         with pytest.raises(MCPError, match="probe__echo") as unknown:
             await player.call("probe_echo")
     assert unknown.value.code == -32602
 
 
-async def test_arguments_that_do_not_fit_are_the_servers_to_judge(
-    served: Served, way: EpisodeResolver
-) -> None:
-    async with playing(served, "find-answer", way) as player:
+async def test_invalid_arguments_are_left_to_the_tasks_server(served: Served, address: AddressKind) -> None:
+    async with playing(served, "find-answer", address) as player:
         result = await player.call("probe__echo", txt=3)
     assert result.is_error
     assert "KeyError" in result.content[0].text
 
 
 @pytest.mark.parametrize(
-    ("tool", "arguments", "said"),
+    ("tool", "arguments", "message"),
     [
         ("claim_done", {"answer": 42}, "`answer` must be a string"),
         ("claim_done", {"anwser": "x"}, "unknown argument `anwser`"),
         ("evaluate", {"now": True}, "takes no arguments"),
     ],
 )
-async def test_our_own_tools_say_what_does_not_fit(
-    served: Served, way: EpisodeResolver, tool: str, arguments: dict[str, Any], said: str
+async def test_our_own_tools_explain_invalid_arguments(
+    served: Served, address: AddressKind, tool: str, arguments: dict[str, Any], message: str
 ) -> None:
-    async with playing(served, "find-answer", way) as player:
-        with pytest.raises(MCPError, match=said):
+    async with playing(served, "find-answer", address) as player:
+        with pytest.raises(MCPError, match=message):
             await player.call(tool, **arguments)
         assert await player.text("probe__echo", text="open") == "open"
 
 
-async def test_a_large_reply_survives_the_journey(served: Served, way: EpisodeResolver) -> None:
-    async with playing(served, "find-answer", way) as player:
+async def test_a_large_reply_is_relayed_whole(served: Served, address: AddressKind) -> None:
+    async with playing(served, "find-answer", address) as player:
         assert len(await player.text("probe__big", characters=3_000_000)) == 3_000_000
 
 
-async def test_noise_of_a_server_costs_nothing_but_the_noise(served: Served, way: EpisodeResolver) -> None:
-    async with playing(served, "find-answer", way) as player:
+async def test_invalid_output_of_a_server_is_ignored(served: Served, address: AddressKind) -> None:
+    async with playing(served, "find-answer", address) as player:
         assert await player.text("probe__garbage") == "after the garbage"
 
 
-async def test_a_server_that_dies_fails_its_call_and_says_so(served: Served, way: EpisodeResolver) -> None:
-    async with playing(served, "find-answer", way) as player:
+async def test_a_server_that_dies_fails_its_call_with_its_stderr(
+    served: Served, address: AddressKind
+) -> None:
+    async with playing(served, "find-answer", address) as player:
         result = await player.call("probe__die")
         assert result.is_error
         assert "told to die" in result.content[0].text
@@ -209,8 +207,8 @@ async def test_a_server_that_dies_fails_its_call_and_says_so(served: Served, way
         assert (await player.call("evaluate")).structured_content["reward"] == 0.0
 
 
-async def test_no_tool_works_after_the_claim(served: Served, way: EpisodeResolver) -> None:
-    async with playing(served, "find-answer", way) as player:
+async def test_no_tool_works_after_the_claim(served: Served, address: AddressKind) -> None:
+    async with playing(served, "find-answer", address) as player:
         await player.call("claim_done")
         late = await player.call("probe__write", path="answer.txt", text="42")
         assert late.is_error
@@ -218,20 +216,22 @@ async def test_no_tool_works_after_the_claim(served: Served, way: EpisodeResolve
         assert (await player.call("evaluate")).structured_content["reward"] == 0.0
 
 
-async def test_a_hundred_evaluations_are_one(served: Served, way: EpisodeResolver) -> None:
+async def test_a_hundred_concurrent_evaluations_return_the_same_verdict(
+    served: Served, address: AddressKind
+) -> None:
     verdicts: list[str] = []
 
     async def evaluate() -> None:
         verdicts.append(json.dumps((await player.call("evaluate")).structured_content))
 
-    async with playing(served, "find-answer", way) as player, anyio.create_task_group() as tasks:
+    async with playing(served, "find-answer", address) as player, anyio.create_task_group() as tasks:
         for _ in range(100):
             tasks.start_soon(evaluate)
     assert len(set(verdicts)) == 1
 
 
-async def test_cancelling_evaluate_does_not_stop_the_grading(served: Served, way: EpisodeResolver) -> None:
-    async with playing(served, "find-answer", way) as player:
+async def test_cancelling_evaluate_does_not_stop_the_grading(served: Served, address: AddressKind) -> None:
+    async with playing(served, "find-answer", address) as player:
         await player.call("probe__write", path="answer.txt", text="42")
         with anyio.move_on_after(0.05):
             await player.call("evaluate")
@@ -241,10 +241,10 @@ async def test_cancelling_evaluate_does_not_stop_the_grading(served: Served, way
 @pytest.mark.parametrize(
     ("task_id", "status"), [("crashing-verdict", "evaluator_error"), ("slow-verdict", "timeout")]
 )
-async def test_no_verdict_is_an_error_and_never_a_zero(
-    served: Served, way: EpisodeResolver, task_id: str, status: str
+async def test_an_evaluation_without_a_verdict_is_an_error_and_not_a_zero(
+    served: Served, address: AddressKind, task_id: str, status: str
 ) -> None:
-    async with playing(served, task_id, way) as player:
+    async with playing(served, task_id, address) as player:
         first = await player.call("evaluate")
         second = await player.call("evaluate")
     assert first.is_error

@@ -1,4 +1,4 @@
-"""A task whose evaluator looks at the agent's own machine: what still runs there when it does."""
+"""Tasks whose evaluator inspects the processes in the agent's own sandbox."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import pytest
 import yaml
 
 from decathlon_mcp.episodes.state import Phase
-from tests.probe.clients import EpisodeResolver, Player, playing
+from tests.probe.clients import AddressKind, Player, playing
 from tests.probe.leftovers import processes_marked
 from tests.probe.serving import SUITE, Served, serving
 
 pytestmark = pytest.mark.anyio
 
-LOOK = '''
+RUNNING = '''
 import os
 from pathlib import Path
 
 def running(workspace, name):
-    """Is there a process of that name and this workspace?"""
+    """Count the processes of that name which belong to this workspace."""
     token = (Path(workspace) / "token").read_text().strip()
     found = 0
     for process in Path("/proc").iterdir():
@@ -38,12 +38,12 @@ def running(workspace, name):
 '''
 MAIN = """
 import sys
-from tasks.probe.forwarding.evaluation.look import running
+from tasks.probe.forwarding.evaluation.running import running
 workspace = sys.argv[sys.argv.index("--agent_workspace") + 1]
 sys.exit(0 if running(workspace, "forward") == 1 and not running(workspace, "intruder") else 1)
 """
 FUNCTION = """
-from tasks.probe.forwarding.evaluation.look import running
+from tasks.probe.forwarding.evaluation.running import running
 
 def evaluate(workspace):
     return {"forwards": running(workspace, "forward"), "intruders": running(workspace, "intruder")}
@@ -56,21 +56,21 @@ weights: {forwards: 1, intruders: -1, success: 2}
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The suite of the probe with one task more."""
+    """The probe suite with one more task, `forwarding`."""
     suite = tmp_path_factory.mktemp("suites") / "suite"
     shutil.copytree(SUITE, suite)
     task = suite / "tasks" / "probe" / "forwarding"
     shutil.copytree(suite / "tasks" / "probe" / "find-answer", task)
     for name, text in {
-        "look.py": LOOK,
+        "running.py": RUNNING,
         "main.py": MAIN,
         "evaluator.py": FUNCTION,
         "rubric.yaml": RUBRIC,
     }.items():
         (task / "evaluation" / name).write_text(text)
-    said = yaml.safe_load((suite / "suite.yaml").read_text())
-    said["tasks"]["forwarding"] = {"in_place": True, "spared": ["forward *"], "grader_network": True}
-    (suite / "suite.yaml").write_text(json.dumps(said))
+    settings = yaml.safe_load((suite / "suite.yaml").read_text())
+    settings["tasks"]["forwarding"] = {"in_place": True, "spared": ["forward *"], "grader_network": True}
+    (suite / "suite.yaml").write_text(json.dumps(settings))
     return suite
 
 
@@ -83,7 +83,7 @@ async def served(
 
 
 async def leave_running(player: Player, *names: str) -> None:
-    """Processes of these names, with a token of this episode, out of their server's session."""
+    """Start processes of these names, marked with this episode, outside of the MCP server's session."""
     token = player.episode_id[:16]
     await player.call("probe__write", path="token", text=token)
     for name in names:
@@ -100,11 +100,11 @@ async def verdict_on(player: Player) -> dict[str, Any]:
     return (await player.call("evaluate")).structured_content
 
 
-async def test_what_the_evaluator_is_about_runs_on_and_nothing_else(
-    served: Served, provider: str, way: EpisodeResolver
+async def test_spared_processes_survive_until_the_evaluation_and_no_others(
+    served: Served, provider: str, address: AddressKind
 ) -> None:
     async with AsyncExitStack() as stack:
-        player = await stack.enter_async_context(playing(served, "forwarding", way))
+        player = await stack.enter_async_context(playing(served, "forwarding", address))
         hidden = await player.text("probe__shell", command="find ../tasks -name main.py")
         assert hidden == ""
         await leave_running(player, "forward", "intruder")
@@ -115,19 +115,18 @@ async def test_what_the_evaluator_is_about_runs_on_and_nothing_else(
     assert verdict["grader_network"] == verdict["agent_network"] == "none"
     assert verdict["evaluator_digest"].startswith("sha256:")
     assert (verdict["image_digest"] is None) is (provider == "local")
-    episode = served.episodes._episodes[player.episode_id]  # pyright: ignore[reportPrivateUsage]
-    await episode.state.reach(Phase.ENDED)
+    await served.find(player.episode_id).state.reach(Phase.ENDED)
     assert not [line for line in processes_marked(served.state) if "forward" in line]
 
 
-async def test_an_attempt_without_it_fails(served: Served) -> None:
+async def test_an_attempt_without_the_spared_process_fails(served: Served) -> None:
     async with playing(served, "forwarding", "task") as player:
         await leave_running(player, "intruder")
         verdict = await verdict_on(player)
     assert (verdict["status"], verdict["reward"], verdict["success"]) == ("scored", 0.0, False), verdict
 
 
-async def test_every_other_task_is_graded_elsewhere(served: Served, provider: str) -> None:
+async def test_every_other_task_is_graded_in_a_fresh_sandbox(served: Served, provider: str) -> None:
     async with playing(served, "find-answer", "task") as player:
         await leave_running(player, "forward")
         verdict = await verdict_on(player)

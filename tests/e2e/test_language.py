@@ -1,4 +1,4 @@
-"""A task in Chinese: those of its files that are for that language, as upstream's `--cn_mode` has it."""
+"""A task in Chinese uses its files for that language, like upstream's `--cn_mode`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pathlib import Path
 parser = argparse.ArgumentParser()
 for name in ("res_log_file", "agent_workspace", "groundtruth_workspace", "launch_time"):
     parser.add_argument(f"--{name}")
-said = parser.parse_args()
-config = json.loads(Path(said.res_log_file).read_text())["config"]
+arguments = parser.parse_args()
+config = json.loads(Path(arguments.res_log_file).read_text())["config"]
 print(json.dumps([config["cn_mode"], config["task_str"], config["initialization"], config["evaluation"]]))
-answer = (Path(said.groundtruth_workspace) / "answer.txt").read_text()
-raise SystemExit((Path(said.agent_workspace) / "answer.txt").read_text() != answer)
+answer = (Path(arguments.groundtruth_workspace) / "answer.txt").read_text()
+raise SystemExit((Path(arguments.agent_workspace) / "answer.txt").read_text() != answer)
 """
 PREPROCESS = """\
 import sys
@@ -52,7 +52,9 @@ def bilingual(tmp_path: Path) -> Path:
     return suite
 
 
-async def test_all_of_the_task_is_in_that_language(bilingual: Path, tmp_path: Path) -> None:
+async def test_prompt_workspace_preprocess_and_evaluation_are_in_chinese(
+    bilingual: Path, tmp_path: Path
+) -> None:
     async with serving(
         tmp_path / "state", suite=(str(bilingual),), provider="local", language="cn"
     ) as served:
@@ -64,10 +66,10 @@ async def test_all_of_the_task_is_in_that_language(bilingual: Path, tmp_path: Pa
             verdict = (await player.call("evaluate")).structured_content
     assert verdict["reward"] == 1.0
     module = "python3 -m tasks.probe.find-answer"
-    for said in (
+    for expected in (
         '[true, "\\u5199\\u4e0b\\u7b54\\u6848\\u3002"',
         f'"workspace": "{TASK}/initial_workspace_cn", "process_command": "{module}.preprocess.main_cn"',
         f'"groundtruth_workspace": "{TASK}/groundtruth_workspace_cn"',
         f'"evaluation_command": "{module}.evaluation.main_cn"',
     ):
-        assert said in verdict["evaluator_output"]
+        assert expected in verdict["evaluator_output"]

@@ -1,4 +1,4 @@
-"""What a task speaks to beside its sandbox: a service of the host's own loopback, and one in a sandbox."""
+"""Services of a task: one on the host's loopback interface, and one in a sandbox of its own."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ PREPROCESS = """
 import os, pathlib, subprocess, sys
 workspace = pathlib.Path(sys.argv[sys.argv.index("--agent_workspace") + 1])
 (workspace / "get.py").write_text({get!r})
-order = [sys.executable, workspace / "get.py", {port!r}, "order/pear"]
-asked = subprocess.run(order, text=True, capture_output=True)
-(workspace / "asked").write_text(asked.stdout + asked.stderr)
+command = [sys.executable, workspace / "get.py", {port!r}, "order/pear"]
+result = subprocess.run(command, text=True, capture_output=True)
+(workspace / "response").write_text(result.stdout + result.stderr)
 key = pathlib.Path("configs/shop.key")
 (workspace / "key").write_text(key.read_text() if key.exists() else "none")
 subprocess.Popen("nohup sh -c 'while :; do date +%s%N >beat; sleep 0.1; done' >/dev/null 2>&1 &",
@@ -38,9 +38,9 @@ subprocess.Popen("nohup sh -c 'while :; do date +%s%N >beat; sleep 0.1; done' >/
 """
 EVALUATION = """
 import sys, urllib.request
-said = urllib.request.urlopen("http://localhost:{port}/orders", timeout=30).read().decode()
-print(said)
-sys.exit(0 if "apple" in said else 1)
+orders = urllib.request.urlopen("http://localhost:{port}/orders", timeout=30).read().decode()
+print(orders)
+sys.exit(0 if "apple" in orders else 1)
 """
 COUNTER = """
 import http.server, os, sys
@@ -59,7 +59,7 @@ if os.fork() == 0:
 
 
 class Shop(BaseHTTPRequestHandler):
-    """`/order/THING` orders, `/orders` tells, of everybody."""
+    """`/order/THING` adds an order; every path returns the list of all orders."""
 
     orders: list[str]
 
@@ -75,7 +75,7 @@ class Shop(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def shop() -> Iterator[int]:
-    """A shop on this machine's own loopback; its port."""
+    """Port of a shop on this machine's loopback interface."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Mine", (Shop,), {"orders": []}))
     Thread(target=server.serve_forever, daemon=True).start()
     yield server.server_address[1]
@@ -95,7 +95,7 @@ def task(suite: Path, name: str, files: dict[str, str]) -> None:
 async def served(
     provider: str, shop: int, tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 ) -> AsyncGenerator[Served]:
-    """Its tasks: one with the shop, one with a service that is down, one with a service of its own."""
+    """A server with tasks that use the shop, a service that is down, and a service in its own sandbox."""
     suite = tmp_path_factory.mktemp("suites") / "suite"
     shutil.copytree(SUITE, suite)
     inside = shop if provider == "local" else 10003
@@ -110,8 +110,8 @@ async def served(
     task(suite, "counting", {"evaluation/main.py": EVALUATION.format(port=7000)})
     (suite / "keys").mkdir()
     (suite / "keys" / "one").write_text("first key")
-    said = yaml.safe_load((suite / "suite.yaml").read_text())
-    said["services"] = {
+    settings = yaml.safe_load((suite / "suite.yaml").read_text())
+    settings["services"] = {
         "shop": {"ports": {inside: shop}, "available": True},
         "unbuilt": {"ports": [7001], "available": True, "image": "nobody/has-this", "cure": "build it"},
         "gone": {"ports": {10004: 1}, "available": True},
@@ -122,47 +122,47 @@ async def served(
             "start": ["python3", "-c", COUNTER],
         },
     }
-    said["accounts"] = {
+    settings["accounts"] = {
         "shop": {"tasks": ["shopping"], "slots": {"one": {"files": {"configs/shop.key": "keys/one"}}}}
     }
-    said["tasks"] |= {
+    settings["tasks"] |= {
         "shopping": {"services": ["shop"], "leaves_running": True},
         "down": {"services": ["gone"]},
         "unready": {"services": ["unbuilt"]},
         "counting": {"services": ["counter"]},
     }
-    (suite / "suite.yaml").write_text(json.dumps(said))
+    (suite / "suite.yaml").write_text(json.dumps(settings))
     async with serving(tmp_path_factory.mktemp("state"), suite=(str(suite),), provider=provider) as served:
         yield served
 
 
-async def ask(player: Player, port: int, path: str) -> str:
+async def get(player: Player, port: int, path: str) -> str:
     command = f"python3 -c '{GET}' {port} {path}"
     return (await player.text("probe__shell", command=command)).strip()
 
 
-async def test_a_service_of_the_hosts_loopback_answers_at_the_sandboxs_own_without_a_network(
+async def test_a_sandbox_without_a_network_reaches_a_service_on_the_hosts_loopback_interface(
     served: Served, provider: str, shop: int
 ) -> None:
     port = shop if provider == "local" else 10003
     async with playing(served, "shopping", "task") as player:
-        assert "pear" in await player.text("probe__read", path="asked"), "preprocess can reach it"
-        assert "apple" in await ask(player, port, "order/apple")
+        assert "pear" in await player.text("probe__read", path="response"), "preprocess can reach it"
+        assert "apple" in await get(player, port, "order/apple")
         await player.call("claim_done")
         verdict = (await player.call("evaluate")).structured_content
     assert (verdict["agent_network"], verdict["grader_network"]) == ("none", "none")
     assert (verdict["status"], verdict["reward"]) == ("scored", 1.0), "the evaluator can reach it"
 
 
-async def test_nothing_else_of_the_host_answers(served: Served, provider: str, shop: int) -> None:
+async def test_no_other_port_of_the_host_can_be_reached(served: Served, provider: str, shop: int) -> None:
     if provider == "local":
         return
     async with playing(served, "shopping", "task") as player:
         for port in (shop, int(served.url.rpartition(":")[2]), 22):
-            assert "Connection refused" in await ask(player, port, "orders")
+            assert "Connection refused" in await get(player, port, "orders")
 
 
-async def test_what_preprocess_has_started_runs_on_and_credentials_lie_where_they_are_wanted(
+async def test_processes_that_preprocess_started_keep_running_and_credentials_are_in_place(
     served: Served,
 ) -> None:
     async with playing(served, "shopping", "task") as player:
@@ -173,34 +173,34 @@ async def test_what_preprocess_has_started_runs_on_and_credentials_lie_where_the
 
 
 @pytest.mark.parametrize(
-    ("task_id", "why"),
+    ("task_id", "message"),
     [
         ("down", "the service gone does not answer at localhost:1$"),
-        ("unready", "no image nobody/has-this for the service unbuilt: build it|wants a container"),
+        ("unready", "no image nobody/has-this for the service unbuilt: build it|needs a container"),
     ],
 )
-async def test_a_service_that_is_not_there_fails_the_set_up_and_says_which(
-    served: Served, task_id: str, why: str
+async def test_a_missing_service_fails_the_set_up_and_is_named(
+    served: Served, task_id: str, message: str
 ) -> None:
     started = await start(served, task_id, wait=False)
     async with connected(served.lobby) as lobby:
-        with pytest.raises(MCPError, match=why):
+        with pytest.raises(MCPError, match=message):
             await lobby.call_tool("list_tools", {"episode": started["episode"]})
 
 
 @pytest.mark.docker
-async def test_a_service_in_a_sandbox_of_its_own_is_new_for_each_episode_and_outlives_the_agents(
+async def test_a_service_in_its_own_sandbox_is_new_for_each_episode_and_outlives_the_agents_sandbox(
     served: Served, provider: str
 ) -> None:
     if provider == "local":
         started = await start(served, "counting", wait=False)
         async with connected(served.lobby) as lobby:
-            with pytest.raises(MCPError, match="the service counter wants a container"):
+            with pytest.raises(MCPError, match="the service counter needs a container"):
                 await lobby.call_tool("list_tools", {"episode": started["episode"]})
         return
     for _ in range(2):
         async with playing(served, "counting", "task") as player:
-            assert await ask(player, 7000, "order/apple") == "apple"
+            assert await get(player, 7000, "order/apple") == "apple"
             await player.call("claim_done")
             verdict = (await player.call("evaluate")).structured_content
         assert (verdict["status"], verdict["reward"]) == ("scored", 1.0)

@@ -1,4 +1,4 @@
-"""Who gets a place, who has to wait, and for what."""
+"""Admission: limits, the queue, shared resources and refusals."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MAIL = SharedResource("mail", "the account mail")
 NOTES = SharedResource("notes", "the account notes", ("first", "second"), "notes")
 
 
-def admission(places: int = 2, queue: int = 2) -> Admission:
-    return Admission(max_sandboxes=places, max_opening=1, max_queue=queue)
+def new_admission(sandboxes: int = 2, queue: int = 2) -> Admission:
+    return Admission(max_sandboxes=sandboxes, max_opening=1, max_queue=queue)
 
 
 def reserve(admission: Admission, task: str, *shared: SharedResource) -> Ticket:
@@ -26,88 +26,88 @@ def admitted(*tickets: Ticket) -> list[bool]:
     return [ticket.admitted.is_set() for ticket in tickets]
 
 
-async def test_places_are_given_in_order_and_no_more_than_there_are() -> None:
-    door = admission(places=2, queue=5)
-    tickets = [reserve(door, f"task-{number}") for number in range(4)]
+async def test_tickets_are_admitted_in_order_up_to_the_limit() -> None:
+    admission = new_admission(sandboxes=2, queue=5)
+    tickets = [reserve(admission, f"task-{number}") for number in range(4)]
     assert admitted(*tickets) == [True, True, False, False]
-    assert (door.active, door.queued) == (2, 2)
-    assert tickets[0].waits_for is None
-    assert tickets[3].waits_for == "a sandbox: 2 of 2 are in use, and 1 episodes wait before this one"
-    door.give_back(tickets[0])
+    assert (admission.active, admission.queued) == (2, 2)
+    assert tickets[0].waiting_for is None
+    assert tickets[3].waiting_for == "a sandbox: 2 of 2 are in use, and 1 episodes wait before this one"
+    admission.release(tickets[0])
     assert admitted(*tickets[2:]) == [True, False]
 
 
-async def test_past_the_queue_there_is_a_refusal_with_counts_and_a_time() -> None:
-    door = admission(places=1, queue=1)
-    reserve(door, "a")
-    reserve(door, "b")
+async def test_a_ticket_beyond_the_queue_is_refused_with_counts_and_a_retry_time() -> None:
+    admission = new_admission(sandboxes=1, queue=1)
+    reserve(admission, "a")
+    reserve(admission, "b")
     with pytest.raises(AtCapacityError) as refused:
-        reserve(door, "c")
+        reserve(admission, "c")
     assert refused.value.retryable
     assert refused.value.data["active"] == 1
     assert 5 <= refused.value.data["retryAfterSeconds"] <= 15
-    assert door.queued == 1
+    assert admission.queued == 1
 
 
-async def test_tasks_that_share_something_never_run_side_by_side_and_hold_up_nobody_else() -> None:
-    door = admission(places=3, queue=3)
-    first = reserve(door, "write", MAIL)
-    itself = reserve(door, "write", MAIL)
-    third = reserve(door, "read", MAIL)
-    other = reserve(door, "sums")
+async def test_tasks_that_share_an_account_run_one_at_a_time_and_do_not_delay_others() -> None:
+    admission = new_admission(sandboxes=3, queue=3)
+    first = reserve(admission, "write", MAIL)
+    itself = reserve(admission, "write", MAIL)
+    third = reserve(admission, "read", MAIL)
+    other = reserve(admission, "sums")
     assert admitted(first, itself, third, other) == [True, False, False, True]
-    assert itself.waits_for == "the account mail, which write has"
-    assert third.waits_for == "the account mail, which write has, and 1 more before this one"
-    door.give_back(first)
+    assert itself.waiting_for == "the account mail, which write has"
+    assert third.waiting_for == "the account mail, which write has, and 1 more before this one"
+    admission.release(first)
     assert admitted(itself, third) == [True, False]
 
 
-async def test_as_many_run_at_once_as_there_are_slots_each_with_its_own() -> None:
-    door = admission(places=5, queue=5)
-    tickets = [reserve(door, f"page-{number}", NOTES) for number in range(4)]
+async def test_tasks_of_an_account_run_together_up_to_its_slots() -> None:
+    admission = new_admission(sandboxes=5, queue=5)
+    tickets = [reserve(admission, f"page-{number}", NOTES) for number in range(4)]
     assert admitted(*tickets) == [True, True, False, False]
     assert [ticket.accounts for ticket in tickets[:2]] == [{"notes": "first"}, {"notes": "second"}]
-    assert tickets[2].waits_for == "the account notes, which page-0 and page-1 have"
-    door.give_back(tickets[1])
+    assert tickets[2].waiting_for == "the account notes, which page-0 and page-1 have"
+    admission.release(tickets[1])
     assert tickets[2].accounts == {"notes": "second"}
     assert not tickets[3].admitted.is_set()
 
 
-async def test_who_wants_two_things_is_not_overtaken_for_ever_by_those_who_want_one() -> None:
-    door = admission(places=5, queue=9)
-    mail, notes = reserve(door, "mail", MAIL), [reserve(door, "notes", NOTES) for _ in range(2)]
-    both = reserve(door, "both", MAIL, NOTES)
-    late = reserve(door, "late", MAIL)
-    door.give_back(mail)
-    assert admitted(both, late) == [False, False], "the mail is kept for who came first"
-    assert both.waits_for == "the account notes, which notes has"
-    door.give_back(notes[0])
+async def test_a_task_that_needs_two_accounts_is_not_overtaken_by_tasks_that_need_one() -> None:
+    admission = new_admission(sandboxes=5, queue=9)
+    mail, notes = reserve(admission, "mail", MAIL), [reserve(admission, "notes", NOTES) for _ in range(2)]
+    both = reserve(admission, "both", MAIL, NOTES)
+    late = reserve(admission, "late", MAIL)
+    admission.release(mail)
+    assert admitted(both, late) == [False, False], "the free slot of mail is kept for the earlier ticket"
+    assert both.waiting_for == "the account notes, which notes has"
+    admission.release(notes[0])
     assert admitted(both, late) == [True, False]
-    door.give_back(both)
+    admission.release(both)
     assert late.admitted.is_set()
 
 
-async def test_a_refusal_says_what_was_waited_for() -> None:
-    door = admission(places=2, queue=0)
-    reserve(door, "write", MAIL)
+async def test_a_refusal_names_the_account_that_the_task_would_wait_for() -> None:
+    admission = new_admission(sandboxes=2, queue=0)
+    reserve(admission, "write", MAIL)
     with pytest.raises(AtCapacityError, match=r"\(read for the account mail, which write has\)"):
-        reserve(door, "read", MAIL)
+        reserve(admission, "read", MAIL)
 
 
-async def test_a_place_is_free_again_however_it_was_left() -> None:
-    door = admission(places=1)
-    ticket = reserve(door, "a")
+async def test_a_ticket_is_released_when_its_body_raises() -> None:
+    admission = new_admission(sandboxes=1)
+    ticket = reserve(admission, "a")
     with pytest.raises(RuntimeError):
-        async with door.place(ticket):
+        async with admission.admit(ticket):
             raise RuntimeError
-    door.give_back(ticket)
-    assert (door.active, door.queued) == (0, 0)
+    admission.release(ticket)
+    assert (admission.active, admission.queued) == (0, 0)
 
 
-async def test_asking_whether_there_is_room_takes_none() -> None:
-    door = admission(places=1, queue=0)
-    door.refuse_if_full()
-    assert (door.active, door.queued) == (0, 0)
-    reserve(door, "a")
+async def test_a_check_for_capacity_reserves_nothing() -> None:
+    admission = new_admission(sandboxes=1, queue=0)
+    admission.refuse_if_full()
+    assert (admission.active, admission.queued) == (0, 0)
+    reserve(admission, "a")
     with pytest.raises(AtCapacityError):
-        door.refuse_if_full()
+        admission.refuse_if_full()

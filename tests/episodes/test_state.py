@@ -1,26 +1,31 @@
-"""The table of an episode's phases."""
+"""The phases of an episode and their transitions."""
 
 from __future__ import annotations
 
 import pytest
 
-from decathlon_mcp.episodes.state import MOVES, Ending, Phase, State
+from decathlon_mcp.episodes.state import TRANSITIONS, Ending, Phase, State
+from decathlon_mcp.errors import SetUpError
 
 
 def test_every_phase_can_end_and_none_comes_back() -> None:
-    assert all(Phase.ENDED in MOVES[phase] for phase in Phase if phase is not Phase.ENDED)
+    assert all(Phase.ENDED in TRANSITIONS[phase] for phase in Phase if phase is not Phase.ENDED)
     order = list(Phase)
-    assert all(order.index(after) > order.index(phase) for phase, then in MOVES.items() for after in then)
+    assert all(
+        order.index(successor) > order.index(phase)
+        for phase, successors in TRANSITIONS.items()
+        for successor in successors
+    )
 
 
-def test_a_move_that_the_table_does_not_have_is_a_fault_of_ours() -> None:
+def test_a_transition_that_is_not_in_the_table_raises() -> None:
     state = State()
     with pytest.raises(RuntimeError, match="from queued to scored"):
         state.move(Phase.SCORED)
 
 
 def test_the_first_ending_stands() -> None:
-    state = State()
-    state.end(Ending.CLOSED)
+    state, cause = State(), SetUpError("no server")
+    state.end(Ending.SET_UP_FAILED, cause)
     state.end(Ending.FAULT)
-    assert state.ending is Ending.CLOSED
+    assert (state.phase, state.ending, state.cause) == (Phase.ENDED, Ending.SET_UP_FAILED, cause)

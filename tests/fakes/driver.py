@@ -1,4 +1,4 @@
-"""The driver's side of the wire as a coroutine: what a fake sandbox runs as its first process."""
+"""First processes of fake sandboxes: a driver with faults on demand, and the probe of `conformance`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,44 @@ from anyio.abc import ByteStream, TaskGroup
 from anyio.streams.buffered import BufferedByteReceiveStream
 from decathlon_sandbox import wire
 
-from tests.fakes.faults import Died, Faults
+from decathlon_mcp.errors import DecathlonError
 from tests.fakes.tree import Tree
 
 Json = dict[str, Any]
 PROTOCOL_VERSION = "2025-11-25"
 _OVERLONG_BYTES = wire.MAX_LINE_BYTES + (1 << 20)
+
+
+class Died(Exception):  # noqa: N818  (an event, not a mistake of the code that raises it)
+    """Raised by a test's tool or `run`: the sandbox's first process ends at once."""
+
+    def __init__(self, exit_code: int = 137, *, out_of_memory: bool = False) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+        self.out_of_memory = out_of_memory
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Faults of one sandbox; none by default. Methods are the wire's (`run`, `call`, ...)."""
+
+    open_seconds: float = 0.0
+    """How long it takes to open."""
+    open_error: DecathlonError | None = None
+    never_ready: bool = False
+    """The driver takes its source and sends nothing."""
+    dies_on: str | None = None
+    """The first process ends with exit code 137 when this method is requested."""
+    silent_on: str | None = None
+    """Method that is never answered."""
+    overlong_on: str | None = None
+    """Method that is answered with a line above the limit."""
+    garbage: bool = False
+    """Sends lines that are no messages before every message."""
+    servers_that_fail: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Servers that do not start, with the end of their stderr."""
+    removals_refused: int = 0
+    """How often the sandbox cannot be removed."""
 
 
 class ToolError(Exception):
@@ -33,7 +65,7 @@ class ToolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FakeCall:
-    """What a tool of a test is called with, and what it can do while it runs."""
+    """One call of a test's tool: its arguments, and what the tool can send meanwhile."""
 
     server: str
     tool: str
@@ -53,27 +85,27 @@ class FakeCall:
 
 
 Reply = str | Json
-"""What a tool gives: the text of a result, or a whole result in MCP's form."""
+"""A tool's result: its text, or the whole result in MCP's form."""
 Handler = Callable[[FakeCall], Awaitable[Reply]]
 
 
 @dataclass(frozen=True, slots=True)
 class FakeTool:
-    """A tool with more to say than its name and its docstring."""
+    """A tool with a schema or further fields in its definition."""
 
     handler: Handler
     schema: Json = field(default_factory=lambda: {"type": "object"})
-    more: Json = field(default_factory=dict[str, Any])
+    extra_fields: Json = field(default_factory=dict[str, Any])
     """Further fields of its definition, known to MCP or not."""
 
 
 Tools = Mapping[str, Mapping[str, Handler | FakeTool]]
-"""Server to tool to what it does."""
+"""Server to tool name to handler."""
 
 
 @dataclass(frozen=True, slots=True)
 class FakeRun:
-    """A process that the sandbox was asked to run."""
+    """A request to run a process."""
 
     argv: tuple[str, ...]
     cwd: str
@@ -100,27 +132,27 @@ class _FailureError(Exception):
 
 
 class FakeDriver:
-    """One driver, from boot to the end of its line. Its tools and processes are a test's callables."""
+    """A driver, from boot to the end of its stream. Its tools and processes are a test's callables."""
 
     def __init__(self, stream: ByteStream, tree: Tree, *, tools: Tools, run: Run, faults: Faults) -> None:
         self._stream = stream
         self._tree = tree
         self._tools = tools
-        self._run_process = run
+        self._process_handler = run
         self._faults = faults
         self._sending = anyio.Lock()
         self._requests: dict[int, CancelScope] = {}
-        self._up: set[str] = set()
+        self._started: set[str] = set()
         self._frozen = False
         self._death: Died | None = None
         self._ended = CancelScope()
 
-    async def live(self) -> Died:
-        """Until the line ends, or something inside dies; how it ended."""
+    async def run(self) -> Died:
+        """Run until the stream ends or the process dies; returns how it ended."""
         with self._ended:
             async with anyio.create_task_group() as tasks:
                 with suppress(anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError):
-                    await self._hear(tasks)
+                    await self._serve(tasks)
                 tasks.cancel_scope.cancel()
         return self._death or Died(0)
 
@@ -128,13 +160,13 @@ class FakeDriver:
         self._death = death
         self._ended.cancel()
 
-    async def _hear(self, tasks: TaskGroup) -> None:
+    async def _serve(self, tasks: TaskGroup) -> None:
         reader = BufferedByteReceiveStream(self._stream)
         size = int(await reader.receive_until(b"\n", 32))
         await reader.receive_exactly(size)
         if self._faults.never_ready:
             await anyio.sleep_forever()
-        await self._say(
+        await self._send(
             {"method": wire.READY, "params": {"version": wire.VERSION, "python": "3.11.0", "pid": 1}}
         )
         async for message in _messages(reader):
@@ -154,7 +186,7 @@ class FakeDriver:
         with CancelScope() as scope:
             self._requests[number] = scope
             try:
-                reply = {"result": await self._do(number, method, params)}
+                reply = {"result": await self._result(number, method, params)}
             except _FailureError as failure:
                 reply = {"error": failure.error}
             except Died as death:
@@ -165,14 +197,14 @@ class FakeDriver:
             reply = {"error": {"code": wire.FROZEN, "message": "frozen"}}
         if method == self._faults.overlong_on:
             reply = {"result": "x" * _OVERLONG_BYTES}
-        await self._say({"id": number, **reply})
+        await self._send({"id": number, **reply})
 
-    async def _do(self, number: int, method: str, params: Json) -> Any:
+    async def _result(self, number: int, method: str, params: Json) -> Any:
         match method:
             case wire.ARRANGE:
                 return self._arrange(params)
             case wire.RUN:
-                return await self._run(params)
+                return await self._run_process(params)
             case wire.START:
                 return self._start(params)
             case wire.CALL:
@@ -192,11 +224,11 @@ class FakeDriver:
                 raise _FailureError(wire.FILES, str(error)) from error
         return {}
 
-    async def _run(self, params: Json) -> Json:
-        asked = FakeRun(tuple(params["argv"]), params["cwd"], params["env"], self._tree)
+    async def _run_process(self, params: Json) -> Json:
+        request = FakeRun(tuple(params["argv"]), params["cwd"], params["env"], self._tree)
         try:
-            said = self._run_process(asked)
-            reply = await said if inspect.isawaitable(said) else said
+            result = self._process_handler(request)
+            reply = await result if inspect.isawaitable(result) else result
         except FileNotFoundError as error:
             raise _FailureError(wire.SPAWN, f"no program {error}") from error
         reply = RunReply(reply) if isinstance(reply, int) else reply
@@ -216,16 +248,16 @@ class FakeDriver:
             raise _FailureError(wire.FROZEN, "frozen")
         names: list[str] = [server["name"] for server in params["servers"]]
         for name in names:
-            last_words = self._faults.servers_that_fail.get(name)
-            if last_words is None and name not in self._tools:
-                last_words = f"no server {name!r} in this test"
-            if last_words is not None:
-                about = {"server": name, "stderr": last_words, "exit_code": 1}
+            stderr = self._faults.servers_that_fail.get(name)
+            if stderr is None and name not in self._tools:
+                stderr = f"no server {name!r} in this test"
+            if stderr is not None:
+                about = {"server": name, "stderr": stderr, "exit_code": 1}
                 raise _FailureError(wire.SERVER, f"server {name} did not come up", about)
-        self._up |= set(names)
-        return {"servers": {name: self._facts(name) for name in names}}
+        self._started |= set(names)
+        return {"servers": {name: self._server_info(name) for name in names}}
 
-    def _facts(self, server: str) -> Json:
+    def _server_info(self, server: str) -> Json:
         return {
             "protocolVersion": PROTOCOL_VERSION,
             "serverInfo": {"name": server, "version": "1"},
@@ -238,12 +270,12 @@ class FakeDriver:
         server = params["server"]
         if self._frozen:
             raise _FailureError(wire.FROZEN, "frozen")
-        if server not in self._up:
+        if server not in self._started:
             raise _FailureError(wire.SERVER, f"no server {server!r} is up", {"server": server})
         if params["method"] == "tools/list":
-            return {"jsonrpc": "2.0", "id": number, "result": {"tools": self._facts(server)["tools"]}}
-        said = await self._call_tool(number, server, params["params"], params.get("timeout_seconds"))
-        return {"jsonrpc": "2.0", "id": number, **said}
+            return {"jsonrpc": "2.0", "id": number, "result": {"tools": self._server_info(server)["tools"]}}
+        reply = await self._call_tool(number, server, params["params"], params.get("timeout_seconds"))
+        return {"jsonrpc": "2.0", "id": number, **reply}
 
     async def _call_tool(self, number: int, server: str, params: Json, seconds: float | None) -> Json:
         name = params["name"]
@@ -251,9 +283,9 @@ class FakeDriver:
         if tool is None:
             return {"error": {"code": -32602, "message": f"Unknown tool: {name}"}}
 
-        async def notify(kind: str, said: Json) -> None:
-            more = {"server": server} if kind == wire.MESSAGE else {}
-            await self._say({"method": kind, "params": {"id": number, **more, "params": said}})
+        async def notify(method: str, notification: Json) -> None:
+            origin = {"server": server} if method == wire.MESSAGE else {}
+            await self._send({"method": method, "params": {"id": number, **origin, "params": notification}})
 
         call = FakeCall(server, name, params.get("arguments") or {}, params, self._tree, notify)
         handler = tool.handler if isinstance(tool, FakeTool) else tool
@@ -268,12 +300,12 @@ class FakeDriver:
 
     def _freeze(self) -> Json:
         self._frozen = True
-        killed, self._up = len(self._up), set()
+        killed, self._started = len(self._started), set()
         for scope in self._requests.values():
             scope.cancel()
         return {"killed": killed}
 
-    async def _say(self, message: Json) -> None:
+    async def _send(self, message: Json) -> None:
         data = json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n"
         noise = b'noise\n{"half": \n[1, 2]\n\xff\xfe\n\n' if self._faults.garbage else b""
         async with self._sending:
@@ -294,5 +326,22 @@ def _definition(name: str, tool: Handler | FakeTool) -> Json:
         "name": name,
         "description": inspect.getdoc(tool.handler) or name,
         "inputSchema": tool.schema,
-        **tool.more,
+        **tool.extra_fields,
     }
+
+
+class FakeProbe:
+    """Answers as `conformance.PROBE_COMMAND` does."""
+
+    def __init__(self, stream: ByteStream, tree: Tree) -> None:
+        self._stream = stream
+        self._tree = tree
+
+    async def run(self) -> Died:
+        reader = BufferedByteReceiveStream(self._stream)
+        with suppress(anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError):
+            async for request in _messages(reader):
+                if "write" in request:
+                    self._tree.write(request["write"], request["text"])
+                await self._stream.send(b'{"python": [3, 11]}\n')
+        return Died(0)

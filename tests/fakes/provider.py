@@ -1,4 +1,12 @@
-"""A provider whose sandboxes live in this process, for tests of what is above providers."""
+"""A provider whose sandboxes live in this process, for tests of the layers above providers.
+
+    FakeProvider(tools={"files": {"echo": echo}})     # async def echo(call: FakeCall) -> str | Json
+    FakeProvider(run=lambda request: 0 if "preprocess" in request.argv else 1)
+    FakeProvider(faults=Faults(silent_on="call"))
+    FakeProvider(faults=lambda spec: Faults(never_ready=spec.name.endswith("-grader")))
+
+It passes the same conformance checks as the real providers (`tests/sandboxes`).
+"""
 
 from __future__ import annotations
 
@@ -13,47 +21,43 @@ import anyio
 from anyio import CancelScope
 from anyio.abc import TaskGroup
 
-from decathlon_mcp.archives.packing import save
+from decathlon_mcp.archives.writing import save
 from decathlon_mcp.errors import BadRequestError, SandboxLostError
 from decathlon_mcp.sandboxes.base import Finding, Isolation, SandboxSpec, finding
-from decathlon_mcp.sandboxes.socket_stream import SocketStream
-from tests.fakes.driver import FakeDriver, FakeRun, Run, Tools
-from tests.fakes.faults import Died, Faults
+from decathlon_mcp.sandboxes.conformance import PROBE_COMMAND
+from decathlon_mcp.sandboxes.streams import SocketStream
+from tests.fakes.driver import Died, FakeDriver, FakeProbe, FakeRun, Faults, Run, Tools
 from tests.fakes.tree import Tree
 
 _CAUSE_SECONDS = 2.0
 
 
-def _succeed(asked: FakeRun) -> int:
+def _succeed(request: FakeRun) -> int:
     return 0
 
 
 class FakeSandbox:
-    """See `base.Sandbox`. `tree` is its file system, for tests to look into and to write to."""
+    """See `base.Sandbox`. `tree` is its file system, for tests to read and write."""
 
-    def __init__(self, owner: str, spec: SandboxSpec, faults: Faults, line: SocketStream) -> None:
+    def __init__(self, owner: str, spec: SandboxSpec, faults: Faults, stream: SocketStream) -> None:
         self.owner = owner
         self.spec = spec
         self.faults = faults
-        self.stream = line
+        self.stream = stream
         self.tree = Tree()
         self.tree.make(spec.root)
         self.log_tail = ""
         self.death: Died | None = None
         self.paused = False
         self.removals = 0
-        """How often its removal was tried."""
+        """How often its removal was refused."""
         self._process = CancelScope()
         self._finished = anyio.Event()
-        self._gone = False
+        self._closed = False
 
     @property
     def root(self) -> PurePosixPath:
         return self.spec.root
-
-    @property
-    def out_of_memory(self) -> bool:
-        return self.death is not None and self.death.out_of_memory
 
     @property
     def image_digest(self) -> str | None:
@@ -85,32 +89,32 @@ class FakeSandbox:
             return None
         return "out of memory" if self.death.out_of_memory else f"exit code {self.death.exit_code}"
 
-    async def run(self, driver: FakeDriver, theirs: SocketStream) -> None:
-        """The first process: closes its end of the line when it ends, not when it is paused."""
+    async def run(self, first_process: FakeDriver | FakeProbe, stream: SocketStream) -> None:
+        """Run the first process. Its end of the stream is closed when it ends, not when it is paused."""
         try:
             with self._process:
-                self.death = await driver.live()
+                self.death = await first_process.run()
         finally:
             if not self.paused:
-                await theirs.aclose()
+                await stream.aclose()
             self._finished.set()
 
     async def end(self) -> None:
         """Kill the first process, paused or not."""
-        self._gone = True
+        self._closed = True
         self._process.cancel()
         with CancelScope(shield=True):
             await self._finished.wait()
 
     def _check(self, folder: PurePosixPath) -> None:
-        if self._gone:
+        if self._closed:
             raise SandboxLostError("the sandbox has been closed")
         if not folder.is_absolute() or ".." in folder.parts or folder.is_relative_to("/tmp"):
-            raise BadRequestError(f"not a folder that files can go to: {folder}")
+            raise BadRequestError(f"not a folder that files can be copied to: {folder}")
 
 
 class FakeMachine:
-    """What sandboxes there are, whoever opened them: several providers may share one machine."""
+    """The open sandboxes of all providers that share this machine."""
 
     def __init__(self) -> None:
         self.sandboxes: dict[str, FakeSandbox] = {}
@@ -119,9 +123,8 @@ class FakeMachine:
 class FakeProvider:
     """Opens sandboxes in this process.
 
-    `tools`: server to tool to what it does. `run`: what becomes of a process; exit code 0 unless given.
-    `faults`: what is wrong with each sandbox. `opened` are all that ever were, `machine.sandboxes` those that
-    are open.
+    `run` gives the result of a process; exit code 0 by default. `opened` lists all sandboxes that were ever
+    opened, `machine.sandboxes` those that are open.
     """
 
     name = "fake"
@@ -166,25 +169,28 @@ class FakeProvider:
     async def open(self, spec: SandboxSpec) -> AsyncGenerator[FakeSandbox]:
         assert self._tasks is not None, "the provider has not been entered"
         if spec.name in self.machine.sandboxes:
-            raise BadRequestError(f"there is a sandbox named {spec.name} already")
+            raise BadRequestError(f"there is already a sandbox named {spec.name}")
         faults = self._faults(spec) if callable(self._faults) else self._faults
         await anyio.sleep(faults.open_seconds)
         if faults.open_error is not None:
             raise faults.open_error
         async with AsyncExitStack() as stack:
-            ours, theirs = socket.socketpair()
-            stack.callback(theirs.close)
-            stack.callback(ours.close)
-            line, far = SocketStream(ours), SocketStream(theirs)
-            sandbox = FakeSandbox(self._owner, spec, faults, line)
-            driver = FakeDriver(far, sandbox.tree, tools=self._tools, run=self._run, faults=faults)
+            near_socket, far_socket = socket.socketpair()
+            stack.callback(far_socket.close)
+            stack.callback(near_socket.close)
+            near, far = SocketStream(near_socket), SocketStream(far_socket)
+            sandbox = FakeSandbox(self._owner, spec, faults, near)
+            if spec.command == PROBE_COMMAND:
+                first_process = FakeProbe(far, sandbox.tree)
+            else:
+                first_process = FakeDriver(far, sandbox.tree, tools=self._tools, run=self._run, faults=faults)
             self.machine.sandboxes[spec.name] = sandbox
             self.opened.append(sandbox)
             stack.push_async_callback(self._remove, sandbox)
             stack.push_async_callback(far.aclose)
-            self._tasks.start_soon(sandbox.run, driver, far)
+            self._tasks.start_soon(sandbox.run, first_process, far)
             stack.push_async_callback(sandbox.end)
-            stack.push_async_callback(line.aclose)
+            stack.push_async_callback(near.aclose)
             yield sandbox
 
     async def _remove(self, sandbox: FakeSandbox) -> None:
@@ -195,15 +201,15 @@ class FakeProvider:
         self.machine.sandboxes.pop(sandbox.spec.name, None)
 
     async def sweep(self, owner: str) -> int:
-        left = [
-            each
-            for each in self.machine.sandboxes.values()
-            if each.owner == owner and each not in self.opened
+        orphans = [
+            sandbox
+            for sandbox in self.machine.sandboxes.values()
+            if sandbox.owner == owner and sandbox not in self.opened
         ]
-        for sandbox in left:
+        for sandbox in orphans:
             await sandbox.end()
             await self._remove(sandbox)
-        return len(left)
+        return len(orphans)
 
     async def check(self, image: str | None) -> list[Finding]:
         return [finding("fake", True, f"always ready{f' with {image}' if image else ''}")]

@@ -1,14 +1,15 @@
-"""A file tree in memory: what `put`, `get` and `arrange` act on in a fake sandbox."""
+"""A file tree in memory, on which `put`, `get` and `arrange` of a fake sandbox act."""
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from decathlon_mcp.archives.archive import content, header, info_of, members, padding, parts_of, reading
+from decathlon_mcp.archives.reading import ArchiveReader, Kind, Member
+from decathlon_mcp.archives.unpacking import checked_members, open_archive
+from decathlon_mcp.archives.writing import Entry, archive_chunks
 from decathlon_mcp.errors import BadRequestError
 
 
@@ -19,7 +20,7 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class DriverClient:
+class Link:
     target: str
 
 
@@ -28,7 +29,7 @@ class Folder:
     mode: int = 0o755
 
 
-Node = File | DriverClient | Folder
+Node = File | Link | Folder
 
 
 class Tree:
@@ -51,7 +52,7 @@ class Tree:
         return node.data.decode()
 
     def write(self, path: PurePosixPath | str, data: bytes | str, mode: int = 0o644) -> None:
-        """A file, its folders made where they are missing."""
+        """Write a file; missing parents are created."""
         path = PurePosixPath(path)
         self.make(path.parent)
         self._nodes[path] = File(data.encode() if isinstance(data, str) else data, mode)
@@ -63,11 +64,11 @@ class Tree:
                 raise NotADirectoryError(str(path))
 
     def remove(self, path: PurePosixPath | str) -> None:
-        for each in tuple(self.below(PurePosixPath(path))):
-            del self._nodes[each]
+        for node in tuple(self.below(PurePosixPath(path))):
+            del self._nodes[node]
 
     def copy(self, source: PurePosixPath | str, to: PurePosixPath | str) -> None:
-        """What is in folder `source` goes into folder `to`."""
+        """Copy the content of folder `source` into folder `to`."""
         source, to = PurePosixPath(source), PurePosixPath(to)
         if not isinstance(self._nodes.get(source), Folder):
             raise FileNotFoundError(str(source))
@@ -76,18 +77,18 @@ class Tree:
             self._nodes[to / path.relative_to(source)] = self._nodes[path]
 
     def below(self, folder: PurePosixPath | str) -> Iterator[PurePosixPath]:
-        """The path itself, where there is something, and all below it, in order."""
+        """The path itself, if it exists, and everything below it, sorted."""
         return (path for path in sorted(self._nodes) if path.is_relative_to(folder))
 
     def put(self, folder: PurePosixPath, archive: Path | bytes) -> None:
         name = str(folder)
         try:
             self.make(folder)
-            with reading(archive) as tar:
-                for parts, info in members(tar):
-                    name, path = info.name, folder.joinpath(*parts)
+            with open_archive(archive) as reader:
+                for member in checked_members(reader):
+                    name, path = member.name, folder / member.name
                     self.make(path.parent)
-                    self._place(path, self._unpacked(tar, info, folder))
+                    self._place(path, self._node(reader, member, folder))
         except (NotADirectoryError, IsADirectoryError, KeyError) as error:
             raise BadRequestError(f"cannot unpack {name!r}: {error}") from error
 
@@ -98,32 +99,31 @@ class Tree:
             raise IsADirectoryError(str(path))
         self._nodes[path] = node
 
-    def _unpacked(self, tar: tarfile.TarFile, info: tarfile.TarInfo, folder: PurePosixPath) -> Node:
-        if info.isdir():
-            return Folder(info.mode & 0o777)
-        if info.issym():
-            return DriverClient(info.linkname)
-        if info.islnk():
-            return self._nodes[folder.joinpath(*parts_of(info.linkname))]
-        with content(tar, info) as file:
-            return File(file.read(), info.mode & 0o777)
+    def _node(self, reader: ArchiveReader, member: Member, folder: PurePosixPath) -> Node:
+        match member.kind:
+            case Kind.FOLDER:
+                return Folder(member.mode)
+            case Kind.SYMLINK:
+                return Link(member.link)
+            case Kind.HARD_LINK:
+                return self._nodes[folder / member.link]
+            case _:
+                return File(b"".join(reader.body()), member.mode)
 
     def get(self, folder: PurePosixPath) -> Iterator[bytes]:
-        """A tar of what is in `folder`, in pieces; without members where that is no folder."""
-        found = self.below(folder) if isinstance(self._nodes.get(folder), Folder) else ()
-        for path in found:
-            node, name = self._nodes[path], f"./{path.relative_to(folder)}" if path != folder else "."
-            if isinstance(node, Folder):
-                yield header(info_of(name, tarfile.DIRTYPE, node.mode, 0))
-            elif isinstance(node, DriverClient):
-                info = info_of(name, tarfile.SYMTYPE, 0o777, 0)
-                info.linkname = node.target
-                yield header(info)
-            else:
-                info = info_of(name, tarfile.REGTYPE, node.mode, 0)
-                info.size = len(node.data)
-                yield header(info) + node.data + padding(info.size)
-        yield bytes(2 * tarfile.BLOCKSIZE)
+        """A tar of `folder` in chunks; without members if that is no folder."""
+        paths = self.below(folder) if isinstance(self._nodes.get(folder), Folder) else ()
+        return archive_chunks(self._entry(path, folder) for path in paths)
+
+    def _entry(self, path: PurePosixPath, folder: PurePosixPath) -> Entry:
+        name = "." if path == folder else f"./{path.relative_to(folder)}"
+        match self._nodes[path]:
+            case Folder(mode):
+                return Member(name=name, kind=Kind.FOLDER, mode=mode), ()
+            case Link(target):
+                return Member(name=name, kind=Kind.SYMLINK, mode=0o777, link=target), ()
+            case File(data, mode):
+                return Member(name=name, kind=Kind.FILE, mode=mode, size=len(data)), (data,)
 
     def arrange(self, step: dict[str, Any]) -> None:
         """One step of the wire's `arrange`. Raises OSError where the driver would fail."""
@@ -141,11 +141,11 @@ class Tree:
             case _:
                 raise OSError(f"no such step: {step}")
 
-    def _check_absent(self, names: Iterable[str], under: str, but: Iterable[str]) -> None:
-        spared = [PurePosixPath(folder) for folder in but]
-        wanted = set(names)
+    def _check_absent(self, names: Iterable[str], under: str, exceptions: Iterable[str]) -> None:
+        excepted = [PurePosixPath(folder) for folder in exceptions]
+        forbidden = set(names)
         for path in self.below(under):
-            if any(path.is_relative_to(folder) for folder in spared):
+            if any(path.is_relative_to(folder) for folder in excepted):
                 continue
-            if str(path) in wanted or (path.name in wanted and str(path) != under):
+            if str(path) in forbidden or (path.name in forbidden and str(path) != under):
                 raise FileExistsError(f"{path} is there")

@@ -1,4 +1,4 @@
-"""Where attempts are graded."""
+"""Fixtures that grade attempts in real sandboxes."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import pytest
 
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
-from tests.grading.scene import Grading
+from tests.grading.support import SandboxGrader
 
 
 @pytest.fixture
-async def grading(tmp_path: Path) -> AsyncGenerator[Grading]:
-    """Where attempts are graded: fresh sandboxes of the local provider."""
+async def grader(tmp_path: Path) -> AsyncGenerator[SandboxGrader]:
+    """Grades in sandboxes of the local provider."""
     folder = tmp_path / "grading"
     folder.mkdir()
     async with LocalProvider("tests-rewards", folder / "sandboxes") as provider:
-        yield Grading(folder, provider)
+        yield SandboxGrader(folder, provider)
 
 
 @pytest.fixture
-async def docker_grading(tmp_path: Path, test_image: str) -> AsyncGenerator[Grading]:
-    """The same in containers without a network."""
+async def docker_grader(tmp_path: Path, test_image: str) -> AsyncGenerator[SandboxGrader]:
+    """Grades in containers without a network."""
     folder = tmp_path / "grading"
     folder.mkdir()
     async with DockerProvider(f"tests-rewards-{token_hex(4)}") as provider:
-        yield Grading(folder, provider, test_image)
+        yield SandboxGrader(folder, provider, test_image)

@@ -1,8 +1,8 @@
-"""Evaluators that tests write into checkouts."""
+"""Sources of evaluators for test checkouts."""
 
 from __future__ import annotations
 
-from tests.grading.scene import PAPER, rubric
+from tests.grading.support import PAPER, rubric_text
 
 ARGUMENTS = """
 import argparse, json, os, sys
@@ -11,13 +11,13 @@ for name in ("agent_workspace", "groundtruth_workspace", "res_log_file", "launch
     parser.add_argument("--" + name, required=True)
 args = parser.parse_args()
 """
-FOUND = (
+REQUIRES_PAPER = (
     ARGUMENTS
     + """
 raise SystemExit(0 if os.path.exists(os.path.join(args.agent_workspace, "paper.pdf")) else 1)
 """
 )
-PROMISED = rubric(
+EXAMPLE_RUBRIC = rubric_text(
     function="evaluation/evaluator.py:evaluate",
     weights={"paper_downloaded": 0.5, "correct_paper": 1.0, "efficient": 0.1},
 )
@@ -44,7 +44,7 @@ def evaluator(source: str, **files: str) -> dict[str, str]:
     }
 
 
-def with_rubric(function: str, text: str = PROMISED, main: str = FOUND) -> dict[str, str]:
+def with_rubric(function: str, text: str = EXAMPLE_RUBRIC, main: str = REQUIRES_PAPER) -> dict[str, str]:
     return evaluator(
         main,
         **{
@@ -56,5 +56,5 @@ def with_rubric(function: str, text: str = PROMISED, main: str = FOUND) -> dict[
 
 
 def one_metric(body: str) -> dict[str, str]:
-    text = rubric(function="evaluation/evaluator.py:evaluate", weights={"a": 1}, ranges={"a": [-10, 10]})
+    text = rubric_text(function="evaluation/evaluator.py:evaluate", weights={"a": 1}, ranges={"a": [-10, 10]})
     return with_rubric(body, text, main="")

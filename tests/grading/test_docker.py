@@ -1,4 +1,4 @@
-"""Grading in containers: the same verdicts, and a channel that is out of reach."""
+"""Grading in containers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from tests.grading.evaluators import PAPER_FUNCTION, one_metric, with_rubric
-from tests.grading.scene import Grading, attempt_of, write_suite
+from tests.grading.support import SandboxGrader, make_attempt, write_suite
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
@@ -31,24 +31,26 @@ for process in glob.glob("/proc/[0-9]*"):
 """
 
 def evaluate():
-    said = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True)
-    return {"a": 0 if said.stdout or said.stderr else 5}
+    child = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True)
+    return {"a": 0 if child.stdout or child.stderr else 5}
 '''
 
 
-async def test_the_promised_rubric_pays_as_promised(docker_grading: Grading, tmp_path: Path) -> None:
+async def test_example_rubric_gives_the_documented_rewards(
+    docker_grader: SandboxGrader, tmp_path: Path
+) -> None:
     suite = write_suite(tmp_path / "checkout", with_rubric(PAPER_FUNCTION))
     with anyio.fail_after(120):
-        right = await docker_grading.grade(attempt_of(), suite, {"paper.pdf": "the right one"})
-        empty = await docker_grading.grade(attempt_of(), suite, {})
+        right = await docker_grader.grade(make_attempt(), suite, {"paper.pdf": "the right one"})
+        empty = await docker_grader.grade(make_attempt(), suite, {})
     assert (right.status, right.success, right.reward) == ("scored", True, pytest.approx(1.6)), right
     assert (empty.status, empty.success, empty.reward) == ("scored", False, pytest.approx(0.1)), empty
 
 
-async def test_what_the_function_starts_cannot_reach_any_channel(
-    docker_grading: Grading, tmp_path: Path
+async def test_child_processes_of_the_function_cannot_open_any_channel(
+    docker_grader: SandboxGrader, tmp_path: Path
 ) -> None:
     suite = write_suite(tmp_path / "checkout", one_metric(SEARCHES_PROC))
     with anyio.fail_after(120):
-        verdict = await docker_grading.grade(attempt_of(), suite, {})
+        verdict = await docker_grader.grade(make_attempt(), suite, {})
     assert verdict.reward == 5.0, verdict

@@ -1,4 +1,4 @@
-"""Rubrics: how they are read, and what reward they make of metrics."""
+"""Rubrics: loading them, and computing rewards from metrics."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.grading.metrics import BadMetricsError, read_metrics
 from decathlon_mcp.grading.rubric import Rubric, load_rubric
-from tests.grading.scene import PAPER, rubric, write_suite
+from tests.grading.support import PAPER, rubric_text, write_suite
 
 EVALUATOR = {f"{PAPER}/evaluation/evaluator.py": "def evaluate(workspace):\n    return {}\n"}
-PROMISED = {"paper_downloaded": 0.5, "correct_paper": 1.0, "efficient": 0.1}
+EXAMPLE_WEIGHTS = {"paper_downloaded": 0.5, "correct_paper": 1.0, "efficient": 0.1}
 
 
 def load(tmp_path: Path, files: dict[str, str]) -> Rubric | None:
@@ -23,43 +23,47 @@ def load(tmp_path: Path, files: dict[str, str]) -> Rubric | None:
 
 
 def own(**fields: Any) -> dict[str, str]:
-    return {f"{PAPER}/evaluation/rubric.yaml": rubric(**fields)}
+    return {f"{PAPER}/evaluation/rubric.yaml": rubric_text(**fields)}
 
 
-def test_the_promised_example_is_a_weighted_sum() -> None:
-    promised = Rubric(PROMISED)
+def test_reward_is_the_weighted_sum() -> None:
+    example = Rubric(EXAMPLE_WEIGHTS)
     assert (
-        promised.reward(read_metrics('{"paper_downloaded": true, "correct_paper": 0.5, "efficient": 1}'))
+        example.reward(read_metrics('{"paper_downloaded": true, "correct_paper": 0.5, "efficient": 1}'))
         == 1.1
     )
     assert (
-        promised.reward(read_metrics('{"paper_downloaded": true, "correct_paper": false, "efficient": 0}'))
+        example.reward(read_metrics('{"paper_downloaded": true, "correct_paper": false, "efficient": 0}'))
         == 0.5
     )
 
 
-def test_normalise_divides_by_the_total_of_the_weights() -> None:
-    assert Rubric(PROMISED, normalise=True).reward(dict.fromkeys(PROMISED, 1.0)) == pytest.approx(1.0)
+def test_normalise_divides_by_the_sum_of_the_weights() -> None:
+    assert Rubric(EXAMPLE_WEIGHTS, normalise=True).reward(
+        dict.fromkeys(EXAMPLE_WEIGHTS, 1.0)
+    ) == pytest.approx(1.0)
     assert Rubric({"a": 3, "b": 1}, normalise=True).reward({"a": 1, "b": 0}) == 0.75
 
 
-def test_metrics_without_a_weight_count_nothing() -> None:
+def test_metrics_without_a_weight_are_ignored() -> None:
     assert Rubric({"a": 1}).reward({"a": 1, "b": 100}) == 1
 
 
-def test_a_weight_without_its_metric_is_an_error_that_names_what_is_there() -> None:
-    with pytest.raises(BadMetricsError, match=r"weighs 'paper', which is not there \(there are: a, b\)"):
+def test_weight_for_a_missing_metric_is_an_error_that_lists_the_metrics() -> None:
+    with pytest.raises(
+        BadMetricsError, match=r"has a weight for 'paper', which is no metric here \(metrics: a, b\)"
+    ):
         Rubric({"paper": 1}).reward({"b": 1, "a": 2})
 
 
-def test_a_metric_outside_its_range_is_an_error() -> None:
+def test_metric_outside_its_range_is_an_error() -> None:
     ranged = Rubric({"a": 1}, ranges={"a": (0, 1)})
     assert ranged.reward({"a": 1}) == 1
     with pytest.raises(BadMetricsError, match=r"metric 'a' is 1\.01, outside its range 0 to 1"):
         ranged.reward({"a": 1.01})
 
 
-def test_a_sum_that_is_not_finite_is_no_reward() -> None:
+def test_infinite_sum_is_an_error() -> None:
     with pytest.raises(BadMetricsError, match="not a finite number"):
         Rubric({"a": 1e308}).reward({"a": 1e308})
 
@@ -77,14 +81,14 @@ def test_a_sum_that_is_not_finite_is_no_reward() -> None:
         ("calls > -1", 1.0),
     ],
 )
-def test_comparisons_are_metrics_of_one_or_zero(term: str, value: float) -> None:
+def test_comparisons_are_one_or_zero(term: str, value: float) -> None:
     compared = Rubric({term: 2})
     assert compared.reward({"calls": 19}) == 2 * value
     assert compared.comparisons({"calls": 19}) == {term: value}
 
 
 @pytest.mark.parametrize(
-    ("said", "complaint"),
+    ("text", "complaint"),
     [
         (None, "without returning metrics"),
         ("", "without returning metrics"),
@@ -97,59 +101,61 @@ def test_comparisons_are_metrics_of_one_or_zero(term: str, value: float) -> None
         ('{"a": "1"}', "metric 'a' is \"1\", not a finite number or a boolean"),
         ('{"a": null}', "metric 'a' is null"),
         ('{"a": [1]}', "metric 'a' is"),
-        ('{"calls": 1}', "one that the server counts by itself"),
-        ('{"success": true}', "one that the server counts by itself"),
-        ('{"a < 1": 1}', "none of < > = !"),
+        ('{"calls": 1}', "a metric that the server itself provides"),
+        ('{"success": true}', "a metric that the server itself provides"),
+        ('{"a < 1": 1}', "none of the characters < > = !"),
         ('{"": 1}', "printable"),
         ("[" * 100_000, "not one JSON value"),
         (json.dumps({str(n): n for n in range(300)}), "200 at most"),
     ],
 )
-def test_what_is_no_metric_is_an_error_of_the_evaluation(said: str | None, complaint: str) -> None:
+def test_invalid_function_output_is_an_error(text: str | None, complaint: str) -> None:
     with pytest.raises(BadMetricsError) as error:
-        read_metrics(said)
+        read_metrics(text)
     assert complaint in error.value.message
 
 
-def test_a_rubric_beside_the_evaluator_is_read(tmp_path: Path) -> None:
-    found = load(
+def test_rubric_in_the_evaluation_folder_is_loaded(tmp_path: Path) -> None:
+    loaded = load(
         tmp_path,
         own(
             function="evaluation/evaluator.py:evaluate",
-            weights={**PROMISED, "calls < 20": 1},
+            weights={**EXAMPLE_WEIGHTS, "calls < 20": 1},
             normalise=True,
             ranges={"correct_paper": [0, 1]},
         ),
     )
-    assert found is not None
-    assert found.function == "evaluation/evaluator.py:evaluate"
-    assert found.weights == {**PROMISED, "calls < 20": 1}
-    assert found.normalise
-    assert found.ranges == {"correct_paper": (0, 1)}
+    assert loaded is not None
+    assert loaded.function == "evaluation/evaluator.py:evaluate"
+    assert loaded.weights == {**EXAMPLE_WEIGHTS, "calls < 20": 1}
+    assert loaded.normalise
+    assert loaded.ranges == {"correct_paper": (0, 1)}
 
 
-def test_a_rubric_beside_the_task_is_read(tmp_path: Path) -> None:
-    found = load(tmp_path, {f"{PAPER}/rubric.yaml": "weights: {success: 1.0, calls < 20: 0.1}\n"})
-    assert found == Rubric({"success": 1.0, "calls < 20": 0.1})
+def test_rubric_in_the_task_folder_is_loaded(tmp_path: Path) -> None:
+    loaded = load(tmp_path, {f"{PAPER}/rubric.yaml": "weights: {success: 1.0, calls < 20: 0.1}\n"})
+    assert loaded == Rubric({"success": 1.0, "calls < 20": 0.1})
 
 
-def test_a_task_without_any_rubric_has_none(tmp_path: Path) -> None:
+def test_task_without_a_rubric_has_none(tmp_path: Path) -> None:
     assert load(tmp_path, {}) is None
 
 
-def test_the_suites_rubric_is_for_tasks_by_name_and_for_all_others(tmp_path: Path) -> None:
+def test_suite_rubrics_apply_by_task_id_then_by_default(tmp_path: Path) -> None:
     default = {"weights": {"success": 1}}
-    assert load(tmp_path, {"rubrics.yaml": rubric(default=default)}) == Rubric({"success": 1})
+    assert load(tmp_path, {"rubrics.yaml": rubric_text(default=default)}) == Rubric({"success": 1})
     named = {"default": default, "tasks": {"paper": {"weights": {"calls": -1}}}}
-    assert load(tmp_path, {"rubrics.yaml": rubric(**named)}) == Rubric({"calls": -1})
-    assert load(tmp_path, {"rubrics.yaml": rubric(**named), **own(weights={"seconds": 1})}) == Rubric(
+    assert load(tmp_path, {"rubrics.yaml": rubric_text(**named)}) == Rubric({"calls": -1})
+    assert load(tmp_path, {"rubrics.yaml": rubric_text(**named), **own(weights={"seconds": 1})}) == Rubric(
         {"seconds": 1}
     )
 
 
 def test_two_rubrics_for_one_task_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(SuiteError, match="two rubrics"):
-        load(tmp_path, {**own(weights={"calls": 1}), f"{PAPER}/rubric.yaml": rubric(weights={"calls": 1})})
+        load(
+            tmp_path, {**own(weights={"calls": 1}), f"{PAPER}/rubric.yaml": rubric_text(weights={"calls": 1})}
+        )
 
 
 @pytest.mark.parametrize(
@@ -166,19 +172,19 @@ def test_two_rubrics_for_one_task_are_an_error(tmp_path: Path) -> None:
         ({"weights": {"calls < turns": 1}}, "a comparison is"),
         ({"weights": {"calls < __import__('os')": 1}}, "a comparison is"),
         ({"weights": {"0 < calls < 3": 1}}, "a comparison is"),
-        ({"weights": {"calls": 1}, "ranges": {"calls": [1, 0]}}, "the lower first"),
+        ({"weights": {"calls": 1}, "ranges": {"calls": [1, 0]}}, "the lower one first"),
         ({"weights": {"calls": 1}, "ranges": {"calls": [1]}}, "ranges.calls"),
         ({"weights": {"calls": -1}, "normalise": True}, "must be above 0"),
         ({"weights": {"calls": 1}, "normalise": "yes"}, "normalise"),
         ({"weights": {"calls": 1}, "wieghts": {}}, "wieghts"),
         ({"weights": {"a": 1}, "function": "evaluate"}, "evaluation/evaluator.py:evaluate"),
-        ({"weights": {"a": 1}, "function": "evaluation/../x.py:evaluate"}, "were expected"),
-        ({"weights": {"a": 1}, "function": "preprocess/main.py:evaluate"}, "were expected"),
+        ({"weights": {"a": 1}, "function": "evaluation/../x.py:evaluate"}, "expected a file"),
+        ({"weights": {"a": 1}, "function": "preprocess/main.py:evaluate"}, "expected a file"),
         ({"weights": {"a": 1}, "function": "evaluation/other.py:evaluate"}, "there is no file"),
         ({"weights": {"a": 1}, "function": "evaluation/evaluator.py:score"}, "has no function 'score'"),
     ],
 )
-def test_a_broken_rubric_is_an_error_that_names_file_and_field(
+def test_invalid_rubric_is_an_error_with_file_and_field(
     tmp_path: Path, fields: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(SuiteError) as error:
@@ -187,13 +193,13 @@ def test_a_broken_rubric_is_an_error_that_names_file_and_field(
     assert complaint in error.value.message
 
 
-def test_the_line_of_a_broken_weight_is_told(tmp_path: Path) -> None:
+def test_error_for_an_invalid_weight_has_its_line(tmp_path: Path) -> None:
     text = "function: evaluation/evaluator.py:evaluate\nweights:\n  a: 1\n  b: much\n"
     with pytest.raises(SuiteError, match=r"rubric\.yaml, line 4: weights\.b"):
         load(tmp_path, {f"{PAPER}/rubric.yaml": text})
 
 
-def test_an_evaluator_that_is_no_python_is_told(tmp_path: Path) -> None:
+def test_function_file_that_is_no_python_is_an_error(tmp_path: Path) -> None:
     files = {f"{PAPER}/evaluation/evaluator.py": "def evaluate(:"}
     with pytest.raises(SuiteError, match="is not Python"):
         load(tmp_path, {**files, **own(function="evaluation/evaluator.py:evaluate", weights={"a": 1})})
@@ -203,11 +209,11 @@ def test_an_evaluator_that_is_no_python_is_told(tmp_path: Path) -> None:
     "source",
     ["async def evaluate(): ...", "from .x import score as evaluate", "from .x import *", "evaluate = max"],
 )
-def test_a_function_may_be_defined_assigned_or_imported(tmp_path: Path, source: str) -> None:
+def test_function_may_be_defined_assigned_or_imported(tmp_path: Path, source: str) -> None:
     files = {f"{PAPER}/evaluation/evaluator.py": source}
     assert load(tmp_path, {**files, **own(function="evaluation/evaluator.py:evaluate", weights={"a": 1})})
 
 
-def test_a_rubric_for_a_task_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_rubric_for_an_unknown_task_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SuiteError, match="there is no task 'papr' in this suite"):
-        load(tmp_path, {"rubrics.yaml": rubric(tasks={"papr": {"weights": {"calls": 1}}})})
+        load(tmp_path, {"rubrics.yaml": rubric_text(tasks={"papr": {"weights": {"calls": 1}}})})

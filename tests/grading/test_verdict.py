@@ -1,63 +1,72 @@
-"""What a verdict says, and what it never says."""
+"""Verdicts: what they contain and how they are written."""
 
 from __future__ import annotations
 
 import math
 from datetime import UTC, datetime, timedelta
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from pydantic import ValidationError
 
 from decathlon_mcp.grading.attempt import CallRecord
-from decathlon_mcp.grading.verdict import Status, Verdict, verdict_of, verdict_without_grading
-from tests.grading.scene import attempt_of, call_record
+from decathlon_mcp.grading.verdict import Outcome, Status, Verdict, build_verdict, verdict_without_grading
+from tests.grading.support import make_attempt, make_call
 
-SCORED: dict[str, Any] = {"status": "scored", "success": True, "reward": 1.0}
+PASSED = Outcome(status="scored", success=True, reward=1.0)
 
 
-def test_a_scored_verdict_has_reward_and_success() -> None:
-    verdict = verdict_of(attempt_of(), **SCORED)
-    assert (
-        verdict.to_json().items() >= {"version": 1, "reward": 1.0, "success": True, "claimed": True}.items()
-    )
+def test_scored_verdict_has_reward_and_success() -> None:
+    verdict = build_verdict(make_attempt(), PASSED)
+    expected = {"version": 1, "reward": 1.0, "success": True, "claimed": True}
+    assert verdict.to_json().items() >= expected.items()
     assert Verdict.model_validate(verdict.to_json()) == verdict
 
 
 @pytest.mark.parametrize("status", [status for status in get_args(Status) if status != "scored"])
-def test_without_a_score_there_is_no_reward_key(status: Status) -> None:
-    verdict = verdict_without_grading(attempt_of(), status=status, detail="it\nbroke")
+def test_verdict_without_a_score_has_no_reward_key(status: Status) -> None:
+    verdict = verdict_without_grading(make_attempt(), status=status, detail="it\nbroke")
     assert not {"reward", "success"} & verdict.to_json().keys()
     assert verdict.text() == f"No verdict ({status}): it broke"
     assert Verdict.model_validate(verdict.to_json()) == verdict
 
 
+def test_text_of_a_verdict_without_details_says_so() -> None:
+    verdict = verdict_without_grading(make_attempt(), status="timeout", detail="")
+    assert verdict.text() == "No verdict (timeout): no details"
+
+
 @pytest.mark.parametrize(
-    "fields",
+    "outcome",
     [
-        {"status": "timeout", "reward": 0.0},
-        {"status": "timeout", "success": False},
-        {"status": "scored", "reward": 0.0},
-        {"status": "scored", "success": False},
-        {**SCORED, "reward": math.nan},
-        {**SCORED, "metrics": {"a": math.inf}},
-        {**SCORED, "score": 2},
+        Outcome(status="timeout", reward=0.0),
+        Outcome(status="timeout", success=False),
+        Outcome(status="scored", reward=0.0),
+        Outcome(status="scored", success=False),
+        Outcome(status="scored", success=True, reward=math.nan),
+        Outcome(status="scored", success=True, reward=1.0, metrics={"a": math.inf}),
+        Outcome(status="scored", success=True, reward=1.0, weights={"a": math.nan}),
     ],
 )
-def test_a_verdict_that_contradicts_itself_cannot_be_made(fields: dict[str, Any]) -> None:
+def test_inconsistent_verdict_is_rejected(outcome: Outcome) -> None:
     with pytest.raises(ValidationError):
-        verdict_of(attempt_of(), **fields)
+        build_verdict(make_attempt(), outcome)
 
 
-def test_a_verdict_cannot_be_changed() -> None:
-    verdict = verdict_of(attempt_of(), **SCORED)
+def test_unknown_field_is_rejected() -> None:
+    with pytest.raises(ValidationError, match="score"):
+        Verdict.model_validate({**build_verdict(make_attempt(), PASSED).to_json(), "score": 2})
+
+
+def test_verdict_is_immutable() -> None:
+    verdict = build_verdict(make_attempt(), PASSED)
     with pytest.raises(ValidationError):
         verdict.reward = 2.0  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_the_servers_own_counts_are_metrics() -> None:
+def test_unscored_verdict_has_the_servers_metrics() -> None:
     start = datetime(2026, 11, 21, tzinfo=UTC)
-    attempt = attempt_of(started_at=start, claimed_at=start + timedelta(seconds=12.5), turns=4)
+    attempt = make_attempt(started_at=start, claimed_at=start + timedelta(seconds=12.5), turns=4)
     assert verdict_without_grading(attempt, status="timeout", detail="").metrics == {
         "calls": 2.0,
         "failed_calls": 1.0,
@@ -67,35 +76,59 @@ def test_the_servers_own_counts_are_metrics() -> None:
     }
 
 
-def test_one_line_says_what_the_reward_is_made_of() -> None:
-    verdict = verdict_of(
-        attempt_of(claimed=False, truncated=True),
-        **SCORED,
+def test_fields_of_attempt_and_grading_are_carried_over() -> None:
+    attempt = make_attempt(image_digest="sha256:1", truncated=True)
+    verdict = build_verdict(
+        attempt, PASSED, evaluator_digest="sha256:2", refused=("a: a FIFO",), in_place=True, seconds=1.5
+    )
+    assert (verdict.image_digest, verdict.evaluator_digest) == ("sha256:1", "sha256:2")
+    assert (verdict.refused, verdict.in_place, verdict.seconds) == (("a: a FIFO",), True, 1.5)
+    assert (verdict.episode, verdict.task, verdict.suite, verdict.suite_revision, verdict.truncated) == (
+        attempt.episode,
+        attempt.task,
+        attempt.suite,
+        attempt.suite_revision,
+        True,
+    )
+
+
+def test_text_lists_the_terms_of_the_reward() -> None:
+    outcome = Outcome(
+        status="scored",
+        success=True,
+        reward=1.0,
         metrics={"correct_paper": 1.0, "calls < 20": 0.0},
         weights={"correct_paper": 1.0, "calls < 20": 0.1},
     )
-    assert verdict.text() == (
+    assert build_verdict(make_attempt(claimed=False, truncated=True), outcome).text() == (
         "Reward 1.0: the attempt succeeded (correct_paper 1.0 × 1.0, calls < 20 0.0 × 0.1), "
         "not claimed by the agent, closed by a limit."
     )
 
 
 def test_times_are_iso_8601() -> None:
-    verdict = verdict_of(attempt_of(started_at=datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC)), **SCORED)
+    verdict = build_verdict(make_attempt(started_at=datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC)), PASSED)
     assert verdict.started_at == "2026-11-21T01:02:03.000+00:00"
     assert verdict.scored_at is not None
     assert datetime.fromisoformat(verdict.scored_at).tzinfo is not None
 
 
-def test_long_words_are_cut_to_their_end() -> None:
-    verdict = verdict_of(attempt_of(), **SCORED, evaluator_output="a" * 9000 + "end", detail="b" * 5000)
+def test_long_texts_are_cut_to_their_end() -> None:
+    outcome = Outcome(status="scored", success=True, reward=1.0, output="a" * 9000 + "end", detail="b" * 5000)
+    verdict = build_verdict(make_attempt(), outcome)
     assert len(verdict.evaluator_output) == 8192
     assert verdict.evaluator_output.endswith("end")
     assert len(verdict.detail) == 4000
 
 
-def test_a_call_is_read_from_the_journal() -> None:
-    record = call_record(7, result=None)
+def test_lone_surrogates_are_replaced() -> None:
+    outcome = Outcome(status="timeout", output="a\ud800b", detail="c\udfffd")
+    verdict = build_verdict(make_attempt(), outcome)
+    assert (verdict.evaluator_output, verdict.detail) == ("a?b", "c?d")
+
+
+def test_call_record_is_read_from_a_journal_event() -> None:
+    record = make_call(7, result=None)
     event = {
         **{name: getattr(record, name) for name in CallRecord.__slots__},
         "event": "call",

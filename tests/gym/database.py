@@ -146,7 +146,7 @@ async def test_a_database_that_is_lost_is_no_verdict_and_never_a_zero(
     async with playing(served, "ordering", "task") as player:
         await player.text("probe__echo", text="ready")
         episode = served.episodes.find(player.episode_id, served.episodes.live[-1].owner)
-        docker_engine.kill(f"decathlon-{episode.label}-postgres")
+        docker_engine.kill(f"decathlon-{episode.spec.label}-postgres")
         await episode.state.reach(Phase.ENDED)
     assert episode.verdict is not None
     assert (episode.verdict.status, episode.verdict.reward) == ("sandbox_lost", None)

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from decathlon_mcp.driver_client.driver import DriverClient
-from decathlon_mcp.episodes.local_tools import LocalTools
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
-from decathlon_mcp.episodes.tools import Calls, Route
+from decathlon_mcp.episodes.tools import LocalTools, ToolRoute, ToolRouter, ToolSession
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.suites.local_tools import ToolDescriptions, local_spec
 from decathlon_mcp.suites.tasks import Needs, Task
@@ -82,14 +81,14 @@ class LocalToolsSandbox:
     sandbox: Sandbox
     driver: DriverClient
     described: ToolDescriptions
-    calls: Calls
+    calls: ToolSession
 
     @property
     def workspace(self) -> str:
         return str(self.sandbox.root / self.sandbox_factory.suite.profile.workspace)
 
     async def call_server(self, name: str, **arguments: Any) -> str:
-        reply = await self.calls.call(Route("local", name), {"name": name, "arguments": arguments})
+        reply = await self.calls.call(ToolRoute("local", name), {"name": name, "arguments": arguments})
         (item,) = reply["result"]["content"]
         return item["text"]
 
@@ -134,9 +133,12 @@ async def local_tools(
             await driver.arrange({"make": str(sandbox.root / suite.profile.workspace)})
             some = next(iter(suite.tasks.values()))
             task = Task(id="any", suite=suite.name, folder=some.folder, needs=Needs(local_tools=NEEDS))
-            described = await LocalTools().of(suite, task, driver, root=sandbox.root, timeout_seconds=60)
+            described = await LocalTools().describe(
+                suite, task, driver, root=sandbox.root, timeout_seconds=60
+            )
             spec = local_spec(suite.profile, described, sandbox.root)
-            yield LocalToolsSandbox(sandbox_factory, sandbox, driver, described, Calls(driver, local=spec))
+            calls = ToolSession(driver, ToolRouter({}, "decathlon"), local_server=spec)
+            yield LocalToolsSandbox(sandbox_factory, sandbox, driver, described, calls)
 
 
 async def test_descriptions_are_upstreams(local_tools: LocalToolsSandbox) -> None:

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import anyio
 import pytest
+from decathlon_client.script import Step, read_steps
+from decathlon_client.values import CLAIM
 
 from decathlon_mcp.cli.app import run as run_words
 from decathlon_mcp.cli.options import PREFIX
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.http.authentication import Tokens, new_token
-from decathlon_mcp.starter import CLAIM, Step, oracle, oracle_ids, read_steps
+from decathlon_mcp.starter import oracle, oracle_ids
 from tests.cli.conftest import COMMAND
 from tests.probe.serving import SUITE, serving
 

@@ -1,1 +1,4 @@
-"""A suite for tests: one quick server whose tools do what tests need, and tasks that go well and badly."""
+"""The probe suite, a server that serves it, and MCP clients that connect to the server.
+
+The suite has one quick MCP server whose tools do what tests need, and tasks that succeed and fail.
+"""

@@ -1,4 +1,4 @@
-"""Real MCP clients on every way in, for the same test to be run over each."""
+"""Real MCP clients, so that one test can run over every kind of address and protocol revision."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from mcp.shared._httpx_utils import create_mcp_http_client
 
 from tests.probe.serving import Served
 
-EpisodeResolver = Literal[
-    "task", "episode-handshake", "episode-sessionless", "lobby-handshake", "lobby-sessionless"
-]
-WAYS: tuple[EpisodeResolver, ...] = ("task", "episode-handshake", "episode-sessionless")
+AddressKind = Literal["task", "episode-handshake", "episode-sessionless"]
+ADDRESS_KINDS: tuple[AddressKind, ...] = ("task", "episode-handshake", "episode-sessionless")
+"""Where a client plays, and whether with the handshake of earlier revisions of MCP or without sessions."""
 ERAS = {"handshake": "legacy", "sessionless": "auto"}
-"""`auto` asks `server/discover` first and stays sessionless where the server is."""
+"""Modes of the SDK's client. `auto` calls `server/discover` first and stays sessionless if the server is."""
 
 
 @asynccontextmanager
 async def connected(
     url: str, era: str = "handshake", *, token: str | None = None, **options: Any
 ) -> AsyncGenerator[Client]:
-    """A client of that era, which shows that token."""
+    """Connect a client of that era, with that token."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with create_mcp_http_client(headers=headers) as http:
         async with Client(streamable_http_client(url, http_client=http), mode=ERAS[era], **options) as client:
@@ -34,7 +33,7 @@ async def connected(
 
 @dataclass(frozen=True, slots=True)
 class Player:
-    """A client at an episode of its own."""
+    """A client that plays an episode of its own."""
 
     client: Client
     episode_id: str
@@ -47,7 +46,7 @@ class Player:
 
 
 async def start(served: Served, task_id: str, **options: Any) -> dict[str, Any]:
-    """What the lobby's `start_episode` says."""
+    """Start an episode in the lobby and return the result of `start_episode`."""
     async with connected(served.lobby, "handshake") as lobby:
         result = await lobby.call_tool("start_episode", {"task": task_id, **options})
         assert result.structured_content is not None
@@ -56,14 +55,14 @@ async def start(served: Served, task_id: str, **options: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def playing(
-    served: Served, task_id: str, way: EpisodeResolver, **options: Any
+    served: Served, task_id: str, address: AddressKind, **options: Any
 ) -> AsyncGenerator[Player]:
-    """An episode of that task, and a client that plays it by that way in."""
-    if way == "task":
+    """Start an episode of that task and connect a client to it; the episode ends with the context."""
+    if address == "task":
         async with connected(served.task(task_id), **options) as client:
             yield Player(client, served.episodes.live[-1].id)
         return
     episode_id = (await start(served, task_id))["episode"]
-    async with connected(served.episode(episode_id), way.removeprefix("episode-"), **options) as client:
+    async with connected(served.episode(episode_id), address.removeprefix("episode-"), **options) as client:
         yield Player(client, episode_id)
-        served.episodes._episodes[episode_id].close()  # pyright: ignore[reportPrivateUsage]
+        served.find(episode_id).close()

@@ -1,4 +1,4 @@
-"""The whole server in this process, on a free loopback port, with the suite of this folder."""
+"""A whole server in this process, on a free loopback port, with the probe suite."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import anyio
 
 from decathlon_mcp.app import bootstrap
 from decathlon_mcp.background import background_tasks
+from decathlon_mcp.episodes.access import Principal
+from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.authentication import Tokens
@@ -23,7 +25,7 @@ SUITE = str(Path(__file__).parent / "suite")
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """`url` is the base of every address."""
+    """A running server. `url` is the base of its addresses."""
 
     url: str
     episodes: EpisodeRegistry
@@ -39,23 +41,27 @@ class Served:
     def lobby(self) -> str:
         return f"{self.url}/mcp"
 
+    def find(self, episode_id: str) -> Episode:
+        """The episode with this handle, whoever owns it."""
+        return self.episodes.find(episode_id, Principal(role="admin"))
+
 
 @asynccontextmanager
 async def serving(state: Path, *, tokens: Tokens | None = None, **settings: Any) -> AsyncGenerator[Served]:
-    """Serve until the context ends; then drain, as SIGTERM would."""
+    """Serve until the context ends, then drain as after SIGTERM."""
     chosen = Settings.model_validate({"suite": (SUITE,), "state": state, "drain_seconds": 5, **settings})
     listener = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with bootstrap(chosen) as episodes, background_tasks() as tasks:
-        up, stop, stopped = anyio.Event(), anyio.Event(), anyio.Event()
+        ready, stop, stopped = anyio.Event(), anyio.Event(), anyio.Event()
 
         async def serve() -> None:
             app = http_app(episodes, tokens=tokens)
-            await serve_http(app, listener, drain=episodes.drain, on_ready=up.set, stop=stop)
+            await serve_http(app, listener, drain=episodes.drain, on_ready=ready.set, stop=stop)
             stopped.set()
 
         tasks.start_soon(serve)
-        await up.wait()
+        await ready.wait()
         try:
             yield Served(url, episodes, state)
         finally:

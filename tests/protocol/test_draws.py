@@ -153,10 +153,10 @@ async def test_the_lobby_refuses_arguments_that_exclude_each_other(
 
 async def test_a_full_server_draws_nothing(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     query = "order=hard_first&search=dens"
-    draws: list[object] = []
-    monkeypatch.setattr(served.episodes, "closing", True)
-    monkeypatch.setattr(served.episodes.draws, "take", draws.append)
+    taken: list[object] = []
+    monkeypatch.setattr(served.episodes, "_closing", True)
+    monkeypatch.setattr(served.episodes.draws, "take", taken.append)
     async with httpx2.AsyncClient(headers={**ACCEPT, "Authorization": "Bearer ada"}, timeout=30) as http:
-        response = await http.post(f"{served.task('random')}?{query}", json=INITIALIZE)
-    assert response.status_code == 503
-    assert draws == []
+        answer = await http.post(f"{served.task('random')}?{query}", json=INITIALIZE)
+    assert answer.status_code == 503
+    assert taken == []

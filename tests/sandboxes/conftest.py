@@ -1,4 +1,4 @@
-"""One bench for every provider: how to open its sandboxes, and what of them is left on the machine."""
+"""The providers under test, and how to see what they leave on the machine."""
 
 from __future__ import annotations
 
@@ -6,145 +6,140 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
-from decathlon_mcp.driver_client.boot import BOOT_COMMAND
+from decathlon_mcp.driver_client.driver import BOOT_COMMAND
 from decathlon_mcp.sandboxes.base import Limits, Provider, SandboxSpec
+from decathlon_mcp.sandboxes.conformance import ROOT, ProviderUnderTest
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
-from decathlon_mcp.sandboxes.local.processes import marked
+from decathlon_mcp.sandboxes.local.processes import sandboxes_with_processes
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.types import Network
-from tests.fakes import FakeMachine, FakeProvider, FakeRun, RunReply
+from tests.fakes.driver import FakeRun, RunReply
+from tests.fakes.provider import FakeMachine, FakeProvider
 
-ROOT = PurePosixPath("/episode")
 
+@dataclass(frozen=True, kw_only=True)
+class Bench(ProviderUnderTest):
+    """A provider under test, with what tests of one provider need besides."""
 
-@dataclass(frozen=True)
-class Bench:
-    """A provider under test. `again` makes another one of the same owner on the same machine."""
-
-    owner: str
-    provider: Provider
-    again: Callable[[], Provider]
-    left: Callable[[], list[str]]
-    """What there is of this owner's sandboxes: containers, processes, folders."""
-    processes: Callable[[], Collection[str]] = tuple
-    """Of these sandboxes, those that have a process of this machine."""
-    image: str | None = None
     engine: Any = None
-    """Where there is one: `docker.APIClient`."""
+    """`docker.APIClient`; None without an engine."""
 
     def spec(
         self,
         *command: str,
-        name: str = "",
         image: str | None = None,
         network: Network = "none",
         limits: Limits | None = None,
-        environment: tuple[tuple[str, str], ...] = (),
     ) -> SandboxSpec:
         """A sandbox whose first process is the driver, unless another is given."""
-        return SandboxSpec(
-            name=name or f"{self.owner}-{secrets.token_hex(4)}",
+        return driver_spec(
+            f"{self.owner}-{secrets.token_hex(4)}",
             command=command or BOOT_COMMAND,
-            root=ROOT,
             image=image or self.image,
             network=network,
             limits=limits or Limits(memory_mib=512),
-            environment=environment,
         )
 
-    def python(self, script: str) -> SandboxSpec:
-        """A sandbox whose first process is a Python script."""
-        return self.spec("python3", "-I", "-S", "-u", "-c", script)
+    def processes(self) -> Collection[str]:
+        """This owner's sandboxes that have a process on this machine."""
+        return sandboxes_with_processes(self.owner)
 
-    async def nothing_is_left(self) -> None:
-        """Waits for it; the test's own deadline bounds it."""
-        while self.left():  # noqa: ASYNC110  (nobody tells when a process or a container is gone)
-            await anyio.sleep(0.05)
 
-    async def no_process_is_left(self) -> None:
-        """The same."""
-        while self.processes():  # noqa: ASYNC110
-            await anyio.sleep(0.05)
+def driver_spec(
+    name: str,
+    *,
+    command: tuple[str, ...] = BOOT_COMMAND,
+    image: str | None = None,
+    network: Network = "none",
+    limits: Limits | None = None,
+) -> SandboxSpec:
+    return SandboxSpec(name, command, ROOT, image, network, limits or Limits())
 
 
 @asynccontextmanager
-async def _bench(kind: str, request: pytest.FixtureRequest, folder: Path) -> AsyncGenerator[Bench]:
+async def open_bench(kind: str, request: pytest.FixtureRequest, folder: Path) -> AsyncGenerator[Bench]:
     owner = f"test-{secrets.token_hex(4)}"
     if kind == "fake":
-        bench = _fake(owner)
+        bench = fake_bench(owner, folder)
     elif kind == "local":
-        bench = _local(owner, folder / "sandboxes")
+        bench = local_bench(owner, folder)
     else:
-        bench = _docker(
-            owner, request.getfixturevalue("docker_engine"), request.getfixturevalue("test_image")
-        )
+        engine, image = request.getfixturevalue("docker_engine"), request.getfixturevalue("test_image")
+        bench = docker_bench(owner, folder, engine, image)
     async with bench.provider:
         yield bench
-        assert bench.left() == []
+        await bench.assert_nothing_left()
 
 
-def _fake(owner: str) -> Bench:
+def fake_bench(owner: str, folder: Path) -> Bench:
     machine = FakeMachine()
 
-    def run(asked: FakeRun) -> RunReply:
-        return RunReply(stdout=" ".join(asked.argv[1:]) + "\n")  # whatever is run is `echo`
+    def run(request: FakeRun) -> RunReply:
+        return RunReply(stdout=" ".join(request.argv[1:]) + "\n")  # every program is `echo`
 
-    def again() -> FakeProvider:
-        return FakeProvider(owner, machine=machine, run=run)
+    async def resources() -> Collection[str]:
+        return list(machine.sandboxes)
 
-    return Bench(owner, again(), again, lambda: list(machine.sandboxes))
-
-
-def _local(owner: str, folder: Path) -> Bench:
-    def again() -> LocalProvider:
-        return LocalProvider(owner, folder)
-
-    def left() -> list[str]:
-        return [*marked(owner), *(path.name for path in folder.glob("*"))]
-
-    return Bench(owner, again(), again, left, lambda: marked(owner))
+    return bench_of(
+        owner,
+        folder,
+        lambda: FakeProvider(owner, machine=machine, run=run),
+        resources=resources,
+        runs_commands=False,
+    )
 
 
-def _docker(owner: str, engine: Any, image: str) -> Bench:
+def local_bench(owner: str, folder: Path) -> Bench:
+    sandboxes = folder / "sandboxes"
+
+    async def resources() -> Collection[str]:
+        return [*sandboxes_with_processes(owner), *(path.name for path in sandboxes.glob("*"))]
+
+    return bench_of(owner, folder, lambda: LocalProvider(owner, sandboxes), resources=resources)
+
+
+def docker_bench(owner: str, folder: Path, engine: Any, image: str) -> Bench:
     filters = {"label": f"{OWNER_LABEL}={owner}"}
 
-    def again() -> DockerProvider:
-        return DockerProvider(owner)
+    async def resources() -> Collection[str]:
+        return [container["Names"][0] for container in engine.containers(all=True, filters=filters)]
 
-    def left() -> list[str]:
-        return [each["Names"][0] for each in engine.containers(all=True, filters=filters)]
+    return bench_of(
+        owner, folder, lambda: DockerProvider(owner), resources=resources, image=image, engine=engine
+    )
 
-    return Bench(owner, again(), again, left, image=image, engine=engine)
+
+def bench_of(owner: str, folder: Path, create: Callable[[], Provider], **fields: Any) -> Bench:
+    return Bench(owner=owner, provider=create(), create_second=create, scratch=folder, **fields)
 
 
-@pytest.fixture(params=["fake", "local", pytest.param("docker", marks=pytest.mark.docker)])
+@pytest.fixture
 async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
-    """Every provider in turn."""
-    async with _bench(request.param, request, tmp_path) as bench:
+    """The provider named by the test's parameter."""
+    async with open_bench(request.param, request, tmp_path) as bench:
         yield bench
 
 
 @pytest.fixture(params=["local", pytest.param("docker", marks=pytest.mark.docker)])
 async def real(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
     """Every provider that runs processes."""
-    async with _bench(request.param, request, tmp_path) as bench:
+    async with open_bench(request.param, request, tmp_path) as bench:
         yield bench
 
 
 @pytest.fixture
 async def local(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
-    async with _bench("local", request, tmp_path) as bench:
+    async with open_bench("local", request, tmp_path) as bench:
         yield bench
 
 
 @pytest.fixture
 async def docker(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
-    async with _bench("docker", request, tmp_path) as bench:
+    async with open_bench("docker", request, tmp_path) as bench:
         yield bench

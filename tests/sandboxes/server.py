@@ -1,4 +1,4 @@
-"""A process that opens three sandboxes, says so on a line, and waits: for tests to kill."""
+"""Program for tests to kill: opens three sandboxes, prints "ready", and waits for SIGTERM."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path, PurePosixPath
 
 import anyio
 
-from decathlon_mcp.driver_client.boot import BOOT_COMMAND
-from decathlon_mcp.driver_client.driver import connect
+from decathlon_mcp.driver_client.driver import BOOT_COMMAND, connect
 from decathlon_mcp.sandboxes.base import Provider, SandboxSpec
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.local.provider import LocalProvider

@@ -1,4 +1,4 @@
-"""What is particular to sandboxes that are containers: hardening, images, networks, engines that fail."""
+"""Sandboxes that are containers: hardening, networks, exits, images, and engines that fail."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import io
 import os
 import secrets
 import socket
-import tarfile
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager, closing, suppress
@@ -20,29 +19,29 @@ from docker import APIClient
 from docker.errors import APIError
 from requests import Response
 
+from decathlon_mcp.archives.writing import pack_empty_folders
 from decathlon_mcp.driver_client.driver import connect
 from decathlon_mcp.errors import ImageError, ProviderUnavailableError
 from decathlon_mcp.sandboxes.base import Limits
-from decathlon_mcp.sandboxes.docker.image import STARTER_IMAGE, missing
-from decathlon_mcp.sandboxes.docker.network import DEFAULT_NETWORK
+from decathlon_mcp.sandboxes.conformance import download, file_entry, pack, receive_all, receive_line
+from decathlon_mcp.sandboxes.docker.container import DEFAULT_NETWORK
+from decathlon_mcp.sandboxes.docker.image import STARTER_IMAGE, missing_image_error
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
 from decathlon_mcp.suites.loading import load_suite
 from tests.sandboxes.conftest import Bench
-from tests.sandboxes.test_contract import packed, taken
-from tests.sandboxes.test_processes import everything, line
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
 
-# what a container may do
+# Hardening
 
 
-async def test_a_container_is_as_closed_as_it_can_be(docker: Bench) -> None:
+async def test_container_has_no_privileges_no_network_and_limits(docker: Bench) -> None:
     limits = Limits(memory_mib=256, cpus=0.5, pids=64, scratch_mib=16)
     spec = docker.spec(limits=limits)
     async with docker.provider.open(spec):
-        found = docker.engine.inspect_container(f"decathlon-{spec.name}")
-    host, config = found["HostConfig"], found["Config"]
+        container = docker.engine.inspect_container(f"decathlon-{spec.name}")
+    host, config = container["HostConfig"], container["Config"]
     assert host["CapDrop"] == ["ALL"]
     assert not host["CapAdd"]
     assert host["SecurityOpt"] == ["no-new-privileges:true"]
@@ -57,7 +56,7 @@ async def test_a_container_is_as_closed_as_it_can_be(docker: Bench) -> None:
     assert not host["PortBindings"]
     assert not host["PublishAllPorts"]
     assert not host["Binds"]
-    assert found["Mounts"] == []
+    assert container["Mounts"] == []
     assert set(host["Tmpfs"]) == {"/tmp"}
     assert config["NetworkDisabled"]
     assert config["StdinOnce"]
@@ -68,18 +67,18 @@ async def test_a_container_is_as_closed_as_it_can_be(docker: Bench) -> None:
     }
 
 
-async def test_limits_that_are_not_set_are_the_engines(docker: Bench) -> None:
+async def test_limit_of_none_sets_no_limit(docker: Bench) -> None:
     spec = docker.spec(limits=Limits(memory_mib=None, cpus=None, pids=None))
     async with docker.provider.open(spec):
         host = docker.engine.inspect_container(f"decathlon-{spec.name}")["HostConfig"]
     assert (host["Memory"], host["NanoCpus"], host["PidsLimit"]) == (0, 0, None)
 
 
-async def test_inside_there_are_no_capabilities_and_scratch_is_small(docker: Bench) -> None:
+async def test_first_process_has_no_capabilities_and_scratch_is_limited(docker: Bench) -> None:
     script = """
 status = open('/proc/self/status').read()
-told = ('CapEff', 'CapBnd', 'NoNewPrivs')
-print([line.split()[1] for line in status.splitlines() if line.startswith(told)])
+fields = ('CapEff', 'CapBnd', 'NoNewPrivs')
+print([line.split()[1] for line in status.splitlines() if line.startswith(fields)])
 try:
     open('/tmp/large', 'wb').write(bytes(32 << 20))
 except OSError as error:
@@ -88,11 +87,11 @@ except OSError as error:
     spec = docker.spec("python3", "-c", script, limits=Limits(memory_mib=256, scratch_mib=16))
     with anyio.fail_after(30):
         async with docker.provider.open(spec) as sandbox:
-            said = (await everything(sandbox.stream)).decode().splitlines()
-    assert said == ["['0000000000000000', '0000000000000000', '1']", "No space left on device"]
+            output = (await receive_all(sandbox)).decode().splitlines()
+    assert output == ["['0000000000000000', '0000000000000000', '1']", "No space left on device"]
 
 
-async def test_without_a_network_there_is_loopback_and_nothing_else(docker: Bench) -> None:
+async def test_sandbox_without_network_has_loopback_only(docker: Bench) -> None:
     script = """
 import os, socket
 print(sorted(os.listdir('/sys/class/net')))
@@ -104,77 +103,76 @@ except OSError as error:
     print(error.strerror)
 """
     with anyio.fail_after(30):
-        async with docker.provider.open(docker.python(script)) as sandbox:
-            said = (await everything(sandbox.stream)).decode().splitlines()
-    assert said[0] in ("['lo']", "['lo', 'tunl0']", "['lo', 'sit0', 'tunl0']")
-    assert said[1] == "Network is unreachable"
+        async with docker.provider.open(docker.python_spec(script)) as sandbox:
+            output = (await receive_all(sandbox)).decode().splitlines()
+    assert output[0] in ("['lo']", "['lo', 'tunl0']", "['lo', 'sit0', 'tunl0']")
+    assert output[1] == "Network is unreachable"
 
 
-async def test_with_a_network_it_is_one_of_ours_and_nothing_is_published(docker: Bench) -> None:
+async def test_default_network_isolates_containers_and_publishes_nothing(docker: Bench) -> None:
     spec = docker.spec(network="outbound")
     async with docker.provider.open(spec):
-        found = docker.engine.inspect_container(f"decathlon-{spec.name}")
-    assert [*found["NetworkSettings"]["Networks"]] == [DEFAULT_NETWORK]
-    network = docker.engine.inspect_network(found["HostConfig"]["NetworkMode"])
+        container = docker.engine.inspect_container(f"decathlon-{spec.name}")
+    assert [*container["NetworkSettings"]["Networks"]] == [DEFAULT_NETWORK]
+    network = docker.engine.inspect_network(container["HostConfig"]["NetworkMode"])
     assert network["Options"]["com.docker.network.bridge.enable_icc"] == "false"
     assert not network["Internal"]
-    assert not found["Config"].get("NetworkDisabled")
-    assert not any(found["NetworkSettings"]["Ports"].values())
+    assert not container["Config"].get("NetworkDisabled")
+    assert not any(container["NetworkSettings"]["Ports"].values())
 
 
-async def test_another_network_of_the_engines_may_be_chosen(docker: Bench, docker_network: str) -> None:
+async def test_configured_network_is_used(docker: Bench, docker_network: str) -> None:
     async with DockerProvider(docker.owner, network=docker_network) as provider:
         spec, without = docker.spec(network="outbound"), docker.spec()
         async with provider.open(spec), provider.open(without):
-            found = docker.engine.inspect_container(f"decathlon-{spec.name}")["NetworkSettings"]
-            cut_off = docker.engine.inspect_container(f"decathlon-{without.name}")
-        findings = {each.what: each for each in await provider.check(None)}
-    assert [*found["Networks"]] == [docker_network]
-    assert cut_off["HostConfig"]["NetworkMode"] == "none"
+            settings = docker.engine.inspect_container(f"decathlon-{spec.name}")["NetworkSettings"]
+            isolated = docker.engine.inspect_container(f"decathlon-{without.name}")
+        findings = {finding.what: finding for finding in await provider.check(None)}
+    assert [*settings["Networks"]] == [docker_network]
+    assert isolated["HostConfig"]["NetworkMode"] == "none"
     assert findings["network"].ok
 
 
-async def test_a_network_that_is_not_there_is_said(docker: Bench) -> None:
+async def test_missing_network_is_reported(docker: Bench) -> None:
     async with DockerProvider(docker.owner, network="decathlon-nowhere") as provider:
-        findings = {each.what: each for each in await provider.check(None)}
+        findings = {finding.what: finding for finding in await provider.check(None)}
         with pytest.raises(ProviderUnavailableError, match="network decathlon-nowhere not found"):
             async with provider.open(docker.spec(network="outbound")):
                 pytest.fail("it opened")
     assert findings["network"].cure == "docker network create decathlon-nowhere"
 
 
-async def test_processes_are_limited(docker: Bench) -> None:
+async def test_number_of_processes_is_limited(docker: Bench) -> None:
     script = """
 import os, time
-made = 0
+count = 0
 try:
-    while made < 100:
+    while count < 100:
         if os.fork() == 0:
             time.sleep(1000)
-        made += 1
+        count += 1
 except OSError as error:
-    print(error.strerror, made < 20)
+    print(error.strerror, count < 20)
 """
     spec = docker.spec("python3", "-c", script, limits=Limits(memory_mib=256, pids=16))
     with anyio.fail_after(30):
         async with docker.provider.open(spec) as sandbox:
-            assert await everything(sandbox.stream) == b"Resource temporarily unavailable True\n"
+            assert await receive_all(sandbox) == b"Resource temporarily unavailable True\n"
 
 
-# ends
+# Exits
 
 
-async def test_a_first_process_out_of_memory_is_told_as_that(docker: Bench) -> None:
+async def test_first_process_killed_for_memory_has_that_cause(docker: Bench) -> None:
     script = "data = [bytes(1 << 20) + b'x' for _ in range(1000)]"
     spec = docker.spec("python3", "-c", script, limits=Limits(memory_mib=64))
     with anyio.fail_after(30):
         async with docker.provider.open(spec) as sandbox:
-            await everything(sandbox.stream)
+            await receive_all(sandbox)
             assert await sandbox.cause_of_end() == "out of memory"
-            assert sandbox.out_of_memory
 
 
-async def test_a_child_out_of_memory_is_told_and_the_first_process_lives(docker: Bench) -> None:
+async def test_child_killed_for_memory_does_not_end_the_sandbox(docker: Bench) -> None:
     script = """
 import os, subprocess, sys
 eat = "data = [bytes(1 << 20) + b'x' for _ in range(1000)]"
@@ -184,47 +182,48 @@ sys.stdin.read()
     spec = docker.spec("python3", "-c", script, limits=Limits(memory_mib=64))
     with anyio.fail_after(30):
         async with docker.provider.open(spec) as sandbox:
-            assert await line(sandbox) == "-9"
-            while not sandbox.out_of_memory:  # noqa: ASYNC110  (the engine's event is on its way)
-                await anyio.sleep(0.01)
+            assert await receive_line(sandbox) == "-9"
             assert await sandbox.cause_of_end() is None
+            await sandbox.stream.send_eof()
+            await receive_all(sandbox)
+            assert await sandbox.cause_of_end() == "exit code 0"
 
 
-async def test_a_container_killed_from_outside_is_lost_with_its_exit_code(docker: Bench) -> None:
+async def test_container_killed_from_outside_is_lost_with_its_exit_code(docker: Bench) -> None:
     spec = docker.spec()
     with anyio.fail_after(30):
-        async with docker.provider.open(spec) as sandbox, connect(sandbox) as link:
+        async with docker.provider.open(spec) as sandbox, connect(sandbox) as driver:
             docker.engine.kill(f"decathlon-{spec.name}")
-            await link.lost.wait()
+            await driver.closed.wait()
             assert await sandbox.cause_of_end() == "exit code 137"
 
 
-async def test_a_container_that_refuses_to_go_at_first_is_removed(
+async def test_removal_that_the_engine_refuses_is_retried(
     docker: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused: list[str] = []
     remove: Any = APIClient.remove_container
 
-    def refuse(self: Any, container: str, **how: Any) -> None:
+    def refuse(self: Any, container: str, **options: Any) -> None:
         if len(refused) < 2:
             refused.append(container)
             response = Response()
             response.status_code = 500
             raise APIError("500", response=response, explanation="device is busy")
-        remove(self, container, **how)
+        remove(self, container, **options)
 
     monkeypatch.setattr(APIClient, "remove_container", refuse)
     with anyio.fail_after(30):
         async with docker.provider.open(docker.spec()):
             pass
     assert len(refused) == 2
-    assert docker.left() == []
+    await docker.assert_nothing_left()
 
 
-# images
+# Images
 
 
-async def test_an_image_that_is_missing_is_named_with_the_way_to_get_it(docker: Bench) -> None:
+async def test_missing_image_error_says_how_to_get_it(docker: Bench) -> None:
     with anyio.fail_after(3), pytest.raises(ImageError, match="docker pull no/such-image:1") as caught:
         async with docker.provider.open(docker.spec(image="no/such-image:1")):
             pass
@@ -235,35 +234,34 @@ async def test_an_image_that_is_missing_is_named_with_the_way_to_get_it(docker: 
     ]
 
 
-async def test_the_starter_suites_image_is_made_by_a_script() -> None:
+async def test_starter_image_is_built_by_a_script() -> None:
     assert load_suite("starter").profile.image == STARTER_IMAGE
-    assert missing(STARTER_IMAGE).message.endswith("get it with: tests/image/build")
+    assert missing_image_error(STARTER_IMAGE).message.endswith("get it with: tests/image/build")
 
 
 @pytest.fixture
 def bare_image(docker_engine: Any) -> Iterator[str]:
-    """An image with nothing in it at all."""
+    """An image with one empty folder."""
     tag = secrets.token_hex(4)
-    docker_engine.import_image_from_data(
-        packed(("etc", tarfile.DIRTYPE, b"")), repository="decathlon-test-bare", tag=tag
-    )
+    archive = pack_empty_folders(["etc"])
+    docker_engine.import_image_from_data(archive, repository="decathlon-test-bare", tag=tag)
     yield f"decathlon-test-bare:{tag}"
     docker_engine.remove_image(f"decathlon-test-bare:{tag}", force=True)
 
 
-async def test_an_image_without_python_is_named_and_nothing_is_left(docker: Bench, bare_image: str) -> None:
+async def test_image_without_python_is_an_error_and_leaves_nothing(docker: Bench, bare_image: str) -> None:
     with anyio.fail_after(30), pytest.raises(ImageError, match=f"{bare_image} has no python3 on its PATH"):
         async with docker.provider.open(docker.spec(image=bare_image)):
             pass
-    assert docker.left() == []
+    await docker.assert_nothing_left()
     findings = await docker.provider.check(bare_image)
     assert [finding.what for finding in findings if not finding.ok] == ["python3"]
-    assert docker.left() == []
+    await docker.assert_nothing_left()
 
 
 @pytest.fixture
 def odd_image(docker_engine: Any, test_image: str) -> Iterator[str]:
-    """Of a user by name who is not root, with an entry point, a command, a volume and a health check."""
+    """An image with a user by name, an entry point, a command, a volume and a health check."""
     name = f"decathlon-test-odd:{secrets.token_hex(4)}"
     lines = [
         f"FROM {test_image}",
@@ -274,15 +272,14 @@ def odd_image(docker_engine: Any, test_image: str) -> Iterator[str]:
         "HEALTHCHECK --interval=1s CMD false",
         "USER player",
     ]
-    said = list(
-        docker_engine.build(fileobj=io.BytesIO("\n".join(lines).encode()), tag=name, rm=True, decode=True)
-    )
-    assert "error" not in said[-1], said
+    dockerfile = io.BytesIO("\n".join(lines).encode())
+    messages = list(docker_engine.build(fileobj=dockerfile, tag=name, rm=True, decode=True))
+    assert "error" not in messages[-1], messages
     yield name
     docker_engine.remove_image(name, force=True)
 
 
-async def test_whatever_the_image_starts_by_itself_the_files_are_its_users(
+async def test_image_with_its_own_user_and_entry_point_works(
     docker: Bench, odd_image: str, tmp_path: Path
 ) -> None:
     script = """
@@ -294,34 +291,34 @@ open('out', 'w').write('x')
 """
     spec = docker.spec(image=odd_image)
     with anyio.fail_after(60):
-        async with docker.provider.open(spec) as sandbox, connect(sandbox) as link:
-            await sandbox.put(sandbox.root / "in", packed(("a", tarfile.REGTYPE, b"")))
-            result = await link.run(["python3", "-c", script], cwd=str(sandbox.root), timeout_seconds=20)
+        async with docker.provider.open(spec) as sandbox, connect(sandbox) as driver:
+            await sandbox.put(sandbox.root / "in", pack(file_entry("a")))
+            result = await driver.run(["python3", "-c", script], cwd=str(sandbox.root), timeout_seconds=20)
             assert (result.stdout, result.stderr) == ("4321 4321 4321\n", "")
-            found = await taken(sandbox, sandbox.root, tmp_path / "out.tar")
-            assert found["out"][3] == b"x"
+            listing = await download(sandbox, sandbox.root, tmp_path / "out.tar")
+            assert listing["out"][1] == b"x"
             volumes = [
                 mount["Name"] for mount in docker.engine.inspect_container(f"decathlon-{spec.name}")["Mounts"]
             ]
-    assert docker.left() == []
+    await docker.assert_nothing_left()
     assert len(volumes) == 1
     assert not {volume["Name"] for volume in docker.engine.volumes()["Volumes"] or ()} & set(volumes)
 
 
-# engines
+# Engines
 
 
 @pytest.mark.parametrize(
     "host", ["unix:///nowhere/docker.sock", "tcp://127.0.0.1:9", "ssh://nobody@localhost", "junk://"]
 )
-async def test_an_engine_that_is_not_there_is_told_in_one_line_within_3_seconds(
+async def test_missing_engine_is_reported_within_3_seconds(
     docker: Bench, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", host)
-    await expect_no_engine(docker, host)
+    await assert_engine_unavailable(docker, host)
 
 
-async def test_an_engine_that_does_not_answer_is_told_in_one_line_within_3_seconds(
+async def test_silent_engine_is_reported_within_3_seconds(
     docker: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = f"/tmp/{docker.owner}.sock"
@@ -330,13 +327,13 @@ async def test_an_engine_that_does_not_answer_is_told_in_one_line_within_3_secon
         listener.listen()
         try:
             monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
-            await expect_no_engine(docker, path)
+            await assert_engine_unavailable(docker, path)
         finally:
             await anyio.Path(path).unlink()
 
 
-async def expect_no_engine(docker: Bench, where: str) -> None:
-    """However many ask at once."""
+async def assert_engine_unavailable(docker: Bench, address: str) -> None:
+    """All callers get the error within 3 s, on one line."""
     errors: list[ProviderUnavailableError] = []
     async with DockerProvider(docker.owner) as provider:
 
@@ -352,7 +349,7 @@ async def expect_no_engine(docker: Bench, where: str) -> None:
                 tasks.start_soon(one)
         assert time.monotonic() - began < 3
         for error in errors:
-            assert where in error.message
+            assert address in error.message
             assert "\n" not in error.message
             assert error.retryable
         with anyio.fail_after(3):
@@ -362,10 +359,8 @@ async def expect_no_engine(docker: Bench, where: str) -> None:
         ]
 
 
-async def test_an_engine_that_comes_back_is_used_again(
-    docker: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The provider was entered, and asked, before there was an engine."""
+async def test_engine_that_starts_later_is_used(docker: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first sandbox was requested before there was an engine."""
     real = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://")
     path = f"/tmp/{docker.owner}.sock"
     monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
@@ -376,32 +371,30 @@ async def test_an_engine_that_comes_back_is_used_again(
                     pass
             await anyio.Path(path).symlink_to(real)
             try:
-                async with provider.open(docker.spec()) as sandbox, connect(sandbox) as link:
-                    await link.ping()
+                async with provider.open(docker.spec()) as sandbox, connect(sandbox) as driver:
+                    await driver.ping()
             finally:
                 await anyio.Path(path).unlink()
 
 
-async def test_an_engine_over_tcp_serves_as_well(
-    docker: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_engine_over_tcp_works(docker: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with anyio.fail_after(60):
         async with engine_over_tcp() as port:
             monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{port}")
             async with DockerProvider(docker.owner) as provider:
-                async with provider.open(docker.spec()) as sandbox, connect(sandbox) as link:
-                    await link.arrange({"write": str(sandbox.root / "a"), "text": "x" * 100_000})
-                    found = await taken(sandbox, sandbox.root, tmp_path / "out.tar")
-                    assert found["a"][3] == b"x" * 100_000
+                async with provider.open(docker.spec()) as sandbox, connect(sandbox) as driver:
+                    await driver.arrange({"write": str(sandbox.root / "a"), "text": "x" * 100_000})
+                    listing = await download(sandbox, sandbox.root, tmp_path / "out.tar")
+                    assert listing["a"][1] == b"x" * 100_000
                     await sandbox.stream.send_eof()
-                    await link.lost.wait()
+                    await driver.closed.wait()
                     assert await sandbox.cause_of_end() == "exit code 0"
-            assert docker.left() == []
+            await docker.assert_nothing_left()
 
 
 @asynccontextmanager
 async def engine_over_tcp() -> AsyncGenerator[int]:
-    """The engine's socket behind a loopback port."""
+    """Forwards a loopback port to the engine's socket."""
     real = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://")
 
     async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""The zoo: what each fault of the fake provider looks like through a real link."""
+"""Faults of the fake provider, as the driver client sees them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import pytest
 
 from decathlon_mcp.driver_client.driver import connect
 from decathlon_mcp.errors import AtCapacityError, CallTimeoutError, DriverError, SandboxLostError
-from tests.fakes import Died, FakeCall, FakeProvider, FakeTool, Faults, RunReply, ToolError
-from tests.sandboxes.conftest import Bench
+from tests.fakes.driver import Died, FakeCall, FakeTool, Faults, RunReply, ToolError
+from tests.fakes.provider import FakeProvider
+from tests.sandboxes.conftest import driver_spec
 
 pytestmark = pytest.mark.anyio
 
-SPEC = Bench("zoo", FakeProvider(), FakeProvider, list).spec
+SPEC = driver_spec("fake-1")
 FILES = [{"name": "files", "type": "stdio", "command": "files"}]
 
 
 async def echo(call: FakeCall) -> str:
-    """Say it again."""
+    """Repeats the text."""
     await call.progress(1, 2, "half")
     await call.log("noted")
     return str(call.arguments["text"])
@@ -47,151 +48,152 @@ TOOLS = {
 
 
 async def test_tools_are_listed_and_called_with_progress_and_messages() -> None:
-    notes: list[object] = []
+    notifications: list[object] = []
 
-    async def note(params: dict[str, object]) -> None:
-        notes.append(params)
+    async def record(params: dict[str, object]) -> None:
+        notifications.append(params)
 
     with anyio.fail_after(10):
-        async with FakeProvider(tools=TOOLS) as provider, provider.open(SPEC()) as sandbox:
-            async with connect(sandbox) as link:
-                facts = (await link.start(FILES, deadline_seconds=5))["files"]
-                assert facts.tools[0]["description"] == "Say it again."
-                assert facts.tools[0]["x-unknown"] == [1]
-                asked = {"name": "echo", "arguments": {"text": "hi"}}
-                reply = await link.call(
-                    "files", "tools/call", asked, timeout_seconds=5, on_progress=note, on_message=note
+        async with FakeProvider(tools=TOOLS) as provider, provider.open(SPEC) as sandbox:
+            async with connect(sandbox) as driver:
+                infos = (await driver.start(FILES, deadline_seconds=5))["files"]
+                assert infos.tools[0]["description"] == "Repeats the text."
+                assert infos.tools[0]["x-unknown"] == [1]
+                params = {"name": "echo", "arguments": {"text": "hi"}}
+                reply = await driver.call(
+                    "files", "tools/call", params, timeout_seconds=5, on_progress=record, on_message=record
                 )
                 assert reply["result"]["content"] == [{"type": "text", "text": "hi"}]
-    assert [note for note in notes if isinstance(note, dict)] == [
+    assert [params for params in notifications if isinstance(params, dict)] == [
         {"progressToken": 0, "progress": 1, "total": 2, "message": "half"},
         {"level": "info", "data": "noted"},
     ]
 
 
-async def test_a_tools_error_is_a_reply_and_a_slow_tool_times_out_or_is_cancelled() -> None:
+async def test_tool_errors_timeouts_and_cancellation_leave_the_driver_alive() -> None:
     with anyio.fail_after(10):
-        async with FakeProvider(tools=TOOLS) as provider, provider.open(SPEC()) as sandbox:
-            async with connect(sandbox) as link:
-                await link.start(FILES, deadline_seconds=5)
-                reply = await link.call("files", "tools/call", {"name": "refuse"}, timeout_seconds=5)
+        async with FakeProvider(tools=TOOLS) as provider, provider.open(SPEC) as sandbox:
+            async with connect(sandbox) as driver:
+                await driver.start(FILES, deadline_seconds=5)
+                reply = await driver.call("files", "tools/call", {"name": "refuse"}, timeout_seconds=5)
                 assert reply["error"]["message"] == "no such file"
                 with pytest.raises(CallTimeoutError):
-                    await link.call("files", "tools/call", {"name": "wait"}, timeout_seconds=0.05)
+                    await driver.call("files", "tools/call", {"name": "wait"}, timeout_seconds=0.05)
                 with anyio.move_on_after(0.05):
-                    await link.call("files", "tools/call", {"name": "wait"}, timeout_seconds=5)
-                await link.ping()
+                    await driver.call("files", "tools/call", {"name": "wait"}, timeout_seconds=5)
+                await driver.ping()
 
 
-async def test_a_frozen_sandbox_calls_no_tool_and_still_runs_processes() -> None:
+async def test_frozen_driver_refuses_calls_and_still_runs_processes() -> None:
     with anyio.fail_after(10):
-        async with FakeProvider(tools=TOOLS, run=lambda asked: RunReply(3)) as provider:
-            async with provider.open(SPEC()) as sandbox, connect(sandbox) as link:
-                await link.start(FILES, deadline_seconds=5)
+        async with FakeProvider(tools=TOOLS, run=lambda request: RunReply(3)) as provider:
+            async with provider.open(SPEC) as sandbox, connect(sandbox) as driver:
+                await driver.start(FILES, deadline_seconds=5)
 
-                async def frozen() -> None:
+                async def expect_frozen() -> None:
                     with pytest.raises(DriverError) as caught:
-                        await link.call("files", "tools/call", {"name": "wait"}, timeout_seconds=5)
+                        await driver.call("files", "tools/call", {"name": "wait"}, timeout_seconds=5)
                     assert caught.value.data["reason"] == "frozen"
 
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(frozen)
-                    await link.ping()
-                    await link.freeze()
-                await frozen()
-                assert (await link.run(["anything"], cwd="/", timeout_seconds=5)).exit_code == 3
+                    tasks.start_soon(expect_frozen)
+                    await driver.ping()
+                    await driver.freeze()
+                await expect_frozen()
+                assert (await driver.run(["anything"], cwd="/", timeout_seconds=5)).exit_code == 3
 
 
-async def test_it_dies_in_a_call_in_a_process_or_when_asked() -> None:
-    def run(asked: object) -> int:
+async def test_sandbox_dies_in_a_call_in_a_process_or_at_a_method() -> None:
+    def run(request: object) -> int:
         raise Died(1)
 
     with anyio.fail_after(10):
         async with FakeProvider(tools=TOOLS, run=run) as provider:
-            async with provider.open(SPEC()) as sandbox, connect(sandbox) as link:
-                await link.start(FILES, deadline_seconds=5)
+            async with provider.open(SPEC) as sandbox, connect(sandbox) as driver:
+                await driver.start(FILES, deadline_seconds=5)
                 with pytest.raises(SandboxLostError, match="out of memory"):
-                    await link.call("files", "tools/call", {"name": "die"}, timeout_seconds=5)
-                assert sandbox.out_of_memory
-            async with provider.open(SPEC()) as sandbox, connect(sandbox) as link:
+                    await driver.call("files", "tools/call", {"name": "die"}, timeout_seconds=5)
+            async with provider.open(SPEC) as sandbox, connect(sandbox) as driver:
                 with pytest.raises(SandboxLostError, match="exit code 1"):
-                    await link.run(["evaluation"], cwd="/", timeout_seconds=5)
+                    await driver.run(["evaluation"], cwd="/", timeout_seconds=5)
         async with FakeProvider(faults=Faults(dies_on="freeze")) as provider:
-            async with provider.open(SPEC()) as sandbox, connect(sandbox) as link:
+            async with provider.open(SPEC) as sandbox, connect(sandbox) as driver:
                 with pytest.raises(SandboxLostError, match="exit code 137"):
-                    await link.freeze()
+                    await driver.freeze()
 
 
-async def test_it_is_slow_or_refuses_to_open_or_to_go() -> None:
+async def test_opening_fails_or_is_slow_and_removal_is_refused() -> None:
     faults = Faults(open_error=AtCapacityError("full"))
     with anyio.fail_after(10):
         async with FakeProvider(faults=faults) as provider:
             with pytest.raises(AtCapacityError):
-                async with provider.open(SPEC()):
+                async with provider.open(SPEC):
                     pass
         async with FakeProvider(faults=Faults(open_seconds=60)) as provider:
             with anyio.move_on_after(0.05):
-                async with provider.open(SPEC()):
+                async with provider.open(SPEC):
                     pass
             assert provider.machine.sandboxes == {}
         async with FakeProvider(faults=Faults(removals_refused=3)) as provider:
-            async with provider.open(SPEC()):
+            async with provider.open(SPEC):
                 pass
             assert provider.opened[0].removals == 3
             assert provider.machine.sandboxes == {}
 
 
-async def test_it_is_never_ready_or_never_answers() -> None:
+async def test_driver_is_never_ready_or_never_answers() -> None:
     with anyio.fail_after(10):
         async with FakeProvider(faults=Faults(never_ready=True)) as provider:
             with anyio.move_on_after(0.1) as waiting:
-                async with provider.open(SPEC()) as sandbox, connect(sandbox) as link:
-                    await link.ping()
+                async with provider.open(SPEC) as sandbox, connect(sandbox) as driver:
+                    await driver.ping()
             assert waiting.cancelled_caught
         async with FakeProvider(faults=Faults(silent_on="start")) as provider:
-            async with provider.open(SPEC()) as sandbox, connect(sandbox) as link:
+            async with provider.open(SPEC) as sandbox, connect(sandbox) as driver:
                 with anyio.move_on_after(0.1) as waiting:
-                    await link.start([], deadline_seconds=5)
+                    await driver.start([], deadline_seconds=5)
                 assert waiting.cancelled_caught
-                await link.ping()
+                await driver.ping()
 
 
-async def test_noise_is_passed_over_and_an_overlong_line_loses_the_sandbox() -> None:
+async def test_garbage_is_skipped_and_an_overlong_line_loses_the_sandbox() -> None:
     with anyio.fail_after(30):
         async with FakeProvider(faults=Faults(garbage=True)) as provider:
-            async with provider.open(SPEC()) as sandbox, connect(sandbox) as link:
-                await link.ping()
+            async with provider.open(SPEC) as sandbox, connect(sandbox) as driver:
+                await driver.ping()
         async with FakeProvider(faults=Faults(overlong_on="freeze")) as provider:
-            async with provider.open(SPEC()) as sandbox, connect(sandbox) as link:
+            async with provider.open(SPEC) as sandbox, connect(sandbox) as driver:
                 with pytest.raises(SandboxLostError, match="line of more than"):
-                    await link.freeze()
+                    await driver.freeze()
 
 
-async def test_a_server_that_does_not_come_up_says_its_last_words() -> None:
+async def test_server_that_does_not_start_reports_its_stderr() -> None:
     faults = Faults(servers_that_fail={"files": "no such module"})
     with anyio.fail_after(10):
         async with FakeProvider(tools=TOOLS, faults=faults) as provider:
-            async with provider.open(SPEC()) as sandbox, connect(sandbox) as link:
+            async with provider.open(SPEC) as sandbox, connect(sandbox) as driver:
                 with pytest.raises(DriverError) as caught:
-                    await link.start(FILES, deadline_seconds=5)
+                    await driver.start(FILES, deadline_seconds=5)
                 assert caught.value.data["about"]["stderr"] == "no such module"
 
 
-async def test_faults_may_differ_by_sandbox_and_files_are_at_hand() -> None:
+async def test_faults_differ_by_sandbox_and_files_can_be_inspected() -> None:
     with anyio.fail_after(10):
         async with FakeProvider(
             faults=lambda spec: Faults(dies_on="ping" if spec.name == "b" else None)
-        ) as it:
-            async with it.open(SPEC(name="a")) as sandbox, connect(sandbox) as link:
-                await link.arrange({"write": "/episode/x/y", "text": "z"}, {"copy": "/episode/x", "to": "/w"})
+        ) as provider:
+            async with provider.open(driver_spec("a")) as sandbox, connect(sandbox) as driver:
+                await driver.arrange(
+                    {"write": "/episode/x/y", "text": "z"}, {"copy": "/episode/x", "to": "/w"}
+                )
                 assert sandbox.tree.text("/w/y") == "z"
                 with pytest.raises(DriverError, match="is there"):
-                    await link.arrange({"absent": ["y"], "under": "/episode", "except": []})
-                await link.arrange(
+                    await driver.arrange({"absent": ["y"], "under": "/episode", "except": []})
+                await driver.arrange(
                     {"absent": ["y"], "under": "/episode", "except": ["/episode/x"]},
                     {"remove": "/episode/x"},
                     {"absent": ["y"], "under": "/episode", "except": []},
                 )
-            async with it.open(SPEC(name="b")) as sandbox, connect(sandbox) as link:
+            async with provider.open(driver_spec("b")) as sandbox, connect(sandbox) as driver:
                 with pytest.raises(SandboxLostError):
-                    await link.ping()
+                    await driver.ping()

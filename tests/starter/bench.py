@@ -16,11 +16,13 @@ from typing import Any
 
 import anyio
 import yaml
+from decathlon_client.script import Step
+from decathlon_client.values import CLAIM
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp_types import TextContent
 
-from decathlon_mcp.starter import CLAIM, Step, suite_path
+from decathlon_mcp.starter import suite_path
 from decathlon_mcp.suites.loading import load_suite
 
 LAUNCH_TIME = "2026-05-06 08:30:00 Wednesday"
@@ -147,7 +149,7 @@ class Bench:
                     self.answer(step.arguments.get("answer"))
                     continue
                 server, tool = step.tool.split("__")
-                reply = await sessions[server].call_tool(tool, step.filled(str(self.workspace)))
+                reply = await sessions[server].call_tool(tool, step.resolve(str(self.workspace)))
                 said = "\n".join(part.text for part in reply.content if isinstance(part, TextContent))
                 assert not reply.is_error, f"{step.tool}: {said}"
                 assert step.expect is None or step.expect in said, f"{step.tool} said {said!r}"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from decathlon_client.script import Step
+from decathlon_client.values import CLAIM
 
 from decathlon_mcp.errors import UnknownTaskError
-from decathlon_mcp.starter import CLAIM, Step, oracle, oracle_ids, suite_path
+from decathlon_mcp.starter import oracle, oracle_ids, suite_path
 
 TASKS = suite_path() / "tasks" / "starter"
 
@@ -45,4 +47,4 @@ def test_an_unknown_task_is_an_error_that_names_those_there_are() -> None:
 
 def test_the_workspace_is_filled_in_at_any_depth() -> None:
     step = Step("a__b", {"path": "{workspace}/x", "rows": [["{workspace}"], {"k": "{workspace}"}], "n": 1})
-    assert step.filled("/w") == {"path": "/w/x", "rows": [["/w"], {"k": "/w"}], "n": 1}
+    assert step.resolve("/w") == {"path": "/w/x", "rows": [["/w"], {"k": "/w"}], "n": 1}

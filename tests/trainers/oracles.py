@@ -1,6 +1,6 @@
-"""A stand-in for the model that plays whichever bundled task it is told of, by that task's oracle.
+"""A fake model that solves the bundled tasks with their oracles.
 
-Which task it is, it reads from the prompt, as a model would. Run by itself it prints its URL:
+It recognises the task by the prompt. Run as a program it prints its URL:
 
     python -m tests.trainers.oracles
 """
@@ -15,23 +15,26 @@ from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
-from decathlon_mcp.starter import CLAIM, Step, oracle, oracle_ids, suite_path
+from decathlon_client.script import Step
+from decathlon_client.values import CLAIM
+
+from decathlon_mcp.starter import oracle, oracle_ids, suite_path
 from decathlon_mcp.types import JsonObject
 from tests.docs.scripted_model import chat_completion, response
 
 
 class Oracles(BaseHTTPRequestHandler):
-    """`ignorant_of`: tasks that it cannot solve; it claims them at once, and says so."""
+    """An OpenAI endpoint. Tasks in `unsolvable` are claimed at once with a wrong answer."""
 
-    ignorant_of: ClassVar[frozenset[str]] = frozenset()
+    unsolvable: ClassVar[frozenset[str]] = frozenset()
 
     def do_POST(self) -> None:
-        asked: JsonObject = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        task = task_of(asked)
-        known = task not in self.ignorant_of
+        request: JsonObject = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        task = task_of(request)
+        known = task not in self.unsolvable
         steps = oracle(task) if known else [Step(CLAIM, {"answer": "I do not know."})]
         answer = response if self.path.endswith("/responses") else chat_completion
-        body = json.dumps(answer(asked, steps)).encode()
+        body = json.dumps(answer(request, steps)).encode()
         self.send_response(200)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(body)))
@@ -39,18 +42,18 @@ class Oracles(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Not a word."""
+        """Log nothing."""
 
 
-def task_of(asked: JsonObject) -> str:
-    """The task whose text is in the conversation."""
-    said = json.dumps(asked, ensure_ascii=False)
-    return next(task for task, text in _texts().items() if text in said)
+def task_of(request: JsonObject) -> str:
+    """The task whose first line is in the conversation."""
+    text = json.dumps(request, ensure_ascii=False)
+    return next(task for task, line in _first_lines().items() if line in text)
 
 
 @cache
-def _texts() -> dict[str, str]:
-    """The first line of each task's text, as JSON writes it."""
+def _first_lines() -> dict[str, str]:
+    """The first line of each task's text, as JSON encodes it."""
     tasks = suite_path() / "tasks" / "starter"
     lines = {
         task: (tasks / task / "docs" / "task.md").read_text("utf-8").splitlines() for task in oracle_ids()
@@ -59,14 +62,14 @@ def _texts() -> dict[str, str]:
 
 
 @contextmanager
-def oracles(*ignorant_of: str) -> Generator[str]:
-    """Its base URL, for `OPENAI_BASE_URL`."""
+def oracles(*unsolvable: str) -> Generator[str]:
+    """Serve the fake model; yields its base URL, for `OPENAI_BASE_URL`."""
 
-    class HostInfo(Oracles):
+    class Handler(Oracles):
         pass
 
-    HostInfo.ignorant_of = frozenset(ignorant_of)
-    with ThreadingHTTPServer(("127.0.0.1", 0), HostInfo) as server:
+    Handler.unsolvable = frozenset(unsolvable)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}/v1"
         server.shutdown()

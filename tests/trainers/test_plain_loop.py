@@ -1,4 +1,4 @@
-"""The README's loop against a model that plays oracles, and the programs of `docs/training.md`."""
+"""The README's loop with a fake model, and the programs of `docs/training.md`."""
 
 from __future__ import annotations
 
@@ -25,22 +25,24 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
         yield served
 
 
-async def test_thirty_lines_play_any_task_with_any_endpoint(served: Served, tmp_path: Path) -> None:
+async def test_the_readmes_loop_plays_any_task_with_any_endpoint(served: Served, tmp_path: Path) -> None:
     program = block(PAGE, "Any endpoint, any trainer", "python")
     assert block("README.md", "Train", "python").text == program.text
     with oracles("audit-expenses") as url:
         environment = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none"}
-        said = await run(program, [sys.executable], url=served.url, folder=tmp_path, environment=environment)
-    assert sorted(said.splitlines()) == ["audit-expenses 0.0 None"] * 2 + ["tune-reactor 1.0 None"] * 2
+        output = await run(
+            program, [sys.executable], url=served.url, folder=tmp_path, environment=environment
+        )
+    assert sorted(output.splitlines()) == ["audit-expenses 0.0 None"] * 2 + ["tune-reactor 1.0 None"] * 2
     assert served.episodes.live == []
 
 
 @pytest.mark.parametrize(
     ("heading", "last"), [("In lockstep", "[1.0, 1.0]"), ("Without an event loop", "[1.0, 1.0]")]
 )
-async def test_a_program_gets_the_rewards_that_it_should(
+async def test_a_program_of_the_page_prints_the_expected_rewards(
     heading: str, last: str, served: Served, tmp_path: Path
 ) -> None:
-    said = await run(block(PAGE, heading, "python"), [sys.executable], url=served.url, folder=tmp_path)
-    assert said.splitlines()[-1] == last
+    output = await run(block(PAGE, heading, "python"), [sys.executable], url=served.url, folder=tmp_path)
+    assert output.splitlines()[-1] == last
     assert served.episodes.live == []

@@ -1,10 +1,10 @@
-"""The programs of `docs/trainers/`, each with the real library in an environment of its own.
+"""The programs of `docs/trainers/`, each with the real library in its own environment.
 
-Not run with the others (it installs gigabytes), but by name:
+Not collected by default, because it installs gigabytes. Run it by name:
 
     python -m pytest tests/trainers/trainers.py
 
-The model is ours, and plays the tasks' oracles (`oracles.py`).
+The model is a fake that plays the tasks' oracles (`oracles.py`).
 """
 
 from __future__ import annotations
@@ -38,43 +38,44 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[dict[str, str]]:
-    """The variables by which a trainer finds the model."""
+    """The environment variables by which a trainer finds the model."""
     with oracles() as url:
         variables = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
-        yield {**variables, "PYTHONPATH": ""}  # what is played is what was installed
+        yield {**variables, "PYTHONPATH": ""}  # use the installed package, not the checkout
 
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To import torch alone can take a minute."""
+    """Raise the time limit: importing torch alone can take a minute."""
     monkeypatch.setattr(snippets, "TIMEOUT_SECONDS", 900)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Of a trainer's own; what was installed there is removed again."""
+    """A folder for one trainer; its environment is removed afterwards."""
     yield tmp_path
     shutil.rmtree(tmp_path / "venv", ignore_errors=True)
 
 
-async def installed(folder: Path, *wanted: str) -> Path:
-    """The programs of an environment that has these."""
+async def installed(folder: Path, *packages: str) -> Path:
+    """Install packages in a new environment; returns the folder of its programs."""
     programs = folder / "venv" / "bin"
     with anyio.fail_after(INSTALL_SECONDS):
         await anyio.run_process([sys.executable, "-m", "venv", str(folder / "venv")])
         install = [str(programs / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        await anyio.run_process([*install, *wanted])
+        await anyio.run_process([*install, *packages])
     return programs
 
 
 async def test_verifiers(served: Served, model: dict[str, str], folder: Path) -> None:
     programs = await installed(folder, f"{REPOSITORY}[verifiers]")
     page, python = "docs/trainers/verifiers.md", [programs / "python"]
-    said = await run(
+    output = await run(
         block(page, "A program", "python"), python, url=served.url, folder=folder, environment=model
     )
     assert (
-        sorted(said.splitlines()) == ["audit-expenses True 0.93 1.0"] * 2 + ["tune-reactor True 0.95 1.0"] * 2
+        sorted(output.splitlines())
+        == ["audit-expenses True 0.93 1.0"] * 2 + ["tune-reactor True 0.95 1.0"] * 2
     )
     assert served.episodes.live == []
     path = {**model, "PATH": f"{programs}:/usr/bin:/bin"}
@@ -93,8 +94,8 @@ async def test_verifiers(served: Served, model: dict[str, str], folder: Path) ->
 async def test_openai_agents(served: Served, model: dict[str, str], folder: Path) -> None:
     programs = await installed(folder, f"{REPOSITORY}[openai-agents]")
     program = block("docs/trainers/openai-agents.md", "openai-agents", "python")
-    said = await run(program, [programs / "python"], url=served.url, folder=folder, environment=model)
-    assert sorted(said.splitlines()) == ["audit-expenses 1.0 8", "tune-reactor 1.0 6"]
+    output = await run(program, [programs / "python"], url=served.url, folder=folder, environment=model)
+    assert sorted(output.splitlines()) == ["audit-expenses 1.0 8", "tune-reactor 1.0 6"]
     assert served.episodes.live == []
 
 
@@ -113,15 +114,15 @@ async def test_inspect_ai(served: Served, model: dict[str, str], folder: Path) -
 async def test_trl(served: Served, model: dict[str, str], folder: Path) -> None:
     programs = await installed(folder, f"{REPOSITORY}[trl]", "openai")
     program = block("docs/trainers/trl.md", "TRL", "python")
-    trained_by = [programs / "python", PROGRAMS / "trl_training.py"]
-    said = await run(program, trained_by, url=served.url, folder=folder, environment=model)
-    assert said.splitlines()[-1] == "audit-expenses 1.0, tune-reactor 1.0"
+    command = [programs / "python", PROGRAMS / "trl_training.py"]
+    output = await run(program, command, url=served.url, folder=folder, environment=model)
+    assert output.splitlines()[-1] == "audit-expenses 1.0, tune-reactor 1.0"
     assert served.episodes.live == []
 
 
 async def test_openenv(served: Served, model: dict[str, str], folder: Path) -> None:
     programs = await installed(folder, f"{REPOSITORY}[openenv]", "openai")
     program = block("docs/trainers/openenv.md", "openenv", "python")
-    said = await run(program, [programs / "python"], url=served.url, folder=folder, environment=model)
-    assert said.splitlines()[-1] == "[1.0, 1.0]"
+    output = await run(program, [programs / "python"], url=served.url, folder=folder, environment=model)
+    assert output.splitlines()[-1] == "[1.0, 1.0]"
     assert served.episodes.live == []

@@ -1,5 +1,5 @@
-"""One file for each library that trains or measures; each imports that library, and nothing else here does.
+"""Adapters for training and evaluation libraries, one module each; only that module imports its library.
 
-A library is not installed by this package but by its extra (`decathlon-mcp[verifiers]`, ...): they cannot all
-share one environment. `docs/trainers/` has a page for each.
+Each library is an extra (`decathlon-mcp[verifiers]`, ...), because they cannot all share one environment.
+`docs/trainers/` has a page for each.
 """

@@ -2,9 +2,8 @@
 
     inspect eval decathlon_client/tool_decathlon -T url=http://127.0.0.1:8765 --model openai/gpt-5
 
-An attempt without a verdict is an error of its sample, as inspect-ai counts errors (`--fail-on-error`), and
-never a score. A limit of inspect-ai's on messages or tokens truncates the attempt, which is then graded as it
-is; one on time cancels it.
+An attempt without a verdict is an error of its sample (see `--fail-on-error`), never a score. Inspect-ai's
+limits on messages and tokens truncate the attempt, which is then graded as it is; its time limit cancels it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from decathlon_client.values import Reply, Tool
 
 URL = "http://127.0.0.1:8765"
 TOKEN = "DECATHLON_TOKEN"
-"""The environment variable that holds the server's token, if it wants one."""
+"""The environment variable with the server's token, if it requires one."""
 VERDICT = "decathlon/verdict"
 
 
@@ -41,15 +40,15 @@ def tool_decathlon(
     max_calls: int | None = None,
     message_limit: int | None = 300,
 ) -> Task:
-    """The tasks of a split (all, without one), or those of `tasks`, by their ids."""
-    wanted = [tasks] if isinstance(tasks, str) else tasks
+    """The tasks of a split (default: all), or those whose ids are in `tasks`."""
+    task_ids = [tasks] if isinstance(tasks, str) else tasks
     launch_time = datetime.now().astimezone().isoformat(timespec="seconds")
     with sync.Decathlon(url, os.environ.get(TOKEN)) as d:
-        listed = [each for each in d.tasks(split=split) if each.runnable]
+        runnable = [task for task in d.tasks(split=split) if task.runnable]
     samples = [
-        Sample(id=each.id, input=each.prompt or "", metadata={"splits": list(each.splits)})
-        for each in listed
-        if wanted is None or each.id in wanted
+        Sample(id=task.id, input=task.prompt or "", metadata={"splits": list(task.splits)})
+        for task in runnable
+        if task_ids is None or task.id in task_ids
     ]
     return Task(
         dataset=MemoryDataset(samples, name="tool-decathlon"),
@@ -61,7 +60,7 @@ def tool_decathlon(
 
 @solver
 def play(url: str = URL, launch_time: str | None = None, max_calls: int | None = None) -> Solver:
-    """An episode of the sample's task, to its verdict."""
+    """Play an episode of the sample's task and grade it."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         async with (
@@ -70,9 +69,9 @@ def play(url: str = URL, launch_time: str | None = None, max_calls: int | None =
         ):
             state.messages = [ChatMessageUser(content=episode.prompt)]
             try:
-                await _turns(state, episode)
+                await _play_turns(state, episode)
             except LimitExceededError:
-                await episode.truncate(turns=sum(said.role == "assistant" for said in state.messages))
+                await episode.truncate(turns=sum(message.role == "assistant" for message in state.messages))
                 state.store.set(VERDICT, dict((await episode.evaluate()).raw))
                 raise
             state.store.set(VERDICT, dict((await episode.evaluate()).raw))
@@ -81,25 +80,25 @@ def play(url: str = URL, launch_time: str | None = None, max_calls: int | None =
     return solve
 
 
-async def _turns(state: TaskState, episode: Episode) -> None:
+async def _play_turns(state: TaskState, episode: Episode) -> None:
     tools = [_tool(episode, tool) for tool in episode.tools]
     while not episode.claimed:
         state.output = await get_model().generate(state.messages, tools)
         state.messages.append(state.output.message)
         if not state.output.message.tool_calls:
             return
-        answered, output = await execute_tools(state.messages, tools)
-        state.messages.extend(answered)
+        messages, output = await execute_tools(state.messages, tools)
+        state.messages.extend(messages)
         state.output = output or state.output
 
 
 @scorer(metrics=[mean(), stderr()])
 def verdict() -> Scorer:
-    """The reward; the whole verdict is its metadata."""
+    """Scores a sample by its reward, with the verdict as metadata."""
 
     async def score(state: TaskState, target: Target) -> Score:
-        told: dict[str, Any] = state.store.get(VERDICT)
-        return Score(value=told["reward"], explanation=told.get("evaluator_output"), metadata=told)
+        raw: dict[str, Any] = state.store.get(VERDICT)
+        return Score(value=raw["reward"], explanation=raw.get("evaluator_output"), metadata=raw)
 
     return score
 

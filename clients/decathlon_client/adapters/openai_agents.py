@@ -1,8 +1,7 @@
-"""openai-agents: the runner's loop as a player of one episode, or of a batch.
+"""openai-agents: its runner as the player of an episode or a batch."""
 
-The episode's tools are function tools here rather than an `MCPServerStreamableHttp`: the runner's time-out of
-5 s does not apply, `evaluate` is not among them, and the run ends with the claim.
-"""
+# The episode's tools are function tools and not an `MCPServerStreamableHttp`, because that has a time-out of
+# 5 s, would offer `evaluate` to the model, and would not end the run with the claim.
 
 from __future__ import annotations
 
@@ -17,26 +16,26 @@ from decathlon_client.values import Tool
 
 
 def function_tools(episode: Episode) -> list[FunctionTool]:
-    """What the episode offers. A tool that fails, and a call that was a mistake, tell the model so."""
+    """The episode's tools. Failures of tools and mistakes of the model are replies for the model to read."""
     return [_function_tool(episode, tool) for tool in episode.tools]
 
 
 def player(
     agent: Agent[Any], *, max_turns: int = 100, run_config: RunConfig | None = None
 ) -> Callable[[Episode], Awaitable[RunResult | None]]:
-    """A player for `Decathlon.batch`: a clone of `agent`, with the episode's tools beside its own.
+    """A player for `Decathlon.batch`: a clone of `agent` with the episode's tools in addition to its own.
 
-    What it returns is the run's result; None where it was past `max_turns`, and the attempt truncated.
+    It returns the run's result; None if the attempt was truncated after `max_turns`.
     """
 
     async def play(episode: Episode) -> RunResult | None:
         claims = [tool.name for tool in episode.tools if tool.name.endswith("claim_done")]
-        playing = agent.clone(
+        player_agent = agent.clone(
             tools=[*agent.tools, *function_tools(episode)],
             tool_use_behavior=StopAtTools(stop_at_tool_names=claims),
         )
         try:
-            return await Runner.run(playing, episode.prompt, max_turns=max_turns, run_config=run_config)
+            return await Runner.run(player_agent, episode.prompt, max_turns=max_turns, run_config=run_config)
         except MaxTurnsExceeded:
             await episode.truncate(turns=max_turns)
             return None

@@ -1,7 +1,7 @@
 """openenv: a `ResourceSessionFactory` whose sessions are episodes.
 
-A session is driven by openenv's own harnesses (`MCPHarnessAdapter`, `build_harness_rollout_func`). No verdict
-is `env_reward=None`, which openenv says means unscored.
+openenv's own harnesses drive a session (`MCPHarnessAdapter`, `build_harness_rollout_func`). An attempt
+without a verdict has `env_reward=None`, which openenv defines as unscored.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ToolDecathlonSession(ResourceSession):
             and isinstance(final_state, Mapping)
             and not final_state.get("done", True)
         ):
-            self.episode.truncate(turns=sum(said["role"] == "assistant" for said in transcript))
+            self.episode.truncate(turns=sum(message["role"] == "assistant" for message in transcript))
         try:
             verdict = self.episode.evaluate()
         except NoVerdictError as error:
@@ -70,7 +70,7 @@ class ToolDecathlonSession(ResourceSession):
 
 
 class ToolDecathlonFactory(ResourceSessionFactory[ToolDecathlonSession]):
-    """Used in a `with`; sessions may be made, driven and closed in any threads, side by side."""
+    """Creates sessions; use it in a `with`. Sessions may be used from several threads at once."""
 
     def __init__(self, url: str, token: str | None = None, *, max_calls: int | None = None) -> None:
         self._decathlon = Decathlon(url, token)
@@ -80,13 +80,13 @@ class ToolDecathlonFactory(ResourceSessionFactory[ToolDecathlonSession]):
         self._decathlon.__enter__()
         return self
 
-    def __exit__(self, *ending: Any) -> None:
-        self._decathlon.__exit__(*ending)
+    def __exit__(self, *exception: Any) -> None:
+        self._decathlon.__exit__(*exception)
 
     def create(
         self, task: Any, seed: int | None = None, episode_id: str | None = None
     ) -> ToolDecathlonSession:
-        """`task`: an id, or a row that has one under `task` or `id`; None draws one, by `seed`."""
+        """Open an episode of a task id, or of a row with an id under `task` or `id`; None draws by `seed`."""
         stack = ExitStack()
         episode = stack.enter_context(
             self._decathlon.episode(_id(task), seed=seed, max_calls=self._max_calls)
@@ -98,8 +98,8 @@ class ToolDecathlonFactory(ResourceSessionFactory[ToolDecathlonSession]):
 
 def _id(task: Any) -> str | None:
     if isinstance(task, Mapping):
-        found = task.get("task") or task.get("id")
-        if found is None:
-            raise ValueError(f"a task's row has its id under `task` or `id`: {json.dumps(dict(task))[:200]}")
-        return str(found)
+        task_id = task.get("task") or task.get("id")
+        if task_id is None:
+            raise ValueError(f"the row has no task id under `task` or `id`: {json.dumps(dict(task))[:200]}")
+        return str(task_id)
     return None if task is None else str(task)

@@ -1,11 +1,12 @@
-"""TRL: an environment for each task, for `GRPOTrainer(environment_factory=..., reward_funcs=...)`.
+"""TRL: an environment per task for `GRPOTrainer(environment_factory=..., reward_funcs=...)`.
 
-TRL reads an environment's tools off the methods of its class, so there is a class for each set of tools, made
-from what the server lists. It resets its environments one after the other: `reset` therefore only begins to
-open an episode, and the first tool call waits for it. The reward is a function over all environments rather
-than their `get_reward`, which TRL would call one after the other, with a column for each class: this grades
-them side by side. It is None where there is no verdict; TRL leaves such a rollout out.
+The reward is None if there is no verdict; TRL leaves such a rollout out.
 """
+
+# TRL takes an environment's tools from the methods of its class, so every set of tools has a generated class.
+# It resets environments one after the other, so `reset` only starts opening an episode and the first tool
+# call waits for it. The reward is a function of all environments and not their `get_reward`: TRL would call
+# that one after the other and make a column for each class; the function grades them in parallel.
 
 from __future__ import annotations
 
@@ -35,8 +36,11 @@ TYPES: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Environments:
-    """`rows` is the data set, as `datasets.Dataset.from_list` takes it; `factories` is the
-    `environment_factory`, `reward` one of the `reward_funcs`."""
+    """What a `GRPOTrainer` needs.
+
+    `rows` is the data set for `datasets.Dataset.from_list`, `factories` the `environment_factory`, `reward`
+    one of the `reward_funcs`.
+    """
 
     rows: list[dict[str, Any]]
     factories: dict[str, Callable[[], ToolDecathlonEnvironment]]
@@ -52,25 +56,27 @@ def environments(
     max_calls: int | None = None,
     concurrency: int = 64,
 ) -> Environments:
-    """The tasks of a split (all, without one), or those of `tasks`, by their ids.
+    """Environments for the tasks of a split (default: all), or for those whose ids are in `tasks`.
 
-    Opens one episode for each set of servers that a task may have, to see its tools. The connection is closed
-    when the program ends.
+    Opens one episode for each distinct set of servers, to list its tools. The connection is closed when the
+    program ends.
     """
     stack = ExitStack()
     atexit.register(stack.close)
     d = stack.enter_context(Decathlon(url, token))
     opener = stack.enter_context(ThreadPoolExecutor(concurrency, "tool-decathlon"))
     launch_time = datetime.now().astimezone().isoformat(timespec="seconds")
-    listed = [task for task in d.tasks(split=split) if task.runnable and (tasks is None or task.id in tasks)]
-    kinds: dict[object, type[ToolDecathlonEnvironment]] = {}
+    selected = [
+        task for task in d.tasks(split=split) if task.runnable and (tasks is None or task.id in tasks)
+    ]
+    classes: dict[object, type[ToolDecathlonEnvironment]] = {}
     factories: dict[str, Callable[[], ToolDecathlonEnvironment]] = {}
-    for task in listed:
+    for task in selected:
         servers = (task.suite, task.servers, task.local_tools)
-        if servers not in kinds:
+        if servers not in classes:
             with d.opened(task) as episode:
-                kinds[servers] = _kind(episode.tools)
-        factories[task.id] = partial(kinds[servers], d, opener, max_calls)
+                classes[servers] = _environment_class(episode.tools)
+        factories[task.id] = partial(classes[servers], d, opener, max_calls)
 
     def reward(environments: Sequence[ToolDecathlonEnvironment], **row: Any) -> list[float | None]:
         return list(opener.map(ToolDecathlonEnvironment._reward, environments))
@@ -82,13 +88,13 @@ def environments(
             "launch_time": launch_time,
             "prompt": [{"role": "user", "content": task.prompt}],
         }
-        for task in listed
+        for task in selected
     ]
     return Environments(rows, factories, reward)
 
 
 class ToolDecathlonEnvironment:
-    """One place of a batch, in which one episode follows another. Its tools are its public methods."""
+    """Plays one episode after another. Its public methods are the tools."""
 
     def __init__(self, decathlon: Decathlon, opener: ThreadPoolExecutor, max_calls: int | None) -> None:
         self._decathlon, self._opener = decathlon, opener
@@ -114,7 +120,7 @@ class ToolDecathlonEnvironment:
         return stack.enter_context(opening)
 
     def _episode(self) -> Episode:
-        assert self._opening is not None, "it has not been reset"
+        assert self._opening is not None, "the environment was not reset"
         return self._opening.result()
 
     def _close(self) -> None:
@@ -124,17 +130,17 @@ class ToolDecathlonEnvironment:
             self._stack.close()
 
 
-def _kind(tools: tuple[Tool, ...]) -> type[ToolDecathlonEnvironment]:
+def _environment_class(tools: tuple[Tool, ...]) -> type[ToolDecathlonEnvironment]:
     methods = {tool.name: _method(tool) for tool in tools}
     return type("ToolDecathlonEnvironment", (ToolDecathlonEnvironment,), methods)
 
 
 def _method(tool: Tool) -> Callable[..., str]:
-    """A method with the name, the signature and the docstring from which TRL makes a schema again."""
+    """A method whose name, signature and docstring TRL turns back into the tool's schema."""
 
     def call(self: ToolDecathlonEnvironment, **arguments: Any) -> str:
-        given = {name: value for name, value in arguments.items() if value is not None}
-        return self._episode().act(tool.name, given).text
+        present = {name: value for name, value in arguments.items() if value is not None}
+        return self._episode().act(tool.name, present).text
 
     properties: dict[str, dict[str, Any]] = tool.input_schema.get("properties") or {}
     required = tool.input_schema.get("required") or []
@@ -158,18 +164,18 @@ def _method(tool: Tool) -> Callable[..., str]:
         ],
         return_annotation=str,
     )
-    told = [
+    descriptions = [
         f"    {name}: {' '.join(str(properties[name].get('description', name)).split())}" for name in names
     ]
     call.__doc__ = "\n".join(
-        [" ".join(tool.description.split()) or tool.name, "", "Args:", *told]
-        if told
+        [" ".join(tool.description.split()) or tool.name, "", "Args:", *descriptions]
+        if descriptions
         else [tool.description or tool.name]
     )
     return call
 
 
 def _type(schema: dict[str, Any], is_required: bool) -> Any:
-    found = schema.get("type")
-    kind: Any = TYPES.get(found, str) if isinstance(found, str) else Any
-    return kind if is_required or kind is Any else kind | None
+    name = schema.get("type")
+    python_type: Any = TYPES.get(name, str) if isinstance(name, str) else Any
+    return python_type if is_required or python_type is Any else python_type | None

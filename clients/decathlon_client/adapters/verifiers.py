@@ -1,9 +1,9 @@
-"""verifiers (0.4 and later, `verifiers.v1`): `ToolDecathlonEnv`, which this project comes from.
+"""verifiers 0.4 and later (`verifiers.v1`): `ToolDecathlonEnv`.
 
-The task's `setup` hook makes the episode, the harness relays the tool calls, `finalize` has the verdict, the
-rewards are read from it, and the harness's `cleanup` closes the episode. The model's loop runs in this
-process; its calls go through verifiers' interception, which is what records them. No verdict fails the
-rollout: verifiers then records an error and no reward.
+The task's `setup` hook opens the episode, the harness makes the tool calls, `finalize` grades the attempt,
+the rewards are read from the verdict, and the harness's `cleanup` closes the episode. The model's loop runs
+in this process and is recorded by verifiers' interception. Without a verdict the rollout fails: verifiers
+records an error and no reward.
 """
 
 from __future__ import annotations
@@ -21,54 +21,54 @@ from decathlon_client import sync
 from decathlon_client.managed import ManagedEpisode
 
 ID = "tool-decathlon"
-"""Under which verifiers finds this: the name of the package `tool_decathlon`."""
+"""The id by which verifiers finds the package `tool_decathlon`."""
 
 
 class ToolDecathlonTaskConfig(vf.TaskConfig):
-    """Where the episodes are, and what they are worth; the rest is verifiers' own."""
+    """The server, the limits of an episode, and the rewards."""
 
     url: str = "http://127.0.0.1:8765"
     token_var: str = "DECATHLON_TOKEN"
-    """The environment variable that holds the server's token, if it wants one."""
+    """The environment variable with the server's token, if it requires one."""
     max_calls: int | None = None
-    """Tool calls an episode may make."""
+    """Limit on the tool calls of an episode."""
     tries: int = 3
-    """How often an episode is opened before its failure counts."""
+    """How often opening an episode is tried before its failure counts."""
     rubric: dict[str, float] = Field(default_factory=dict)
-    """Weights of the verdict's metrics, each a reward of its own. Empty: the reward is the verdict's."""
+    """Weights of the verdict's metrics, each recorded as a reward. Empty: the reward is the verdict's."""
 
 
 class ToolDecathlonConfig(vf.TasksetConfig):
-    """Which tasks; `task` says where they are."""
+    """Which tasks of the server are used."""
 
     id: str = ID
     task: ToolDecathlonTaskConfig = ToolDecathlonTaskConfig()
     split: str | None = None
     tasks: list[str] | None = None
-    """Only these, by their ids."""
+    """Ids of the tasks; None for all of the split."""
 
 
 class ToolDecathlonData(vf.TaskData):
-    """`launch_time` is the same for all rollouts of a group, and so is the prompt."""
+    """`launch_time` and the prompt are the same for all rollouts of a group."""
 
     launch_time: str
 
 
 class ToolDecathlonState(vf.State):
-    """`verdict` once there is one. `agent_address` is for whoever plays by another way than our harness."""
+    """`verdict` is set after grading. `agent_address` is for harnesses other than this module's."""
 
     agent_address: str = ""
     verdict: dict[str, Any] | None = None
-    _held: ManagedEpisode | None = PrivateAttr(None)
+    _managed: ManagedEpisode | None = PrivateAttr(None)
 
     @property
     def managed(self) -> ManagedEpisode:
-        assert self._held is not None, "the task was not set up"
-        return self._held
+        assert self._managed is not None, "the task was not set up"
+        return self._managed
 
     async def close(self) -> None:
-        if self._held is not None:
-            await self._held.close()
+        if self._managed is not None:
+            await self._managed.close()
 
 
 class ToolDecathlonTask(vf.Task[ToolDecathlonData, ToolDecathlonState, ToolDecathlonTaskConfig]):
@@ -89,7 +89,7 @@ class ToolDecathlonTask(vf.Task[ToolDecathlonData, ToolDecathlonState, ToolDecat
                 "tries": self.config.tries,
             },
         )
-        trace.state._held = managed
+        trace.state._managed = managed
         trace.state.agent_address = managed.episode.agent_address or ""
 
     async def finalize(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
@@ -115,13 +115,13 @@ class ToolDecathlonTask(vf.Task[ToolDecathlonData, ToolDecathlonState, ToolDecat
 
 
 class ToolDecathlonTaskset(vf.Taskset[ToolDecathlonTask, ToolDecathlonConfig]):
-    """The server's tasks. To list them opens no sandbox."""
+    """The server's tasks. Listing them opens no sandbox."""
 
     def load(self) -> Iterable[ToolDecathlonTask]:
         config, now = self.config, datetime.now().astimezone().isoformat(timespec="seconds")
         with sync.Decathlon(config.task.url, os.environ.get(config.task.token_var)) as d:
-            listed = [task for task in d.tasks(split=config.split) if task.runnable]
-        for task in listed:
+            runnable = [task for task in d.tasks(split=config.split) if task.runnable]
+        for task in runnable:
             if config.tasks is None or task.id in config.tasks:
                 data = ToolDecathlonData(id=task.id, name=task.id, prompt=task.prompt, launch_time=now)
                 yield ToolDecathlonTask(data, config.task)
@@ -132,7 +132,7 @@ class ToolDecathlonHarnessConfig(vf.HarnessConfig):
 
 
 class ToolDecathlonHarness(vf.Harness[ToolDecathlonHarnessConfig]):
-    """Asks the model, calls the tools it names, until it claims or names none."""
+    """Lets the model call tools until it claims the task or calls none."""
 
     SUPPORTS_MCP = False
     EXECUTES_CODE = False
@@ -157,14 +157,14 @@ class ToolDecathlonHarness(vf.Harness[ToolDecathlonHarnessConfig]):
         async with AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None) as model:
             while not episode.claimed:
                 try:
-                    said = await model.chat.completions.create(
+                    completion = await model.chat.completions.create(
                         model=ctx.model, messages=messages, tools=tools
                     )
                 except APIStatusError:
                     if trace.stop_condition is None:
                         raise
-                    break  # a limit of verifiers' refused the turn
-                message = said.choices[0].message
+                    break  # one of verifiers' limits refused the turn
+                message = completion.choices[0].message
                 messages.append(message.model_dump(exclude_none=True))
                 if not message.tool_calls:
                     break
@@ -182,14 +182,14 @@ class ToolDecathlonHarness(vf.Harness[ToolDecathlonHarnessConfig]):
 
 
 class ToolDecathlonEnvConfig(vf.SingleAgentEnvConfig):
-    """One agent, whose loop needs no box of its own: its sandbox is the server's."""
+    """One agent, whose loop runs in a subprocess without a sandbox: the server has the sandbox."""
 
     taskset: ToolDecathlonConfig = ToolDecathlonConfig()
     agent: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig(), max_turns=100)
 
 
 class ToolDecathlonEnv(vf.Env[ToolDecathlonEnvConfig]):
-    """Each task in a sandbox of a decathlon-mcp server, its verdict the reward."""
+    """Runs each task in a sandbox of a decathlon-mcp server; the reward is its verdict's."""
 
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
         await agents.agent.run(task)
@@ -204,10 +204,10 @@ def load_environment(
     tasks: Iterable[str] | None = None,
     max_calls: int | None = None,
 ) -> ToolDecathlonEnv:
-    """The environment over the tasks of a split (all, without one), or those of `tasks`.
+    """The environment for the tasks of a split (default: all), or for those whose ids are in `tasks`.
 
-    `rubric` weighs the verdict's metrics, each a reward of its own; without it the verdict's reward is the
-    reward. A rollout past `max_turns` is truncated, and graded as it is.
+    `rubric` has weights of the verdict's metrics, each recorded as a reward; without it the reward is the
+    verdict's. A rollout past `max_turns` is truncated and graded as it is.
     """
     task = ToolDecathlonTaskConfig(url=url, max_calls=max_calls, rubric=dict(rubric or {}))
     taskset = ToolDecathlonConfig(split=split, tasks=None if tasks is None else list(tasks), task=task)

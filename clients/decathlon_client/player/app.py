@@ -12,7 +12,7 @@ from decathlon_client import Decathlon
 from decathlon_client.player.play_screen import PlayScreen
 from decathlon_client.player.session import PlaySession, SessionManager, ToolCall, open_sessions
 from decathlon_client.player.tasks_screen import TasksScreen
-from decathlon_client.shutdown import departing
+from decathlon_client.shutdown import shutdown_on_signal
 
 DARK, LIGHT = "textual-dark", "textual-light"
 
@@ -81,6 +81,6 @@ async def play_by_hand(d: Decathlon, task: str | None) -> int:
         if task is not None:
             await sessions.require(task)
         app = PlayerApp(sessions, task)
-        async with departing(app.exit) as departure:
+        async with shutdown_on_signal(app.exit) as departure:
             await app.run_async()
         return departure.status or app.return_code or 0

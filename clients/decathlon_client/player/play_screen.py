@@ -22,7 +22,7 @@ from decathlon_client.player.rendering import full_text, sanitize
 from decathlon_client.player.screens import AskScreen, EditScreen, PlayerScreen, VerdictScreen, ViewScreen
 from decathlon_client.player.session import Phase, PlaySession, ToolCall, format_duration
 from decathlon_client.player.transcript import Entry, Transcript
-from decathlon_mcp.starter import CLAIM
+from decathlon_client.values import CLAIM
 
 DESCRIPTION_LINES = 4
 """Lines of a tool's description below the tool list; the form shows all of it."""

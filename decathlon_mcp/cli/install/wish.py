@@ -28,7 +28,10 @@ class Wish:
         if self.url:
             from decathlon_client.bridge import address
 
-            return [*_this_command(), "stdio", "--url", address(self.url, self.task)]
+            try:
+                return [*_this_command(), "stdio", "--url", address(self.url, self.task)]
+            except ValueError as error:
+                raise BadRequestError(str(error)) from None
         suites = [suite if suite == "starter" else str(Path(suite).resolve()) for suite in self.suite]
         if self.task:
             _require_task(self.task, suites)

@@ -1,189 +1,206 @@
-"""One container, from before it is created until after it is removed. Everything here runs in threads."""
+"""One container, from creation to removal, and the network that containers share. Runs in threads."""
 
 from __future__ import annotations
 
 import os
 import socket
 import threading
-from typing import Any
+from typing import Any, cast
 
 from docker.errors import APIError, NotFound
 
-from decathlon_mcp.archives.archive import file_of, folders
+from decathlon_mcp.archives.writing import pack_empty_folders, pack_files
 from decathlon_mcp.errors import BadRequestError, ImageError, ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.docker.engine import Api, put_archive, said_by
+from decathlon_mcp.sandboxes.docker.engine import Api, engine_message, put_archive
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
-from decathlon_mcp.sandboxes.docker.image import Image, find_image, missing, numbers_of
-from decathlon_mcp.sandboxes.docker.network import DEFAULT_NETWORK, default_network
+from decathlon_mcp.sandboxes.docker.image import Image, find_image, missing_image_error, user_ids
 from decathlon_mcp.types import JsonObject
 
-GONE_SECONDS = 10.0
+REMOVED_SECONDS = 10.0
+"""How long a removal that somebody else has begun may take."""
+DEFAULT_NETWORK = "decathlon"
+NETWORK_LABEL = "decathlon.network"
+
 _CONFLICT = 409
 _NOT_FOUND = 404
+_MTU_OPTION = "com.docker.network.driver.mtu"
+# On Docker's own `bridge`, containers reach each other, so an agent could find other episodes' sandboxes by
+# address. With `enable_icc` off, the engine's firewall drops traffic between containers.
+_ISOLATING_OPTIONS = {
+    "com.docker.network.bridge.enable_icc": "false",
+    "com.docker.network.bridge.enable_ip_masquerade": "true",
+}
+_network_lock = threading.Lock()
 
 
 class Container:
-    """A container of one sandbox.
+    """The container of one sandbox. `open` is called once, `remove` any number of times."""
 
-    Cancelling a thread's caller does not stop the thread: so `remove` waits for an `open` that is still under
-    way, and forbids a later one.
-    """
+    # Cancelling the task that waits for a thread does not stop the thread. So `remove` waits for an `open`
+    # in progress, and forbids one that has not begun yet.
 
-    def __init__(self, owner: str, spec: SandboxSpec, *, network: str, pull: bool) -> None:
+    def __init__(self, owner: str, spec: SandboxSpec, *, network: str) -> None:
         self.owner = owner
         self.spec = spec
         self.network = "none" if spec.network == "none" else network
         self.socket: socket.socket | None = None
         self.user = (0, 0)
         self.image_digest: str | None = None
-        self._pull = pull
         self._lock = threading.Lock()
-        self._identity: str | None = None
-        self._asked_for = False
-        self._given_up = False
+        self._id: str | None = None
+        self._requested = False
+        self._closed = False
 
     @property
-    def identity(self) -> str:
-        if self._identity is None:
+    def id(self) -> str:
+        if self._id is None:
             raise SandboxLostError("there is no container")
-        return self._identity
+        return self._id
 
     def open(self, api: Api) -> socket.socket:
-        """Create, attach, start: in this order nothing it says is lost. Gives the attached stream's socket.
+        """Create and start the container; returns the socket of its attached stream.
 
         Raises ImageError, BadRequestError (name in use), ProviderUnavailableError.
         """
         if self.spec.image is None:
-            raise ImageError("a sandbox of the docker provider needs an image, and none is named")
+            raise ImageError("the docker provider needs an image, and none is configured")
         with self._lock:
-            if self._given_up:
+            if self._closed:
                 raise SandboxLostError("the sandbox was closed before it was open")
-            image = find_image(api, self.spec.image, pull=self._pull)
-            self.image_digest = image.identity
+            image = find_image(api, self.spec.image)
+            self.image_digest = image.digest
             if self.network == DEFAULT_NETWORK:
                 self.network = default_network(api)
             self._create(api)
             try:
                 self._prepare(api, image)
-                self.socket = _attach(api, self.identity)
+                # Attached before it starts, so that no output is lost.
+                self.socket = _attach(api, self.id)
             except APIError as error:
-                raise ProviderUnavailableError(f"the engine refused a container: {said_by(error)}") from error
+                raise ProviderUnavailableError(
+                    f"the engine refused a container: {engine_message(error)}"
+                ) from error
             self._start(api, image)
             return self.socket
 
     def remove(self, api: Api) -> None:
-        """Returns when it is gone, whoever removed it. Raises APIError when the engine refuses."""
+        """Remove the container and wait until it is gone. Raises APIError if the engine refuses."""
         with self._lock:
-            self._given_up = True
-            for identity in self._known(api):
-                remove_container(api, identity)
+            self._closed = True
+            for container_id in self._ids(api):
+                remove_container(api, container_id)
 
-    def _known(self, api: Api) -> list[str]:
-        if self._identity is not None:
-            return [self._identity]
-        if not self._asked_for:
+    def _ids(self, api: Api) -> list[str]:
+        if self._id is not None:
+            return [self._id]
+        if not self._requested:
             return []
-        # Nobody knows what became of the request: the labels do.
+        # The request to create it failed without an answer, so a container may exist: find it by its labels.
         labels = [f"{OWNER_LABEL}={self.owner}", f"{SANDBOX_LABEL}={self.spec.name}"]
-        return [str(found["Id"]) for found in api.containers(all=True, filters={"label": labels})]
+        return [str(container["Id"]) for container in api.containers(all=True, filters={"label": labels})]
 
     def _create(self, api: Api) -> None:
-        self._asked_for = True
+        self._requested = True
+        name = f"decathlon-{self.spec.name}"
         try:
-            made = api.create_container_from_config(
-                _config(self.owner, self.spec, self.network), f"decathlon-{self.spec.name}"
-            )
+            created = api.create_container_from_config(_config(self.owner, self.spec, self.network), name)
         except APIError as error:
-            self._asked_for = False
+            self._requested = False
             if error.status_code == _CONFLICT:
-                raise BadRequestError(
-                    f"there is a container named decathlon-{self.spec.name} already"
-                ) from error
+                raise BadRequestError(f"there is already a container named {name}") from error
             if error.status_code == _NOT_FOUND:
-                raise missing(str(self.spec.image)) from error
-            raise ProviderUnavailableError(f"the engine made no container: {said_by(error)}") from error
-        self._identity = str(made["Id"])
+                raise missing_image_error(str(self.spec.image)) from error
+            raise ProviderUnavailableError(
+                f"the engine created no container: {engine_message(error)}"
+            ) from error
+        self._id = str(created["Id"])
 
     def _prepare(self, api: Api, image: Image) -> None:
-        self.user = numbers_of(api, self.identity, image)
+        self.user = user_ids(api, self.id, image)
+        if image.runs_as_root:
+            return
         root = self.spec.root
-        if not image.is_roots and root.name:
-            # A working folder that the engine has made is root's.
-            put_archive(api, self.identity, str(root.parent), folders([root.name], *self.user))
-        if not image.is_roots and self.spec.network == "none":
-            # The engine writes none without a network, and the driver may not: `localhost` would be no name.
-            put_archive(api, self.identity, "/etc", file_of("hosts", b"127.0.0.1\tlocalhost\n"))
+        if root.name:
+            # The engine creates a missing working folder as root's.
+            user, group = self.user
+            put_archive(
+                api, self.id, str(root.parent), pack_empty_folders([root.name], user=user, group=group)
+            )
+        if self.spec.network == "none":
+            # Without a network the engine writes no /etc/hosts, and the driver may not: `localhost` would not
+            # resolve.
+            hosts = pack_files({"hosts": b"127.0.0.1\tlocalhost\n"}, mode=0o644)
+            put_archive(api, self.id, "/etc", hosts)
 
     def _start(self, api: Api, image: Image) -> None:
         try:
-            api.start(self.identity)
+            api.start(self.id)
         except APIError as error:
-            said, program = said_by(error), self.spec.command[0]
-            if "executable file not found" in said or "no such file or directory" in said:
+            message, program = engine_message(error), self.spec.command[0]
+            if "executable file not found" in message or "no such file or directory" in message:
                 raise ImageError(
                     f"image {image.name} has no {program} on its PATH", image=image.name
                 ) from error
-            if "exec format error" in said:
+            if "exec format error" in message:
                 raise ImageError(
-                    f"image {image.name} is made for another machine", image=image.name
+                    f"image {image.name} is built for another processor architecture", image=image.name
                 ) from error
-            raise ProviderUnavailableError(f"the engine did not start a container: {said}") from error
+            raise ProviderUnavailableError(f"the engine did not start a container: {message}") from error
 
 
-def remove_container(api: Api, identity: str) -> None:
-    """Forced, with its volumes; that it is gone or going is success, and waited for."""
+def remove_container(api: Api, container_id: str) -> None:
+    """Remove a container by force, with its volumes, and wait until it is gone. Raises APIError."""
     try:
-        api.remove_container(identity, v=True, force=True)
+        api.remove_container(container_id, v=True, force=True)
     except NotFound:
         return
     except APIError as error:
-        if error.status_code != _CONFLICT or "already in progress" not in said_by(error):
+        if error.status_code != _CONFLICT or "already in progress" not in engine_message(error):
             raise
         try:
-            api.wait(identity, GONE_SECONDS, "removed")
+            api.wait(container_id, REMOVED_SECONDS, "removed")
         except NotFound:
             return
 
 
-def _attach(api: Api, identity: str) -> socket.socket:
-    """The attached stream by a descriptor of ours: the SDK's wrapper keeps it open when it is closed."""
-    wrapper: Any = api.attach_socket(identity, {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
-    number = os.dup(wrapper.fileno())
+def _attach(api: Api, container_id: str) -> socket.socket:
+    wrapper: Any = api.attach_socket(container_id, {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
+    # A duplicate of the descriptor, since the SDK's wrapper (docker 7.2) does not close the connection when
+    # it is closed. Its private `_response` holds the connection too.
+    descriptor = os.dup(wrapper.fileno())
     wrapper._response.close()
     wrapper.close()
-    attached = socket.socket(fileno=number)
+    attached = socket.socket(fileno=descriptor)
     attached.setblocking(False)
     return attached
 
 
 def _config(owner: str, spec: SandboxSpec, network: str) -> JsonObject:
-    """What the engine is asked for (Docker Engine API, "Create a container").
-
-    The first process is the entry point, whatever the image has for one. `StdinOnce`: the server's death is
-    the end of its input. `AutoRemove`: and with its end the container goes.
-    """
+    """The body of the request (Docker Engine API, "Create a container")."""
     limits = spec.limits
     memory = None if limits.memory_mib is None else limits.memory_mib << 20
-    # What lies there is memory: full, it must not be the end of all that runs.
+    # Files in /tmp count as the container's memory: at most half, or a full /tmp would kill all processes.
     scratch = min(limits.scratch_mib, limits.memory_mib // 2) if limits.memory_mib else limits.scratch_mib
     return {
         "Image": spec.image,
+        # The first process replaces the image's own entry point.
         "Entrypoint": list(spec.command),
         "Cmd": [],
-        "Env": [f"{name}={value}" for name, value in spec.environment],
         "Labels": {OWNER_LABEL: owner, SANDBOX_LABEL: spec.name},
         "WorkingDir": str(spec.root),
         "OpenStdin": True,
+        # When the server dies, the attached stream closes, stdin ends, and the driver exits.
         "StdinOnce": True,
         "AttachStdin": True,
         "AttachStdout": True,
         "AttachStderr": True,
         "Tty": False,
-        # More than a mode of none: the engine's network layer is not even asked, which halves the start.
+        # Besides NetworkMode "none": the engine then skips its network layer, which halves the start time.
         "NetworkDisabled": network == "none",
         "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": {
+            # A container whose driver has exited goes without a server's help.
             "AutoRemove": True,
             "Init": False,
             "LogConfig": {"Type": "none", "Config": {}},
@@ -196,3 +213,52 @@ def _config(owner: str, spec: SandboxSpec, network: str) -> JsonObject:
             **({} if limits.cpus is None else {"NanoCpus": int(limits.cpus * 1_000_000_000)}),
         },
     }
+
+
+def default_network(api: Api) -> str:
+    """Id of the bridge network with outbound access on which containers cannot reach each other.
+
+    Created when it is first needed, and never removed, since several servers share it. Raises
+    ProviderUnavailableError.
+    """
+    with _network_lock:
+        try:
+            return _oldest_network(api) or _create_network(api)
+        except APIError as error:
+            raise ProviderUnavailableError(
+                f"the engine created no network for sandboxes: {engine_message(error)}; create one and set "
+                "--docker-network",
+            ) from error
+
+
+def _oldest_network(api: Api) -> str | None:
+    # The engine allows several networks of one name, and servers that start together may each create one.
+    networks = api.networks(names=[DEFAULT_NETWORK], filters={"label": NETWORK_LABEL})
+    named = [network for network in networks if network["Name"] == DEFAULT_NETWORK]
+    return min(((str(network["Created"]), str(network["Id"])) for network in named), default=("", None))[1]
+
+
+def _create_network(api: Api) -> str:
+    created = api.create_network(
+        DEFAULT_NETWORK,
+        driver="bridge",
+        options={**_ISOLATING_OPTIONS, **_mtu_options(api)},
+        labels={NETWORK_LABEL: "1"},
+    )["Id"]
+    oldest = _oldest_network(api)
+    if oldest is None or oldest == created:
+        return str(created)
+    api.remove_network(created)
+    return oldest
+
+
+def _mtu_options(api: Api) -> dict[str, str]:
+    """The MTU of the engine's own network."""
+    # A new network gets 1500 whatever the host's network has.
+    try:
+        bridge = api.inspect_network("bridge")
+    except NotFound:
+        return {}
+    options = cast("JsonObject", bridge.get("Options") or {})
+    mtu: Any = options.get(_MTU_OPTION)
+    return {_MTU_OPTION: str(mtu)} if mtu else {}

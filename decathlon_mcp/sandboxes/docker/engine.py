@@ -1,8 +1,10 @@
-"""One Docker engine: its API in threads of its own, and what to say when it does not answer.
+"""The connection to one Docker engine.
 
-It is found by DOCKER_HOST as the `docker` command finds it (contexts are not read), over a unix socket or
-plain TCP. TLS and ssh are refused: their attached streams have no descriptor that could be handed on.
+The engine is found by DOCKER_HOST, as the `docker` command finds it (contexts are not read), over a unix
+socket or plain TCP.
 """
+
+# TLS and ssh are refused: their attached streams have no descriptor of their own that could be duplicated.
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ CONNECT_SECONDS = 2.0
 REQUEST_SECONDS = 60.0
 THREADS = 32
 POOL_SIZE = 2 * THREADS
-"""Connections kept: above the number of threads, or the SDK throws some away after each use."""
+"""HTTP connections kept open. With fewer than threads, the SDK closes connections after use."""
 
 _CHUNK_BYTES = 1 << 18
 _DEFAULT_HOST = "unix:///var/run/docker.sock"
@@ -34,7 +36,7 @@ _T = TypeVar("_T")
 
 
 class Api(Protocol):
-    """What is used of `docker.APIClient`, with types."""
+    """The part of `docker.APIClient` that is used, with types."""
 
     timeout: float
     base_url: str
@@ -52,7 +54,6 @@ class Api(Protocol):
         self, name: str, *, driver: str, options: Mapping[str, str], labels: Mapping[str, str]
     ) -> JsonObject: ...
     def remove_network(self, net_id: str) -> None: ...
-    def pull(self, repository: str) -> str: ...
     def create_container_from_config(self, config: JsonObject, name: str) -> JsonObject: ...
     def attach_socket(self, container: str, params: Mapping[str, int]) -> Any: ...
     def start(self, container: str) -> None: ...
@@ -69,45 +70,44 @@ class Api(Protocol):
 
 
 class EventStream(Protocol):
-    """What `docker.APIClient.events` gives: an iterator that another thread may close."""
+    """Result of `docker.APIClient.events`: an iterator that another thread may close."""
 
     def __iter__(self) -> Iterator[JsonObject]: ...
     def close(self) -> None: ...
 
 
-def archive_of(api: Api, container: str, path: str) -> Generator[bytes]:
-    """What is at a path, as a tar in chunks. Closed early, it lets go of the engine at once: the SDK's own
-    `get_archive` does not, and until it does the container cannot be removed.
-
-    Raises APIError before the first chunk.
-    """
+def get_archive(api: Api, container: str, path: str) -> Generator[bytes]:
+    """A tar of a path in a container, in chunks. Raises APIError before the first chunk."""
+    # Not the SDK's own `get_archive`: when its generator is closed early it keeps the connection, and until
+    # the engine notices, the container cannot be removed.
     with api.get(
         _archive_url(api, container), params={"path": path}, timeout=REQUEST_SECONDS, stream=True
     ) as response:
-        raise_for(response)
+        raise_api_error(response)
         yield from response.iter_content(_CHUNK_BYTES)
 
 
 def is_folder(api: Api, container: str, path: str) -> bool:
-    """Is there a folder, or a link to one, at a path? False too where the container is gone."""
+    """Whether a path in a container is a folder or a link to one; False if the container is gone."""
     url = _archive_url(api, container)
     return api.head(url, params={"path": f"{path}/."}, timeout=REQUEST_SECONDS).ok
 
 
 def put_archive(api: Api, container: str, path: str, data: bytes | Iterator[bytes]) -> None:
-    """Unpack a tar into the folder at a path; no folder takes the place of a file, nor a file of a folder.
+    """Unpack a tar into a folder of a container; never replaces a file by a folder or the reverse.
 
     Raises APIError.
     """
     params = {"path": path, "noOverwriteDirNonDir": "1"}
-    raise_for(api.put(_archive_url(api, container), params=params, timeout=REQUEST_SECONDS, data=data))
+    raise_api_error(api.put(_archive_url(api, container), params=params, timeout=REQUEST_SECONDS, data=data))
 
 
 def _archive_url(api: Api, container: str) -> str:
     return f"{api.base_url}/v{api.api_version}/containers/{container}/archive"
 
 
-def raise_for(response: Response) -> None:
+def raise_api_error(response: Response) -> None:
+    """Raise APIError if the response is an error."""
     try:
         response.raise_for_status()
     except HTTPError as error:
@@ -115,23 +115,24 @@ def raise_for(response: Response) -> None:
 
 
 class Engine:
-    """Asks one engine. Connects when first asked, and anew when asked again after that failed."""
+    """Sends requests to one engine. Connects at the first request, and tries again after a failure."""
 
     def __init__(self) -> None:
-        self.where = os.environ.get("DOCKER_HOST") or _DEFAULT_HOST
+        self.address = os.environ.get("DOCKER_HOST") or _DEFAULT_HOST
         self._threads = CapacityLimiter(THREADS)
         self._connecting = anyio.Lock()
         self._api: Api | None = None
         self._failures: list[ProviderUnavailableError] = []
         self.connected = anyio.Event()
-        """Set once it has answered."""
+        """Set at the first successful connection."""
 
     async def api(self) -> Api:
-        """The engine's API. Raises ProviderUnavailableError within 3 s, however many ask at once."""
-        before = len(self._failures)
+        """The connected API. Raises ProviderUnavailableError within 3 s, however many callers wait."""
+        failures_before = len(self._failures)
         async with self._connecting:
             if self._api is None:
-                if len(self._failures) > before:
+                # Callers that waited for a failed attempt share its result; they do not try one by one.
+                if len(self._failures) > failures_before:
                     raise ProviderUnavailableError(self._failures[-1].message, **self._failures[-1].data)
                 try:
                     self._api = await self._connect()
@@ -142,9 +143,9 @@ class Engine:
             return self._api
 
     async def run(self, call: Callable[[Api], _T], *, abandon: bool = False) -> _T:
-        """The result of `call`, made in a thread; once begun, it is waited for unless it may be abandoned.
+        """Make `call` in a thread. With `abandon`, cancellation does not wait for it to return.
 
-        Raises what the SDK raises where the engine said no (APIError), else ProviderUnavailableError.
+        Raises APIError if the engine refuses, ProviderUnavailableError if it does not answer.
         """
         api = await self.api()
         try:
@@ -165,52 +166,53 @@ class Engine:
                 return await to_thread.run_sync(self._new_api, limiter=self._threads, abandon_on_cancel=True)
             except (DockerException, OSError, ValueError) as error:
                 raise self._unavailable(error) from error
-        raise self._unavailable(TimeoutError(f"nothing within {CONNECT_SECONDS:g} s"))
+        raise self._unavailable(TimeoutError(f"no answer within {CONNECT_SECONDS:g} s"))
 
     def _new_api(self) -> Api:
-        how = cast("dict[str, Any]", kwargs_from_env())
-        if how.get("tls") or self.where.startswith(("ssh:", "https:", "npipe:")):
+        options = cast("dict[str, Any]", kwargs_from_env())
+        if options.get("tls") or self.address.startswith(("ssh:", "https:", "npipe:")):
             cure = "run the server on the engine's machine, or forward its socket"
             raise ProviderUnavailableError(
-                f"engines are reached over unix sockets and plain TCP, not over TLS or ssh as {self.where} "
-                f"is; {cure}",
-                where=self.where,
+                f"Docker engines over TLS or ssh ({self.address}) are not supported, only unix sockets and "
+                f"plain TCP; {cure}",
+                where=self.address,
                 cure=cure,
             )
-        if self.where.startswith("unix://"):
-            _try_socket(self.where.removeprefix("unix://"))
-        api = cast("Api", docker.APIClient(**how, version="auto", timeout=2, max_pool_size=POOL_SIZE))
+        if self.address.startswith("unix://"):
+            _try_socket(self.address.removeprefix("unix://"))
+        api = cast("Api", docker.APIClient(**options, version="auto", timeout=2, max_pool_size=POOL_SIZE))
         api.timeout = REQUEST_SECONDS
         return api
 
     def _unavailable(self, error: Exception) -> ProviderUnavailableError:
-        reason = _root_of(error)
-        cure = "start one (on Debian: apt-get install docker.io), or say where it is with DOCKER_HOST"
-        if isinstance(reason, PermissionError):
+        cause = _system_error(error)
+        cure = "start one (on Debian: apt-get install docker.io), or set DOCKER_HOST to its address"
+        if isinstance(cause, PermissionError):
             cure = "this user may not use it: join the group docker, or run as root"
-        said = getattr(reason, "strerror", None) or str(reason)
+        reason = getattr(cause, "strerror", None) or str(cause)
         return ProviderUnavailableError(
-            f"no Docker engine answers at {self.where} ({' '.join(said.split())[:300]}); {cure}",
-            where=self.where,
+            f"no Docker engine answers at {self.address} ({' '.join(reason.split())[:300]}); {cure}",
+            where=self.address,
             cure=cure,
         )
 
 
 def _try_socket(path: str) -> None:
-    """The SDK leaves its socket open when it cannot connect it. Raises OSError."""
+    """Raises OSError if nothing listens."""
+    # The SDK (docker 7.2) leaks its socket when it cannot connect, so this is tried first.
     with socket.socket(socket.AF_UNIX) as trial:
         trial.settimeout(2)
         trial.connect(path)
 
 
-def said_by(error: APIError) -> str:
-    """The engine's own words, on one line."""
+def engine_message(error: APIError) -> str:
+    """The engine's own message, on one line."""
     explanation = cast("object", error.explanation)
     return " ".join(str(explanation or error).split())[:1000]
 
 
-def _root_of(error: BaseException) -> BaseException:
-    """The system's own error that lies below the layers of the HTTP library, else `error`."""
+def _system_error(error: BaseException) -> BaseException:
+    """The operating system's error below the layers of the HTTP library, else `error`."""
     inner: BaseException | None = error
     while inner is not None:
         if isinstance(inner, OSError) and inner.errno is not None:

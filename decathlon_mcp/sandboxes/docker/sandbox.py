@@ -1,4 +1,4 @@
-"""One sandbox that is a container: files by the engine's archives, the cause of its end by its events."""
+"""One sandbox that is a container: its attached stream, its files, its exit."""
 
 from __future__ import annotations
 
@@ -8,25 +8,92 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 import anyio
+from anyio.abc import ByteStream
 from docker.errors import APIError, NotFound
 
-from decathlon_mcp.archives.archive import folders, owned
-from decathlon_mcp.archives.packing import nothing, save
+from decathlon_mcp.archives.unpacking import with_owner
+from decathlon_mcp.archives.writing import empty_archive, pack_empty_folders, save
 from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.docker.container import Container
-from decathlon_mcp.sandboxes.docker.engine import Api, Engine, archive_of, is_folder, put_archive, said_by
+from decathlon_mcp.sandboxes.docker.engine import (
+    Api,
+    Engine,
+    engine_message,
+    get_archive,
+    is_folder,
+    put_archive,
+)
 from decathlon_mcp.sandboxes.docker.events import ContainerExit
-from decathlon_mcp.sandboxes.docker.stream import AttachedStream
+from decathlon_mcp.sandboxes.streams import LogTail, SocketStream
 
 CAUSE_SECONDS = 2.0
-FREEZE_AGAIN_SECONDS = (0.05, 0.2, 0.5, 1.0, 2.0)
-"""A busy kernel (cgroup v1) may not get to stop all processes in the time that runc gives it."""
+PAUSE_RETRY_SECONDS = (0.05, 0.2, 0.5, 1.0, 2.0)
+"""On a busy machine with cgroup v1, the kernel may not stop all processes in the time that runc allows."""
 _SCRATCH = PurePosixPath("/tmp")
 _CONFLICT = 409
-_NO_FOLDER = ("not a directory", "too many links", "too many levels of symbolic links")
-"""What an engine says of a path at which there is none."""
+_NOT_A_FOLDER = ("not a directory", "too many links", "too many levels of symbolic links")
+"""Engine's messages about a path that is no folder."""
+_FRAME_HEADER_BYTES = 8
+_CHUNK_BYTES = 1 << 17
+_STDERR = 2
 _T = TypeVar("_T")
+
+
+class AttachedStream(ByteStream):
+    """stdin and stdout of a container's first process; stderr goes to `log_tail`.
+
+    The engine multiplexes both outputs: a frame is one byte (1 stdout, 2 stderr), three zero bytes, four of
+    length, big-endian (Docker Engine API, "Attach to a container").
+    """
+
+    def __init__(self, connection: SocketStream) -> None:
+        self.connection = connection
+        self.log_tail = LogTail()
+        self._buffer = b""
+        self._header = b""
+        self._output = 0
+        self._frame_remaining = 0
+        self._receiving = anyio.ResourceGuard("reading from")
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        with self._receiving:
+            while not self._buffer:
+                self._buffer = self._stdout_in(await self.connection.receive(_CHUNK_BYTES))
+            data, self._buffer = self._buffer[:max_bytes], self._buffer[max_bytes:]
+            return data
+
+    async def send(self, item: bytes) -> None:
+        await self.connection.send(item)
+
+    async def send_eof(self) -> None:
+        await self.connection.send_eof()
+
+    async def aclose(self) -> None:
+        await self.connection.aclose()
+
+    def _stdout_in(self, chunk: bytes) -> bytes:
+        """The part of a chunk that is stdout's. Frames begin and end anywhere in it."""
+        stdout: list[bytes] = []
+        position = 0
+        while position < len(chunk):
+            if not self._frame_remaining:
+                missing = _FRAME_HEADER_BYTES - len(self._header)
+                self._header += chunk[position : position + missing]
+                position += missing
+                if len(self._header) == _FRAME_HEADER_BYTES:
+                    self._output = self._header[0]
+                    self._frame_remaining = int.from_bytes(self._header[4:], "big")
+                    self._header = b""
+                continue
+            content = chunk[position : position + self._frame_remaining]
+            position += len(content)
+            self._frame_remaining -= len(content)
+            if self._output == _STDERR:
+                self.log_tail.add(content)
+            else:
+                stdout.append(content)
+        return b"".join(stdout)
 
 
 class DockerSandbox:
@@ -37,8 +104,8 @@ class DockerSandbox:
     ) -> None:
         self._engine = engine
         self._container = container
-        self._fate = container_exit
-        self._gone = False
+        self._exit = container_exit
+        self._closed = False
         self.stream = stream
 
     @property
@@ -51,114 +118,113 @@ class DockerSandbox:
 
     @property
     def log_tail(self) -> str:
-        return str(self.stream.tail)
-
-    @property
-    def out_of_memory(self) -> bool:
-        return self._fate.out_of_memory
+        return str(self.stream.log_tail)
 
     @property
     def image_digest(self) -> str | None:
         return self._container.image_digest
 
     async def put(self, folder: PurePosixPath, archive: Path | bytes) -> None:
-        _check(folder)
+        _check_folder(folder)
         user, group = self._container.user
 
         def put(api: Api) -> None:
-            identity = self._container.identity
+            container = self._container.id
             try:
-                _make(api, identity, folder, user, group)
-                put_archive(api, identity, str(folder), self._while_open(owned(archive, user, group)))
+                _create_folders(api, container, folder, user, group)
+                chunks = self._while_open(with_owner(archive, user, group))
+                put_archive(api, container, str(folder), chunks)
             except APIError as error:
                 # "not a directory", "cannot overwrite non-directory ... with directory", and the reverse
-                if "directory" not in said_by(error):
+                if "directory" not in engine_message(error):
                     raise
-                raise BadRequestError(f"cannot unpack into {folder}: {said_by(error)}") from error
+                raise BadRequestError(f"cannot unpack into {folder}: {engine_message(error)}") from error
 
-        await self._ask(put)
+        await self._run(put)
 
     async def get(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
-        _check(folder)
+        _check_folder(folder)
 
         def get(api: Api) -> None:
-            identity = self._container.identity
+            container = self._container.id
             try:
-                # With the dot, members are named from the folder on; a link in its place is followed, inside.
-                with closing(archive_of(api, identity, f"{folder}/.")) as chunks:
+                # With "/.", member names are relative to the folder, and a link to a folder is followed.
+                with closing(get_archive(api, container, f"{folder}/.")) as chunks:
                     save(self._while_open(chunks), archive, limit_bytes)
             except APIError as error:
-                if not isinstance(error, NotFound) and not any(
-                    fault in said_by(error) for fault in _NO_FOLDER
-                ):
+                message = engine_message(error)
+                if not isinstance(error, NotFound) and not any(text in message for text in _NOT_A_FOLDER):
                     raise
-                api.inspect_container(identity)  # a sandbox that is gone must not pass for an empty folder
-                save(nothing(), archive, limit_bytes)
+                # The engine also answers "not found" for a container that is gone; then this raises.
+                api.inspect_container(container)
+                save(empty_archive(), archive, limit_bytes)
 
-        await self._ask(get)
+        await self._run(get)
 
     async def pause(self) -> None:
         def pause(api: Api) -> bool:
             try:
-                api.pause(self._container.identity)
+                api.pause(self._container.id)
             except APIError as error:
-                if "unable to freeze" in said_by(error):
+                message = engine_message(error)
+                if "unable to freeze" in message:
                     return False
-                if error.status_code != _CONFLICT or "already paused" not in said_by(error):
+                if error.status_code != _CONFLICT or "already paused" not in message:
                     raise
             return True
 
-        for seconds in FREEZE_AGAIN_SECONDS:
-            if await self._ask(pause):
+        for seconds in PAUSE_RETRY_SECONDS:
+            if await self._run(pause):
                 return
             await anyio.sleep(seconds)
-        raise ProviderUnavailableError("the engine could not stop what runs in a sandbox")
+        raise ProviderUnavailableError("the engine could not stop the processes of a sandbox")
 
     async def cause_of_end(self) -> str | None:
-        if self.stream.line.ended.is_set():
+        if self.stream.connection.ended.is_set():
             with anyio.move_on_after(CAUSE_SECONDS):
-                await self._fate.ended.wait()
-        return self._fate.cause
+                await self._exit.ended.wait()
+        return self._exit.cause
 
-    def close(self) -> None:
-        """From now on it is gone."""
-        self._gone = True
+    def mark_closed(self) -> None:
+        """From now on, methods raise SandboxLostError."""
+        self._closed = True
 
     def _while_open(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        """A transfer that goes on behind a sandbox's end would hold up the container's removal."""
+        # A transfer that continued after the sandbox's end would delay the container's removal.
         for chunk in chunks:
-            if self._gone:
+            if self._closed:
                 raise SandboxLostError("the sandbox was closed")
             yield chunk
 
-    async def _ask(self, call: Callable[[Api], _T]) -> _T:
-        if self._gone:
+    async def _run(self, call: Callable[[Api], _T]) -> _T:
+        """Make a call to the engine. Raises SandboxLostError if the container is gone."""
+        if self._closed:
             raise SandboxLostError("the sandbox has been closed")
         try:
             return await self._engine.run(call, abandon=True)
         except APIError as error:
-            said = said_by(error)
-            if isinstance(error, NotFound) or self._fate.ended.is_set() or "is not running" in said:
-                cause = self._fate.cause
+            message = engine_message(error)
+            if isinstance(error, NotFound) or self._exit.ended.is_set() or "is not running" in message:
+                cause = self._exit.cause
                 raise SandboxLostError(
-                    f"the sandbox is gone{f' ({cause})' if cause else ''}: {said}", cause=cause
+                    f"the sandbox is gone{f' ({cause})' if cause else ''}: {message}", cause=cause
                 ) from error
-            raise ProviderUnavailableError(f"the engine refused: {said}") from error
+            raise ProviderUnavailableError(f"the engine refused: {message}") from error
 
 
-def _check(folder: PurePosixPath) -> None:
+def _check_folder(folder: PurePosixPath) -> None:
+    # The engine's archives do not see the tmpfs at /tmp: files would land beneath the mount, invisible.
     if not folder.is_absolute() or ".." in folder.parts or folder.is_relative_to(_SCRATCH):
-        # An archive does not see into a mounted /tmp: it would land beneath it, unseen.
-        raise BadRequestError(f"files go in and out of folders by an absolute path not below /tmp: {folder}")
+        raise BadRequestError(f"files are copied to and from absolute paths outside /tmp, not {folder}")
 
 
-def _make(api: Api, identity: str, folder: PurePosixPath, user: int, group: int) -> None:
-    """Make a folder with its parents, where it is missing."""
+def _create_folders(api: Api, container: str, folder: PurePosixPath, user: int, group: int) -> None:
+    """Create a folder and its parents where they are missing."""
     names: list[str] = []
     existing = folder
-    while existing.name and not is_folder(api, identity, str(existing)):
+    while existing.name and not is_folder(api, container, str(existing)):
         names.insert(0, existing.name)
         existing = existing.parent
     if names:
-        chain = ["/".join(names[: count + 1]) for count in range(len(names))]
-        put_archive(api, identity, str(existing), folders(chain, user, group))
+        paths = ["/".join(names[: count + 1]) for count in range(len(names))]
+        put_archive(api, container, str(existing), pack_empty_folders(paths, user=user, group=group))

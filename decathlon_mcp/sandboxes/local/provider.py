@@ -1,8 +1,10 @@
-"""Sandboxes that are plain processes of this machine: for the starter suite, tests and trusted tasks.
+"""Opens sandboxes that are ordinary processes of this machine, for the starter suite and trusted tasks.
 
 Nothing is isolated: what runs inside can read and write whatever this user can, and reach the network.
-Linux only (/proc). Decided 2026-11-21: the limits of a spec are not enforced here, since no limit that a
-plain process can be given (RLIMIT_AS, RLIMIT_NPROC) means what a container's does.
+Requires Linux (/proc).
+
+Decided 2026-11-21: the limits of a spec are not enforced. The limits that an ordinary process can have
+(RLIMIT_AS, RLIMIT_NPROC) do not mean what a container's limits mean.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import anyio
 from anyio import CancelScope, CapacityLimiter, to_thread
@@ -25,21 +27,20 @@ from anyio.abc import TaskGroup
 
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.sandboxes.base import Finding, Isolation, SandboxSpec, finding
-from decathlon_mcp.sandboxes.local.processes import ProcessTree, marked
-from decathlon_mcp.sandboxes.local.sandbox import FirstProcess, LocalSandbox
-from decathlon_mcp.sandboxes.socket_stream import SocketStream
+from decathlon_mcp.sandboxes.local.processes import FirstProcess, sandboxes_with_processes
+from decathlon_mcp.sandboxes.local.sandbox import OWNER_FILE, LocalResources, LocalSandbox
+from decathlon_mcp.sandboxes.streams import SocketStream
 from decathlon_mcp.telemetry.logs import fields
 
 REMOVE_SECONDS = 20.0
 FREE_BYTES = 1 << 30
-OWNER_FILE = "owner"
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
 
 _log = logging.getLogger(__name__)
 
 
 class LocalProvider:
-    """Opens sandboxes as `<folder>/<name>/root` and a process; `owner` is part of their processes' marker.
+    """Opens sandboxes as folders `<folder>/<name>/root`, each with a first process.
 
     `at_once` bounds how many are removed at the same time.
     """
@@ -50,8 +51,8 @@ class LocalProvider:
     def __init__(self, owner: str, folder: Path, *, at_once: int = 4) -> None:
         self._owner = owner
         self._folder = folder.absolute()
-        self._removing = CapacityLimiter(at_once)
-        self._names: set[str] = set()
+        self._removals = CapacityLimiter(at_once)
+        self._open_names: set[str] = set()
         self._tasks: TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
@@ -67,11 +68,11 @@ class LocalProvider:
     ) -> None:
         assert self._tasks is not None
         self._tasks.cancel_scope.cancel()
-        # Told of no error: a task group would wrap what is not its own.
+        # Not given the error: the task group would wrap it in an exception group.
         await self._tasks.__aexit__(None, None, None)
 
     def root(self, spec: SandboxSpec) -> PurePosixPath:
-        return PurePosixPath(self._home(spec.name) / "root")
+        return PurePosixPath(self._folder_of(spec.name) / "root")
 
     def shares_loopback(self, spec: SandboxSpec) -> bool:
         return True
@@ -79,32 +80,32 @@ class LocalProvider:
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncGenerator[LocalSandbox]:
         assert self._tasks is not None, "the provider has not been entered"
-        home = self._home(spec.name)
-        self._claim(home)
+        folder = self._reserve(spec.name)
         async with AsyncExitStack() as stack:
-            # From here to the first process no other task runs: there is nothing to be cancelled between.
-            left = LocalResources(self._owner, spec.name, home)
-            stack.push_async_callback(self._remove, left)
-            left.furnish()
-            left.process = FirstProcess(spec, home, f"{self._owner}/{spec.name}")
-            line = await stack.enter_async_context(SocketStream(left.process.socket))
-            await stack.enter_async_context(self._watched(left.process, line))
-            sandbox = LocalSandbox(spec, home / "root", left.process, line, left.tree)
-            stack.callback(sandbox.close)
+            # There is no await before the first process has started, so no cancellation can come between.
+            resources = LocalResources(self._owner, spec.name, folder)
+            stack.push_async_callback(self._remove, resources)
+            resources.create_folders()
+            process = resources.start(spec)
+            stream = await stack.enter_async_context(SocketStream(process.socket))
+            await stack.enter_async_context(self._watching(process, stream))
+            sandbox = LocalSandbox(spec, resources, stream)
+            stack.callback(sandbox.mark_closed)
             yield sandbox
 
     @asynccontextmanager
-    async def _watched(self, process: FirstProcess, line: SocketStream) -> AsyncGenerator[None]:
+    async def _watching(self, process: FirstProcess, stream: SocketStream) -> AsyncGenerator[None]:
+        """Read the first process's log, and end the stream when the process has ended."""
         scope, finished = CancelScope(), anyio.Event()
 
         async def watch() -> None:
             try:
                 with scope:
-                    async with anyio.create_task_group() as both:
-                        both.start_soon(process.follow_log)
-                        await process.watch()
-                        # A descendant may still hold the other end.
-                        line.shut_down()
+                    async with anyio.create_task_group() as tasks:
+                        tasks.start_soon(process.follow_log)
+                        await process.wait()
+                        # A descendant may still hold the other end of the socket.
+                        stream.shut_down()
             finally:
                 finished.set()
 
@@ -117,30 +118,32 @@ class LocalProvider:
             with CancelScope(shield=True):
                 await finished.wait()
 
-    async def _remove(self, left: LocalResources) -> bool:
+    async def _remove(self, resources: LocalResources) -> bool:
         with anyio.move_on_after(REMOVE_SECONDS, shield=True):
-            if await to_thread.run_sync(left.remove, limiter=self._removing, abandon_on_cancel=True):
-                self._names.discard(left.name)
+            if await to_thread.run_sync(resources.remove, limiter=self._removals, abandon_on_cancel=True):
+                self._open_names.discard(resources.name)
                 return True
         _log.error(
-            "A local sandbox could not be removed", extra=fields(sandbox=left.name, folder=str(left.home))
+            "A local sandbox could not be removed",
+            extra=fields(sandbox=resources.name, folder=str(resources.folder)),
         )
         return False
 
     async def sweep(self, owner: str) -> int:
-        names = await to_thread.run_sync(self._left_by, owner)
+        names = await to_thread.run_sync(self._orphans_of, owner)
         removed = [
-            await self._remove(LocalResources(owner, name, self._home(name))) for name in sorted(names)
+            await self._remove(LocalResources(owner, name, self._folder_of(name))) for name in sorted(names)
         ]
         return sum(removed)
 
-    def _left_by(self, owner: str) -> set[str]:
+    def _orphans_of(self, owner: str) -> set[str]:
+        """Names of this owner's sandboxes that this provider did not open."""
         folders = {
             file.parent.name
             for file in self._folder.glob(f"*/{OWNER_FILE}")
             if file.read_text("utf-8", "replace") == owner
         }
-        return (folders | marked(owner)) - self._names
+        return (folders | sandboxes_with_processes(owner)) - self._open_names
 
     async def check(self, image: str | None) -> list[Finding]:
         return await to_thread.run_sync(self._check)
@@ -154,68 +157,35 @@ class LocalProvider:
             finding(
                 "/proc",
                 Path("/proc/self/environ").exists(),
-                "tells which processes are a sandbox's",
-                "the local provider needs Linux with /proc mounted; --provider docker does not",
+                "shows which processes belong to a sandbox",
+                "the local provider requires Linux with /proc mounted; --provider docker does not",
             ),
             finding(
                 "python3",
                 python is not None,
                 f"{python or 'none'} (Python {platform.python_version()})",
-                f"there is no python3 beside {sys.executable}: run the server in a virtual environment",
+                f"there is no python3 next to {sys.executable}: run the server in a virtual environment",
             ),
             finding(
                 "folder",
                 os.access(existing, os.W_OK) and free >= FREE_BYTES,
                 f"{self._folder}, {free >> 20} MiB free",
-                "name one with --state that can be written to and has 1 GiB free",
+                "choose a writable folder with 1 GiB free (--state)",
             ),
         ]
 
-    def _home(self, name: str) -> Path:
+    def _folder_of(self, name: str) -> Path:
         return self._folder / name
 
-    def _claim(self, home: Path) -> None:
-        if not _NAME.fullmatch(home.name):
-            raise BadRequestError(f"a sandbox's name is of a-z, 0-9 and -, at most 63 of them: {home.name!r}")
+    def _reserve(self, name: str) -> Path:
+        """Create the sandbox's folder. Raises BadRequestError if the name is in use or malformed."""
+        if not _NAME.fullmatch(name):
+            raise BadRequestError(f"a sandbox's name consists of 1 to 63 of a-z, 0-9 and -, not {name!r}")
         self._folder.mkdir(parents=True, exist_ok=True)
+        folder = self._folder_of(name)
         try:
-            home.mkdir()
+            folder.mkdir()
         except FileExistsError:
-            raise BadRequestError(f"there is a sandbox named {home.name} already") from None
-        self._names.add(home.name)
-
-
-class LocalResources:
-    """All there may be of one local sandbox: processes and a folder."""
-
-    def __init__(self, owner: str, name: str, home: Path) -> None:
-        self.owner = owner
-        self.name = name
-        self.home = home
-        self.process: FirstProcess | None = None
-
-    @property
-    def tree(self) -> ProcessTree:
-        return ProcessTree(self.owner, self.name, self.process and self.process.number)
-
-    def furnish(self) -> None:
-        (self.home / OWNER_FILE).write_text(self.owner, "utf-8")
-        (self.home / "root").mkdir()
-        (self.home / "tmp").mkdir()
-
-    def remove(self) -> bool:
-        """Is all of it gone?"""
-        killed = self.tree.kill()
-        if self.process is not None:
-            self.process.reap()
-        shutil.rmtree(self.home, onerror=_permit)
-        return killed and not self.home.exists()
-
-
-def _permit(function: Callable[..., Any], path: str, error: object) -> None:
-    """A folder that forbids its own removal is allowed it, once."""
-    with suppress(OSError):
-        for folder in (Path(path).parent, Path(path)):
-            if not folder.is_symlink():
-                folder.chmod(0o700)
-        function(path)
+            raise BadRequestError(f"there is already a sandbox named {name}") from None
+        self._open_names.add(name)
+        return folder

@@ -1,136 +1,92 @@
-"""One sandbox that is no more than a process of this machine, its descendants, and a folder."""
+"""One local sandbox: a folder, a process with its descendants, and what removes them."""
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import anyio
 from anyio import CapacityLimiter, to_thread
 
-from decathlon_mcp.archives.packing import pack
 from decathlon_mcp.archives.unpacking import unpack
-from decathlon_mcp.errors import BadRequestError, ImageError, SandboxLostError
+from decathlon_mcp.archives.writing import pack_folder
+from decathlon_mcp.errors import BadRequestError, SandboxLostError
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.local.processes import MARKER_VARIABLE, ProcessTree
-from decathlon_mcp.sandboxes.log_tail import LogTail
-from decathlon_mcp.sandboxes.socket_stream import SocketStream
+from decathlon_mcp.sandboxes.local.processes import FirstProcess, ProcessTree
+from decathlon_mcp.sandboxes.streams import SocketStream
 
 CAUSE_SECONDS = 2.0
+OWNER_FILE = "owner"
+"""In a sandbox's folder: the owner of the provider that opened it."""
 
 
-class FirstProcess:
-    """The first process of a local sandbox: started in a session of its own, watched, reaped last of all.
+class LocalResources:
+    """What one local sandbox occupies on the machine: processes and a folder, any of which may be missing."""
 
-    Its stdin and stdout are one socket, so that the server's death is the end of its input.
-    """
+    def __init__(self, owner: str, name: str, folder: Path) -> None:
+        self.owner = owner
+        self.name = name
+        self.folder = folder
+        self.process: FirstProcess | None = None
 
-    def __init__(self, spec: SandboxSpec, home: Path, marker: str) -> None:
-        ours, theirs = socket.socketpair()
-        try:
-            self._popen = subprocess.Popen(
-                spec.command,
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
-                stderr=subprocess.PIPE,
-                cwd=home / "root",
-                env=_environment(spec, home, marker),
-                start_new_session=True,
-            )
-        except OSError as error:
-            ours.close()
-            raise ImageError(
-                f"this machine has no {spec.command[0]} on its PATH: {error.strerror}"
-            ) from error
-        finally:
-            theirs.close()
-        assert self._popen.stderr is not None
-        self.socket = ours
-        self.number = self._popen.pid
-        self.tail = LogTail()
-        self.exit_code: int | None = None
-        self.ended = anyio.Event()
-        self._stderr = self._popen.stderr.fileno()
-        self._handle = os.pidfd_open(self.number)
-        os.set_blocking(self._stderr, False)
+    @property
+    def processes(self) -> ProcessTree:
+        return ProcessTree(self.owner, self.name, self.process and self.process.pid)
 
-    async def watch(self) -> None:
-        """Until it has ended. It is not reaped yet: its number stays its own."""
-        await anyio.wait_readable(self._handle)
-        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        status = os.waitid(os.P_PID, self.number, how)  # noqa: ASYNC222  (does not wait)
-        if status is not None:
-            killed = status.si_code != os.CLD_EXITED
-            self.exit_code = 128 + status.si_status if killed else status.si_status
-        self.ended.set()
+    def create_folders(self) -> None:
+        (self.folder / OWNER_FILE).write_text(self.owner, "utf-8")
+        (self.folder / "root").mkdir()
+        (self.folder / "tmp").mkdir()
 
-    async def follow_log(self) -> None:
-        """Until nobody is left who could write to it."""
-        while self.read_log():
-            await anyio.wait_readable(self._stderr)
+    def start(self, spec: SandboxSpec) -> FirstProcess:
+        """Raises ImageError."""
+        self.process = FirstProcess(spec, self.folder, f"{self.owner}/{self.name}")
+        return self.process
 
-    def read_log(self) -> bool:
-        """Take what has been written to it up to now; may more come?"""
-        try:
-            while said := os.read(self._stderr, 65536):
-                self.tail.add(said)
-        except BlockingIOError:
-            return True
-        return False
-
-    def reap(self) -> None:
-        """After all of its tree has been killed."""
-        with suppress(subprocess.TimeoutExpired):
-            self._popen.wait(timeout=1)
-        self.read_log()
-        os.close(self._handle)
-        assert self._popen.stderr is not None
-        self._popen.stderr.close()
+    def remove(self) -> bool:
+        """Kill the processes, then delete the folder; whether both are gone. Blocks."""
+        killed = self.processes.kill()
+        if self.process is not None:
+            self.process.reap()
+        shutil.rmtree(self.folder, onerror=_retry_with_permissions)
+        return killed and not self.folder.exists()
 
 
-def _environment(spec: SandboxSpec, home: Path, marker: str) -> Mapping[str, str]:
-    """This process's own but for our settings; `python3` is this very Python, scratch stays in `home`."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("DECATHLON_")}
-    # Not resolved: what makes a virtual environment is where its python was found.
-    python = str(Path(sys.executable).parent)
-    return {
-        **own,
-        "PATH": os.pathsep.join((python, own.get("PATH", os.defpath))),
-        "TMPDIR": str(home / "tmp"),
-        **dict(spec.environment),
-        MARKER_VARIABLE: marker,
-    }
+def _retry_with_permissions(function: Callable[..., Any], path: str, error: object) -> None:
+    """Give this user access to a path that could not be removed, and try once more."""
+    with suppress(OSError):
+        for folder in (Path(path).parent, Path(path)):
+            if not folder.is_symlink():
+                folder.chmod(0o700)
+        function(path)
 
 
 class LocalSandbox:
-    """See `base.Sandbox`. Only what lies below its root is packed or unpacked."""
+    """See `base.Sandbox`. `put` and `get` accept only folders at or below its root."""
 
-    def __init__(
-        self, spec: SandboxSpec, root: Path, process: FirstProcess, line: SocketStream, tree: ProcessTree
-    ) -> None:
+    image_digest = None
+
+    def __init__(self, spec: SandboxSpec, resources: LocalResources, stream: SocketStream) -> None:
+        assert resources.process is not None
         self.spec = spec
-        self.root = PurePosixPath(root)
-        self.stream = line
-        self.out_of_memory = False
-        self.image_digest = None
-        self._process = process
-        self._tree = tree
+        self.root = PurePosixPath(resources.folder / "root")
+        self.stream = stream
+        self._process = resources.process
+        self._processes = resources.processes
         self._threads = CapacityLimiter(4)
-        self._gone = False
+        self._closed = False
 
     @property
     def log_tail(self) -> str:
-        if not self._gone:
+        if not self._closed:
             self._process.read_log()
-        return str(self._process.tail)
+        return str(self._process.log_tail)
 
     async def put(self, folder: PurePosixPath, archive: Path | bytes) -> None:
-        target = self._inside(folder)
+        target = self._host_path(folder)
         await to_thread.run_sync(
             lambda: unpack(archive, target, below=Path(self.root)),
             limiter=self._threads,
@@ -138,18 +94,18 @@ class LocalSandbox:
         )
 
     async def get(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
-        source = self._inside(folder)
+        source = self._host_path(folder)
         await to_thread.run_sync(
-            lambda: pack(source, archive, limit_bytes, below=Path(self.root)),
+            lambda: pack_folder(source, archive, limit_bytes, below=Path(self.root)),
             limiter=self._threads,
             abandon_on_cancel=True,
         )
 
     async def pause(self) -> None:
-        self._inside(self.root)
+        self._check_open()
         if self._process.ended.is_set():
             raise SandboxLostError("the sandbox's first process has ended")
-        await to_thread.run_sync(self._tree.freeze, limiter=self._threads)
+        await to_thread.run_sync(self._processes.freeze, limiter=self._threads)
 
     async def cause_of_end(self) -> str | None:
         if self.stream.ended.is_set():
@@ -158,13 +114,16 @@ class LocalSandbox:
         code = self._process.exit_code
         return None if code is None else f"exit code {code}"
 
-    def close(self) -> None:
-        """From now on it is gone."""
-        self._gone = True
+    def mark_closed(self) -> None:
+        """From now on, methods raise SandboxLostError."""
+        self._closed = True
 
-    def _inside(self, folder: PurePosixPath) -> Path:
-        if self._gone:
+    def _check_open(self) -> None:
+        if self._closed:
             raise SandboxLostError("the sandbox has been closed")
+
+    def _host_path(self, folder: PurePosixPath) -> Path:
+        self._check_open()
         if not folder.is_relative_to(self.root) or ".." in folder.parts:
-            raise BadRequestError(f"{folder} does not lie below the sandbox's root, {self.root}")
+            raise BadRequestError(f"{folder} is not below the sandbox's root, {self.root}")
         return Path(folder)

@@ -1,4 +1,4 @@
-"""What an evaluation's log says: `FOLDER`."""
+"""Prints the outcome in an evaluation's log: `FOLDER`."""
 
 import sys
 from pathlib import Path

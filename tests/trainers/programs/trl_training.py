@@ -1,7 +1,7 @@
 """A program that trains by GRPO, its generator replaced by an oracle: `FILE`.
 
-The trainer, its environments, its loop of tool calls, its rewards and its step are TRL's own. The model is
-tiny and untrained; what it is said to have generated comes from the endpoint.
+Everything but the generator is TRL's own. The model is tiny and untrained; its completions come from the
+endpoint.
 """
 
 import json
@@ -25,12 +25,14 @@ MARKS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 class OracleTrainer(GRPOTrainer):
     oracle: OpenAI
 
-    def _generate_single_turn(self, prompt_ids, *args, **more):
+    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
         texts = [self.processing_class.decode(ids) for ids in prompt_ids]
-        said = [self.processing_class.encode(self._said(text), add_special_tokens=False) for text in texts]
-        return said, None
+        completions = [
+            self.processing_class.encode(self._complete(text), add_special_tokens=False) for text in texts
+        ]
+        return completions, None
 
-    def _said(self, text: str) -> str:
+    def _complete(self, text: str) -> str:
         names = re.findall(r'"name": "(\w+)", "description"', text)
         answered = [{"role": "tool", "content": ""}] * text.count("<tool_response>")
         message = (
@@ -50,29 +52,29 @@ class OracleTrainer(GRPOTrainer):
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """A token a byte, and Qwen3's template."""
+    """One token per byte, with Qwen3's chat template."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     bytewise = Tokenizer(models.BPE(vocab={letter: n for n, letter in enumerate(letters)}, merges=[]))
     bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     bytewise.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(tokenizer_object=bytewise, pad_token=MARKS[0], eos_token=MARKS[2])
-    made.add_special_tokens({"additional_special_tokens": MARKS})
-    made.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text("utf-8")
-    return made
+    fast = PreTrainedTokenizerFast(tokenizer_object=bytewise, pad_token=MARKS[0], eos_token=MARKS[2])
+    fast.add_special_tokens({"additional_special_tokens": MARKS})
+    fast.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text("utf-8")
+    return fast
 
 
 class PagesTrainer(OracleTrainer):
-    """What the page asks for, but for the model and the size of everything."""
+    """The page's trainer with a tiny model and small sizes."""
 
     rewarded: ClassVar[set[str]] = set()
 
-    def __init__(self, model, args, reward_funcs, **more):
+    def __init__(self, model, args, reward_funcs, **kwargs):
         (reward,) = reward_funcs
 
         def rewarding(environments, task, **row):
-            told = reward(environments, task=task, **row)
-            self.rewarded.update(f"{each} {found}" for each, found in zip(task, told, strict=True))
-            return told
+            rewards = reward(environments, task=task, **row)
+            self.rewarded.update(f"{name} {value}" for name, value in zip(task, rewards, strict=True))
+            return rewards
 
         small = GRPOConfig(
             output_dir=tempfile.mkdtemp(),
@@ -98,7 +100,7 @@ class PagesTrainer(OracleTrainer):
             max_position_embeddings=1 << 16,
         )
         tiny = Qwen3ForCausalLM(config)
-        super().__init__(tiny, [rewarding], small, processing_class=tokens, **more)
+        super().__init__(tiny, [rewarding], small, processing_class=tokens, **kwargs)
         self.oracle = OpenAI()
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a rollout past its turns, and of one without an episode: `URL ENDPOINT`."""
+"""Runs a rollout past its turn limit, and one of an unknown task: `URL ENDPOINT`."""
 
 import asyncio
 import sys

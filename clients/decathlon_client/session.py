@@ -1,0 +1,257 @@
+"""MCP sessions with a server: who owns them, how they are opened again, and where servers are reached."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import Protocol, TypeAlias
+
+import anyio
+from anyio.abc import TaskGroup, TaskStatus
+
+from decathlon_client.close_budget import CloseBudget
+from decathlon_client.errors import (
+    AccessDeniedError,
+    CallTimeoutError,
+    ClientError,
+    ConnectionLostError,
+    ProtocolError,
+    error_from_json_rpc,
+)
+from decathlon_client.sdk import (
+    CLOSED_STREAM_ERRORS,
+    ErrorResponse,
+    SdkError,
+    Session,
+    ValidationError,
+    cause_of,
+    http_session,
+    json_rpc_error,
+)
+from decathlon_client.values import JsonObject, OnProgress
+
+CLOSE_SECONDS = 10.0
+CONNECTION_CLOSED = -32000
+SESSION_TERMINATED = (-32600, 32600)
+"""What the SDK (2.x, 1.x) answers for a server that no longer knows the session."""
+LOBBY = "/mcp"
+
+
+class SessionLostError(ConnectionLostError):
+    """The server does not know the session any more and has not looked at the request."""
+
+
+class SessionOwner:
+    """One MCP session, owned by one task; requests from any task use it.
+
+    `address` is for messages, `server_info` is the result of `initialize`, `loss` says why the session ended.
+    """
+
+    # An SDK client that is entered in one task and left in another breaks anyio's cancel scopes, so none of
+    # the SDK's scopes is ever in a task of this package's user.
+
+    def __init__(self, address: str, open_session: OpenSession) -> None:
+        self.address = address
+        self.server_info: JsonObject = {}
+        self.loss: ClientError | None = None
+        self._open_session = open_session
+        self._session: Session | None = None
+        self._error_response: ErrorResponse | None = None
+        self._request_scopes: set[anyio.CancelScope] = set()
+        self._stop = anyio.Event()
+        self._ended = anyio.Event()
+
+    async def run(self, *, task_status: TaskStatus[None]) -> None:
+        """Open the session and own it until it ends. Raises ClientError if it cannot be opened."""
+        try:
+            async with self._open_session(self) as session:
+                self.server_info = await session.initialize()
+                self._session = session
+                task_status.started()
+                await self._stop.wait()
+        except Exception as error:  # noqa: BLE001
+            loss = self.loss or self._translate(error)
+            if self._session is None:
+                raise loss from None
+            self.loss = loss
+        finally:
+            self.lose("the connection is closed")
+            self._ended.set()
+
+    async def request(self, method: str, params: JsonObject, on_progress: OnProgress | None) -> JsonObject:
+        """Send one request and return its result. Raises ClientError; cancellation cancels the request."""
+        with self._until_lost() as session:
+            try:
+                return await session.request(method, params, on_progress)
+            except (SdkError, ValidationError, *CLOSED_STREAM_ERRORS) as error:
+                translated = self._translate(error)
+                if isinstance(translated, ConnectionLostError):
+                    self.lose(translated)
+                raise translated from None
+
+    async def aclose(self, close_budget: CloseBudget) -> None:
+        """End the session with a DELETE. Bounded; raises only if cancelled."""
+        self._stop.set()
+        with close_budget.shield(CLOSE_SECONDS):
+            await self._ended.wait()
+
+    def lose(self, reason: str | ClientError) -> None:
+        """Give up the session; requests that wait for a reply fail with the reason."""
+        self.loss = self.loss or (reason if isinstance(reason, ClientError) else ConnectionLostError(reason))
+        self._stop.set()
+        for scope in self._request_scopes:
+            scope.cancel()
+
+    def note_error_response(self, response: ErrorResponse) -> None:
+        """Keep an HTTP error of a POST, which the SDK does not always pass on."""
+        self._error_response = response
+
+    def note_truncation(self) -> None:
+        """Give up the session because the stream of a reply broke off."""
+        self.lose("the server broke off in the middle of an answer")
+
+    @contextmanager
+    def _until_lost(self) -> Generator[Session]:
+        if self.loss is not None or self._session is None:
+            raise self.loss or ConnectionLostError("not connected")
+        with anyio.CancelScope() as scope:
+            self._request_scopes.add(scope)
+            try:
+                yield self._session
+            finally:
+                self._request_scopes.discard(scope)
+        if scope.cancelled_caught:
+            raise self.loss or ConnectionLostError("the connection is closed")
+
+    def _translate(self, error: Exception) -> ClientError:
+        response, self._error_response = self._error_response, None
+        if response is not None:
+            return _error_from_response(response)
+        cause = cause_of(error)
+        if isinstance(cause, ClientError):
+            return cause
+        if isinstance(cause, SdkError):
+            number, message, data = json_rpc_error(cause)
+            if number == CONNECTION_CLOSED:
+                return ConnectionLostError(f"lost the connection to {self.address}: {message}")
+            if number in SESSION_TERMINATED and message == "Session terminated":
+                return SessionLostError("the server does not know this session any more")
+            return error_from_json_rpc(number, message, data)
+        if isinstance(cause, ValidationError):
+            return ProtocolError(f"the server's answer is not MCP: {' '.join(str(cause).split())[:500]}")
+        if isinstance(cause, RuntimeError):
+            return ProtocolError(str(cause))
+        reason = str(cause) or type(cause).__name__
+        problem = "no server answers at" if self._session is None else "lost the connection to"
+        return ConnectionLostError(f"{problem} {self.address}: {reason}")
+
+
+OpenSession: TypeAlias = Callable[[SessionOwner], AbstractAsyncContextManager[Session]]
+"""Opens a session and reports to its owner what the session itself cannot report."""
+
+
+def _error_from_response(response: ErrorResponse) -> ClientError:
+    message = str(response.error.get("message") or response.text or f"HTTP status {response.status}")
+    if response.status in (401, 403):
+        return AccessDeniedError(message, code="access_denied")
+    data: object = response.error.get("data")
+    if response.error and data is not None:
+        return error_from_json_rpc(int(response.error.get("code", 0)), message, data)
+    if response.status == 404 and response.error:
+        return SessionLostError(message)
+    return ProtocolError(f"the server refused with HTTP status {response.status}: {message}")
+
+
+class ReconnectingSession:
+    """Requests to one address, with a new session whenever the last one was lost.
+
+    A call that is under way when the session is lost fails with ConnectionLostError. A request that the
+    server refused because it had forgotten the session is sent again.
+    """
+
+    def __init__(self, tasks: TaskGroup, address: str, open_session: OpenSession) -> None:
+        self.address = address
+        self._tasks = tasks
+        self._open_session = open_session
+        self._opening = anyio.Lock()
+        self._owner: SessionOwner | None = None
+        self._closed = False
+
+    async def open(self) -> JsonObject:
+        """Open a session; returns the server's answer to `initialize`."""
+        return (await self._connect()).server_info
+
+    async def request(
+        self,
+        method: str,
+        params: JsonObject,
+        *,
+        on_progress: OnProgress | None = None,
+        timeout: float | None = None,
+    ) -> JsonObject:
+        """Send one request and return its result. `timeout` is in seconds; None waits without limit.
+
+        Raises CallTimeoutError and every other ClientError.
+        """
+        with anyio.move_on_after(timeout):
+            try:
+                return await (await self._connect()).request(method, params, on_progress)
+            except SessionLostError:
+                return await (await self._connect()).request(method, params, on_progress)
+        raise CallTimeoutError(f"{params.get('name', method)}: no answer within {timeout:g} s")
+
+    async def aclose(self, close_budget: CloseBudget) -> None:
+        """End the session, if one is open, and open no other."""
+        self._closed = True
+        if self._owner is not None:
+            await self._owner.aclose(close_budget)
+
+    async def _connect(self) -> SessionOwner:
+        async with self._opening:
+            if self._closed:
+                raise ConnectionLostError("this was closed")
+            if self._owner is None or self._owner.loss is not None:
+                owner = SessionOwner(self.address, self._open_session)
+                await self._tasks.start(owner.run)
+                self._owner = owner
+            return self._owner
+
+
+class ServerEndpoint(Protocol):
+    """A server that sessions can be opened with: at a URL, or in this process (`embedded.py`)."""
+
+    def run(self) -> AbstractAsyncContextManager[None]:
+        """Keep the endpoint ready for sessions. Raises ClientError if the server cannot be started."""
+        ...
+
+    def address(self, episode: str | None) -> str:
+        """The address of the lobby, or of an episode given by its handle or its address."""
+        ...
+
+    def open_session(self, owner: SessionOwner, episode: str | None) -> AbstractAsyncContextManager[Session]:
+        """Open a session with the lobby or with an episode."""
+        ...
+
+
+class HttpEndpoint:
+    """A server at a URL, given as its root or its lobby."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        root = url.rstrip("/").removesuffix(LOBBY)
+        if "://" not in root or "/tasks/" in root or "/episodes/" in root:
+            raise ValueError(f"not the address of a server, as http://127.0.0.1:8765 is one: {url!r}")
+        self._root = root
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    @asynccontextmanager
+    async def run(self) -> AsyncGenerator[None]:
+        yield
+
+    def address(self, episode: str | None) -> str:
+        if episode is None:
+            return self._root + LOBBY
+        return episode if "://" in episode else f"{self._root}/episodes/{episode}{LOBBY}"
+
+    def open_session(self, owner: SessionOwner, episode: str | None) -> AbstractAsyncContextManager[Session]:
+        address = self.address(episode)
+        return http_session(address, self._headers, owner.note_error_response, owner.note_truncation)

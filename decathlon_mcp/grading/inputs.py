@@ -1,0 +1,107 @@
+"""The archives that go into every sandbox of one grading, and the digest of the evaluator in them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TypeAlias
+
+from decathlon_mcp.archives.reading import ArchiveReader, Kind, Member
+from decathlon_mcp.archives.workspace import clean_workspace
+from decathlon_mcp.grading.job import GradingJob
+
+WORKSPACE_BYTES = 4 << 30
+WORKSPACE_MEMBERS = 250_000
+_CACHE = "__pycache__"
+
+Archive: TypeAlias = tuple[PurePosixPath, Path | bytes]
+"""A tar archive and the folder, relative to the suite's root, into which it is unpacked."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradingInputs:
+    """The archives of one grading, in the order in which they are unpacked.
+
+    `refused` lists what was left out of the workspace. `evaluator_digest` identifies the evaluator's files.
+    """
+
+    archives: Sequence[Archive]
+    refused: tuple[str, ...]
+    evaluator_digest: str
+
+
+def prepare_inputs(job: GradingJob, scratch: Path) -> GradingInputs:
+    """Collect the archives of a grading; new ones are written to the folder `scratch`. Blocks."""
+    root = PurePosixPath()
+    workspace, refused = _workspace(job, scratch)
+    task_files, evaluator = _task_files(job, scratch)
+    archives: list[Archive] = [(root, job.common), *job.credentials, task_files]
+    if workspace is not None:
+        archives.append((root, workspace))
+    return GradingInputs(archives, refused, evaluator)
+
+
+def _task_files(job: GradingJob, scratch: Path) -> tuple[Archive, str]:
+    """The task's folder with its evaluator and groundtruth, and the digest of those."""
+    names = job.suite.profile.grading
+    if job.captured.sealed is not None:
+        digest = evaluator_digest(job.captured.sealed, folder=PurePosixPath(), names=names)
+        return (job.task.folder, job.captured.sealed), digest
+    archive = scratch / "task.tar"
+    job.suite.task_archive(job.task, archive, sealed=True)
+    return (PurePosixPath(), archive), evaluator_digest(archive, folder=job.task.folder, names=names)
+
+
+def _workspace(job: GradingJob, scratch: Path) -> tuple[Path | None, tuple[str, ...]]:
+    """The workspace, rewritten as a safe archive, and what was left out of it."""
+    if job.in_place or job.captured.workspace is None:
+        return None, ()
+    archive = scratch / "workspace.tar"
+    refused = clean_workspace(
+        job.captured.workspace,
+        archive,
+        prefix=str(job.suite.profile.workspace),
+        limit_bytes=WORKSPACE_BYTES,
+        limit_members=WORKSPACE_MEMBERS,
+    )
+    return archive, tuple(refused)
+
+
+def evaluator_digest(archive: Path, *, folder: PurePosixPath, names: Collection[str]) -> str:
+    """SHA-256 over the files that grade, as `sha256:` and 64 hexadecimal digits.
+
+    `archive` has the task's files below `folder`; those below one of `names` (evaluation, groundtruth,
+    rubric) count, except Python's caches. Each file or link is one line: its kind (`file`, `link`), a zero
+    byte, its path, a zero byte, the SHA-256 of its content (of a link: the target), a line feed. The digest
+    is over the sorted lines; modes and times do not count.
+    """
+    # What preprocess wrote counts too: a task that generates its groundtruth for each episode has another
+    # digest in each.
+    lines: list[bytes] = []
+    with archive.open("rb") as file:
+        reader = ArchiveReader.of_file(file)
+        for member in reader:
+            path = PurePosixPath(member.name)
+            if not path.is_relative_to(folder) or member.kind is Kind.FOLDER:
+                continue
+            path = path.relative_to(folder)
+            if path.parts and path.parts[0] in names and _CACHE not in path.parts:
+                lines.append(_line(reader, member, path))
+    return f"sha256:{hashlib.sha256(b''.join(sorted(lines))).hexdigest()}"
+
+
+def _line(reader: ArchiveReader, member: Member, path: PurePosixPath) -> bytes:
+    if member.kind in (Kind.SYMLINK, Kind.HARD_LINK):
+        kind, content = b"link", member.link.encode("utf-8", "surrogateescape")
+    else:
+        kind, content = b"file", _content_digest(reader).encode()
+    return b"\0".join((kind, str(path).encode("utf-8", "surrogateescape"), content)) + b"\n"
+
+
+def _content_digest(reader: ArchiveReader) -> str:
+    digest = hashlib.sha256()
+    for chunk in reader.body():
+        digest.update(chunk)
+    return digest.hexdigest()

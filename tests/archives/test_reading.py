@@ -1,0 +1,155 @@
+"""The reader of untrusted archives, and what suites and engines need of it."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from decathlon_mcp.archives.reading import (
+    CHUNK_BYTES,
+    MAX_EXTENDED_BYTES,
+    MAX_EXTENDED_FIELDS,
+    MAX_EXTENDED_HEADERS,
+    ArchiveReader,
+    BrokenArchiveError,
+    Kind,
+    Member,
+    first_file,
+    top_level_names,
+)
+from decathlon_mcp.archives.unpacking import checked_members, open_archive, unpack
+from decathlon_mcp.errors import BadRequestError
+
+ODD_NAMES = [
+    "plain",
+    "new\nline",
+    "späße ☃",
+    b"caf\xe9 \xff".decode("utf-8", "surrogateescape"),
+    "d" * 100,
+    "d" * 101,
+    "ü" * 120 + "/" + "y" * 250,
+]
+
+
+def tar_of(*members: tuple[tarfile.TarInfo, bytes], form: int = tarfile.GNU_FORMAT) -> bytes:
+    """An archive by the standard library, as an independent writer."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=form) as tar:
+        for info, content in members:
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def read(archive: bytes) -> list[tuple[Member, bytes]]:
+    reader = ArchiveReader.of_file(io.BytesIO(archive))
+    return [(member, b"".join(reader.body())) for member in reader]
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_names_contents_and_links_are_read(name: str, form: int) -> None:
+    file, link = tarfile.TarInfo(name), tarfile.TarInfo("link")
+    file.mode, file.mtime = 0o750, 1_700_000_000
+    link.type, link.linkname = tarfile.SYMTYPE, name
+    (member, content), (linked, _) = read(tar_of((file, b"content"), (link, b""), form=form))
+    assert (member.name, member.kind, content) == (name, Kind.FILE, b"content")
+    assert (member.mode, member.mtime) == (0o750, 1_700_000_000)
+    assert (linked.kind, linked.link) == (Kind.SYMLINK, name)
+
+
+def test_bodies_that_are_not_read_are_skipped() -> None:
+    archive = tar_of(*((tarfile.TarInfo(str(number)), b"x" * 3000) for number in range(3)))
+    assert [member.name for member in ArchiveReader.of_file(io.BytesIO(archive))] == ["0", "1", "2"]
+
+
+def test_gzip_is_read_without_knowing_its_length(tmp_path: Path) -> None:
+    archive = tmp_path / "a.tar.gz"
+    archive.write_bytes(
+        gzip.compress(tar_of((tarfile.TarInfo("a"), b"1" * 2000), (tarfile.TarInfo("b"), b"2")))
+    )
+    with open_archive(archive) as reader:
+        assert [(m.name, b"".join(reader.body())) for m in reader] == [("a", b"1" * 2000), ("b", b"2")]
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+@pytest.mark.parametrize("keep", [100, 600, 1500])
+def test_truncated_archive_is_broken(compress: Callable[[bytes], bytes], keep: int, tmp_path: Path) -> None:
+    archive = tar_of((tarfile.TarInfo("a"), b"1" * 2000))[:keep]
+    with pytest.raises(BadRequestError, match="not a whole tar archive"):
+        unpack(compress(archive), tmp_path / "into", below=tmp_path)
+
+
+def test_truncated_gzip_is_broken(tmp_path: Path) -> None:
+    archive = gzip.compress(tar_of((tarfile.TarInfo("a"), bytes(range(256)) * 1000)))
+    with pytest.raises(BadRequestError, match="not a whole tar archive"):
+        unpack(archive[: len(archive) // 2], tmp_path / "into", below=tmp_path)
+
+
+def test_damaged_header_in_the_middle_is_not_the_end() -> None:
+    archive = bytearray(tar_of((tarfile.TarInfo("a"), b"1"), (tarfile.TarInfo("b"), b"2")))
+    archive[1024] ^= 0xFF
+    with pytest.raises(BrokenArchiveError, match="byte 1024"):
+        read(bytes(archive))
+
+
+def test_extended_header_above_the_limit_is_not_read(tmp_path: Path) -> None:
+    name = "/".join(["n" * 250] * (MAX_EXTENDED_BYTES // 250 + 1))
+    archive = tar_of((tarfile.TarInfo(name), b"1"), (tarfile.TarInfo("after"), b"2"))
+    members = [member for member, _ in read(archive)]
+    assert [member.name_unreadable for member in members] == [True, False]
+    with pytest.raises(BadRequestError, match="too long"):
+        unpack(archive, tmp_path / "into", below=tmp_path)
+
+
+def test_number_of_extended_headers_and_their_fields_is_bounded() -> None:
+    fields = {f"comment{number}": "x" for number in range(MAX_EXTENDED_FIELDS + 1)}
+    info = tarfile.TarInfo("a")
+    info.pax_headers = fields
+    with pytest.raises(BrokenArchiveError, match="malformed"):
+        read(tar_of((info, b""), form=tarfile.PAX_FORMAT))
+    long_name = tar_of((tarfile.TarInfo("n" * 200), b""))[:1024]
+    assert len(read(long_name * MAX_EXTENDED_HEADERS + tar_of((tarfile.TarInfo("a"), b"")))) == 1
+    with pytest.raises(BrokenArchiveError, match="too many extended headers"):
+        read(long_name * (MAX_EXTENDED_HEADERS + 1) + tar_of((tarfile.TarInfo("a"), b"")))
+
+
+def test_sparse_file_is_refused(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("huge")
+    info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(1 << 40)}
+    archive = tar_of((info, b"1\n0\n1\n".ljust(512, b"\0")), form=tarfile.PAX_FORMAT)
+    with pytest.raises(BadRequestError, match="no file, folder or link"):
+        unpack(archive, tmp_path / "into", below=tmp_path)
+
+
+def test_checked_members_are_normalized() -> None:
+    folder, file, link = tarfile.TarInfo("./a"), tarfile.TarInfo("./a//./b"), tarfile.TarInfo("c")
+    folder.type, file.mode, link.type, link.linkname = tarfile.DIRTYPE, 0o6755, tarfile.LNKTYPE, "./a/b"
+    with open_archive(
+        tar_of((tarfile.TarInfo("."), b""), (folder, b""), (file, b"1"), (link, b""))
+    ) as reader:
+        members = list(checked_members(reader))
+    assert [(member.name, member.mode) for member in members] == [("a", 0o644), ("a/b", 0o755), ("c", 0o644)]
+    assert members[2].link == "a/b"
+
+
+def test_names_directly_below_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(
+        tar_of(*((tarfile.TarInfo(n), b"") for n in (".", "./a", "./b/c", "./b/d")))
+    )
+    assert top_level_names(tmp_path / "a.tar") == {"a", "b"}
+
+
+def test_first_file_is_cut_to_the_limit_without_reading_the_rest() -> None:
+    folder = tarfile.TarInfo("etc")
+    folder.type = tarfile.DIRTYPE
+    archive = tar_of((folder, b""), (tarfile.TarInfo("etc/passwd"), b"root" * CHUNK_BYTES))
+    chunks = iter([archive[start : start + CHUNK_BYTES] for start in range(0, len(archive), CHUNK_BYTES)])
+    assert first_file(chunks, 10) == b"rootrootro"
+    assert list(chunks), "all of the archive was read"
+    assert first_file([tar_of((folder, b""))], 10) == b""

@@ -1,0 +1,106 @@
+"""The writer of archives, read back by the standard library."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from decathlon_mcp.archives.reading import Kind, Member
+from decathlon_mcp.archives.unpacking import with_owner
+from decathlon_mcp.archives.writing import (
+    MAX_MTIME,
+    append_from_checkout,
+    archive_chunks,
+    pack_empty_folders,
+    pack_files,
+    pack_folder,
+    save,
+)
+from decathlon_mcp.errors import LimitExceededError
+from tests.archives.test_reading import ODD_NAMES
+
+
+def members(archive: bytes) -> list[tarfile.TarInfo]:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        return tar.getmembers()
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_names_of_any_bytes_and_length_are_written(name: str) -> None:
+    link = Member(name="link", kind=Kind.SYMLINK, link=name)
+    file, symlink = members(b"".join(archive_chunks([(Member(name=name, kind=Kind.FILE), ()), (link, ())])))
+    assert (file.name, symlink.linkname) == (name, name)
+
+
+def test_large_sizes_and_late_times_are_written() -> None:
+    huge = Member(name="huge", kind=Kind.FILE, size=1 << 40, mtime=MAX_MTIME + 5)
+    info = tarfile.TarInfo.frombuf(next(archive_chunks([(huge, ())]))[:512], "utf-8", "surrogateescape")
+    assert (info.size, info.mtime) == (1 << 40, MAX_MTIME)
+
+
+def test_body_shorter_than_its_size_is_filled_and_a_longer_one_is_an_error() -> None:
+    member = Member(name="a", kind=Kind.FILE, size=4)
+    archive = b"".join(archive_chunks([(member, [b"12"]), (Member(name="b", kind=Kind.FILE), ())]))
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        file = tar.extractfile("a")
+        assert file is not None
+        assert file.read() == b"12\0\0"
+        assert tar.getnames() == ["a", "b"]
+    with pytest.raises(ValueError, match="longer than 4 bytes"):
+        list(archive_chunks([(member, [b"12345"])]))
+
+
+def test_files_and_empty_folders_are_packed() -> None:
+    (file,) = members(pack_files({"a/b": b"1"}, mode=0o600))
+    assert (file.name, file.mode, file.size) == ("a/b", 0o600, 1)
+    (folder,) = members(pack_empty_folders(["a"], user=3, group=4))
+    assert (folder.isdir(), folder.uid, folder.gid) == (True, 3, 4)
+
+
+def test_folder_is_packed_with_links_and_fifos_and_without_sockets(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "sub" / "file").write_text("1")
+    (folder / "link").symlink_to("/etc/passwd")
+    os.mkfifo(folder / "fifo")
+    pack_folder(folder, tmp_path / "a.tar", 1 << 20, below=tmp_path)
+    packed = members((tmp_path / "a.tar").read_bytes())
+    assert [info.name for info in packed] == [".", "./fifo", "./link", "./sub", "./sub/file"]
+    assert [info.type for info in packed[:3]] == [tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.SYMTYPE]
+
+
+def test_folder_behind_a_link_is_packed_as_empty(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/etc")
+    pack_folder(tmp_path / "link" / "ssl", tmp_path / "a.tar", 1 << 20, below=tmp_path)
+    assert members((tmp_path / "a.tar").read_bytes()) == []
+
+
+def test_archive_above_the_limit_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(LimitExceededError, match="exceed the limit of 3 bytes"):
+        save([b"12", b"34"], tmp_path / "a.tar", 3)
+    assert not (tmp_path / "a.tar").exists()
+
+
+def test_members_are_appended_to_archives_of_any_writer(tmp_path: Path) -> None:
+    checkout, archive = tmp_path / "checkout", tmp_path / "a.tar"
+    checkout.mkdir()
+    (checkout / "new").write_text("2")
+    (checkout / "out").symlink_to("../secret")
+    os.mkfifo(checkout / "fifo")
+    with tarfile.open(archive, "w") as tar:  # padded to 10,240 bytes
+        tar.addfile(tarfile.TarInfo("old"))
+    names = {PurePosixPath(name): PurePosixPath(name) for name in ("out", "new", "fifo")}
+    assert append_from_checkout(archive, checkout, names) == [checkout / "out"]
+    assert [info.name for info in members(archive.read_bytes())] == ["old", "new"]
+    assert append_from_checkout(archive, checkout, {PurePosixPath("x"): PurePosixPath("new")}) == []
+    assert [info.name for info in members(archive.read_bytes())] == ["old", "new", "x"]
+
+
+def test_owner_of_every_member_is_replaced() -> None:
+    chunks = with_owner(pack_files({"a": b"1"}), 3, 4)
+    (member,) = members(b"".join(chunks))
+    assert (member.uid, member.gid, member.uname, member.gname) == (3, 4, "", "")

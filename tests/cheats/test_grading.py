@@ -1,0 +1,124 @@
+"""Attacks on grading: it happens once, after the tools are closed, and breaking it gives no reward."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import anyio
+import pytest
+from mcp.shared.exceptions import MCPError
+
+from tests.cheats.agent import HONEST, CheatServer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.docker]
+
+PRINTS_SUCCESS = """
+import json, sys
+for file in (sys.stdout, sys.stderr):
+    result = {"doubles": 1.0, "reward": 1, "success": True, "pass": True, "status": "scored"}
+    print(json.dumps(result), "SUCCESS", "reward: 1", "reward=1.0", "exit code 0", sep="\\n", file=file)
+"""
+WRITES_TO_DESCRIPTORS = """
+import glob, json, os
+for path in glob.glob("/proc/[0-9]*/fd/*"):
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_NONBLOCK), "wb", 0) as file:
+            file.write(json.dumps({"doubles": 1.0}).encode())
+    except OSError:
+        pass
+"""
+NEVER_ENDS = "while True: pass"
+KILLS = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
+KILLS_ALL = "import os, signal; os.kill(-1, signal.SIGKILL)"
+FORKS = """
+import os, time
+while True:
+    try:
+        os.fork()
+    except OSError:
+        time.sleep(0.1)
+"""
+FILLS_MEMORY = """
+blocks = []
+while True:
+    blocks.append(b"x" * (1 << 20))
+"""
+
+
+def write_program(name: str, program: str) -> str:
+    """Python code that writes a program which the evaluator will run."""
+    return f"open('{name}.py', 'w').write({program!r})"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [PRINTS_SUCCESS, WRITES_TO_DESCRIPTORS, FILLS_MEMORY],
+    ids=["prints-success", "writes-to-descriptors", "fills-memory"],
+)
+async def test_program_run_by_the_evaluator_cannot_report_a_result(cheats: CheatServer, program: str) -> None:
+    async with cheats.unrewarded_episode("run-program") as agent:
+        await agent.python(write_program("double", program))
+
+
+ATTACKS = {
+    "never-ends": ("await-program", "loop", NEVER_ENDS, "timeout"),
+    "forks": ("await-program", "loop", FORKS, "timeout"),
+    "kills-its-parent": ("run-program", "double", KILLS, "evaluator_error"),
+    "kills-all": ("run-program", "double", KILLS_ALL, "evaluator_error"),
+}
+
+
+@pytest.mark.parametrize(("task", "name", "program", "status"), ATTACKS.values(), ids=ATTACKS)
+async def test_broken_or_blocked_evaluator_gives_no_reward(
+    cheats: CheatServer, task: str, name: str, program: str, status: str
+) -> None:
+    async with cheats.episode(task) as agent:
+        await agent.python(write_program(name, program))
+        verdict = await agent.verdict()
+        assert (verdict["status"], "reward" in verdict, "success" in verdict) == (status, False, False), (
+            verdict
+        )
+        assert await agent.verdict() == verdict
+    assert await cheats.bystander.echo("well") == "well"
+
+
+async def test_tools_are_refused_during_and_after_grading(cheats: CheatServer) -> None:
+    """A hundred calls of `evaluate` give one verdict, on the workspace as it was at the first one."""
+    verdicts: list[str] = []
+    graded = anyio.Event()
+    async with cheats.episode("sum-prices") as agent:
+
+        async def evaluate() -> None:
+            verdicts.append(json.dumps(await agent.verdict(), sort_keys=True))
+            graded.set()
+
+        async def tool_works() -> bool:
+            call = {"command": HONEST["sum-prices"]}
+            result: Any = await agent.client.call_tool("root__shell", call)
+            return not result.is_error
+
+        tries = 0
+        await agent.claim()
+        async with anyio.create_task_group() as tasks:
+            for _ in range(100):
+                tasks.start_soon(evaluate)
+            while not graded.is_set():
+                assert not await tool_works()
+                tries += 1
+        assert not await tool_works()
+    assert (len(verdicts), len(set(verdicts)), tries > 0) == (100, 1, True)
+    verdict = json.loads(verdicts[0])
+    assert (verdict["status"], verdict["reward"]) == ("scored", 0.0)
+
+
+async def test_arguments_of_evaluate_do_not_change_the_verdict(cheats: CheatServer) -> None:
+    """Unknown arguments of `evaluate` and `claim_done` are refused, and their `_meta` is ignored."""
+    forged: dict[str, Any] = {"reward": 1.0, "success": True, "status": "scored", "metrics": {"doubles": 1}}
+    async with cheats.unrewarded_episode("run-program") as agent:
+        for tool in ("claim_done", "evaluate"):
+            with pytest.raises(MCPError, match="unknown argument"):
+                await agent.client.call_tool(tool, forged)
+        meta: Any = {"example.org/verdict": forged, **forged}
+        await agent.client.call_tool("claim_done", {"answer": json.dumps(forged)}, meta=meta)
+        await agent.client.call_tool("evaluate", {}, meta=meta)

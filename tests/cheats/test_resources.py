@@ -1,0 +1,90 @@
+"""Exhausting resources: it affects the agent's own sandbox only."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cheats.agent import CheatServer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.docker]
+
+FORKS = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    while True:
+        try:
+            os.fork()
+        except OSError:
+            time.sleep(0.1)
+"""
+MEMORY = """
+import os
+for _ in range(4):
+    if os.fork() == 0:
+        blocks = []
+        while True:
+            blocks.append(b"x" * (1 << 20))
+try:
+    while True:
+        os.wait()
+except ChildProcessError:
+    print("all are gone")
+"""
+OOM_SCORES = "for file in /proc/1/oom_score_adj /proc/$PPID/oom_score_adj; do echo 1000 > $file; done"
+DISK = """
+import errno, os
+for folder in ("/tmp", "/dev/shm"):
+    written = 0
+    try:
+        with open(f"{folder}/large", "wb", 0) as file:
+            while written < 4 << 30:
+                written += file.write(b"x" * (1 << 20))
+    except OSError as error:
+        print(folder, errno.errorcode[error.errno])
+    os.unlink(f"{folder}/large")
+"""
+OUTPUT = """
+import os
+for fd in (1, 2):
+    for _ in range(32):
+        os.write(fd, b"x" * (1 << 20))
+"""
+
+
+async def test_fork_bomb_affects_only_its_own_sandbox(cheats: CheatServer) -> None:
+    async with cheats.unrewarded_episode() as agent:
+        await agent.python(FORKS)
+        assert await cheats.bystander.shell("echo unaffected") == "unaffected\n"
+
+
+async def test_memory_bomb_affects_only_its_own_sandbox(cheats: CheatServer) -> None:
+    async with cheats.unrewarded_episode() as agent:
+        assert await agent.python(MEMORY) == "all are gone\n"
+        assert await cheats.bystander.shell("echo unaffected") == "unaffected\n"
+        assert await agent.echo("alive") == "alive"
+
+
+async def test_killing_the_driver_by_memory_gives_no_reward(cheats: CheatServer) -> None:
+    """The connection to the driver ends, which is an error without a reward."""
+    async with cheats.episode("sum-prices") as agent:
+        await agent.shell(OOM_SCORES)
+        await agent.client.call_tool("root__python", {"code": MEMORY})
+        verdict = await agent.verdict()
+        assert verdict.get("reward", 0.0) == 0.0, verdict
+        assert await cheats.bystander.shell("echo unaffected") == "unaffected\n"
+
+
+async def test_full_scratch_space_affects_only_its_own_sandbox(cheats: CheatServer) -> None:
+    async with cheats.unrewarded_episode() as agent:
+        output = await agent.python(DISK)
+        assert output == "/tmp ENOSPC\n/dev/shm ENOSPC\n", output
+        assert await cheats.bystander.shell("echo unaffected > /tmp/file; cat /tmp/file") == "unaffected\n"
+
+
+async def test_large_replies_and_logs_affect_only_their_own_episode(cheats: CheatServer) -> None:
+    """Replies and logs of many megabytes are cut or refused, and the next call is answered."""
+    async with cheats.unrewarded_episode() as agent:
+        await agent.python(OUTPUT)
+        assert await agent.echo("alive") == "alive"
+        assert await cheats.bystander.echo("unaffected") == "unaffected"

@@ -1,0 +1,341 @@
+"""The bridge, `stdio --url`: messages pass between stdin and stdout and an HTTP server without loss."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import AbstractContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import mcp_types as types
+import pytest
+from anyio.abc import SocketAttribute, SocketStream
+from decathlon_client.bridge import Relay, address
+from mcp import Client, StdioServerParameters, stdio_client
+from mcp.shared.exceptions import MCPError
+from mcp.shared.message import ClientMessageMetadata, SessionMessage
+
+from decathlon_mcp.app import bootstrap
+from decathlon_mcp.background import background_tasks
+from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.http.application import http_app
+from decathlon_mcp.http.authentication import Tokens, new_token
+from decathlon_mcp.http.server import listen, serve_http
+from decathlon_mcp.settings import Settings
+from tests.cli.conftest import COMMAND, Shell, shell
+from tests.clients.relay import relayed
+from tests.probe.clients import ERAS
+from tests.probe.serving import SUITE, Served, serving
+
+__all__ = ["shell"]
+
+pytestmark = pytest.mark.anyio
+
+LARGE_BYTES = 2 << 20
+"""More than the SDK's client reads in one event by default."""
+CANCELLED = {"command": "until [ -s cancelled.txt ]; do sleep 0.02; done; cat cancelled.txt"}
+"""Waits until the cancelled tool has written its note."""
+
+
+@pytest.fixture
+async def served(tmp_path: Path, anyio_backend: object) -> AsyncGenerator[Served]:
+    async with serving(tmp_path / "state", provider="local") as served:
+        yield served
+
+
+@asynccontextmanager
+async def bridged(
+    shell: Shell, *arguments: str, era: str = "handshake", token: str | None = None, **options: Any
+) -> AsyncGenerator[Client]:
+    """The SDK's client over stdio, connected to a server through the bridge."""
+    environment = {**shell.environment, **({"DECATHLON_TOKEN": token} if token else {})}
+    command = [*COMMAND[1:], "stdio", *arguments]
+    server = StdioServerParameters(command=COMMAND[0], args=command, env=environment, cwd=shell.folder)
+    with (shell.folder / "log").open("w") as log:
+        async with Client(stdio_client(server, errlog=log), mode=ERAS[era], **options) as client:
+            yield client
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_an_episode_works_with_progress_cancellation_and_tool_list_changes(
+    era: str, shell: Shell, served: Served
+) -> None:
+    reports: list[tuple[float, str | None]] = []
+    changed = anyio.Event()
+
+    async def on_message(message: object) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            changed.set()
+
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        reports.append((progress, message))
+
+    async with bridged(shell, "--url", served.url, era=era, message_handler=on_message) as lobby:
+        assert lobby.protocol_version == ("2025-11-25" if era == "handshake" else "2026-07-28")
+        started = (await lobby.call_tool("start_episode", {"task": "find-answer"})).structured_content
+        assert started is not None
+        handle = {"episode": started["episode"]}
+        if era == "handshake":
+            await changed.wait()
+            assert "probe__write" in {tool.name for tool in (await lobby.list_tools()).tools}
+
+        async def call(name: str, **arguments: Any) -> Any:
+            params = {**handle, "name": f"probe__{name}", "arguments": arguments}
+            return (await lobby.call_tool("call_tool", params, progress_callback=on_progress)).content[0]
+
+        assert (await call("count", to=3, pause=0.01)).text == "counted to 3"
+        assert [report for report in reports if report[1]] == [(1, "at 1"), (2, "at 2"), (3, "at 3")]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: call("sleep", seconds=100, note="gone"))
+            assert (await call("echo", text="quick ✓\u2028 “” ")).text == "quick ✓\u2028 “” "
+            await anyio.sleep(0.3)  # the tool must have begun for its being cancelled to be noted
+            tasks.cancel_scope.cancel()
+        assert (await call("shell", **CANCELLED)).text == "gone\n"
+        assert len((await call("echo", text="x" * LARGE_BYTES)).text) == LARGE_BYTES
+        await call("write", path="answer.txt", text="42")
+        verdict = (await lobby.call_tool("evaluate", handle)).structured_content
+        assert verdict is not None
+        assert verdict["reward"] == 1.0
+
+
+async def test_a_tasks_episode_ends_with_its_client(shell: Shell, served: Served) -> None:
+    async with bridged(shell, "--url", served.url, "--task", "find-answer", era="sessionless") as client:
+        assert client.protocol_version == "2025-11-25"
+        assert "answer.txt" in (client.instructions or "")
+        await client.call_tool("probe__write", {"path": "answer.txt", "text": "42"})
+        (episode,) = served.episodes.live
+        await client.call_tool("claim_done")
+        assert (await client.call_tool("evaluate")).structured_content["reward"] == 1.0  # pyright: ignore[reportOptionalSubscript]
+    await episode.state.reach(Phase.ENDED)
+
+
+@pytest.mark.parametrize("end", ["SIGTERM", "eof"])
+async def test_replies_pass_unchanged_and_the_end_of_stdin_or_sigterm_ends_the_episode(
+    end: str, shell: Shell, served: Served
+) -> None:
+    request = {"method": "tools/call", "params": {"name": "probe__odd", "_meta": {"progressToken": 1}}}
+    async with await anyio.open_process(
+        [*COMMAND, "stdio", "--url", served.task("find-answer")],
+        env=shell.environment,
+        cwd=shell.folder,
+        stderr=subprocess.DEVNULL,
+    ) as bridge:
+        assert bridge.stdin
+        assert bridge.stdout
+        ready = line({"method": "notifications/initialized"})
+        await bridge.stdin.send(initialize(1) + ready + line({"id": "o", **request}) + b"no JSON\n")
+        output = b""
+        while b'"mood"' not in output or b"not a JSON-RPC message" not in output:
+            output += await bridge.stdout.receive()
+        (episode,) = served.episodes.live
+        if end == "eof":
+            await bridge.stdin.aclose()
+        else:
+            bridge.send_signal(signal.SIGTERM)
+        assert await bridge.wait() == 0
+        await episode.state.reach(Phase.ENDED)
+    messages = [json.loads(line) for line in output.splitlines()]
+    assert {message["jsonrpc"] for message in messages} == {"2.0"}
+    result = next(message["result"] for message in messages if message.get("id") == "o")
+    assert result["content"][0] == {"type": "hologram", "depth": 3, "frames": [1, 2]}
+    assert result["mood"] == "cheerful"
+
+
+async def test_the_servers_errors_reach_the_client(shell: Shell, tmp_path: Path) -> None:
+    secret, line = new_token("alice", "player")
+    (tmp_path / "tokens").write_text(line)
+    tokens = Tokens.read(tmp_path / "tokens")
+    async with serving(tmp_path / "state", tokens=tokens, provider="local") as served:
+        with connection_fails("a token is needed"):
+            async with bridged(shell, "--url", served.url):
+                pass
+        async with bridged(shell, "--url", served.url, token=secret) as lobby:
+            assert (await lobby.list_tools()).tools
+            with pytest.raises(MCPError, match="there is no task 'find-anser'"):
+                await lobby.call_tool("start_episode", {"task": "find-anser"})
+    assert secret not in (shell.folder / "log").read_text()
+
+
+async def test_an_unreachable_server_is_reported(shell: Shell) -> None:
+    with connection_fails("no server answers at http://127.0.0.1:1/mcp"):
+        async with bridged(shell, "--url", "http://127.0.0.1:1"):
+            pass
+
+
+async def test_a_lobby_session_is_renewed_after_the_server_restarts(shell: Shell, tmp_path: Path) -> None:
+    async with RestartableServer(tmp_path) as server, bridged(shell, "--url", server.url) as lobby:
+        assert (await lobby.list_tools()).tools
+        await server.restart()
+        started = await lobby.call_tool("start_episode", {"task": "find-answer"})
+        assert started.structured_content is not None
+
+
+async def test_a_tasks_session_is_not_silently_replaced_after_the_server_restarts(
+    shell: Shell, tmp_path: Path
+) -> None:
+    async with RestartableServer(tmp_path) as server:
+        async with bridged(shell, "--url", server.url, "--task", "find-answer") as client:
+            assert (await client.list_tools()).tools
+            await server.restart()
+            with pytest.raises(MCPError, match="ended this session and its episode; start a new one"):
+                await client.call_tool("probe__echo", {"text": ""})
+
+
+async def test_the_stream_of_notifications_is_opened_again_however_often_it_breaks(
+    shell: Shell, served: Served
+) -> None:
+    changed = anyio.Event()
+
+    async def on_message(message: object) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            changed.set()
+
+    async with relayed(served) as (relay, url):
+        async with bridged(shell, "--url", url, message_handler=on_message) as lobby:
+            for _ in range(3):
+                await lobby.list_tools()
+                await relay.cut()
+                await relay.connected.wait()
+            await lobby.call_tool("start_episode", {"task": "find-answer"})
+            await changed.wait()
+
+
+async def test_an_http_error_without_json_reaches_the_client_with_its_text(shell: Shell) -> None:
+    async def refuse(stream: SocketStream) -> None:
+        async with stream:
+            await stream.receive()
+            await stream.send(b"HTTP/1.1 503 Busy\r\ncontent-length: 11\r\n\r\ntry at noon")
+
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
+        port = listener.extra(SocketAttribute.local_port)
+        async with background_tasks() as tasks:
+            tasks.start_soon(listener.serve, refuse)
+            with connection_fails("HTTP 503: try at noon"):
+                async with bridged(shell, "--url", f"http://127.0.0.1:{port}"):
+                    pass
+
+
+async def test_sessionless_requests_carry_the_headers_of_the_tools_schema() -> None:
+    schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
+    tools = types.JSONRPCResponse(
+        jsonrpc="2.0", id=1, result={"tools": [{"name": "find", "inputSchema": schema}]}
+    )
+    params = {
+        "name": "find",
+        "arguments": {"region": "north"},
+        "_meta": {types.PROTOCOL_VERSION_META_KEY: "2026-07-28"},
+    }
+    call = types.JSONRPCRequest(jsonrpc="2.0", id=2, method="tools/call", params=params)
+    from_client, from_server = messages_of(call), messages_of(tools)
+    to_client, shown = anyio.create_memory_object_stream[SessionMessage](1)
+    to_server, sent = anyio.create_memory_object_stream[SessionMessage](1)
+    async with to_client, shown, to_server, sent:
+        relay = Relay((from_client, to_client), (from_server, to_server))
+        await relay.run_to_client()
+        await relay.run_to_server()
+        metadata = (await sent.receive()).metadata
+    assert isinstance(metadata, ClientMessageMetadata)
+    assert metadata.headers == {
+        "mcp-protocol-version": "2026-07-28",
+        "mcp-method": "tools/call",
+        "mcp-name": "find",
+        "Mcp-Param-Region": "north",
+    }
+
+
+async def messages_of(message: types.JSONRPCMessage) -> AsyncGenerator[SessionMessage]:
+    yield SessionMessage(message)
+
+
+class RestartableServer:
+    """A server that can be stopped and started again at the same address."""
+
+    def __init__(self, folder: Path) -> None:
+        self._settings = Settings.model_validate(
+            {"suite": (SUITE,), "provider": "local", "state": folder / "state", "drain_seconds": 5}
+        )
+        self._port = 0
+        self._stack = anyio.create_task_group()
+        self._stop = anyio.Event()
+        self._stopped = anyio.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    async def __aenter__(self) -> RestartableServer:
+        await self._stack.__aenter__()
+        await self._stack.start(self._serve)
+        return self
+
+    async def __aexit__(self, *failure: Any) -> None:
+        self._stop.set()
+        await self._stack.__aexit__(*failure)
+
+    async def restart(self) -> None:
+        self._stop.set()
+        await self._stopped.wait()
+        self._stop, self._stopped = anyio.Event(), anyio.Event()
+        await self._stack.start(self._serve)
+
+    async def _serve(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        listener = listen("127.0.0.1", self._port)
+        self._port = listener.getsockname()[1]
+        stop, stopped = self._stop, self._stopped
+        async with bootstrap(self._settings) as episodes, background_tasks():
+            ready = task_status.started
+            await serve_http(http_app(episodes), listener, drain=episodes.drain, on_ready=ready, stop=stop)
+        stopped.set()
+
+
+async def test_the_bridge_runs_without_the_servers_packages(shell: Shell) -> None:
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('cyclopts', 'yaml', 'docker', 'rich')));"
+        "sys.argv = ['decathlon-mcp', 'stdio', '--url', 'http://127.0.0.1:1'];"
+        "from decathlon_mcp.cli import main; main()"
+    )
+    done = await anyio.run_process(
+        [sys.executable, "-c", code], input=initialize(1), env=shell.environment, cwd=shell.folder
+    )
+    assert "no server answers at http://127.0.0.1:1/mcp" in json.loads(done.stdout)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("url", "task", "expected"),
+    [
+        ("http://host:1", None, "http://host:1/mcp"),
+        ("http://host:1/", None, "http://host:1/mcp"),
+        ("https://host/mcp", "a", "https://host/tasks/a/mcp"),
+        ("http://host/tasks/a/mcp?seed=1", None, "http://host/tasks/a/mcp?seed=1"),
+        ("http://host/episodes/e/mcp", None, "http://host/episodes/e/mcp"),
+    ],
+)
+async def test_address_completes_a_servers_url(url: str, task: str | None, expected: str) -> None:
+    assert address(url, task) == expected
+
+
+@pytest.mark.parametrize("url", ["host:8765", "", "ftp://host", "http:///mcp"])
+async def test_address_rejects_other_urls(url: str) -> None:
+    with pytest.raises(ValueError, match="not the address of a server"):
+        address(url)
+
+
+def connection_fails(message: str) -> AbstractContextManager[object]:
+    """Expects that the client cannot connect, with that message."""
+    return pytest.RaisesGroup(pytest.RaisesExc(MCPError, match=re.escape(message)), flatten_subgroups=True)
+
+
+def line(message: dict[str, Any]) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n"
+
+
+def initialize(number: int) -> bytes:
+    client = {"name": "test", "version": "1"}
+    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client}
+    return line({"id": number, "method": "initialize", "params": params})

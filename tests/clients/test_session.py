@@ -1,0 +1,209 @@
+"""What the client does when the network, the server or its caller misbehaves."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from pathlib import Path
+
+import anyio
+import pytest
+from decathlon_client import (
+    AccessDeniedError,
+    AtCapacityError,
+    ClientError,
+    ConnectionLostError,
+    Decathlon,
+    Episode,
+    EpisodeEndedError,
+    ProtocolError,
+)
+
+from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.http.authentication import Tokens, new_token
+from tests.clients.processes import server_process
+from tests.clients.relay import port_of, relayed
+from tests.probe.serving import Served, serving
+
+pytestmark = pytest.mark.anyio
+
+
+class EndlessCall:
+    """A call that never ends; `started` is set when its tool runs."""
+
+    def __init__(self) -> None:
+        self.started = anyio.Event()
+
+    async def call(self, e: Episode) -> None:
+        await e.call("probe__count", {"to": 2, "pause": 100}, on_progress=self._on_progress)
+
+    async def _on_progress(self, progress: float, total: float | None, message: str | None) -> None:
+        self.started.set()
+
+
+async def test_a_call_on_a_cut_connection_fails_and_the_next_one_works(served: Served) -> None:
+    async with relayed(served) as (relay, url), Decathlon(url) as d, d.episode("find-answer") as e:
+        lost: list[ClientError] = []
+        endless_call = EndlessCall()
+
+        async def call() -> None:
+            with pytest.raises(ConnectionLostError) as caught:
+                await endless_call.call(e)
+            lost.append(caught.value)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call)
+            await endless_call.started.wait()
+            await relay.cut()
+        assert lost[0].retryable
+        assert (await e.call("probe__echo", {"text": "again"})).text == "again"
+        assert len(await d.tasks(prompts=False)) == len(served.episodes.catalogue)
+
+
+async def test_a_forgotten_session_is_replaced_by_a_new_one(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path / "first", provider="local") as first,
+        serving(tmp_path / "second", provider="local") as second,
+        relayed(first) as (relay, url),
+        Decathlon(url) as d,
+    ):
+        relay.port = port_of(second)
+        await relay.cut()
+        async with d.episode("find-answer"):
+            assert [len(server.episodes.live) for server in (first, second)] == [0, 1]
+
+
+async def test_an_unreachable_server_is_reported_with_its_address(free_port: int) -> None:
+    with pytest.raises(ConnectionLostError, match=f"no server answers at http://127.0.0.1:{free_port}/mcp"):
+        async with Decathlon(f"http://127.0.0.1:{free_port}"):
+            pass
+
+
+async def test_a_server_of_another_kind_is_a_protocol_error(served: Served) -> None:
+    with pytest.raises(ProtocolError, match="404"):
+        async with Decathlon(f"{served.url}/elsewhere"):
+            pass
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8765", "http://127.0.0.1/tasks/a/mcp", ""])
+async def test_an_invalid_server_url_is_refused_at_once(url: str) -> None:
+    with pytest.raises(ValueError, match="not the address of a server"):
+        Decathlon(url)
+
+
+async def test_the_lobbys_address_is_accepted_as_server_url(served: Served) -> None:
+    async with Decathlon(f"{served.url}/mcp") as d:
+        assert await d.tasks(prompts=False)
+
+
+async def test_leaving_the_context_ends_the_episode_at_once(served: Served) -> None:
+    async with Decathlon(served.url) as d:
+        async with d.episode("find-answer") as e:
+            handle = e.id
+            episode = next(live for live in served.episodes.live if live.id == handle)
+        await episode.state.reach(Phase.ENDED)
+        with pytest.raises(EpisodeEndedError) as caught:
+            async with d.attach(handle):
+                pass
+    assert caught.value.reason == "closed by its client"
+
+
+async def test_cancelling_while_an_episode_opens_leaves_none_behind(served: Served) -> None:
+    async with Decathlon(served.url) as d:
+        before = set(served.episodes.live)
+        with anyio.move_on_after(0.2) as scope:
+            async with d.episode("late-server"):
+                pass
+        assert scope.cancelled_caught
+        for episode in set(served.episodes.live) - before:
+            await episode.state.reach(Phase.ENDED)
+
+
+async def test_a_claimed_attempt_is_graded_after_its_client_leaves(served: Served) -> None:
+    async with Decathlon(served.url) as d, d.episode("find-answer") as e:
+        episode = next(live for live in served.episodes.live if live.id == e.id)
+        await e.call("probe__write", {"path": "answer.txt", "text": "42"})
+        await e.claim_done()
+    await episode.state.reach(Phase.ENDED)
+    assert episode.verdict is not None
+    assert episode.verdict.reward == 1.0
+
+
+async def test_a_full_server_tells_when_to_retry(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, provider="local", max_sandboxes=1, max_queue=0) as served,
+        Decathlon(served.url) as d,
+        d.episode("find-answer"),
+    ):
+        with pytest.raises(AtCapacityError, match="1 of 1 sandboxes") as caught:
+            async with d.episode("find-answer"):
+                pass
+        assert caught.value.retryable
+        assert 5 <= caught.value.retry_after_seconds <= 15
+
+
+async def test_a_server_with_tokens_requires_one(tmp_path: Path) -> None:
+    secret, line = new_token("player-one", "player")
+    (tmp_path / "tokens").write_text(line)
+    tokens = Tokens.read(tmp_path / "tokens")
+    async with serving(tmp_path / "state", provider="local", tokens=tokens) as served:
+        for wrong in (None, "guessed"):
+            with pytest.raises(AccessDeniedError, match="a token is needed"):
+                async with Decathlon(served.url, token=wrong):
+                    pass
+        async with Decathlon(served.url, token=secret) as d, d.episode("find-answer") as e:
+            assert (await e.call("probe__echo", {"text": "in"})).text == "in"
+
+
+async def test_a_reward_hidden_from_the_model_reaches_the_client(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, provider="local", reward="meta") as served,
+        Decathlon(served.url) as d,
+        d.episode("find-answer") as e,
+    ):
+        assert (await e.evaluate()).reward == 0.0
+
+
+async def test_claim_done_works_with_toolathlons_tool_names(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, provider="local", names="toolathlon") as served,
+        Decathlon(served.url) as d,
+        d.episode("say-answer") as e,
+    ):
+        assert "local-claim_done" in [tool.name for tool in e.tools]
+        await e.claim_done("forty-two")
+        assert (await e.evaluate()).reward == 1.0
+
+
+async def test_killing_the_server_during_a_call_fails_the_call(tmp_path: Path) -> None:
+    async with server_process(tmp_path) as (process, url), Decathlon(url) as d:
+        async with d.episode("find-answer") as e, anyio.create_task_group() as tasks:
+            endless_call = EndlessCall()
+
+            async def kill() -> None:
+                await endless_call.started.wait()
+                process.send_signal(signal.SIGKILL)
+
+            tasks.start_soon(kill)
+            with pytest.raises(ConnectionLostError):
+                await endless_call.call(e)
+
+
+async def test_killing_the_server_while_grading_fails_evaluate(tmp_path: Path) -> None:
+    async with server_process(tmp_path) as (process, url), Decathlon(url) as d:
+        async with d.episode("slow-verdict") as e, anyio.create_task_group() as tasks:
+
+            async def kill() -> None:
+                await anyio.wait_all_tasks_blocked()
+                process.send_signal(signal.SIGKILL)
+
+            tasks.start_soon(kill)
+            with pytest.raises(ConnectionLostError):
+                await e.evaluate()
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]

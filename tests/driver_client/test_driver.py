@@ -1,0 +1,396 @@
+"""The driver's client with a scripted driver: booting, methods, lease and loss."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from anyio.abc import ByteStream
+from anyio.lowlevel import checkpoint
+from decathlon_sandbox import wire
+
+from decathlon_mcp.driver_client import driver as driver_module
+from decathlon_mcp.driver_client.driver import DriverClient, RunResult, ServerInfo, connect
+from decathlon_mcp.errors import CallTimeoutError, DriverError, ImageError, SandboxLostError
+from decathlon_mcp.types import JsonObject
+from tests.driver_client.support import Peer, ScriptedSandbox, connection
+
+pytestmark = pytest.mark.anyio
+
+RUN_RESULT = {
+    "exit_code": 3,
+    "signal": None,
+    "timed_out": False,
+    "stdout": "out",
+    "stderr": "err",
+    "truncated": False,
+    "channel": None,
+    "seconds": 0.1,
+}
+SERVER_INFO = {
+    "protocolVersion": "2025-06-18",
+    "serverInfo": {"name": "files"},
+    "capabilities": {},
+    "tools": [{"name": "read", "unknown": [1]}],
+    "seconds": 0.1,
+}
+
+
+@asynccontextmanager
+async def booting(**fields: Any) -> AsyncGenerator[tuple[ScriptedSandbox, Peer]]:
+    """A sandbox whose driver has not started; `fields` are those of the sandbox."""
+    async with connection() as (stream, peer):
+        yield ScriptedSandbox(stream, **fields), peer
+
+
+@asynccontextmanager
+async def connected(**fields: Any) -> AsyncGenerator[tuple[DriverClient, Peer]]:
+    """A client whose driver has started."""
+    async with booting(**fields) as (sandbox, peer), connect(sandbox) as driver:
+        await peer.receive_boot_message()
+        await peer.send(method=wire.READY, params={"version": wire.VERSION, "python": "3.12", "pid": 1})
+        yield driver, peer
+
+
+async def answered(peer: Peer, call: Callable[[], Awaitable[Any]], **reply: Any) -> tuple[JsonObject, Any]:
+    """Run a call and answer its request; returns the request's method and params, and the call's result."""
+    requests: list[JsonObject] = []
+
+    async def answer() -> None:
+        request = await peer.receive()
+        requests.append({"method": request["method"], "params": request["params"]})
+        await peer.send(id=request["id"], **reply)
+
+    result: Any = None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(answer)
+        try:
+            result = await call()
+        except DriverError as error:
+            result = error
+    return requests[0], result
+
+
+# Methods
+
+
+async def test_run_sends_the_command_and_returns_the_result() -> None:
+    async with connected() as (driver, peer):
+        request, result = await answered(
+            peer,
+            lambda: driver.run(
+                ["true"], cwd="/", timeout_seconds=5, env={"A": "1"}, channel=True, leave=True
+            ),
+            result=RUN_RESULT,
+        )
+    assert request == {
+        "method": "run",
+        "params": {
+            "argv": ["true"],
+            "cwd": "/",
+            "env": {"A": "1"},
+            "inherit": "all",
+            "timeout_seconds": 5,
+            "output_bytes": 65536,
+            "channel": True,
+            "leave": True,
+        },
+    }
+    assert result == RunResult(exit_code=3, signal=None, timed_out=False, stdout="out", stderr="err")
+
+
+async def test_start_sends_the_servers_and_returns_their_tools() -> None:
+    servers = [{"name": "files", "command": ["files"]}]
+    async with connected() as (driver, peer):
+        request, infos = await answered(
+            peer,
+            lambda: driver.start(servers, deadline_seconds=5),
+            result={"servers": {"files": SERVER_INFO}},
+        )
+    assert request == {"method": "start", "params": {"servers": servers, "deadline_seconds": 5}}
+    assert infos == {"files": ServerInfo(tools=[{"name": "read", "unknown": [1]}])}
+
+
+@pytest.mark.parametrize(
+    "result",
+    [None, [], "text", {}, {**RUN_RESULT, "exit_code": "none"}, {**RUN_RESULT, "stdout": 7}],
+)
+async def test_invalid_result_of_run_is_a_driver_error(result: Any) -> None:
+    async with connected() as (driver, peer):
+        _, error = await answered(
+            peer, lambda: driver.run(["true"], cwd="/", timeout_seconds=5), result=result
+        )
+    assert isinstance(error, DriverError)
+    assert "invalid reply" in error.message
+    assert error.data == {"reason": "invalid_request"}
+
+
+@pytest.mark.parametrize(
+    "result",
+    [None, {}, {"servers": []}, {"servers": {"files": {}}}, {"servers": {"files": {"tools": ["read"]}}}],
+)
+async def test_invalid_result_of_start_is_a_driver_error(result: Any) -> None:
+    async with connected() as (driver, peer):
+        _, error = await answered(peer, lambda: driver.start([], deadline_seconds=5), result=result)
+    assert isinstance(error, DriverError)
+    assert error.data == {"reason": "invalid_request"}
+
+
+@pytest.mark.parametrize("reply", [{"result": {"content": []}}, {"error": {"code": -1, "message": "no"}}])
+async def test_call_returns_the_servers_reply_unchanged(reply: JsonObject) -> None:
+    async with connected() as (driver, peer):
+        request, result = await answered(
+            peer,
+            lambda: driver.call("files", "tools/call", {"name": "read"}, timeout_seconds=5),
+            result=reply,
+        )
+    assert request == {
+        "method": "call",
+        "params": {
+            "server": "files",
+            "method": "tools/call",
+            "params": {"name": "read"},
+            "timeout_seconds": 5,
+        },
+    }
+    assert result == reply
+
+
+@pytest.mark.parametrize("reply", [None, [], {}, {"result": {}, "error": {}}])
+async def test_reply_that_is_neither_result_nor_error_is_a_driver_error(reply: Any) -> None:
+    async with connected() as (driver, peer):
+        _, error = await answered(
+            peer, lambda: driver.call("files", "tools/call", {}, timeout_seconds=5), result=reply
+        )
+    assert isinstance(error, DriverError)
+    assert error.message == "server files sent a reply that is neither a result nor an error"
+    assert error.data == {"reason": "server"}
+
+
+async def test_notifications_of_a_call_reach_their_handlers() -> None:
+    received: list[tuple[str, JsonObject]] = []
+
+    async def on_progress(params: JsonObject) -> None:
+        received.append(("progress", params))
+
+    async def on_message(params: JsonObject) -> None:
+        received.append(("message", params))
+
+    async with connected() as (driver, peer), anyio.create_task_group() as tasks:
+
+        async def call() -> None:
+            await driver.call(
+                "files", "tools/call", {}, timeout_seconds=5, on_progress=on_progress, on_message=on_message
+            )
+
+        tasks.start_soon(call)
+        number = (await peer.receive())["id"]
+        await peer.send(method="progress", params={"id": number, "params": {"progress": 1}})
+        await peer.send(method="message", params={"id": number, "params": {"data": "text"}})
+        await peer.send(id=number, result={"result": {}})
+    assert received == [("progress", {"progress": 1}), ("message", {"data": "text"})]
+
+
+async def test_arrange_freeze_forward_and_ping_send_their_params() -> None:
+    async def dial() -> ByteStream:
+        raise NotImplementedError
+
+    steps = [{"make": "/a"}, {"remove": "/b"}]
+    async with connected() as (driver, peer):
+        requests = [
+            await answered(peer, lambda: driver.arrange(*steps), result={}),
+            await answered(peer, lambda: driver.freeze(spare=["kubectl*"]), result={}),
+            await answered(peer, lambda: driver.forward({80: dial}), result={}),
+            await answered(peer, driver.ping, result={}),
+        ]
+    assert requests == [
+        ({"method": "arrange", "params": {"steps": steps}}, None),
+        ({"method": "freeze", "params": {"spare": ["kubectl*"]}}, None),
+        ({"method": "forward", "params": {"ports": [80]}}, None),
+        ({"method": "ping", "params": {}}, None),
+    ]
+
+
+async def test_dial_returns_a_stream_to_the_port() -> None:
+    async with connected() as (driver, peer):
+        request, stream = await answered(peer, lambda: driver.dial(80), result={})
+        assert request["params"] == {"port": 80, "conn": stream.number}
+        assert stream.number < 0
+        await stream.send(b"x")
+        assert (await peer.receive())["params"] == {"conn": stream.number, "data": "eA=="}
+        await peer.send(method=wire.DATA, params={"conn": stream.number, "data": "eQ=="})
+        assert await stream.receive() == b"y"
+        await stream.aclose()
+
+
+async def test_failed_dial_closes_its_tunnel() -> None:
+    async with connected() as (driver, peer):
+        request, error = await answered(
+            peer, lambda: driver.dial(80), error={"code": wire.NETWORK, "message": "refused"}
+        )
+        assert isinstance(error, DriverError)
+        assert error.data["reason"] == "network"
+        reset = await peer.receive()
+        assert (reset["method"], reset["params"]) == ("reset", {"conn": request["params"]["conn"]})
+
+
+# Boot
+
+
+async def ping_after_the_end(**fields: Any) -> None:
+    """Ping a driver whose stream ends before it has started."""
+    async with booting(**fields) as (sandbox, peer), connect(sandbox) as driver:
+        await peer.end()
+        await driver.ping()
+
+
+async def test_source_of_the_driver_is_sent_first() -> None:
+    async with booting() as (sandbox, peer), connect(sandbox):
+        sources = json.loads(await peer.receive_boot_message())
+    assert "decathlon_sandbox.driver" in sources
+    assert all(isinstance(source, str) for source in sources.values())
+
+
+async def test_requests_are_sent_before_the_driver_is_ready() -> None:
+    async with booting() as (sandbox, peer), connect(sandbox) as driver:
+        await peer.receive_boot_message()
+        request, _ = await answered(peer, driver.ping, result={})
+    assert request["method"] == "ping"
+
+
+@pytest.mark.parametrize(
+    "complaint",
+    [
+        "decathlon: Python 3.10 or later is needed, this is 3.8.10",
+        "decathlon: this Python lacks its standard library: No module named 'json'",
+    ],
+)
+async def test_python_that_cannot_run_the_driver_is_an_image_error(complaint: str) -> None:
+    with pytest.raises(ImageError) as caught:
+        await ping_after_the_end(log_tail=f"a warning\n{complaint}\n")
+    assert caught.value.message == f"an-image cannot run the driver: {complaint.removeprefix('decathlon: ')}"
+    assert caught.value.data == {"image": "an-image"}
+
+
+async def test_sandbox_that_ends_during_boot_is_lost_with_the_end_of_its_stderr() -> None:
+    with pytest.raises(SandboxLostError) as caught:
+        await ping_after_the_end(log_tail="Killed\n", cause="out of memory")
+    assert caught.value.message == (
+        "sandbox lost: the sandbox's first process ended (out of memory); its stderr ends with: Killed"
+    )
+    assert caught.value.data == {"cause": "out of memory"}
+
+
+async def test_sandbox_that_is_gone_before_boot_is_lost() -> None:
+    async with booting() as (sandbox, peer):
+        await peer.aclose()
+        with pytest.raises(SandboxLostError, match=r"stderr ends with: \(nothing\)"):
+            async with connect(sandbox):
+                pytest.fail("yielded a client")
+
+
+async def test_driver_that_does_not_start_in_time_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "BOOT_SECONDS", 0.01)
+    async with booting() as (sandbox, _):
+        with pytest.raises(SandboxLostError, match="the driver did not come up within 0 s"):
+            async with connect(sandbox) as driver:
+                await driver.ping()
+
+
+async def fail_in_connect(sandbox: ScriptedSandbox, ready: Callable[[], Awaitable[None]]) -> None:
+    """Raise a DriverError in the body of `connect`, after `ready`."""
+    async with connect(sandbox):
+        await ready()
+        raise DriverError("put failed", reason="files")
+
+
+async def test_error_during_boot_waits_for_the_end_of_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another operation on the sandbox may fail before the connection notices that the driver has ended."""
+    monkeypatch.setattr(driver_module, "LOSS_SECONDS", 60.0)
+    async with booting(log_tail="decathlon: Python 3.10 or later is needed") as (sandbox, peer):
+        with pytest.raises(ImageError):
+            await fail_in_connect(sandbox, peer.end)
+
+
+async def test_error_during_boot_without_an_end_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "LOSS_SECONDS", 0.01)
+    async with booting(log_tail="decathlon: Python 3.10 or later is needed") as (sandbox, _):
+        with pytest.raises(DriverError, match="put failed"):
+            await fail_in_connect(sandbox, checkpoint)
+
+
+async def test_error_of_a_ready_driver_is_raised_as_it_is() -> None:
+    async with booting(log_tail="decathlon: Python 3.10 or later is needed") as (sandbox, peer):
+
+        async def start_and_end() -> None:
+            await peer.send(method=wire.READY, params={})
+            await peer.end()
+            await anyio.wait_all_tasks_blocked()
+
+        with pytest.raises(DriverError, match="put failed"):
+            await fail_in_connect(sandbox, start_and_end)
+
+
+# Loss
+
+
+async def test_loss_of_the_sandbox_has_its_cause() -> None:
+    async with connected(cause="exit code 137") as (driver, peer):
+        await peer.end()
+        await driver.closed.wait()
+        with pytest.raises(SandboxLostError) as caught:
+            await driver.ping()
+    assert caught.value.message == "sandbox lost: the sandbox's first process ended (exit code 137)"
+    assert caught.value.data == {"cause": "exit code 137"}
+
+
+async def test_requests_after_the_episode_are_refused() -> None:
+    async with connected() as (driver, _):
+        pass
+    assert driver.closed.is_set()
+    with pytest.raises(SandboxLostError, match="the episode ended"):
+        await driver.ping()
+    assert (await driver.closed_error()).message == "sandbox lost: the episode ended"
+
+
+async def test_lease_is_renewed_by_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "LEASE_SECONDS", 0.3)
+    async with connected() as (driver, peer):
+        for _ in range(3):
+            request = await peer.receive()
+            assert request["method"] == "ping"
+            await peer.reply(request, {})
+        assert not driver.closed.is_set()
+
+
+async def test_driver_that_refuses_a_ping_is_pinged_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "LEASE_SECONDS", 0.3)
+    async with connected() as (driver, peer):
+        request = await peer.receive()
+        await peer.send(id=request["id"], error={"code": wire.INTERNAL, "message": "no"})
+        assert (await peer.receive())["method"] == "ping"
+        assert not driver.closed.is_set()
+
+
+async def test_driver_that_does_not_answer_a_ping_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "LEASE_SECONDS", 0.03)
+    async with connected() as (driver, peer):
+        assert (await peer.receive())["method"] == "ping"
+        await driver.closed.wait()
+        error = await driver.closed_error()
+    assert error.message == "sandbox lost: the driver has not answered for 0 s"
+
+
+async def test_run_without_a_reply_times_out_after_its_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "GRACE_SECONDS", 0.01)
+    async with connected() as (driver, peer):
+        with pytest.raises(CallTimeoutError):
+            await driver.run(["true"], cwd="/", timeout_seconds=0.0)
+        request = await peer.receive()
+        cancel = await peer.receive()
+    assert (request["method"], cancel["method"]) == ("run", "cancel")
+    assert cancel["params"] == {"id": request["id"]}

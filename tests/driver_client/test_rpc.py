@@ -1,0 +1,526 @@
+"""Messages and requests over a byte stream, with a scripted peer at its other end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from anyio.abc import ByteStream, TaskGroup
+from anyio.lowlevel import checkpoint
+from decathlon_sandbox import wire
+
+from decathlon_mcp.driver_client import rpc as rpc_module
+from decathlon_mcp.driver_client.rpc import MAX_NOTIFICATIONS_BYTES, MessageStream, RpcClient
+from decathlon_mcp.errors import CallTimeoutError, DriverError, LimitExceededError, SandboxLostError
+from decathlon_mcp.types import JsonObject
+from tests.driver_client.support import Peer, connection, line
+
+pytestmark = pytest.mark.anyio
+
+
+class SlowStream(ByteStream):
+    """Writes the first half of an item at once and the rest once `resume` is set."""
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+        self.resume = anyio.Event()
+
+    async def send(self, item: bytes) -> None:
+        middle = len(item) // 2
+        self.written += item[:middle]
+        await self.resume.wait()
+        self.written += item[middle:]
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        raise NotImplementedError
+
+    async def send_eof(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+async def describe_loss(reason: str | None) -> SandboxLostError:
+    return SandboxLostError(reason or "the stream ended")
+
+
+@asynccontextmanager
+async def rpc_client() -> AsyncGenerator[tuple[RpcClient, Peer]]:
+    """A client that reads, and its peer."""
+    async with connection() as (stream, peer), anyio.create_task_group() as tasks:
+        rpc = RpcClient(stream, describe_loss)
+        tasks.start_soon(rpc.read)
+        yield rpc, peer
+        tasks.cancel_scope.cancel()
+
+
+class Request:
+    """A request that runs in a task; `outcome` is its result or error once `done` is set."""
+
+    def __init__(self, tasks: TaskGroup, rpc: RpcClient, method: str = wire.PING, **options: Any):
+        self.done = anyio.Event()
+        self.scope = anyio.CancelScope()
+        self.outcome: Any = None
+        tasks.start_soon(self._run, rpc, method, options)
+
+    async def _run(self, rpc: RpcClient, method: str, options: dict[str, Any]) -> None:
+        with self.scope:
+            try:
+                self.outcome = await rpc.request(method, {}, **options)
+            except Exception as error:  # noqa: BLE001
+                self.outcome = error
+        self.done.set()
+
+    async def result(self) -> Any:
+        await self.done.wait()
+        return self.outcome
+
+
+async def read_all(*chunks: bytes, max_bytes: int = 1000) -> list[JsonObject]:
+    """The messages that a stream of these chunks consists of."""
+    async with connection() as (stream, peer):
+        for chunk in chunks:
+            await peer.send_bytes(chunk)
+        await peer.end()
+        return [message async for message, _ in MessageStream(stream, max_bytes=max_bytes).messages()]
+
+
+# MessageStream
+
+
+async def test_message_is_written_as_one_line() -> None:
+    async with connection() as (stream, peer):
+        await MessageStream(stream, max_bytes=100).send({"text": "a\nb"})
+        assert await peer.receive() == {"text": "a\nb"}
+
+
+async def test_message_over_the_limit_is_not_written() -> None:
+    async with connection() as (stream, peer):
+        messages = MessageStream(stream, max_bytes=20)
+        with pytest.raises(LimitExceededError, match="a message of 23 bytes exceeds the limit of 20 bytes"):
+            await messages.send({"text": "x" * 11})
+        await messages.send({"text": "x" * 8})
+        assert await peer.receive() == {"text": "x" * 8}
+
+
+async def test_send_to_a_closed_stream_is_a_lost_sandbox() -> None:
+    async with connection() as (stream, peer):
+        await peer.aclose()
+        with pytest.raises(SandboxLostError, match="the sandbox is gone"):
+            await MessageStream(stream, max_bytes=100).send({})
+
+
+async def test_peer_that_does_not_read_is_a_lost_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc_module, "SEND_SECONDS", 0.01)
+    with pytest.raises(SandboxLostError, match="has not read its input"):
+        await MessageStream(SlowStream(), max_bytes=100).send({})
+
+
+async def test_cancelled_send_writes_the_whole_message() -> None:
+    stream = SlowStream()
+    messages = MessageStream(stream, max_bytes=100)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(messages.send, {"number": 1})
+        await anyio.wait_all_tasks_blocked()
+        assert 0 < len(stream.written) < len(b'{"number":1}\n')
+        tasks.cancel_scope.cancel()
+        stream.resume.set()
+    assert bytes(stream.written) == b'{"number":1}\n'
+
+
+async def test_concurrent_messages_are_not_mixed() -> None:
+    stream = SlowStream()
+    messages = MessageStream(stream, max_bytes=100)
+    async with anyio.create_task_group() as tasks:
+        for number in range(5):
+            tasks.start_soon(messages.send, {"number": number})
+        await anyio.wait_all_tasks_blocked()
+        stream.resume.set()
+    assert sorted(json.loads(text)["number"] for text in stream.written.splitlines()) == [*range(5)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+async def test_messages_are_read_whatever_the_chunks(size: int) -> None:
+    data = b'{"a":1}\n{"b":"\xc3\xa9"}\n\n{"c":[]}\n'
+    chunks = [data[start : start + size] for start in range(0, len(data), size)]
+    assert await read_all(*chunks) == [{"a": 1}, {"b": "é"}, {"c": []}]
+
+
+async def test_size_of_a_message_is_that_of_its_line() -> None:
+    async with connection() as (stream, peer):
+        await peer.send_bytes(b'{"a":1}\n{"a": 22}\n')
+        await peer.end()
+        sizes = [size async for _, size in MessageStream(stream, max_bytes=100).messages()]
+    assert sizes == [7, 9]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"",
+        b"garbage",
+        b"[1]",
+        b"7",
+        b"null",
+        b'{"a":NaN}',
+        b'{"a":',
+        b"\xff\xfe",
+        b"[" * 900,
+        b'{"a":1}{"a":2}',
+    ],
+)
+async def test_line_that_is_no_json_object_is_ignored(garbage: bytes) -> None:
+    assert await read_all(b'{"n":1}\n' + garbage + b'\n{"n":2}\n') == [{"n": 1}, {"n": 2}]
+
+
+async def test_half_line_at_the_end_is_ignored() -> None:
+    assert await read_all(b'{"n":1}\n{"n":2}') == [{"n": 1}]
+
+
+@pytest.mark.parametrize("chunks", [(b"x" * 101,), (b"x" * 60, b"x" * 60), (b"x" * 60, b"x" * 60 + b"\n")])
+async def test_line_over_the_limit_is_an_error(chunks: tuple[bytes, ...]) -> None:
+    with pytest.raises(LimitExceededError, match="a line of more than 100 bytes"):
+        await read_all(*chunks, max_bytes=100)
+
+
+async def test_line_of_exactly_the_limit_is_read() -> None:
+    text = json.dumps({"text": "x" * 88}).encode()
+    assert len(text) == 100
+    assert await read_all(text[:50], text[50:], b"\n", max_bytes=100) == [{"text": "x" * 88}]
+
+
+# Requests and replies
+
+
+async def test_replies_are_matched_to_requests_by_id() -> None:
+    async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
+        requests = [Request(tasks, rpc) for _ in range(3)]
+        received = [await peer.receive() for _ in requests]
+        assert len({message["id"] for message in received}) == 3
+        assert received[0] == {"jsonrpc": "2.0", "id": received[0]["id"], "method": "ping", "params": {}}
+        for message in reversed(received):
+            await peer.reply(message, {"to": message["id"]})
+        results = [await request.result() for request in requests]
+        assert sorted(result["to"] for result in results) == sorted(message["id"] for message in received)
+        assert results == [{"to": message["id"]} for message in received]
+
+
+async def test_replies_with_an_unknown_id_are_ignored() -> None:
+    async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
+        request = Request(tasks, rpc)
+        number = (await peer.receive())["id"]
+        for wrong in (number + 1, number - 1, -number, str(number), None, [number], float(number) + 0.5):
+            await peer.send(id=wrong, result="wrong")
+        await peer.send(id=number, result="right")
+        assert await request.result() == "right"
+
+
+async def test_second_reply_to_a_request_is_ignored() -> None:
+    async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
+        request = Request(tasks, rpc)
+        number = (await peer.receive())["id"]
+        await peer.send_bytes(line(id=number, result=1) + line(id=number, result=2))
+        assert await request.result() == 1
+
+
+async def test_late_reply_does_not_match_a_newer_request() -> None:
+    async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
+        first = Request(tasks, rpc)
+        old = await peer.receive()
+        first.scope.cancel()
+        assert (await peer.receive())["method"] == wire.CANCEL
+        second = Request(tasks, rpc)
+        new = await peer.receive()
+        await peer.reply(old, "late")
+        await peer.reply(new, "new")
+        assert await second.result() == "new"
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason", "message"),
+    [
+        ({"error": {"code": wire.FILES, "message": "no such file"}}, "files", "no such file"),
+        ({"error": {"code": wire.FROZEN, "message": "frozen"}}, "frozen", "frozen"),
+        ({"error": {"code": 4711, "message": "?"}}, "driver_fault", "?"),
+        ({"error": {"code": "at_capacity", "message": "?"}}, "driver_fault", "?"),
+        ({"error": {"code": wire.SPAWN}}, "spawn", "spawn"),
+        ({"error": {"code": wire.SPAWN, "message": "x" * 5000}}, "spawn", "x" * 4000),
+        ({"error": {"code": wire.SPAWN, "message": ["no text"]}}, "spawn", "spawn"),
+        ({"error": "text"}, "driver_fault", "driver_fault"),
+        ({}, "driver_fault", "driver_fault"),
+    ],
+)
+async def test_error_reply_is_a_driver_error(reply: JsonObject, reason: str, message: str) -> None:
+    async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
+        request = Request(tasks, rpc)
+        await peer.send(id=(await peer.receive())["id"], **reply)
+        error = await request.result()
+        assert isinstance(error, DriverError)
+        assert (error.message, error.data) == (message, {"reason": reason})
+
+
+async def test_data_of_an_error_reply_is_kept() -> None:
+    async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
+        request = Request(tasks, rpc)
+        data = {"server": "files", "stderr": "no module"}
+        error = {"code": wire.SERVER, "message": "ended", "data": data}
+        await peer.send(id=(await peer.receive())["id"], error=error)
+        outcome = await request.result()
+        assert isinstance(outcome, DriverError)
+        assert outcome.data == {"reason": "server", "about": data}
+
+
+async def test_timeout_reported_by_the_driver_is_a_call_timeout() -> None:
+    async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
+        request = Request(tasks, rpc)
+        await peer.send(id=(await peer.receive())["id"], error={"code": wire.TIMEOUT, "message": "late"})
+        error = await request.result()
+        assert isinstance(error, CallTimeoutError)
+        assert error.message == "late"
+
+
+# Cancellation and time-outs
+
+
+async def test_cancelled_request_is_cancelled_in_the_driver() -> None:
+    async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
+        request = Request(tasks, rpc)
+        number = (await peer.receive())["id"]
+        request.scope.cancel()
+        assert await peer.receive() == {"jsonrpc": "2.0", "method": "cancel", "params": {"id": number}}
+        await request.done.wait()
+
+
+async def test_request_without_a_reply_in_time_is_cancelled_in_the_driver() -> None:
+    async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
+        request = Request(tasks, rpc, timeout_seconds=0.01)
+        number = (await peer.receive())["id"]
+        assert await peer.receive() == {"jsonrpc": "2.0", "method": "cancel", "params": {"id": number}}
+        error = await request.result()
+        assert isinstance(error, CallTimeoutError)
+        assert (error.message, error.data) == ("no answer to ping within 0.01 s", {"seconds": 0.01})
+
+
+@pytest.mark.parametrize("reply", [{"result": 1}, {"error": {"code": wire.FILES, "message": "no"}}])
+async def test_request_with_a_reply_is_not_cancelled(reply: JsonObject) -> None:
+    async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
+        first = Request(tasks, rpc)
+        await peer.send(id=(await peer.receive())["id"], **reply)
+        await first.result()
+        Request(tasks, rpc)
+        assert (await peer.receive())["method"] == wire.PING
+        tasks.cancel_scope.cancel()
+
+
+async def test_failing_handler_fails_its_request_and_cancels_it() -> None:
+    async def fail(params: JsonObject) -> None:
+        raise RuntimeError("no")
+
+    async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
+        request = Request(tasks, rpc, handlers={wire.MESSAGE: fail})
+        number = (await peer.receive())["id"]
+        await peer.send(method=wire.MESSAGE, params={"id": number, "params": {}})
+        assert await peer.receive() == {"jsonrpc": "2.0", "method": "cancel", "params": {"id": number}}
+        assert isinstance(await request.result(), RuntimeError)
+
+
+# Notifications
+
+
+async def test_notifications_are_delivered_in_order_before_the_reply() -> None:
+    received: list[Any] = []
+
+    async def handle(params: JsonObject) -> None:
+        await checkpoint()
+        received.append(params["n"])
+
+    async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
+        request = Request(tasks, rpc, handlers={wire.PROGRESS: handle, wire.MESSAGE: handle})
+        number = (await peer.receive())["id"]
+        methods = [wire.PROGRESS, wire.MESSAGE, wire.MESSAGE, wire.PROGRESS]
+        data = [
+            line(method=name, params={"id": number, "params": {"n": n}}) for n, name in enumerate(methods)
+        ]
+        await peer.send_bytes(b"".join(data) + line(id=number, result="done"))
+        assert await request.result() == "done"
+        assert received == [0, 1, 2, 3]
+
+
+async def test_notifications_reach_the_request_with_their_id_alone() -> None:
+    received: list[str] = []
+
+    def handler(name: str) -> Any:
+        async def handle(params: JsonObject) -> None:
+            received.append(f"{name}:{params['text']}")
+
+        return {wire.MESSAGE: handle, wire.PROGRESS: None}
+
+    async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
+        first = Request(tasks, rpc, handlers=handler("first"))
+        first_request = await peer.receive()
+        second = Request(tasks, rpc, handlers=handler("second"))
+        second_request = await peer.receive()
+        unrelated: list[JsonObject] = [
+            {"id": 99, "params": {"text": "unknown id"}},
+            {"id": None, "params": {"text": "no id"}},
+            {"id": str(first_request["id"]), "params": {"text": "id as text"}},
+            {"id": first_request["id"], "params": "no object"},
+            {"params": {"text": "id is missing"}},
+        ]
+        for params in unrelated:
+            await peer.send(method=wire.MESSAGE, params=params)
+        await peer.send(method=wire.MESSAGE, params="no object")
+        await peer.send(method="unknown", params={"id": first_request["id"], "params": {"text": "unknown"}})
+        await peer.send(method=wire.PROGRESS, params={"id": first_request["id"], "params": {"text": "none"}})
+        for request, text in ((second_request, "b"), (first_request, "a")):
+            await peer.send(method=wire.MESSAGE, params={"id": request["id"], "params": {"text": text}})
+            await peer.reply(request, {})
+        await first.result()
+        await second.result()
+    assert sorted(received) == ["first:a", "second:b"]
+
+
+async def slow_handler_sees(peer: Peer, rpc: RpcClient, numbers: range, text: str) -> list[int]:
+    """The notifications that a handler sees if all of them come while it is busy with the first one."""
+    seen: list[int] = []
+    resume = anyio.Event()
+
+    async def handle(params: JsonObject) -> None:
+        seen.append(params["number"])
+        await resume.wait()
+
+    async with anyio.create_task_group() as tasks:
+        request = Request(tasks, rpc, handlers={wire.MESSAGE: handle})
+        number = (await peer.receive())["id"]
+        for n in numbers:
+            params = {"id": number, "params": {"number": n, "text": text}}
+            await peer.send(method=wire.MESSAGE, params=params)
+            if n == numbers[0]:
+                await anyio.wait_all_tasks_blocked()
+        await peer.send(id=number, result="done")
+        await anyio.wait_all_tasks_blocked()
+        resume.set()
+        assert await request.result() == "done"
+    return seen
+
+
+async def test_notifications_for_a_slow_handler_are_bounded_in_bytes() -> None:
+    async with rpc_client() as (rpc, peer):
+        text = "x" * (MAX_NOTIFICATIONS_BYTES // 8)
+        seen = await slow_handler_sees(peer, rpc, range(50), text)
+    assert seen == [0, *range(43, 50)]
+
+
+async def test_notifications_for_a_slow_handler_are_bounded_in_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rpc_module, "MAX_NOTIFICATIONS", 5)
+    async with rpc_client() as (rpc, peer):
+        seen = await slow_handler_sees(peer, rpc, range(50), "")
+    assert seen == [0, *range(45, 50)]
+
+
+# The end of the connection
+
+
+async def test_end_of_the_stream_fails_pending_and_later_requests() -> None:
+    async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
+        requests = [Request(tasks, rpc) for _ in range(2)]
+        for _ in requests:
+            await peer.receive()
+        await peer.end()
+        outcomes = [await request.result() for request in requests]
+        assert [str(outcome) for outcome in outcomes] == ["the stream ended"] * 2
+        assert all(isinstance(outcome, SandboxLostError) for outcome in outcomes)
+        assert rpc.closed.is_set()
+        assert rpc.ready_or_closed.is_set()
+        assert not rpc.ready
+        with pytest.raises(SandboxLostError, match="the stream ended"):
+            await rpc.request(wire.PING, {})
+        with pytest.raises(SandboxLostError, match="the stream ended"):
+            await rpc.notify(wire.CANCEL, {})
+
+
+async def test_end_of_the_stream_within_a_reply_fails_the_request() -> None:
+    async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
+        request = Request(tasks, rpc)
+        reply = line(id=(await peer.receive())["id"], result={})
+        await peer.send_bytes(reply[:-1])
+        await peer.end()
+        assert isinstance(await request.result(), SandboxLostError)
+
+
+async def test_reply_before_the_end_of_the_stream_is_returned() -> None:
+    async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
+        request = Request(tasks, rpc)
+        await peer.reply(await peer.receive(), "in time")
+        await peer.end()
+        assert await request.result() == "in time"
+
+
+async def test_line_over_the_limit_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_LINE_BYTES", 1000)
+    async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
+        request = Request(tasks, rpc)
+        await peer.receive()
+        await peer.send_bytes(b"x" * 1001)
+        error = await request.result()
+        assert isinstance(error, SandboxLostError)
+        assert error.message == "the driver sent a line of more than 1000 bytes"
+
+
+async def test_garbage_lines_do_not_close_the_connection() -> None:
+    async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
+        request = Request(tasks, rpc)
+        message = await peer.receive()
+        await peer.send_bytes(b'garbage\n\xff\n[]\n{"id":\n{"method":7,"params":[]}\n{"id":{},"method":[]}\n')
+        await peer.reply(message, "done")
+        assert await request.result() == "done"
+
+
+async def test_failing_write_closes_the_connection() -> None:
+    async with connection() as (stream, peer):
+        rpc = RpcClient(stream, describe_loss)
+        await peer.aclose()
+        with pytest.raises(SandboxLostError, match="the sandbox is gone"):
+            await rpc.request(wire.PING, {})
+        assert rpc.closed.is_set()
+
+
+async def test_message_over_the_limit_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_LINE_BYTES", 1000)
+    async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
+        with pytest.raises(LimitExceededError):
+            await rpc.request(wire.PING, {"text": "x" * 1000})
+        assert (await peer.receive())["method"] == wire.CANCEL
+        request = Request(tasks, rpc)
+        await peer.reply(await peer.receive(), "done")
+        assert await request.result() == "done"
+
+
+async def test_first_reason_for_closing_is_kept() -> None:
+    async with rpc_client() as (rpc, _):
+        rpc.close("first")
+        rpc.close("second")
+        assert (await rpc.closed_error()).message == "first"
+
+
+async def test_ready_notification_is_recorded() -> None:
+    async with rpc_client() as (rpc, peer):
+        assert not rpc.ready
+        await peer.send(method=wire.READY, params={"version": 1})
+        await rpc.ready_or_closed.wait()
+        assert rpc.ready
+        assert not rpc.closed.is_set()
+
+
+async def test_end_of_the_stream_breaks_the_tunnels() -> None:
+    async with rpc_client() as (rpc, peer):
+        tunnel = rpc.tunnels.create()
+        await peer.end()
+        with pytest.raises(anyio.BrokenResourceError):
+            await tunnel.receive()
+        await tunnel.aclose()

@@ -1,0 +1,474 @@
+"""Tunnels whose other end, the driver, is played by a test."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import pytest
+from anyio.abc import ByteStream
+from decathlon_sandbox import wire
+
+from decathlon_mcp.driver_client import tunnels as tunnels_module
+from decathlon_mcp.driver_client.tunnels import Dialer, Tunnel, Tunnels
+from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.types import JsonObject
+from tests.driver_client.support import MemoryByteStream, stream_pair
+
+pytestmark = pytest.mark.anyio
+
+PORT = 1000
+
+
+@dataclass
+class Driver:
+    """Records the notifications that the client sends."""
+
+    sent: list[tuple[str, JsonObject]] = field(default_factory=list[tuple[str, JsonObject]])
+    sent_one: anyio.Event = field(default_factory=anyio.Event)
+    lost: bool = False
+
+    async def notify(self, method: str, params: JsonObject) -> None:
+        if self.lost:
+            raise SandboxLostError("the sandbox is gone")
+        json.dumps(params)
+        self.sent.append((method, params))
+        self.sent_one.set()
+        self.sent_one = anyio.Event()
+
+    async def wait_for(self, method: str, number: int) -> None:
+        """Wait until a notification of that method was sent for that tunnel."""
+        while not any(sent == method and params["conn"] == number for sent, params in self.sent):
+            await self.sent_one.wait()
+
+    def data(self, number: int) -> bytes:
+        """All data that was sent for a tunnel."""
+        return b"".join(
+            base64.b64decode(params["data"])
+            for method, params in self.sent
+            if method == wire.DATA and params["conn"] == number
+        )
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver()
+
+
+@pytest.fixture
+def tunnels(driver: Driver) -> Tunnels:
+    return Tunnels(driver.notify)
+
+
+def data(number: int, content: bytes) -> JsonObject:
+    return {"conn": number, "data": base64.b64encode(content).decode()}
+
+
+async def read_all(stream: ByteStream) -> bytes:
+    return b"".join([chunk async for chunk in stream])
+
+
+@asynccontextmanager
+async def forwarding(tunnels: Tunnels, dial: Dialer) -> AsyncGenerator[None]:
+    """Forward `PORT` to what `dial` opens; on exit every tunnel has ended."""
+    async with anyio.create_task_group() as tasks:
+        tunnels.forward({PORT: dial}, tasks)
+        yield
+
+
+# Data and windows
+
+
+async def test_received_data_is_acknowledged_as_it_is_read(tunnels: Tunnels, driver: Driver) -> None:
+    tunnel = tunnels.create()
+    tunnels.handle(wire.DATA, data(tunnel.number, b"abcdef"))
+    assert driver.sent == []
+    assert await tunnel.receive(4) == b"abcd"
+    assert await tunnel.receive(4) == b"ef"
+    assert driver.sent == [
+        (wire.TAKEN, {"conn": tunnel.number, "bytes": 4}),
+        (wire.TAKEN, {"conn": tunnel.number, "bytes": 2}),
+    ]
+
+
+async def test_reader_waits_for_data(tunnels: Tunnels) -> None:
+    tunnel = tunnels.create()
+    received: list[bytes] = []
+
+    async def read() -> None:
+        received.append(await tunnel.receive())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read)
+        await anyio.wait_all_tasks_blocked()
+        tunnels.handle(wire.DATA, data(tunnel.number, b""))
+        await anyio.wait_all_tasks_blocked()
+        assert received == []
+        tunnels.handle(wire.DATA, data(tunnel.number, b"x"))
+    assert received == [b"x"]
+
+
+async def test_full_window_is_received(tunnels: Tunnels) -> None:
+    tunnel = tunnels.create()
+    tunnels.handle(wire.DATA, data(tunnel.number, b"x" * wire.WINDOW_BYTES))
+    tunnels.handle(wire.FINISHED, {"conn": tunnel.number})
+    assert await read_all(tunnel) == b"x" * wire.WINDOW_BYTES
+
+
+async def test_more_than_a_window_breaks_that_tunnel_alone(tunnels: Tunnels, driver: Driver) -> None:
+    greedy, other = tunnels.create(), tunnels.create()
+    tunnels.handle(wire.DATA, data(greedy.number, b"x" * wire.WINDOW_BYTES))
+    tunnels.handle(wire.DATA, data(greedy.number, b"x"))
+    tunnels.handle(wire.DATA, data(other.number, b"abc"))
+    assert await other.receive() == b"abc"
+    with pytest.raises(anyio.BrokenResourceError):
+        await read_all(greedy)
+    await greedy.aclose()
+    assert driver.sent[-1] == (wire.RESET, {"conn": greedy.number})
+
+
+async def test_window_is_free_again_for_what_was_read(tunnels: Tunnels) -> None:
+    tunnel = tunnels.create()
+    tunnels.handle(wire.DATA, data(tunnel.number, b"x" * wire.WINDOW_BYTES))
+    assert len(await tunnel.receive(10)) == 10
+    tunnels.handle(wire.DATA, data(tunnel.number, b"y" * 10))
+    tunnels.handle(wire.FINISHED, {"conn": tunnel.number})
+    assert await read_all(tunnel) == b"x" * (wire.WINDOW_BYTES - 10) + b"y" * 10
+
+
+async def test_sender_waits_for_the_window(tunnels: Tunnels, driver: Driver) -> None:
+    tunnel = tunnels.create()
+    content = bytes(number % 251 for number in range(wire.WINDOW_BYTES + 10))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(tunnel.send, content)
+        await anyio.wait_all_tasks_blocked()
+        assert driver.data(tunnel.number) == content[: wire.WINDOW_BYTES]
+        tunnels.handle(wire.TAKEN, {"conn": tunnel.number, "bytes": 4})
+        await anyio.wait_all_tasks_blocked()
+        assert driver.data(tunnel.number) == content[: wire.WINDOW_BYTES + 4]
+        tunnels.handle(wire.TAKEN, {"conn": tunnel.number, "bytes": 6})
+    assert driver.data(tunnel.number) == content
+
+
+async def test_window_never_exceeds_its_size(tunnels: Tunnels, driver: Driver) -> None:
+    tunnel = tunnels.create()
+    tunnels.handle(wire.TAKEN, {"conn": tunnel.number, "bytes": 10**12})
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(tunnel.send, b"x" * (wire.WINDOW_BYTES + 1))
+        await anyio.wait_all_tasks_blocked()
+        assert len(driver.data(tunnel.number)) == wire.WINDOW_BYTES
+        tunnels.handle(wire.TAKEN, {"conn": tunnel.number, "bytes": 1})
+
+
+async def test_data_is_sent_in_chunks_of_bounded_size(tunnels: Tunnels, driver: Driver) -> None:
+    tunnel = tunnels.create()
+    await tunnel.send(b"x" * (wire.CHUNK_BYTES + 1))
+    assert [len(base64.b64decode(params["data"])) for _, params in driver.sent] == [wire.CHUNK_BYTES, 1]
+
+
+# Violations of the protocol
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        (wire.DATA, {"data": "not base64!"}),
+        (wire.DATA, {"data": "é"}),
+        (wire.DATA, {"data": 7}),
+        (wire.DATA, {"data": None}),
+        (wire.TAKEN, {"bytes": -1}),
+        (wire.TAKEN, {"bytes": "many"}),
+        (wire.TAKEN, {"bytes": 1.5}),
+        (wire.TAKEN, {}),
+    ],
+)
+async def test_invalid_notification_breaks_that_tunnel_alone(
+    tunnels: Tunnels, method: str, params: JsonObject
+) -> None:
+    tunnel, other = tunnels.create(), tunnels.create()
+    tunnels.handle(method, {"conn": tunnel.number, **params})
+    tunnels.handle(wire.DATA, data(other.number, b"x"))
+    assert await other.receive() == b"x"
+    with pytest.raises(anyio.BrokenResourceError):
+        await tunnel.send(b"x")
+    with pytest.raises(anyio.BrokenResourceError):
+        await tunnel.receive()
+
+
+@pytest.mark.parametrize("number", [77, "-1", None, [-1], {}])
+async def test_notification_for_an_unknown_tunnel_is_ignored(
+    tunnels: Tunnels, driver: Driver, number: Any
+) -> None:
+    tunnel = tunnels.create()
+    for method in (wire.DATA, wire.TAKEN, wire.FINISHED, wire.RESET):
+        tunnels.handle(method, {"conn": number, "data": "eA==", "bytes": 1})
+    tunnels.handle(wire.DATA, data(tunnel.number, b"mine"))
+    assert await tunnel.receive() == b"mine"
+    await tunnel.send(b"x")
+    assert driver.data(tunnel.number) == b"x"
+
+
+async def test_data_after_the_end_breaks_the_tunnel(tunnels: Tunnels) -> None:
+    tunnel = tunnels.create()
+    tunnels.handle(wire.FINISHED, {"conn": tunnel.number})
+    tunnels.handle(wire.DATA, data(tunnel.number, b"x"))
+    with pytest.raises(anyio.BrokenResourceError):
+        await tunnel.receive()
+
+
+# The end of a tunnel
+
+
+async def test_buffered_data_is_read_before_the_end(tunnels: Tunnels) -> None:
+    tunnel = tunnels.create()
+    tunnels.handle(wire.DATA, data(tunnel.number, b"x"))
+    tunnels.handle(wire.FINISHED, {"conn": tunnel.number})
+    assert await tunnel.receive() == b"x"
+    with pytest.raises(anyio.EndOfStream):
+        await tunnel.receive()
+
+
+async def test_data_can_be_sent_after_the_peers_end(tunnels: Tunnels, driver: Driver) -> None:
+    tunnel = tunnels.create()
+    tunnels.handle(wire.FINISHED, {"conn": tunnel.number})
+    await tunnel.send(b"x")
+    assert driver.data(tunnel.number) == b"x"
+
+
+async def test_data_can_be_received_after_the_own_end(tunnels: Tunnels, driver: Driver) -> None:
+    tunnel = tunnels.create()
+    await tunnel.send_eof()
+    await tunnel.send_eof()
+    assert driver.sent == [(wire.FINISHED, {"conn": tunnel.number})]
+    tunnels.handle(wire.DATA, data(tunnel.number, b"x"))
+    assert await tunnel.receive() == b"x"
+    with pytest.raises(anyio.BrokenResourceError):
+        await tunnel.send(b"x")
+
+
+async def test_closing_after_both_ends_sends_no_reset(tunnels: Tunnels, driver: Driver) -> None:
+    tunnel = tunnels.create()
+    await tunnel.send_eof()
+    tunnels.handle(wire.FINISHED, {"conn": tunnel.number})
+    await tunnel.aclose()
+    assert [method for method, _ in driver.sent] == [wire.FINISHED]
+
+
+@pytest.mark.parametrize("finished", [None, "own", "peer"])
+async def test_closing_early_sends_one_reset(tunnels: Tunnels, driver: Driver, finished: str | None) -> None:
+    tunnel = tunnels.create()
+    if finished == "own":
+        await tunnel.send_eof()
+    elif finished == "peer":
+        tunnels.handle(wire.FINISHED, {"conn": tunnel.number})
+    await tunnel.aclose()
+    await tunnel.aclose()
+    assert [method for method, _ in driver.sent].count(wire.RESET) == 1
+    with pytest.raises(anyio.BrokenResourceError):
+        await tunnel.receive()
+
+
+async def test_reset_by_the_peer_breaks_the_tunnel_and_is_not_answered(
+    tunnels: Tunnels, driver: Driver
+) -> None:
+    tunnel = tunnels.create()
+    tunnels.handle(wire.RESET, {"conn": tunnel.number})
+    with pytest.raises(anyio.BrokenResourceError):
+        await tunnel.receive()
+    with pytest.raises(anyio.BrokenResourceError):
+        await tunnel.send(b"x")
+    await tunnel.aclose()
+    assert driver.sent == []
+
+
+async def test_notifications_for_a_closed_tunnel_are_ignored(tunnels: Tunnels, driver: Driver) -> None:
+    tunnel = tunnels.create()
+    await tunnel.aclose()
+    for method in (wire.DATA, wire.TAKEN, wire.FINISHED, wire.RESET):
+        tunnels.handle(method, {"conn": tunnel.number, "data": "eA==", "bytes": 1})
+    assert tunnels.create().number != tunnel.number
+    assert driver.sent == [(wire.RESET, {"conn": tunnel.number})]
+
+
+def waiting_calls(tunnel: Tunnel) -> Mapping[str, Callable[[], Awaitable[Any]]]:
+    return {
+        "receive": tunnel.receive,
+        "send": lambda: tunnel.send(b"x" * (wire.WINDOW_BYTES + 1)),
+    }
+
+
+@pytest.mark.parametrize("name", ["receive", "send"])
+async def test_end_of_the_connection_fails_waiting_calls(tunnels: Tunnels, name: str) -> None:
+    tunnel = tunnels.create()
+    failed = anyio.Event()
+
+    async def call() -> None:
+        with pytest.raises(anyio.BrokenResourceError):
+            await waiting_calls(tunnel)[name]()
+        failed.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call)
+        await anyio.wait_all_tasks_blocked()
+        assert not failed.is_set()
+        tunnels.close()
+    assert failed.is_set()
+
+
+async def test_lost_connection_breaks_the_tunnel(tunnels: Tunnels, driver: Driver) -> None:
+    tunnel = tunnels.create()
+    driver.lost = True
+    with pytest.raises(anyio.BrokenResourceError):
+        await tunnel.send(b"x")
+    with pytest.raises(anyio.BrokenResourceError):
+        await tunnel.receive()
+    await tunnel.aclose()
+    assert driver.sent == []
+
+
+# Forwarded ports
+
+
+@dataclass
+class Target:
+    """The server's end of what forwarded connections lead to; `ours` is the test's end of the latest one."""
+
+    dialled: int = 0
+    ours: MemoryByteStream | None = None
+    connected: anyio.Event = field(default_factory=anyio.Event)
+
+    async def dial(self) -> ByteStream:
+        self.dialled += 1
+        theirs, self.ours = stream_pair()
+        self.connected.set()
+        return theirs
+
+
+async def test_forwarded_connection_carries_data_and_ends_in_both_directions(
+    tunnels: Tunnels, driver: Driver
+) -> None:
+    target = Target()
+    async with forwarding(tunnels, target.dial):
+        tunnels.handle(wire.OPENED, {"conn": 1, "port": PORT})
+        await target.connected.wait()
+        assert target.ours is not None
+        tunnels.handle(wire.DATA, data(1, b"request"))
+        tunnels.handle(wire.FINISHED, {"conn": 1})
+        assert await read_all(target.ours) == b"request"
+        await target.ours.send(b"response")
+        await target.ours.send_eof()
+        await driver.wait_for(wire.FINISHED, 1)
+    assert driver.data(1) == b"response"
+    assert wire.RESET not in [method for method, _ in driver.sent]
+    await target.ours.aclose()
+
+
+@pytest.mark.parametrize("port", [PORT + 1, 0, str(PORT), None, [PORT]])
+async def test_connection_to_a_port_that_is_not_forwarded_is_ignored(
+    tunnels: Tunnels, driver: Driver, port: Any
+) -> None:
+    target = Target()
+    async with forwarding(tunnels, target.dial):
+        tunnels.handle(wire.OPENED, {"conn": 1, "port": port})
+        await anyio.wait_all_tasks_blocked()
+    assert (target.dialled, driver.sent) == (0, [])
+
+
+async def test_connection_before_any_port_is_forwarded_is_ignored(tunnels: Tunnels, driver: Driver) -> None:
+    tunnels.handle(wire.OPENED, {"conn": 1, "port": PORT})
+    assert driver.sent == []
+
+
+async def test_number_that_is_in_use_is_ignored(tunnels: Tunnels) -> None:
+    target = Target()
+    async with forwarding(tunnels, target.dial):
+        tunnels.handle(wire.OPENED, {"conn": 1, "port": PORT})
+        await target.connected.wait()
+        tunnels.handle(wire.OPENED, {"conn": 1, "port": PORT})
+        await anyio.wait_all_tasks_blocked()
+        assert target.dialled == 1
+        tunnels.handle(wire.RESET, {"conn": 1})
+    assert target.ours is not None
+    await target.ours.aclose()
+
+
+@pytest.mark.parametrize("error", [ConnectionRefusedError(), ProviderUnavailableError("no engine")])
+async def test_target_that_cannot_be_reached_resets_the_tunnel(
+    tunnels: Tunnels, driver: Driver, error: Exception
+) -> None:
+    async def dial() -> ByteStream:
+        raise error
+
+    async with forwarding(tunnels, dial):
+        tunnels.handle(wire.OPENED, {"conn": 1, "port": PORT})
+    assert driver.sent == [(wire.RESET, {"conn": 1})]
+
+
+async def test_target_that_does_not_answer_resets_the_tunnel(
+    tunnels: Tunnels, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnels_module, "DIAL_SECONDS", 0.01)
+
+    async def dial() -> ByteStream:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async with forwarding(tunnels, dial):
+        tunnels.handle(wire.OPENED, {"conn": 1, "port": PORT})
+    assert driver.sent == [(wire.RESET, {"conn": 1})]
+
+
+async def test_target_that_breaks_resets_the_tunnel(tunnels: Tunnels, driver: Driver) -> None:
+    target = Target()
+    async with forwarding(tunnels, target.dial):
+        tunnels.handle(wire.OPENED, {"conn": 1, "port": PORT})
+        await target.connected.wait()
+        assert target.ours is not None
+        await target.ours.aclose()
+        tunnels.handle(wire.DATA, data(1, b"to nobody"))
+        await driver.wait_for(wire.RESET, 1)
+
+
+async def test_reset_tunnel_closes_its_target(tunnels: Tunnels, driver: Driver) -> None:
+    target = Target()
+    async with forwarding(tunnels, target.dial):
+        tunnels.handle(wire.OPENED, {"conn": 1, "port": PORT})
+        await target.connected.wait()
+        tunnels.handle(wire.RESET, {"conn": 1})
+    assert target.ours is not None
+    assert await read_all(target.ours) == b""
+    assert driver.sent == []
+    await target.ours.aclose()
+
+
+async def test_number_of_tunnels_is_bounded(
+    tunnels: Tunnels, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnels_module, "MAX_TUNNELS", 2)
+    opened: list[MemoryByteStream] = []
+
+    async def dial() -> ByteStream:
+        theirs, ours = stream_pair()
+        opened.append(ours)
+        return theirs
+
+    async with forwarding(tunnels, dial):
+        for number in (1, 2, 3):
+            tunnels.handle(wire.OPENED, {"conn": number, "port": PORT})
+        await anyio.wait_all_tasks_blocked()
+        assert len(opened) == 2
+        tunnels.handle(wire.RESET, {"conn": 1})
+        await anyio.wait_all_tasks_blocked()
+        tunnels.handle(wire.OPENED, {"conn": 4, "port": PORT})
+        await anyio.wait_all_tasks_blocked()
+        assert len(opened) == 3
+        for number in (2, 4):
+            tunnels.handle(wire.RESET, {"conn": number})
+    for stream in opened:
+        await stream.aclose()
+    assert driver.sent == []

@@ -1,0 +1,133 @@
+"""How a server stops, and that nothing is left of it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+
+from tests.probe.clients import connected
+from tests.probe.leftovers import processes_marked
+from tests.probe.serving import SUITE
+
+pytestmark = pytest.mark.anyio
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server in its own process."""
+
+    process: anyio.abc.Process
+    url: str
+    state: Path
+
+    def task(self, task_id: str) -> str:
+        return f"{self.url}/tasks/{task_id}/mcp"
+
+
+@asynccontextmanager
+async def running(state: Path, provider: str, *arguments: str) -> AsyncGenerator[Running]:
+    ready = state.parent / "ready"
+    ready.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "decathlon_mcp.cli", "serve", "--suite", SUITE, "--port", "0"]
+    options = ["--provider", provider, "--state", str(state), "--ready-file", str(ready), *arguments]
+    async with await anyio.open_process(
+        [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        while not ready.exists() and process.returncode is None:  # noqa: ASYNC110
+            await anyio.sleep(0.05)
+        yield Running(process, ready.read_text().strip(), state)
+        if process.returncode is None:
+            process.terminate()
+            await process.wait()
+
+
+async def leftovers(running: Running, docker: Any) -> list[str]:
+    """Processes and containers of the server that are still there after at most 20 s."""
+    found: list[str] = ["?"]
+    with anyio.move_on_after(20):
+        while found:
+            found = processes_marked(running.state)
+            if docker is not None:
+                containers = docker.containers(all=True, filters={"label": "decathlon.owner"})
+                names = [name for container in containers for name in container["Names"]]
+                known = [folder.name[:12] for folder in (running.state / "episodes").iterdir()]
+                found += [name for name in names if any(label in name for label in known)]
+            await anyio.sleep(0.1 if found else 0)
+    return found
+
+
+@pytest.fixture
+def docker(provider: str, request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue("docker_engine") if provider == "docker" else None
+
+
+async def test_sigterm_finishes_gradings_and_ends_open_attempts(
+    tmp_path: Path, provider: str, docker: Any
+) -> None:
+    async with running(tmp_path / "state", provider) as server:
+        async with (
+            connected(server.task("find-answer")) as idle,
+            connected(server.task("find-answer")) as finished,
+        ):
+            await idle.call_tool("probe__echo", {"text": ""})
+            await finished.call_tool("probe__write", {"path": "answer.txt", "text": "42"})
+            await finished.call_tool("claim_done", {})
+            server.process.terminate()
+            assert await server.process.wait() == 0
+        verdicts = [
+            json.loads(file.read_text()) for file in (server.state / "episodes").glob("*/verdict.json")
+        ]
+        assert sorted(verdict["status"] for verdict in verdicts) == ["not_evaluated", "scored"]
+        assert [verdict["reward"] for verdict in verdicts if "reward" in verdict] == [1.0]
+        assert await leftovers(server, docker) == []
+
+
+async def test_no_episode_starts_while_the_server_drains(tmp_path: Path, provider: str) -> None:
+    async with running(tmp_path / "state", provider, "--drain-seconds", "20") as server:
+        async with connected(server.task("slow-verdict")) as client:
+            await client.call_tool("claim_done", {})
+            server.process.send_signal(signal.SIGINT)
+            async with httpx2.AsyncClient() as http:
+                while (await http.get(f"{server.url}/healthz")).json()["status"] != "draining":  # noqa: ASYNC110
+                    await anyio.sleep(0.02)
+                body: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
+                response = await http.post(server.task("find-answer"), json=body)
+            assert response.status_code == 503
+            assert "shutting down" in response.text
+
+
+async def test_a_killed_server_leaves_no_process_and_no_container(
+    tmp_path: Path, provider: str, docker: Any
+) -> None:
+    async with running(tmp_path / "state", provider) as server:
+        async with connected(server.task("find-answer")) as client:
+            await client.call_tool("probe__shell", {"command": "setsid sleep 1000 >/dev/null 2>&1 &"})
+            server.process.kill()
+            await server.process.wait()
+            assert await leftovers(server, docker) == []
+
+
+async def test_the_next_server_removes_the_files_of_a_killed_one(tmp_path: Path, provider: str) -> None:
+    state = tmp_path / "state"
+    async with running(state, provider) as server, connected(server.task("find-answer")) as client:
+        await client.call_tool("probe__echo", {"text": ""})
+        server.process.kill()
+        await server.process.wait()
+    assert list((state / "scratch").iterdir())
+    async with running(state, provider) as server:
+        assert len(list((state / "servers").iterdir())) == 1
+        assert len(list((state / "scratch").iterdir())) == 1
+        sandboxes = state / "sandboxes"
+        assert not sandboxes.exists() or not [entry for entry in sandboxes.iterdir() if entry.is_dir()]
+    assert list((state / "servers").iterdir()) == []

@@ -1,0 +1,93 @@
+"""A running registry over the fake provider, for the tests of this folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import yaml
+
+from decathlon_mcp.app import create_registry, create_sandbox_factory
+from decathlon_mcp.catalogue.catalogue import Catalogue
+from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.settings import Settings
+from decathlon_mcp.suites.loading import load_suite
+from tests.fakes.driver import Died, FakeCall, FakeRun
+from tests.fakes.provider import FakeProvider
+from tests.probe.serving import SUITE
+
+
+async def echo(call: FakeCall) -> str:
+    return str(call.arguments.get("text", ""))
+
+
+async def hang(call: FakeCall) -> str:
+    await anyio.sleep_forever()
+    return ""
+
+
+async def die(call: FakeCall) -> str:
+    """End the sandbox's first process, as the kernel does when memory runs out."""
+    raise Died(out_of_memory=True)
+
+
+TOOLS = {"probe": {"echo": echo, "hang": hang, "die": die}}
+
+
+def exits_with(exit_code: int) -> Callable[[FakeRun], int]:
+    """A `run` in which every process, and so every evaluator, ends with this exit code."""
+    return lambda request: exit_code
+
+
+def sandbox_factory(
+    tmp_path: Path, provider: FakeProvider, *, suite: str | Path = SUITE, **settings: Any
+) -> SandboxFactory:
+    """The sandboxes of a suite over a fake provider."""
+    loaded = load_suite(suite)
+    common = tmp_path / "common.tar"
+    loaded.common_archive(common)
+    factory = create_sandbox_factory(loaded, provider, common, Settings.model_validate(settings))
+    return replace(factory, image="fake")
+
+
+@asynccontextmanager
+async def running_registry(
+    tmp_path: Path, provider: FakeProvider, *, suite: str | Path = SUITE, **settings: Any
+) -> AsyncGenerator[EpisodeRegistry]:
+    """A running registry with one suite; checks at its end that no sandbox is left."""
+    factory = sandbox_factory(tmp_path, provider, suite=suite, **settings)
+    values = {"state": tmp_path / "state", "drain_seconds": 5, **settings}
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    registry = create_registry(
+        Catalogue([factory.suite]),
+        {factory.suite.name: factory},
+        Settings.model_validate(values),
+        scratch,
+    )
+    async with provider, registry.running():
+        yield registry
+    assert provider.machine.sandboxes == {}, "a sandbox is left"
+
+
+async def ended(episode: Episode) -> None:
+    """Wait until the episode has ended."""
+    await episode.state.reach(Phase.ENDED)
+
+
+def suite_with(folder: Path, **fields: Any) -> Path:
+    """A copy of the probe suite; `fields` are laid over the top level of its suite.yaml."""
+    suite = folder / "suite"
+    shutil.copytree(SUITE, suite)
+    settings = yaml.safe_load((suite / "suite.yaml").read_text())
+    (suite / "suite.yaml").write_text(json.dumps({**settings, **fields}))
+    return suite

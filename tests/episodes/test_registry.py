@@ -1,0 +1,237 @@
+"""The registry: starting, finding, forgetting and draining episodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from decathlon_mcp.catalogue.draws import Draw
+from decathlon_mcp.episodes import registry as registry_module
+from decathlon_mcp.episodes.access import Principal
+from decathlon_mcp.episodes.state import Ending, Phase
+from decathlon_mcp.errors import (
+    AccessDeniedError,
+    AtCapacityError,
+    EpisodeClaimedError,
+    NotRunnableError,
+    SuiteError,
+    UnknownEpisodeError,
+    UnknownTaskError,
+)
+from tests.episodes.environment import TOOLS, ended, exits_with, running_registry, suite_with
+from tests.fakes.driver import FakeRun
+from tests.fakes.provider import FakeProvider
+
+pytestmark = pytest.mark.anyio
+
+ADA, BOB = Principal(token="ada"), Principal(token="bob")
+ADMIN = Principal(token="root", role="admin")
+NOBODY = Principal()
+
+
+async def test_a_started_episode_has_two_ids_and_the_servers_defaults(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, FakeProvider(), reward="meta", max_calls=7) as registry:
+        episode = registry.start("find-answer", ADA)
+        assert (len(episode.id), len(episode.agent_id)) == (48, 48)
+        assert episode.id != episode.agent_id
+        assert episode.spec.label == episode.id[:12]
+        assert (episode.task_name, episode.owner, episode.policy) == ("find-answer", ADA, "meta")
+        assert episode.spec.limits.max_calls == 7
+        assert registry.start("find-answer", ADA, max_calls=2).spec.limits.max_calls == 2
+
+
+async def test_a_tasks_own_deadlines_replace_the_servers(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, FakeProvider(), evaluation_seconds=60) as registry:
+        assert registry.start("slow-verdict", ADA).spec.limits.evaluation_seconds == 2
+        assert registry.start("find-answer", ADA).spec.limits.evaluation_seconds == 60
+
+
+async def test_an_unknown_task_is_refused_with_similar_ids(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, FakeProvider()) as registry:
+        with pytest.raises(UnknownTaskError) as unknown:
+            registry.start("find-anser", ADA)
+        assert unknown.value.data["near"][0] == "find-answer"
+        assert registry.admission.active == 0
+
+
+async def test_a_task_with_a_missing_requirement_is_refused_and_names_it(tmp_path: Path) -> None:
+    suite = suite_with(tmp_path, tasks={"dense": {"services": ["moon"]}})
+    async with running_registry(tmp_path, FakeProvider(), suite=suite) as registry:
+        for refused in (
+            lambda: registry.start("dense", ADA),
+            lambda: registry.refuse_unless_startable("dense"),
+        ):
+            with pytest.raises(NotRunnableError, match=r"task dense cannot run here: .*moon") as error:
+                refused()
+            assert len(error.value.data["missing"]) == 1
+        registry.refuse_unless_startable("find-answer")
+        assert registry.admission.active == 0
+
+
+async def test_a_broken_rubric_refuses_the_start(tmp_path: Path) -> None:
+    suite = suite_with(tmp_path)
+    (suite / "tasks" / "probe" / "dense" / "evaluation" / "rubric.yaml").write_text("weights: 3")
+    async with running_registry(tmp_path, FakeProvider(), suite=suite) as registry:
+        with pytest.raises(SuiteError, match=r"rubric\.yaml"):
+            registry.start("dense", ADA)
+
+
+async def test_a_full_server_refuses_starts_and_draws(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, FakeProvider(), max_sandboxes=1, max_queue=0) as registry:
+        registry.start("find-answer", ADA)
+        with pytest.raises(AtCapacityError):
+            registry.start("find-answer", ADA)
+        with pytest.raises(AtCapacityError):
+            registry.refuse_unless_startable("find-answer")
+        with pytest.raises(AtCapacityError):
+            registry.draw(Draw.model_validate({}), ADA)
+        assert len(registry.live) == 1
+
+
+async def test_a_queued_episode_says_what_it_waits_for_and_starts_when_it_is_free(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS), max_sandboxes=1) as registry:
+        first, second = (registry.start("find-answer", ADA) for _ in range(2))
+        await first.ready()
+        assert first.waiting_for is None
+        assert second.state.phase is Phase.QUEUED
+        assert (second.waiting_for or "").startswith("a sandbox: 1 of 1 are in use")
+        first.close()
+        await second.ready()
+        assert second.waiting_for is None
+
+
+async def test_a_draw_gives_a_task_of_the_filters(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, FakeProvider()) as registry:
+        assert registry.draw(Draw.model_validate({"search": "dens"}), ADA) == "dense"
+
+
+async def test_a_policy_that_reveals_more_needs_a_controller(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, FakeProvider(), reward="controller") as registry:
+        with pytest.raises(AccessDeniedError):
+            registry.start("find-answer", ADA, policy="visible")
+        assert registry.admission.active == 0
+        controller = Principal(token="trainer", role="controller")
+        assert registry.start("find-answer", controller, policy="visible").policy == "visible"
+
+
+async def test_the_call_that_exceeds_the_limit_closes_the_attempt(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
+        episode = registry.start("find-answer", ADA, max_calls=1)
+        await episode.call("probe__echo", {"text": "one"})
+        with pytest.raises(EpisodeClaimedError, match="limit of 1 tool calls") as closed:
+            await episode.call("probe__echo", {"text": "two"})
+        assert closed.value.data == {"truncated": True}
+        verdict = await episode.evaluate()
+    assert (verdict.claimed, verdict.truncated, verdict.metrics["calls"]) == (False, True, 1)
+
+
+async def test_only_the_owner_and_administrators_find_an_episode(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS)) as registry:
+        episode = registry.start("find-answer", ADA)
+        assert registry.find(episode.id, ADA) is episode
+        assert registry.find(episode.id, ADMIN) is episode
+        for episode_id, principal in ((episode.id, BOB), (episode.id, NOBODY), ("0" * 48, ADA)):
+            with pytest.raises(UnknownEpisodeError):
+                registry.find(episode_id, principal)
+
+
+async def test_an_agent_id_gives_access_without_a_token_but_is_no_handle(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS)) as registry:
+        episode = registry.start("find-answer", ADA)
+        with pytest.raises(UnknownEpisodeError):
+            registry.find(episode.agent_id, ADA)
+        assert registry.agent_access(episode.id) is None
+        by_agent_id, by_handle = registry.access(episode.agent_id, NOBODY), registry.access(episode.id, ADA)
+        assert (by_agent_id.episode, by_agent_id.can_evaluate) == (episode, False)
+        assert (by_handle.episode, by_handle.can_evaluate) == (episode, True)
+        with pytest.raises(UnknownEpisodeError):
+            registry.access(episode.id, BOB)
+
+
+async def test_a_principal_lists_its_own_episodes_newest_first(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS)) as registry:
+        first, other, second = (registry.start("find-answer", owner) for owner in (ADA, BOB, ADA))
+        assert registry.owned_by(ADA) == [second, first]
+        assert registry.owned_by(ADMIN) == [second, other, first]
+        assert registry.owned_by(NOBODY) == []
+
+
+async def test_the_oldest_ended_episodes_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry_module, "MAX_ENDED_EPISODES", 1)
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS)) as registry:
+        live = registry.start("find-answer", ADA)
+        first, second = (registry.start("find-answer", ADA) for _ in range(2))
+        for episode in (first, second):
+            episode.close()
+            await ended(episode)
+        assert registry.find(first.id, ADA) is first
+        registry.start("find-answer", ADA)
+        with pytest.raises(UnknownEpisodeError, match="forgotten"):
+            registry.find(first.id, ADA)
+        assert registry.agent_access(first.agent_id) is None
+        assert registry.find(second.id, ADA) is second
+        assert registry.find(live.id, ADA) is live
+
+
+async def test_a_start_that_fails_gives_its_place_back(tmp_path: Path) -> None:
+    async with running_registry(
+        tmp_path, FakeProvider(tools=TOOLS), max_sandboxes=1, max_queue=0
+    ) as registry:
+        folder = tmp_path / "state" / "episodes"
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.write_text("a file where the folder belongs")
+        for _ in range(3):
+            with pytest.raises(OSError, match="episodes"):
+                registry.start("find-answer", ADA)
+        assert registry.admission.active == 0
+        folder.unlink()
+        await registry.start("find-answer", ADA).ready()
+
+
+async def test_draining_ends_open_attempts_and_waits_for_gradings(tmp_path: Path) -> None:
+    evaluating, finish = anyio.Event(), anyio.Event()
+
+    async def run(request: FakeRun) -> int:
+        evaluating.set()
+        await finish.wait()
+        return 0
+
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=run)) as registry:
+        playing, claimed = (registry.start("find-answer", ADA) for _ in range(2))
+        await playing.ready()
+        await claimed.claim_done(None)
+        await evaluating.wait()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(registry.drain)
+            await ended(playing)
+            assert registry.closing
+            assert not registry.drained.is_set()
+            assert registry.live == [claimed]
+            with pytest.raises(AtCapacityError, match="shutting down"):
+                registry.start("find-answer", ADA)
+            finish.set()
+        assert registry.drained.is_set()
+        assert registry.live == []
+    assert playing.state.ending is Ending.SERVER_STOPPED
+    assert playing.verdict is not None
+    assert playing.verdict.status == "not_evaluated"
+    assert claimed.verdict is not None
+    assert claimed.verdict.reward == 1.0
+
+
+async def test_a_grading_that_outlasts_the_drain_is_cancelled_and_leaves_nothing(tmp_path: Path) -> None:
+    async def run(request: FakeRun) -> int:
+        await anyio.sleep_forever()
+        return 0
+
+    provider = FakeProvider(tools=TOOLS, run=run)
+    async with running_registry(tmp_path, provider, drain_seconds=0.1) as registry:
+        episode = registry.start("find-answer", ADA)
+        await episode.claim_done(None)
+    assert episode.state.ending is Ending.SERVER_STOPPED
+    assert episode.verdict is not None
+    assert episode.verdict.status == "not_evaluated"

@@ -1,0 +1,485 @@
+"""The life of an episode over fake sandboxes: success, every kind of failure, expiry and cancellation."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from decathlon_mcp.app import create_registry
+from decathlon_mcp.catalogue.catalogue import Catalogue
+from decathlon_mcp.episodes.access import Principal
+from decathlon_mcp.episodes.episode import Episode, EpisodeSpec
+from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.runner import EpisodeRunner
+from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.state import Ending, Phase
+from decathlon_mcp.errors import (
+    DecathlonError,
+    EpisodeClaimedError,
+    EpisodeEndedError,
+    ImageError,
+    SandboxLostError,
+    UnknownToolError,
+)
+from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.settings import Settings
+from decathlon_mcp.storage.journal import Journal
+from tests.episodes.environment import (
+    TOOLS,
+    ended,
+    exits_with,
+    running_registry,
+    sandbox_factory,
+    suite_with,
+)
+from tests.fakes.driver import FakeCall, FakeRun, Faults
+from tests.fakes.provider import FakeProvider
+
+pytestmark = pytest.mark.anyio
+
+PLAYER = Principal()
+
+
+def sandbox_roles(provider: FakeProvider) -> list[str]:
+    """What each sandbox was opened for, in order: `agent`, `grader1`, ..."""
+    return [sandbox.spec.name.rpartition("-")[2] for sandbox in provider.opened]
+
+
+def trajectory(folder: Path, episode: Episode) -> list[dict[str, Any]]:
+    """The events in the episode's journal."""
+    file = folder / "state" / "episodes" / episode.id / "trajectory.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+async def test_an_episode_goes_from_queued_to_scored_in_two_sandboxes(tmp_path: Path) -> None:
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    async with running_registry(tmp_path, provider) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        assert episode.state.phase is Phase.QUEUED
+        await episode.ready()
+        assert len(provider.machine.sandboxes) == 1
+        assert episode.image_digest == "sha256:fake"
+        await episode.claim_done("42")
+        verdict = await episode.evaluate()
+        assert verdict.reward == 1.0
+        assert verdict.image_digest == "sha256:fake"
+        assert episode.state.phase is Phase.SCORED
+        assert provider.machine.sandboxes == {}
+        assert sandbox_roles(provider) == ["agent", "grader1"]
+        episode.close()
+        await ended(episode)
+        assert episode.state.ending is Ending.CLOSED
+
+
+async def test_second_evaluate_returns_the_first_verdict(tmp_path: Path) -> None:
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    async with running_registry(tmp_path, provider) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        first = await episode.evaluate()
+        assert await episode.evaluate() is first
+        assert first.signature is not None
+        registry.signer.public.check(first.to_json())
+        assert sandbox_roles(provider) == ["agent", "grader1"]
+
+
+async def test_only_the_first_claim_counts(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        assert await episode.claim_done("first", turns=3)
+        assert not await episode.claim_done("second")
+        assert episode.claim is not None
+        assert (episode.claim.answer, episode.claim.turns, episode.claim.by_agent) == ("first", 3, True)
+
+
+async def test_an_evaluation_without_a_claim_closes_the_attempt(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        verdict = await episode.evaluate()
+        assert not verdict.claimed
+        with pytest.raises(EpisodeClaimedError):
+            await episode.call("probe__echo", {})
+
+
+async def test_an_unknown_tool_is_not_counted_as_a_call(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS)) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        with pytest.raises(UnknownToolError, match="did you mean probe__echo"):
+            await episode.call("probe_echo", {})
+        assert episode.calls == 0
+
+
+async def test_a_sandbox_that_does_not_open_is_the_error_of_every_request(tmp_path: Path) -> None:
+    provider = FakeProvider(faults=Faults(open_error=ImageError("no such image: fake", image="fake")))
+    async with running_registry(tmp_path, provider) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        with pytest.raises(ImageError, match="no such image"):
+            await episode.ready()
+        with pytest.raises(ImageError):
+            await episode.call("probe__echo", {})
+        with pytest.raises(ImageError):
+            await episode.claim_done(None)
+        assert (await episode.evaluate()).status == "set_up_failed"
+        assert episode.state.ending is Ending.SET_UP_FAILED
+
+
+async def test_a_sandbox_lost_in_a_call_fails_it_and_gives_no_reward(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS)) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        with pytest.raises(SandboxLostError, match="out of memory"):
+            await episode.call("probe__die", {})
+        await ended(episode)
+        verdict = await episode.evaluate()
+        assert verdict.status == "sandbox_lost"
+        assert verdict.reward is None
+        assert "out of memory" in verdict.detail
+    assert [event["event"] for event in trajectory(tmp_path, episode)] == ["call", "end"]
+
+
+async def test_a_sandbox_lost_between_calls_ends_the_episode(tmp_path: Path) -> None:
+    provider = FakeProvider(tools=TOOLS)
+    async with running_registry(tmp_path, provider) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        await episode.ready()
+        await provider.opened[0].end()
+        await ended(episode)
+        assert episode.state.ending is Ending.SANDBOX_LOST
+        with pytest.raises(SandboxLostError):
+            await episode.call("probe__echo", {})
+
+
+async def test_a_lost_grader_gives_no_reward(tmp_path: Path) -> None:
+    def faults(spec: SandboxSpec) -> Faults:
+        return Faults(dies_on="run") if "grader" in spec.name else Faults()
+
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS, faults=faults)) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        verdict = await episode.evaluate()
+        assert (verdict.status, verdict.reward) == ("sandbox_lost", None)
+        await ended(episode)
+        assert episode.state.ending is Ending.NO_VERDICT
+
+
+async def test_a_grader_that_does_not_open_gives_no_reward(tmp_path: Path) -> None:
+    def faults(spec: SandboxSpec) -> Faults:
+        return Faults(open_error=ImageError("image removed")) if "grader" in spec.name else Faults()
+
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS, faults=faults)) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        verdict = await episode.evaluate()
+        assert (verdict.status, verdict.detail) == ("not_evaluated", "image removed")
+        await ended(episode)
+        assert episode.state.ending is Ending.NO_VERDICT
+
+
+async def test_a_workspace_over_the_limit_is_not_graded_and_the_verdict_says_so(tmp_path: Path) -> None:
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    async with running_registry(tmp_path, provider, workspace_mib=1) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        await episode.ready()
+        workspace = provider.opened[0].root / episode.sandbox_factory.suite.profile.workspace
+        provider.opened[0].tree.write(workspace / "big", b"x" * (2 << 20))
+        verdict = await episode.evaluate()
+    assert verdict.refused[0].startswith("the whole workspace: ")
+
+
+async def test_an_evaluation_in_place_uses_the_agents_own_sandbox(tmp_path: Path) -> None:
+    suite = suite_with(tmp_path, tasks={"find-answer": {"in_place": True}})
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    async with running_registry(tmp_path, provider, suite=suite) as registry:
+        verdict = await registry.start("find-answer", PLAYER).evaluate()
+        assert (verdict.in_place, verdict.reward) == (True, 1.0)
+        assert sandbox_roles(provider) == ["agent"]
+
+
+async def test_invalid_messages_and_failing_removals_do_not_stop_an_episode(tmp_path: Path) -> None:
+    faults = Faults(garbage=True, removals_refused=2)
+    provider = FakeProvider(tools=TOOLS, run=exits_with(1), faults=faults)
+    async with running_registry(tmp_path, provider) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        reply = await episode.call("probe__echo", {"text": "through"})
+        assert reply["result"]["content"][0]["text"] == "through"
+        assert (await episode.evaluate()).reward == 0.0
+
+
+async def test_a_call_in_flight_when_the_attempt_is_claimed_fails_and_says_so(tmp_path: Path) -> None:
+    running = anyio.Event()
+
+    async def hang(call: FakeCall) -> str:
+        running.set()
+        await anyio.sleep_forever()
+        return ""
+
+    provider = FakeProvider(tools={"probe": {"hang": hang}}, run=exits_with(1))
+    async with running_registry(tmp_path, provider) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        failures: list[DecathlonError] = []
+
+        async def call() -> None:
+            try:
+                await episode.call("probe__hang", {})
+            except DecathlonError as error:
+                failures.append(error)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call)
+            await running.wait()
+            await episode.claim_done(None)
+        assert [type(failure) for failure in failures] == [EpisodeClaimedError]
+
+
+async def test_a_cancelled_call_is_recorded_and_the_episode_continues(tmp_path: Path) -> None:
+    running = anyio.Event()
+
+    async def hang(call: FakeCall) -> str:
+        running.set()
+        await anyio.sleep_forever()
+        return ""
+
+    provider = FakeProvider(tools={"probe": {"hang": hang, "echo": TOOLS["probe"]["echo"]}})
+    async with running_registry(tmp_path, provider) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(episode.call, "probe__hang", None)
+            await running.wait()
+            tasks.cancel_scope.cancel()
+        await episode.call("probe__echo", {"text": "still here"})
+    first, second, _ = trajectory(tmp_path, episode)
+    assert (first["failed"], first["result"]) == (True, {"error": "cancelled"})
+    assert (second["failed"], second["seq"]) == (False, 2)
+
+
+async def test_an_episode_that_raises_ends_alone(tmp_path: Path) -> None:
+    explosions = [False, False, True]
+
+    def explode(spec: SandboxSpec) -> Faults:
+        if explosions.pop():
+            raise RuntimeError("a fault of the provider")
+        return Faults()
+
+    provider = FakeProvider(tools=TOOLS, faults=explode, run=exits_with(0))
+    async with running_registry(tmp_path, provider) as registry:
+        broken = registry.start("find-answer", PLAYER)
+        await ended(broken)
+        assert broken.state.ending is Ending.FAULT
+        with pytest.raises(EpisodeEndedError, match="a fault of the server"):
+            await broken.call("probe__echo", {})
+        assert (await registry.start("find-answer", PLAYER).evaluate()).reward == 1.0
+
+
+async def test_the_trajectory_stays_on_disk(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        await episode.call("probe__echo", {"text": "kept"})
+        await episode.claim_done("the answer")
+        await episode.evaluate()
+        episode.close()
+        await ended(episode)
+    call, claim, end = trajectory(tmp_path, episode)
+    assert (call["event"], call["name"], call["arguments"]) == ("call", "probe__echo", {"text": "kept"})
+    assert (claim["event"], claim["answer"]) == ("claim", "the answer")
+    assert (end["event"], end["ending"]) == ("end", "closed by its client")
+    folder = tmp_path / "state" / "episodes" / episode.id
+    assert json.loads((folder / "verdict.json").read_text())["reward"] == 1.0
+    assert json.loads((folder / "eval_res.json").read_text())["pass"] is True
+
+
+async def test_a_failing_disk_ends_no_other_episode(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
+        broken, other = (registry.start("find-answer", PLAYER) for _ in range(2))
+        await broken.call("probe__echo", {"text": "kept in memory only"})
+        with (broken.journal.folder / "trajectory.jsonl").open("ab") as file:
+            file.write(b'{"event": "call", "torn')
+        await broken.claim_done(None)
+        shutil.rmtree(broken.journal.folder)
+        broken.close()
+        await ended(broken)
+        assert (await other.evaluate()).reward == 1.0
+
+
+async def test_an_episode_closed_in_the_queue_never_opens_a_sandbox(tmp_path: Path) -> None:
+    provider = FakeProvider(tools=TOOLS)
+    async with running_registry(tmp_path, provider) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        episode.close()
+        await ended(episode)
+        assert episode.state.ending is Ending.CLOSED
+        assert provider.opened == []
+
+
+async def test_an_episode_closed_during_its_set_up_ends_at_once(tmp_path: Path) -> None:
+    provider = FakeProvider(faults=Faults(silent_on="start"))
+    async with running_registry(tmp_path, provider) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        await episode.state.reach(Phase.OPENING)
+        episode.close()
+        with pytest.raises(EpisodeEndedError, match="closed by its client"):
+            await episode.ready()
+        assert episode.state.ending is Ending.CLOSED
+        assert (await episode.evaluate()).status == "not_evaluated"
+
+
+async def test_an_episode_closed_while_it_is_graded_ends_with_its_verdict(tmp_path: Path) -> None:
+    evaluating, finish = anyio.Event(), anyio.Event()
+
+    async def run(request: FakeRun) -> int:
+        evaluating.set()
+        await finish.wait()
+        return 0
+
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=run)) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        await episode.claim_done(None)
+        await evaluating.wait()
+        episode.close()
+        assert episode.state.phase is Phase.CLAIMED
+        finish.set()
+        await ended(episode)
+        assert episode.state.ending is Ending.CLOSED
+        assert (await episode.evaluate()).reward == 1.0
+
+
+async def test_the_idle_lease_ends_a_queued_episode(tmp_path: Path) -> None:
+    provider = FakeProvider(tools=TOOLS)
+    async with running_registry(tmp_path, provider, max_sandboxes=1, idle_seconds=0.5) as registry:
+        playing = registry.start("find-answer", PLAYER)
+        with playing.hold():
+            queued = registry.start("find-answer", PLAYER)
+            await ended(queued)
+            assert queued.state.ending is Ending.LEASE_EXPIRED
+            assert registry.admission.queued == 0
+            assert playing.state.phase is not Phase.ENDED
+
+
+async def test_the_idle_lease_ends_an_episode_that_is_being_set_up(tmp_path: Path) -> None:
+    provider = FakeProvider(faults=Faults(silent_on="start"))
+    async with running_registry(tmp_path, provider, idle_seconds=0.1) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        await ended(episode)
+        assert episode.state.ending is Ending.LEASE_EXPIRED
+
+
+async def test_the_idle_lease_ends_a_ready_episode(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS), idle_seconds=0.3) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        with episode.hold():
+            await episode.ready()
+        await ended(episode)
+        assert episode.state.ending is Ending.LEASE_EXPIRED
+        assert (await episode.evaluate()).status == "not_evaluated"
+
+
+async def test_the_absolute_limit_ends_an_episode_that_is_in_use(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS), episode_seconds=0.3) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        with episode.hold():
+            await ended(episode)
+        assert episode.state.ending is Ending.TIME_OVER
+
+
+async def test_the_idle_lease_does_not_interrupt_a_grading(tmp_path: Path) -> None:
+    evaluating, finish = anyio.Event(), anyio.Event()
+
+    async def run(request: FakeRun) -> int:
+        evaluating.set()
+        await finish.wait()
+        return 0
+
+    provider = FakeProvider(tools=TOOLS, run=run)
+    async with running_registry(tmp_path, provider, idle_seconds=0.5) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        with episode.hold():
+            await episode.claim_done(None)
+        await evaluating.wait()
+        await anyio.sleep_until(episode.lease.deadline + 0.05)
+        finish.set()
+        assert (await episode.evaluate()).reward == 1.0
+
+
+async def test_the_idle_lease_ends_a_scored_episode_as_scored(tmp_path: Path) -> None:
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    async with running_registry(tmp_path, provider, idle_seconds=0.5) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        with episode.hold():
+            await episode.evaluate()
+        await ended(episode)
+        assert episode.state.ending is Ending.SCORED
+
+
+async def test_an_episode_closed_at_any_moment_leaves_nothing(tmp_path: Path) -> None:
+    """Each round closes the episode a few steps later, until one is closed only after it was scored."""
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    async with running_registry(tmp_path, provider) as registry:
+        for step in range(400):
+            episode = registry.start("find-answer", PLAYER)
+            scored = False
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(episode.evaluate)
+                for _ in range(step * 3):
+                    await anyio.lowlevel.checkpoint()
+                scored = episode.state.phase is Phase.SCORED
+                episode.close()
+                await ended(episode)
+            assert provider.machine.sandboxes == {}
+            assert registry.admission.active == 0
+            assert list((tmp_path / "scratch").iterdir()) == []
+            if scored:
+                return
+    pytest.fail("no episode was ever scored")
+
+
+def new_episode(registry: EpisodeRegistry, factory: SandboxFactory, folder: Path, number: int) -> Episode:
+    """An episode that no runner owns yet."""
+    task = factory.suite.tasks["find-answer"]
+    spec = EpisodeSpec(
+        id=f"{number:048x}"[::-1],
+        agent_id=f"{number:048x}",
+        task=task,
+        task_name="find-answer",
+        owner=PLAYER,
+        launch_time=datetime.now().astimezone(),
+        policy="visible",
+        limits=registry.options.limits.for_task(task),
+    )
+    return Episode(
+        spec,
+        sandbox_factory=factory,
+        ticket=registry.admission.reserve("find-answer"),
+        journal=Journal(folder / spec.id),
+    )
+
+
+async def test_a_runner_cancelled_at_any_moment_leaves_nothing(tmp_path: Path) -> None:
+    """Each round cancels the runner some steps later, until one is cancelled only after the score."""
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    factory = sandbox_factory(tmp_path, provider)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    settings = Settings.model_validate({"state": tmp_path / "state"})
+    registry = create_registry(Catalogue([factory.suite]), {factory.suite.name: factory}, settings, scratch)
+    async with provider:
+        for step in range(400):
+            episode = new_episode(registry, factory, tmp_path / "journals", step)
+            runner = EpisodeRunner(
+                episode, admission=registry.admission, signer=registry.signer, scratch=scratch
+            )
+            scored = False
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(runner.run)
+                tasks.start_soon(episode.evaluate)
+                for _ in range(step * 7):
+                    await anyio.lowlevel.checkpoint()
+                scored = episode.state.phase is Phase.SCORED
+                tasks.cancel_scope.cancel()
+            assert episode.state.ending is Ending.SERVER_STOPPED
+            assert provider.machine.sandboxes == {}
+            assert (registry.admission.active, registry.admission.queued) == (0, 0)
+            assert list(scratch.iterdir()) == []
+            if scored:
+                return
+    pytest.fail("no episode was ever scored")

@@ -1,0 +1,231 @@
+"""Tool names, routes and calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import PurePosixPath
+from typing import Any
+
+import pytest
+
+from decathlon_mcp.driver_client.driver import DriverClient, ServerInfo, connect
+from decathlon_mcp.episodes.tools import ORIGINAL_KEY, LocalTools, ToolRoute, ToolRouter, ToolSession
+from decathlon_mcp.errors import DriverError, SetUpError, UnknownToolError
+from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.suites.loading import load_suite
+from decathlon_mcp.suites.truncation import FOLDER, LIMIT_CHARACTERS, OVERLONG_KEY
+from decathlon_mcp.types import JsonObject, Names
+from tests.episodes.environment import echo
+from tests.fakes.driver import FakeCall, FakeRun, RunReply
+from tests.fakes.provider import FakeProvider, FakeSandbox
+from tests.localtools.conftest import SUITE as LOCAL_TOOLS_SUITE
+
+ROOT = PurePosixPath("/suite")
+WORKSPACE = ROOT / "workspace"
+LOCAL_SERVER = {"name": "local", "type": "stdio", "command": "local"}
+
+
+def tool(name: str, **fields: Any) -> JsonObject:
+    return {"name": name, "inputSchema": {"type": "object"}, **fields}
+
+
+def router(names: Names = "decathlon", **offered: Sequence[JsonObject]) -> ToolRouter:
+    return ToolRouter(offered, names)
+
+
+def names_of(tools: Sequence[JsonObject]) -> list[str]:
+    return [definition["name"] for definition in tools]
+
+
+def test_tools_are_sorted_by_name_with_ours_last() -> None:
+    tools = router(b=[tool("z"), tool("a")], a=[tool("y")])
+    assert names_of(tools.tools) == ["a__y", "b__a", "b__z", "claim_done"]
+    assert names_of(tools.evaluator_tools) == ["a__y", "b__a", "b__z", "claim_done", "evaluate"]
+
+
+def test_a_name_leads_to_the_server_and_the_name_that_the_tool_has_there() -> None:
+    assert router(files=[tool("read")]).route("files__read") == ToolRoute("files", "read")
+
+
+def test_an_unknown_tool_is_reported_with_similar_names() -> None:
+    with pytest.raises(UnknownToolError, match=r"'file__read'.*did you mean files__read") as unknown:
+        router(files=[tool("read"), tool("write")]).route("file__read")
+    assert unknown.value.data["near"][0] == "files__read"
+
+
+def test_a_name_that_is_like_no_other_is_reported_without_a_suggestion() -> None:
+    with pytest.raises(UnknownToolError) as unknown:
+        router(files=[tool("read")]).route("xyz")
+    assert unknown.value.data["near"] == []
+    assert "did you mean" not in unknown.value.message
+
+
+def test_evaluate_is_not_suggested_to_a_client_that_may_not_evaluate() -> None:
+    with pytest.raises(UnknownToolError) as unknown:
+        router().route("evaluat")
+    assert "evaluate" not in unknown.value.data["near"]
+
+
+@pytest.mark.parametrize("taken", ["claim_done", "evaluate"])
+def test_raw_names_that_clash_with_ours_fail_the_set_up(taken: str) -> None:
+    with pytest.raises(SetUpError, match=rf"two tools are called '{taken}'.*--names decathlon"):
+        router("raw", files=[tool(taken)])
+
+
+def test_raw_names_of_two_servers_that_clash_fail_the_set_up() -> None:
+    with pytest.raises(SetUpError, match="two tools are called 'read'"):
+        router("raw", files=[tool("read")], web=[tool("read")])
+
+
+def test_a_schema_without_a_type_gets_one_and_other_fields_are_unchanged() -> None:
+    definition, _ = router(files=[{"name": "read", "inputSchema": {}, "x-unknown": [1]}]).tools
+    assert definition["inputSchema"] == {"type": "object"}
+    assert definition["x-unknown"] == [1]
+
+
+def test_a_tool_without_a_name_is_left_out() -> None:
+    assert names_of(router(files=[{"inputSchema": {}}, tool("")]).tools) == ["claim_done"]
+
+
+def test_a_shortened_name_comes_with_the_original_one() -> None:
+    long_name = "a" * 100
+    tools = router(files=[tool(long_name, _meta={"kept": 1})])
+    definition, _ = tools.tools
+    assert len(definition["name"]) == 64
+    assert definition["_meta"] == {"kept": 1, ORIGINAL_KEY: {"server": "files", "tool": long_name}}
+    assert tools.route(definition["name"]).tool == long_name
+
+
+async def big(call: FakeCall) -> str:
+    return "x" * (LIMIT_CHARACTERS + 1)
+
+
+@asynccontextmanager
+async def connected() -> AsyncGenerator[tuple[FakeSandbox, DriverClient]]:
+    """A sandbox whose server `files` is running; `local` can be started."""
+    tools = {"files": {"big": big}, "local": {"echo": echo, "big": big}}
+    async with FakeProvider(tools=tools) as provider:
+        async with provider.open(SandboxSpec("tools", ("driver",), ROOT)) as sandbox:
+            async with connect(sandbox) as driver:
+                await driver.start([{"name": "files"}], deadline_seconds=5)
+                yield sandbox, driver
+
+
+def text_of(reply: JsonObject) -> str:
+    return reply["result"]["content"][0]["text"]
+
+
+@pytest.mark.anyio
+async def test_the_server_of_the_local_tools_starts_with_the_first_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[str] = []
+    async with connected() as (_, driver):
+        start = driver.start
+
+        async def count(servers: Sequence[JsonObject], *, deadline_seconds: float) -> dict[str, ServerInfo]:
+            started.extend(server["name"] for server in servers)
+            return await start(servers, deadline_seconds=deadline_seconds)
+
+        monkeypatch.setattr(driver, "start", count)
+        session = ToolSession(driver, router(), local_server=LOCAL_SERVER)
+        assert started == []
+        for _ in range(2):
+            params = {"name": "echo", "arguments": {"text": "hello"}}
+            assert text_of(await session.call(ToolRoute("local", "echo"), params)) == "hello"
+    assert started == ["local"]
+
+
+@pytest.mark.anyio
+async def test_the_server_of_the_local_tools_is_started_again_after_it_died(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[str] = []
+    async with connected() as (_, driver):
+        start, call = driver.start, driver.call
+        died = DriverError("server local ended with exit code 7", reason="server")
+        failures = [died]
+
+        async def count(servers: Sequence[JsonObject], *, deadline_seconds: float) -> dict[str, ServerInfo]:
+            started.extend(server["name"] for server in servers)
+            return await start(servers, deadline_seconds=deadline_seconds)
+
+        async def fail_once(*arguments: Any, **options: Any) -> JsonObject:
+            if failures:
+                raise failures.pop()
+            return await call(*arguments, **options)
+
+        monkeypatch.setattr(driver, "start", count)
+        monkeypatch.setattr(driver, "call", fail_once)
+        session, route = ToolSession(driver, router(), local_server=LOCAL_SERVER), ToolRoute("local", "echo")
+        with pytest.raises(DriverError, match="exit code 7"):
+            await session.call(route, {"name": "echo"})
+        await session.call(route, {"name": "echo", "arguments": {"text": "again"}})
+    assert started == ["local", "local"]
+
+
+@pytest.mark.anyio
+async def test_an_overlong_reply_is_cut_and_saved_in_the_workspace() -> None:
+    async with connected() as (sandbox, driver):
+        session = ToolSession(driver, router(), workspace=WORKSPACE)
+        reply = await session.call(ToolRoute("files", "big"), {"name": "big"})
+        saved = reply["result"]["_meta"][OVERLONG_KEY]
+        assert PurePosixPath(saved["path"]).parent == WORKSPACE / FOLDER
+        assert json.loads(sandbox.tree.text(saved["path"]))["text"] == "x" * (LIMIT_CHARACTERS + 1)
+    assert "Only the first 100000 characters are shown" in text_of(reply)
+
+
+@pytest.mark.anyio
+async def test_overlong_replies_of_local_tools_and_without_a_workspace_are_passed_on_whole() -> None:
+    async with connected() as (_, driver):
+        cutting = ToolSession(driver, router(), local_server=LOCAL_SERVER, workspace=WORKSPACE)
+        local = await cutting.call(ToolRoute("local", "big"), {"name": "big"})
+        raw = await ToolSession(driver, router()).call(ToolRoute("files", "big"), {"name": "big"})
+    assert text_of(local) == text_of(raw) == "x" * (LIMIT_CHARACTERS + 1)
+
+
+@asynccontextmanager
+async def describing(*replies: RunReply) -> AsyncGenerator[tuple[DriverClient, list[FakeRun]]]:
+    """A driver whose processes end with these replies, and the processes that were run."""
+    requests: list[FakeRun] = []
+    remaining = list(replies)
+
+    def run(request: FakeRun) -> RunReply:
+        requests.append(request)
+        return remaining.pop(0)
+
+    async with FakeProvider(run=run) as provider:
+        async with provider.open(SandboxSpec("tools", ("driver",), ROOT)) as sandbox:
+            async with connect(sandbox) as driver:
+                yield driver, requests
+
+
+@pytest.mark.anyio
+async def test_local_tools_are_described_once_by_the_suites_code() -> None:
+    suite = load_suite(LOCAL_TOOLS_SUITE)
+    task = suite.tasks["play"]
+    described = {need: [tool(f"{need}_tool")] for need in task.needs.local_tools}
+    local_tools = LocalTools()
+    async with describing(RunReply(channel=json.dumps(described))) as (driver, requests):
+        for _ in range(2):
+            found = await local_tools.describe(suite, task, driver, root=ROOT, timeout_seconds=5)
+            assert {need: list(tools) for need, tools in found.items()} == described
+    assert len(requests) == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("reply", "cause"),
+    [
+        (RunReply(exit_code=1, stderr="the moon is missing"), "the moon is missing"),
+        (RunReply(channel="no JSON"), "gave no tools"),
+        (RunReply(timed_out=True), "took too long"),
+    ],
+)
+async def test_local_tools_that_cannot_be_described_fail_the_set_up(reply: RunReply, cause: str) -> None:
+    suite = load_suite(LOCAL_TOOLS_SUITE)
+    async with describing(reply) as (driver, _):
+        with pytest.raises(SetUpError, match=rf"could not be described: .*{cause}"):
+            await LocalTools().describe(suite, suite.tasks["play"], driver, root=ROOT, timeout_seconds=5)

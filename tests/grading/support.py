@@ -1,0 +1,154 @@
+"""Small checkouts, closed attempts, and a grader that uses real sandboxes."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import secrets
+import tarfile
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, connect
+from decathlon_mcp.grading.attempt import Attempt, CallRecord
+from decathlon_mcp.grading.evaluation import grade
+from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
+from decathlon_mcp.grading.verdict import Verdict
+from decathlon_mcp.sandboxes.base import Provider, Sandbox, SandboxSpec
+from decathlon_mcp.suites.loading import load_suite
+from decathlon_mcp.suites.prompts import Prompt
+from decathlon_mcp.suites.suite import Suite
+from decathlon_mcp.types import Network
+
+PAPER = "tasks/train/paper"
+LAUNCH_TIME = datetime(2026, 11, 21, 9, 30)
+
+
+def write_suite(checkout: Path, files: Mapping[str, str]) -> Suite:
+    """Write a checkout with one task, `paper`, and these files (paths relative to the checkout)."""
+    for name, text in {
+        "suite.yaml": "profile: starter\n",
+        f"{PAPER}/task_config.json": '{"needed_mcp_servers": []}',
+        f"{PAPER}/docs/task.md": "Find the paper.",
+        f"{PAPER}/evaluation/main.py": "",
+        **files,
+    }.items():
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).write_text(text, "utf-8")
+    return load_suite(checkout)
+
+
+def make_call(seq: int, server: str = "files", tool: str = "read", **fields: Any) -> CallRecord:
+    values: dict[str, Any] = {
+        "seq": seq,
+        "server": server,
+        "tool": tool,
+        "name": f"{server}__{tool}",
+        "arguments": {"path": "a"},
+        "result": {"content": [{"type": "text", "text": f"result {seq}"}]},
+        "failed": False,
+        "started_at": 1e9 + seq,
+        "seconds": 0.1,
+        **fields,
+    }
+    return CallRecord(**values)
+
+
+def make_attempt(**fields: Any) -> Attempt:
+    """A claimed attempt at `paper` with two calls; `fields` override its fields."""
+    values: dict[str, Any] = {
+        "episode": "e1",
+        "task": "paper",
+        "suite": "checkout",
+        "suite_revision": "r1",
+        "isolation": "none",
+        "agent_network": "outbound",
+        "grader_network": "none",
+        "launch_time": LAUNCH_TIME,
+        "prompt": Prompt("Be careful.", "Find the paper."),
+        "calls": [make_call(1), make_call(2, tool="write", failed=True)],
+        "claimed": True,
+        **fields,
+    }
+    return Attempt(**values)
+
+
+def tar_of(files: Mapping[str, str | bytes]) -> bytes:
+    """A tar archive with these files."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for name, body in files.items():
+            body = body.encode() if isinstance(body, str) else body
+            info = tarfile.TarInfo(name)
+            info.size = len(body)
+            tar.addfile(info, io.BytesIO(body))
+    return archive.getvalue()
+
+
+@dataclass
+class SandboxGrader:
+    """Grades attempts in sandboxes of a provider; records the networks it was asked for."""
+
+    folder: Path
+    provider: Provider
+    image: str | None = None
+    name: str = field(default_factory=lambda: f"rewards-{secrets.token_hex(4)}")
+    networks: list[Network] = field(default_factory=list[Network])
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    @asynccontextmanager
+    async def open(self, network: Network) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
+        self.networks.append(network)
+        spec = SandboxSpec(
+            name=f"{self.name}-{next(self.numbers)}",
+            command=BOOT_COMMAND,
+            root=PurePosixPath("/episode"),
+            image=self.image,
+            network=network,
+        )
+        async with self.provider.open(spec) as sandbox, connect(sandbox) as driver:
+            yield sandbox, driver
+
+    async def grade(
+        self,
+        attempt: Attempt,
+        suite: Suite,
+        workspace: Mapping[str, str | bytes] | Path | None,
+        *,
+        open_sandbox: OpenSandbox | None = None,
+        deadline_seconds: float = 60,
+        sealed: Path | None = None,
+        refused: Sequence[str] = (),
+        in_place: bool = False,
+    ) -> Verdict:
+        common = self.folder / "common.tar"
+        suite.common_archive(common)
+        archive = workspace if isinstance(workspace, Path) else None
+        if workspace is not None and not isinstance(workspace, Path):
+            archive = self.folder / "workspace.tar"
+            archive.write_bytes(tar_of(workspace))
+        job = GradingJob(
+            attempt=attempt,
+            suite=suite,
+            task=suite.tasks["paper"],
+            open_sandbox=open_sandbox or self.open,
+            captured=CapturedWorkspace(archive, sealed, tuple(refused)),
+            common=common,
+            deadline_seconds=deadline_seconds,
+            in_place=in_place,
+        )
+        return await grade(job)
+
+
+def rubric_text(**fields: Any) -> str:
+    """The text of a rubric file (JSON is YAML)."""
+    return json.dumps(fields)
+
+
+def names_in(folder: PurePosixPath) -> list[str]:
+    return sorted(path.name for path in Path(folder).iterdir())

@@ -1,0 +1,538 @@
+"""Grading in real sandboxes of the local provider."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import tarfile
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from decathlon_sandbox import wire
+
+from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.errors import ProviderUnavailableError
+from decathlon_mcp.grading import evaluation
+from decathlon_mcp.grading.verdict import Verdict
+from decathlon_mcp.payloads import rubric_function as harness
+from decathlon_mcp.sandboxes.base import Sandbox
+from decathlon_mcp.types import Network
+from tests.grading.evaluators import (
+    ARGUMENTS,
+    PAPER_FUNCTION,
+    REQUIRES_PAPER,
+    evaluator,
+    one_metric,
+    with_rubric,
+)
+from tests.grading.support import (
+    PAPER,
+    SandboxGrader,
+    make_attempt,
+    make_call,
+    names_in,
+    rubric_text,
+    tar_of,
+    write_suite,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+def unscored(verdict: Verdict) -> str:
+    """The status of a verdict, after checking that it has no score."""
+    assert verdict.status != "scored"
+    assert not {"reward", "success"} & verdict.to_json().keys()
+    return verdict.status
+
+
+@pytest.mark.parametrize(
+    ("workspace", "reward"), [({"paper.pdf": "x"}, 1.0), ({"other.pdf": "x"}, 0.0), ({}, 0.0)]
+)
+async def test_reward_is_the_exit_code(
+    grader: SandboxGrader, tmp_path: Path, workspace: dict[str, str], reward: float
+) -> None:
+    suite = write_suite(tmp_path / "checkout", evaluator(REQUIRES_PAPER))
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, workspace)
+    assert (verdict.status, verdict.reward, verdict.success) == ("scored", reward, bool(reward))
+    assert verdict.weights == {}
+    assert verdict.metrics == {"calls": 2, "failed_calls": 1, "tools_used": 2, "success": reward}
+    assert verdict.seconds > 0
+    assert grader.networks == ["none"]
+
+
+async def test_evaluator_is_called_as_toolathlon_calls_it(grader: SandboxGrader, tmp_path: Path) -> None:
+    source = (
+        ARGUMENTS
+        + """
+assert os.path.isabs(args.agent_workspace) and os.path.isabs(args.res_log_file)
+log = json.load(open(args.res_log_file))
+assert log["config"]["agent_workspace"] == args.agent_workspace, log
+assert log["config"]["log_file"] == args.res_log_file
+print(args.groundtruth_workspace, "|", args.launch_time, "|", os.getcwd() == log["config"]["log_file"][:-18])
+print(open(os.path.join(args.groundtruth_workspace, "answer")).read())
+print("a complaint", file=sys.stderr)
+from .check import checked
+print(checked, __name__, __package__)
+"""
+    )
+    files = {"evaluation/check.py": "checked = 'package'", "groundtruth_workspace/answer": "42"}
+    suite = write_suite(tmp_path / "checkout", evaluator(source, **files))
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {})
+    assert verdict.evaluator_output.splitlines() == [
+        f"{PAPER}/groundtruth_workspace | 2026-11-21 09:30:00 Saturday | True",
+        "42",
+        "package __main__ tasks.train.paper.evaluation",
+        "a complaint",
+    ]
+    assert verdict.reward == 1.0
+
+
+async def test_evaluator_gets_the_word_none_without_a_groundtruth(
+    grader: SandboxGrader, tmp_path: Path
+) -> None:
+    source = ARGUMENTS + "raise SystemExit(args.groundtruth_workspace != 'None')"
+    suite = write_suite(tmp_path / "checkout", evaluator(source))
+    with anyio.fail_after(60):
+        assert (await grader.grade(make_attempt(), suite, {})).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("source", "status"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", "evaluator_error"),
+        ("raise SystemExit(137)", "evaluator_error"),
+        ("raise SystemExit(127)", "evaluator_error"),
+        ("import time; print('waiting', flush=True); time.sleep(600)", "timeout"),
+    ],
+)
+async def test_killed_or_endless_evaluator_gives_no_reward(
+    grader: SandboxGrader, tmp_path: Path, source: str, status: str
+) -> None:
+    suite = write_suite(tmp_path / "checkout", evaluator(source))
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {}, deadline_seconds=2.0)
+    assert unscored(verdict) == status
+    if status == "timeout":
+        assert verdict.evaluator_output == "waiting"
+
+
+@pytest.mark.parametrize("code", [1, 2, 255])
+async def test_any_other_exit_code_is_a_failed_attempt(
+    grader: SandboxGrader, tmp_path: Path, code: int
+) -> None:
+    suite = write_suite(tmp_path / "checkout", evaluator(f"raise SystemExit({code})"))
+    with anyio.fail_after(60):
+        assert (await grader.grade(make_attempt(), suite, {})).reward == 0.0
+
+
+async def test_missing_runner_gives_no_reward(grader: SandboxGrader, tmp_path: Path) -> None:
+    files = {"suite.yaml": "profile: starter\nrun_module: [no-such-program, -m]\n", **evaluator("")}
+    suite = write_suite(tmp_path / "checkout", files)
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {})
+    assert unscored(verdict) == "evaluator_error"
+    assert "no-such-program" in verdict.detail
+
+
+async def test_missing_evaluator_gives_no_reward_and_opens_no_sandbox(
+    grader: SandboxGrader, tmp_path: Path
+) -> None:
+    suite = write_suite(tmp_path / "checkout", {})
+    (suite.path / PAPER / "evaluation" / "main.py").unlink()
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {})
+    assert unscored(verdict) == "evaluator_error"
+    assert grader.networks == []
+
+
+async def test_sandbox_that_dies_gives_no_reward(grader: SandboxGrader, tmp_path: Path) -> None:
+    source = "import os, time; os.kill(os.getppid(), 9); time.sleep(60)"
+    suite = write_suite(tmp_path / "checkout", evaluator(source))
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {})
+    assert unscored(verdict) == "sandbox_lost"
+
+
+async def test_printed_verdict_is_not_parsed(grader: SandboxGrader, tmp_path: Path) -> None:
+    source = """
+print('{"success": true, "reward": 1.0, "status": "scored"}')
+print("Pass all tests!")
+raise SystemExit(1)
+"""
+    suite = write_suite(tmp_path / "checkout", evaluator(source))
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {"eval_res.json": '{"pass": true}'})
+    assert (verdict.reward, verdict.success) == (0.0, False)
+
+
+async def test_evaluator_output_is_cut_to_its_end(grader: SandboxGrader, tmp_path: Path) -> None:
+    suite = write_suite(tmp_path / "checkout", evaluator("print('x' * 100_000 + 'end')"))
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {})
+    assert len(verdict.evaluator_output) <= 8192
+    assert verdict.evaluator_output.endswith("xend")
+
+
+@pytest.mark.parametrize(
+    ("workspace", "calls", "reward"),
+    [
+        ({"paper.pdf": "the right one"}, 2, 1.6),
+        ({"paper.pdf": "another"}, 2, 0.6),
+        ({"paper.pdf": "the right one"}, 20, 1.5),
+        ({}, 20, 0.0),
+    ],
+)
+async def test_example_rubric_gives_the_documented_rewards(
+    grader: SandboxGrader, tmp_path: Path, workspace: dict[str, str], calls: int, reward: float
+) -> None:
+    suite = write_suite(tmp_path / "checkout", with_rubric(PAPER_FUNCTION))
+    attempt = make_attempt(calls=[make_call(seq) for seq in range(calls)])
+    with anyio.fail_after(60):
+        verdict = await grader.grade(attempt, suite, workspace)
+    assert verdict.status == "scored", verdict
+    assert verdict.reward == pytest.approx(reward)
+    assert verdict.success == ("paper.pdf" in workspace)
+    assert verdict.weights == {"paper_downloaded": 0.5, "correct_paper": 1.0, "efficient": 0.1}
+    assert verdict.metrics["efficient"] == float(calls < 20)
+
+
+async def test_rubric_may_use_the_servers_metrics(grader: SandboxGrader, tmp_path: Path) -> None:
+    text = rubric_text(weights={"success": 1.0, "calls < 20": 0.1, "failed_calls": -0.25})
+    suite = write_suite(tmp_path / "checkout", evaluator("", **{"rubric.yaml": text}))
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {})
+    assert verdict.reward == pytest.approx(0.85)
+    assert verdict.metrics["calls < 20"] == 1.0
+
+
+async def test_weight_for_turns_needs_reported_turns(grader: SandboxGrader, tmp_path: Path) -> None:
+    suite = write_suite(
+        tmp_path / "checkout", evaluator("", **{"rubric.yaml": rubric_text(weights={"turns": 1})})
+    )
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {})
+        assert (await grader.grade(make_attempt(turns=3), suite, {})).reward == 3.0
+    assert unscored(verdict) == "evaluator_error"
+    assert "turns" in verdict.detail
+
+
+ALL_PARAMETERS = """
+def evaluate(agent_workspace, groundtruth_workspace, res_log_file, launch_time):
+    return {"a": len(launch_time.split())}
+"""
+PATH_PARAMETERS = """
+from pathlib import Path
+def evaluate(workspace: Path, log: "Path | None" = None):
+    return {"a": workspace.is_dir() and log.is_file()}
+"""
+OTHER_PARAMETERS = """
+def evaluate(workspace, /, *, strict=True, **more):
+    return {"a": 7 if strict and not more else 0}
+"""
+LEAVES_A_THREAD = """
+import threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+def evaluate():
+    return {"a": 1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "reward"),
+    [
+        ("def evaluate(): return {'a': True}", 1.0),
+        ("async def evaluate(workspace): return {'a': -2.5}", -2.5),
+        (ALL_PARAMETERS, 3.0),
+        (PATH_PARAMETERS, 1.0),
+        (OTHER_PARAMETERS, 7.0),
+        ("from .scoring import score as evaluate", 4.0),
+        (LEAVES_A_THREAD, 1.0),
+    ],
+)
+async def test_rubric_function_gets_arguments_by_parameter_name(
+    grader: SandboxGrader, tmp_path: Path, source: str, reward: float
+) -> None:
+    files = {f"{PAPER}/evaluation/scoring.py": "def score(groundtruth): return {'a': 4}"}
+    suite = write_suite(tmp_path / "checkout", {**one_metric(source), **files})
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {})
+    assert (verdict.status, verdict.reward) == ("scored", reward), verdict
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("def evaluate(): return {'a': float('nan')}", "metric 'a' is nan"),
+        ("def evaluate(): return {'a': 11}", "outside its range"),
+        ("def evaluate(): return {'b': 1}", "has a weight for 'a'"),
+        ("def evaluate(): return {'a': 'lots'}", "not a finite number"),
+        ("def evaluate(): return {'a': object()}", "not a finite number"),
+        ("def evaluate(): return True", "did not return a dict"),
+        ("def evaluate(): print({'a': 1})", "did not return a dict"),
+        ("def evaluate(): return {'a': 1, 'calls': 1}", "the server itself provides"),
+        ("def evaluate(answer): return {'a': 1}", "evaluate failed"),
+        ("def evaluate(): raise SystemExit(0)", "evaluate failed"),
+        ("import os\ndef evaluate(): os._exit(0)", "without returning metrics"),
+        ("import os\ndef evaluate(): os.kill(os.getpid(), 9)", "evaluate failed"),
+    ],
+)
+async def test_invalid_metrics_give_no_reward(
+    grader: SandboxGrader, tmp_path: Path, source: str, complaint: str
+) -> None:
+    suite = write_suite(tmp_path / "checkout", one_metric(source))
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {})
+    assert unscored(verdict) == "evaluator_error"
+    assert complaint in verdict.detail
+
+
+async def test_rubric_function_that_does_not_return_is_a_timeout(
+    grader: SandboxGrader, tmp_path: Path
+) -> None:
+    suite = write_suite(tmp_path / "checkout", one_metric("import time\ndef evaluate(): time.sleep(600)"))
+    with anyio.fail_after(60):
+        assert unscored(await grader.grade(make_attempt(), suite, {}, deadline_seconds=3.0)) == "timeout"
+
+
+async def test_child_processes_of_the_function_do_not_inherit_the_channel(
+    grader: SandboxGrader, tmp_path: Path
+) -> None:
+    source = """
+import os, subprocess, sys
+CHILD = '''
+import os
+print("DECATHLON_CHANNEL" in os.environ)
+for number in range(3, 256):
+    try: os.write(number, b'{"a": 9}')
+    except OSError: pass
+    else: print("wrote to", number)
+'''
+def evaluate():
+    child = [sys.executable, "-c", CHILD]
+    output = subprocess.run(child, close_fds=False, capture_output=True, text=True).stdout
+    return {"a": 5 if output.strip() == "False" else 0}
+"""
+    suite = write_suite(tmp_path / "checkout", one_metric(source))
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {})
+    assert verdict.reward == 5.0, verdict
+
+
+async def test_evaluator_and_function_run_in_separate_sandboxes(
+    grader: SandboxGrader, tmp_path: Path
+) -> None:
+    main = (
+        ARGUMENTS
+        + """
+open(args.res_log_file, "w").write("overwritten")
+open(os.path.join(args.agent_workspace, "left.txt"), "w").write("left behind")
+open("tasks/train/paper/evaluation/evaluator.py", "w").write("def evaluate(): return {'a': 9}")
+"""
+    )
+    source = """
+import json, os
+def evaluate(workspace, log):
+    return {"a": json.load(open(log))["status"] == "success" and os.listdir(workspace) == ["mine.txt"]}
+"""
+    text = rubric_text(function="evaluation/evaluator.py:evaluate", weights={"a": 1})
+    suite = write_suite(tmp_path / "checkout", with_rubric(source, text, main=main))
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {"mine.txt": "x"})
+    assert verdict.reward == 1.0, verdict
+    assert grader.networks == ["none", "none"]
+
+
+async def test_no_module_is_imported_from_the_workspace_or_the_environment(
+    grader: SandboxGrader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("sitecustomize.py", "usercustomize.py", "argparse.py", "json.py", "inspect.py", "planted.py")
+    planted = dict.fromkeys(names, "import os; os._exit(0)")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for name, text in planted.items():
+        (outside / name).write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(outside))
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    source = """
+def tries():
+    try:
+        import planted
+    except ModuleNotFoundError:
+        return False
+"""
+    main = ARGUMENTS + source + "raise SystemExit(0 if tries() else 1)"
+    function = source + "def evaluate(): return {'a': 3 if not tries() else 0}"
+    text = rubric_text(function="evaluation/evaluator.py:evaluate", weights={"a": 1})
+    suite = write_suite(tmp_path / "checkout", with_rubric(function, text, main))
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {**planted, "p.pth": "import planted"})
+    assert (verdict.success, verdict.reward) == (False, 3.0), verdict
+
+
+async def test_links_out_of_the_workspace_are_refused_and_reported(
+    grader: SandboxGrader, tmp_path: Path
+) -> None:
+    archive = tmp_path / "evil.tar"
+    with tarfile.open(archive, "w") as tar:
+        for name, target in (
+            ("paper.pdf", f"../{PAPER}/groundtruth_workspace/paper.pdf"),
+            ("inside", "real.txt"),
+        ):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = tarfile.SYMTYPE, target
+            tar.addfile(info)
+        info = tarfile.TarInfo("../tasks/train/paper/evaluation/main.py")
+        tar.addfile(info, io.BytesIO())
+    suite = write_suite(tmp_path / "checkout", with_rubric(PAPER_FUNCTION))
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, archive)
+    assert (verdict.success, verdict.reward) == (False, 0.1)
+    assert verdict.refused == (
+        f"paper.pdf: a link that leads out, to ../{PAPER}/groundtruth_workspace/paper.pdf",
+        "../tasks/train/paper/evaluation/main.py: a path with ..",
+    )
+
+
+async def test_workspace_that_could_not_be_captured_is_graded_as_empty(
+    grader: SandboxGrader, tmp_path: Path
+) -> None:
+    suite = write_suite(tmp_path / "checkout", evaluator(REQUIRES_PAPER))
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, None, refused=["everything: too large"])
+    assert (verdict.reward, verdict.refused) == (0.0, ("everything: too large",))
+
+
+async def test_sealed_files_of_preprocess_are_used(grader: SandboxGrader, tmp_path: Path) -> None:
+    suite = write_suite(tmp_path / "checkout", evaluator("raise SystemExit(1)"))
+    sealed = tmp_path / "sealed.tar"
+    sealed.write_bytes(tar_of({"./evaluation/main.py": "", "./groundtruth_workspace/made": "by preprocess"}))
+    with anyio.fail_after(60):
+        assert (await grader.grade(make_attempt(), suite, {}, sealed=sealed)).reward == 1.0
+
+
+async def test_suite_may_require_a_claim(grader: SandboxGrader, tmp_path: Path) -> None:
+    suite = write_suite(tmp_path / "checkout", {"suite.yaml": "profile: starter\nclaim_required: true\n"})
+    with anyio.fail_after(60):
+        claimed = await grader.grade(make_attempt(), suite, {})
+        unclaimed = await grader.grade(make_attempt(claimed=False), suite, {})
+    assert (claimed.reward, unclaimed.reward) == (1.0, 0.0)
+    assert "claimed" in unclaimed.detail
+
+
+async def test_invalid_rubric_file_gives_no_reward(grader: SandboxGrader, tmp_path: Path) -> None:
+    suite = write_suite(tmp_path / "checkout", evaluator("", **{"rubric.yaml": "weights: [1]"}))
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {})
+    assert unscored(verdict) == "evaluator_error"
+    assert "rubric.yaml" in verdict.detail
+
+
+async def test_sandbox_that_cannot_be_opened_gives_no_reward(grader: SandboxGrader, tmp_path: Path) -> None:
+    suite = write_suite(tmp_path / "checkout", {})
+
+    def unavailable(network: Network) -> Any:
+        raise ProviderUnavailableError("no Docker engine answers")
+
+    def broken(network: Network) -> Any:
+        raise RuntimeError("a secret path")
+
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {}, open_sandbox=unavailable)
+        assert (unscored(verdict), verdict.detail) == ("not_evaluated", "no Docker engine answers")
+        verdict = await grader.grade(make_attempt(), suite, {}, open_sandbox=broken)
+        assert (unscored(verdict), verdict.detail) == ("not_evaluated", "a fault of the server: RuntimeError")
+
+
+async def test_sandbox_that_never_opens_is_a_timeout(
+    grader: SandboxGrader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "GRACE_SECONDS", 0.0)
+    suite = write_suite(tmp_path / "checkout", {})
+
+    @asynccontextmanager
+    async def never(network: Network) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
+        await anyio.sleep_forever()
+        raise AssertionError
+        yield
+
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {}, open_sandbox=never, deadline_seconds=0.05)
+    assert unscored(verdict) == "timeout"
+
+
+async def test_failed_removal_of_a_sandbox_keeps_the_verdict(grader: SandboxGrader, tmp_path: Path) -> None:
+    suite = write_suite(tmp_path / "checkout", {})
+
+    @asynccontextmanager
+    async def fails_to_close(network: Network) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
+        async with grader.open(network) as opened:
+            yield opened
+        raise ProviderUnavailableError("could not be removed")
+
+    with anyio.fail_after(60):
+        assert (await grader.grade(make_attempt(), suite, {}, open_sandbox=fails_to_close)).reward == 1.0
+
+
+async def test_cancelled_grading_closes_its_sandbox(grader: SandboxGrader, tmp_path: Path) -> None:
+    suite = write_suite(tmp_path / "checkout", evaluator("import time; time.sleep(600)"))
+    opened, closed = anyio.Event(), anyio.Event()
+
+    @asynccontextmanager
+    async def watched(network: Network) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
+        try:
+            async with grader.open(network) as (sandbox, driver):
+                opened.set()
+                yield sandbox, driver
+        finally:
+            closed.set()
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: grader.grade(make_attempt(), suite, {}, open_sandbox=watched))
+            await opened.wait()
+            tasks.cancel_scope.cancel()
+    assert closed.is_set()
+    assert [entry.name for entry in grader.folder.iterdir() if entry.name.startswith("grading-")] == []
+
+
+async def test_grading_in_place_restores_the_suites_files_and_keeps_the_workspace(
+    grader: SandboxGrader, tmp_path: Path
+) -> None:
+    suite = write_suite(tmp_path / "checkout", evaluator(REQUIRES_PAPER, **{"evaluation/check.py": "pass"}))
+    with anyio.fail_after(60):
+        async with grader.open("none") as (sandbox, driver):
+            folder = sandbox.root / PAPER / "evaluation"
+            await driver.arrange(
+                {"write": str(folder / "main.py"), "text": ""},
+                {"write": str(folder / "argparse.py"), "text": "planted"},
+                {"write": str(sandbox.root / "workspace" / "thesis.pdf"), "text": "x"},
+            )
+            os.symlink("/dev/null", Path(sandbox.root) / ".decathlon")  # noqa: PTH211
+
+            @asynccontextmanager
+            async def same(network: Network) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
+                yield sandbox, driver
+
+            verdict = await grader.grade(
+                make_attempt(), suite, {"paper.pdf": "not put"}, open_sandbox=same, in_place=True
+            )
+            assert names_in(folder) == ["check.py", "main.py"]
+            assert names_in(sandbox.root / "workspace") == ["thesis.pdf"]
+    assert (verdict.reward, verdict.in_place) == (0.0, True)
+
+
+def test_signalled_contains_the_exit_codes_of_killed_programs() -> None:
+    assert 128 + signal.SIGKILL in evaluation.SIGNALLED
+    assert not {0, 1, 2, 3, 255} & evaluation.SIGNALLED
+
+
+def test_harness_uses_the_wires_channel_variable() -> None:
+    assert wire.CHANNEL_VARIABLE in Path(harness.__file__).read_text("utf-8")

@@ -1,0 +1,58 @@
+"""Every provider, the fake included, passes the conformance checks."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from decathlon_mcp.errors import LimitExceededError
+from decathlon_mcp.sandboxes import conformance
+from decathlon_mcp.sandboxes.conformance import ALL_CHECKS, CHECKS, Check
+from tests.sandboxes.conftest import Bench, fake_bench
+
+pytestmark = pytest.mark.anyio
+
+SLOW = {
+    conformance.cancelled_opening_leaves_nothing,
+    conformance.cancelled_task_leaves_nothing,
+    conformance.ten_thousand_files_and_a_large_one_survive_a_round_trip,
+}
+PROVIDERS: dict[str, tuple[Check, ...]] = {"fake": CHECKS, "local": ALL_CHECKS, "docker": ALL_CHECKS}
+
+
+def cases() -> list[Any]:
+    return [
+        pytest.param(
+            kind,
+            check,
+            id=f"{kind}-{check.__name__}",
+            marks=[pytest.mark.docker] * (kind == "docker") + [pytest.mark.slow] * (check in SLOW),
+        )
+        for kind, checks in PROVIDERS.items()
+        for check in checks
+    ]
+
+
+@pytest.mark.parametrize(("bench", "check"), cases(), indirect=["bench"])
+async def test_provider_conforms(bench: Bench, check: Check) -> None:
+    await check(bench)
+
+
+def test_every_check_says_in_one_sentence_what_it_checks() -> None:
+    for check in ALL_CHECKS:
+        assert (inspect.getdoc(check) or "").count("\n") == 0, check.__name__
+        assert (inspect.getdoc(check) or "").endswith("."), check.__name__
+
+
+async def test_failed_checks_are_reported_by_name(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def passing(target: conformance.ProviderUnderTest) -> None: ...
+
+    async def failing(target: conformance.ProviderUnderTest) -> None:
+        raise LimitExceededError("too large")
+
+    monkeypatch.setattr(conformance, "CHECKS", (passing, failing))
+    bench = fake_bench("owner", tmp_path)
+    failures = await conformance.failed_checks(bench)
+    assert {name: str(error) for name, error in failures.items()} == {"failing": "too large"}

@@ -1,0 +1,79 @@
+"""The composition root."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decathlon_mcp.app import bootstrap, provider_for, read_catalogue
+from decathlon_mcp.episodes.access import Principal
+from decathlon_mcp.errors import SettingsError, SuiteError
+from decathlon_mcp.settings import Settings
+from tests.probe.serving import SUITE
+
+
+def settings(**values: Any) -> Settings:
+    return Settings.model_validate({"suite": (SUITE,), **values})
+
+
+def test_importing_the_app_imports_neither_the_mcp_server_nor_starlette() -> None:
+    program = "import sys, decathlon_mcp.app; print(*{module.split('.')[0] for module in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, check=True)
+    assert not {"mcp", "starlette"} & {*done.stdout.split()}
+
+
+def test_the_starter_suite_is_local_by_default_and_a_checkout_needs_docker() -> None:
+    (starter,) = read_catalogue(Settings.model_validate({})).suites
+    assert provider_for(starter, settings()) == "local"
+    assert provider_for(starter, settings(provider="docker")) == "docker"
+
+
+def test_a_folder_that_is_no_suite_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SuiteError, match="not a checkout"):
+        read_catalogue(settings(suite=(str(tmp_path),)))
+
+
+@pytest.mark.anyio
+async def test_the_state_folder_is_private_and_scratch_is_empty_afterwards(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    async with bootstrap(settings(provider="local", state=state, idle_seconds=77)) as registry:
+        assert registry.idle_seconds == 77
+        assert registry.reward_policy == "visible"
+        (suite,) = registry.catalogue.suites
+        assert registry.sandbox_factory(suite.name).common.is_file()
+        assert [len(list((state / name).iterdir())) for name in ("servers", "scratch")] == [1, 1]
+    for folder in (state, state / "episodes"):
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert [len(list((state / name).iterdir())) for name in ("servers", "scratch")] == [0, 0]
+
+
+@pytest.mark.anyio
+async def test_what_a_dead_server_left_is_removed(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    (state / "servers").mkdir(parents=True)
+    (state / "servers" / "dead").touch()
+    (state / "scratch" / "dead-archives").mkdir(parents=True)
+    async with bootstrap(settings(provider="local", state=state)):
+        assert not (state / "servers" / "dead").exists()
+        assert not (state / "scratch" / "dead-archives").exists()
+
+
+@pytest.mark.anyio
+async def test_every_episode_has_ended_when_bootstrap_returns(tmp_path: Path) -> None:
+    async with bootstrap(settings(provider="local", state=tmp_path / "state")) as registry:
+        episode = registry.start("find-answer", Principal())
+    assert episode.state.ending == "the server shut down"
+    assert registry.live == []
+
+
+@pytest.mark.anyio
+async def test_a_signing_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("not a key")
+    (tmp_path / "key").chmod(0o644)
+    with pytest.raises(SettingsError):
+        async with bootstrap(settings(provider="local", state=tmp_path)):
+            pass
