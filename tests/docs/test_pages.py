@@ -92,8 +92,8 @@ def test_reference_pages_document_the_whole_client() -> None:
     text = "".join((DOCS / "reference" / page).read_text("utf-8") for page in ("client.md", "errors.md"))
     documented: set[str] = set()
     for kind, target in AUTODOC.findall(text):
-        subject = pkgutil.resolve_name(target)  # raises for a name that does not exist
-        documented.update(vars(subject) if kind == "module" else [target.rpartition(".")[2]])
+        subject: object = pkgutil.resolve_name(target)  # raises for a name that does not exist
+        documented |= set(vars(subject)) if kind == "module" else {target.rpartition(".")[2]}
     assert set(decathlon_client.__all__) <= documented
 
 
