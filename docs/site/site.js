@@ -1,7 +1,7 @@
-// A button on every block of code that copies it; and a flag is not torn apart at its hyphens.
+// Adds a copy button to every code block, and keeps flags such as --max-calls from breaking at a hyphen.
 document.addEventListener("DOMContentLoaded", () => {
-  for (const word of document.querySelectorAll("code.literal")) {
-    if (/^\S{1,30}$/.test(word.textContent)) word.style.whiteSpace = "nowrap";
+  for (const code of document.querySelectorAll("code.literal")) {
+    if (/^\S{1,30}$/.test(code.textContent)) code.style.whiteSpace = "nowrap";
   }
   for (const block of document.querySelectorAll("div.highlight")) {
     const button = document.createElement("button");
