@@ -92,5 +92,5 @@ def test_without_an_engine_all_but_the_programs_is_checked(shell: Shell, lame: P
     done = shell.run(*words, DOCKER_HOST="unix:///nowhere")
     assert done.returncode == 1
     assert "1 of 2 can run here\nservices not there: moon (1)\n" in done.stdout
-    assert "lame: not looked for its servers' programs: no Docker engine answers" in done.stdout
+    assert "lame: could not check its servers' programs: no Docker engine answers" in done.stdout
     assert lame.is_dir()

@@ -45,7 +45,7 @@ def test_every_step_is_shown_and_the_reward_is_one(shell: Shell) -> None:
 
 def test_a_task_without_a_player_is_answered_with_those_that_have_one(shell: Shell) -> None:
     said = shell.fault("demo", "--task", "nope", status=1)
-    assert said.startswith("no player for nope; there are audit-expenses, ")
+    assert said.startswith("no script for nope; there are scripts for audit-expenses, ")
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def test_where_the_default_job_can_run_all_is_well(shell: Shell) -> None:
 def test_the_key_of_signatures_is_named_and_one_that_others_can_read_is_told(
     shell: Shell, tmp_path: Path
 ) -> None:
-    assert "made at the first start" in findings(shell, status=0)["key"]["detail"]
+    assert "created when the server first starts" in findings(shell, status=0)["key"]["detail"]
     told = json.loads(shell.run("key").stdout)
     assert told["id"] in findings(shell, status=0)["key"]["detail"]
     (tmp_path / "state" / "decathlon-mcp" / "key").chmod(0o644)

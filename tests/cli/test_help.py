@@ -65,7 +65,7 @@ def test_an_unknown_flag_is_named(shell: Shell) -> None:
 
 
 def test_a_word_too_many_is_named(shell: Shell) -> None:
-    assert shell.fault("tasks", "extra", status=2) == "not understood: extra"
+    assert shell.fault("tasks", "extra", status=2) == "unexpected argument: extra"
 
 
 def test_without_the_servers_dependencies_it_says_how_to_get_them() -> None:

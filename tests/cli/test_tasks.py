@@ -72,7 +72,7 @@ def test_a_split_that_is_not_there_is_told_those_that_are(shell: Shell) -> None:
 
 
 def test_words_that_do_not_go_together_are_told(shell: Shell) -> None:
-    assert shell.fault("tasks", "--seed", "7", status=1) == "--seed is for a --sample"
+    assert shell.fault("tasks", "--seed", "7", status=1) == "--seed requires --sample"
 
 
 def test_no_engine_is_needed(shell: Shell) -> None:
@@ -110,9 +110,9 @@ def test_what_tasks_share_is_listed_with_how_many_run_at_once(shell: Shell, tmp_
         file.write("conflicts: [[dense, made-answer]]\n")
     done = shell.run("tasks", "--suite", str(suite), "--conflicts")
     assert done.stdout.splitlines() == [
-        "the account line: 2 at once of find-answer, say-answer",
-        "the account own: each has its own, and runs once at a time: dense",
-        "the conflict group of dense, made-answer: 1 at once of dense, made-answer",
+        "the account line: 2 at a time of find-answer, say-answer",
+        "the account own: one per task, each task once at a time: dense",
+        "the conflict group of dense, made-answer: 1 at a time of dense, made-answer",
     ]
     assert done.stderr.startswith("4 of ")
     told = json.loads(shell.run("tasks", "--suite", str(suite), "--conflicts", "--json").stdout)
