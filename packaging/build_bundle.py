@@ -47,7 +47,7 @@ def build(output: Path) -> Path:
 
 
 def _pyproject(project: dict[str, Any], wheel: str) -> str:
-    """Return the bundle's pyproject.toml: no package, only dependencies with this project's version ranges."""
+    """Return the bundle's pyproject.toml: only dependencies, with this project's version ranges."""
     ranges: list[str] = project["optional-dependencies"]["server"]
     dependencies = [
         "decathlon-mcp",

@@ -1,4 +1,4 @@
-"""`stdio --url`: a client of stdin and stdout, and a server elsewhere, with nothing lost between them."""
+"""`stdio --url`: a bridge between a client on stdin and stdout and a server over HTTP."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 CANCELLED = {"command": "until [ -s cancelled.txt ]; do sleep 0.02; done; cat cancelled.txt"}
-"""Waits for what the tool notes when it was cancelled."""
+"""Waits for the note that the tool writes when it is cancelled."""
 
 
 @pytest.fixture
@@ -48,10 +48,10 @@ async def served(tmp_path: Path, anyio_backend: object) -> AsyncGenerator[Served
 
 
 @asynccontextmanager
-async def bridged(
+async def connect_bridge(
     shell: Shell, *words: str, era: str = "handshake", token: str | None = None, **options: Any
 ) -> AsyncGenerator[Client]:
-    """The SDK's client over stdio, and the bridge between it and a server."""
+    """Connect the SDK's client over stdio to a bridge."""
     environment = {**shell.environment, **({"DECATHLON_TOKEN": token} if token else {})}
     arguments = [*COMMAND[1:], "stdio", *words]
     server = StdioServerParameters(command=COMMAND[0], args=arguments, env=environment, cwd=shell.folder)
@@ -61,20 +61,20 @@ async def bridged(
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_an_episode_is_played_with_progress_cancellation_and_a_list_that_changes(
+async def test_an_episode_with_progress_cancellation_and_a_changing_tool_list(
     era: str, shell: Shell, served: Served
 ) -> None:
-    heard: list[tuple[float, str | None]] = []
+    progress_reports: list[tuple[float, str | None]] = []
     changed = anyio.Event()
 
-    async def note(message: object) -> None:
+    async def on_message(message: object) -> None:
         if isinstance(message, types.ToolListChangedNotification):
             changed.set()
 
-    async def hear(progress: float, total: float | None, message: str | None) -> None:
-        heard.append((progress, message))
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        progress_reports.append((progress, message))
 
-    async with bridged(shell, "--url", served.url, era=era, message_handler=note) as lobby:
+    async with connect_bridge(shell, "--url", served.url, era=era, message_handler=on_message) as lobby:
         assert lobby.protocol_version == ("2025-11-25" if era == "handshake" else "2026-07-28")
         started = (await lobby.call_tool("start_episode", {"task": "find-answer"})).structured_content
         assert started is not None
@@ -84,15 +84,15 @@ async def test_an_episode_is_played_with_progress_cancellation_and_a_list_that_c
             assert "probe__write" in {tool.name for tool in (await lobby.list_tools()).tools}
 
         async def call(name: str, **arguments: Any) -> Any:
-            asked = {**handle, "name": f"probe__{name}", "arguments": arguments}
-            return (await lobby.call_tool("call_tool", asked, progress_callback=hear)).content[0]
+            params = {**handle, "name": f"probe__{name}", "arguments": arguments}
+            return (await lobby.call_tool("call_tool", params, progress_callback=on_progress)).content[0]
 
         assert (await call("count", to=3, pause=0.01)).text == "counted to 3"
-        assert [said for said in heard if said[1]] == [(1, "at 1"), (2, "at 2"), (3, "at 3")]
+        assert [report for report in progress_reports if report[1]] == [(1, "at 1"), (2, "at 2"), (3, "at 3")]
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: call("sleep", seconds=100, note="gone"))
             assert (await call("echo", text="quick ✓\u2028 “” ")).text == "quick ✓\u2028 “” "
-            await anyio.sleep(0.3)  # the tool must have begun for its being cancelled to be noted
+            await anyio.sleep(0.3)  # the tool can only note the cancellation if it has started
             tasks.cancel_scope.cancel()
         assert (await call("shell", **CANCELLED)).text == "gone\n"
         await call("write", path="answer.txt", text="42")
@@ -101,8 +101,12 @@ async def test_an_episode_is_played_with_progress_cancellation_and_a_list_that_c
         assert verdict["reward"] == 1.0
 
 
-async def test_a_tasks_address_is_an_episode_that_ends_with_the_client(shell: Shell, served: Served) -> None:
-    async with bridged(shell, "--url", served.url, "--task", "find-answer", era="sessionless") as client:
+async def test_a_tasks_address_opens_an_episode_that_ends_with_the_client(
+    shell: Shell, served: Served
+) -> None:
+    async with connect_bridge(
+        shell, "--url", served.url, "--task", "find-answer", era="sessionless"
+    ) as client:
         assert client.protocol_version == "2025-11-25"
         assert "answer.txt" in (client.instructions or "")
         await client.call_tool("probe__write", {"path": "answer.txt", "text": "42"})
@@ -113,7 +117,7 @@ async def test_a_tasks_address_is_an_episode_that_ends_with_the_client(shell: Sh
 
 
 @pytest.mark.parametrize("end", ["SIGTERM", "eof"])
-async def test_what_a_tool_answers_passes_as_it_came_and_the_end_of_stdin_ends_the_episode(
+async def test_replies_pass_unchanged_and_the_end_of_stdin_ends_the_episode(
     end: str, shell: Shell, served: Served
 ) -> None:
     odd = {"method": "tools/call", "params": {"name": "probe__odd", "_meta": {"progressToken": 1}}}
@@ -126,10 +130,10 @@ async def test_what_a_tool_answers_passes_as_it_came_and_the_end_of_stdin_ends_t
         assert bridge.stdin
         assert bridge.stdout
         ready = _line({"method": "notifications/initialized"})
-        await bridge.stdin.send(_hello(1) + ready + _line({"id": "o", **odd}) + b"no JSON\n")
-        said = b""
-        while b'"mood"' not in said or b"not JSON" not in said:
-            said += await bridge.stdout.receive()
+        await bridge.stdin.send(_initialize(1) + ready + _line({"id": "o", **odd}) + b"no JSON\n")
+        output = b""
+        while b'"mood"' not in output or b"not JSON" not in output:
+            output += await bridge.stdout.receive()
         (episode,) = served.episodes.live
         if end == "eof":
             await bridge.stdin.aclose()
@@ -137,44 +141,44 @@ async def test_what_a_tool_answers_passes_as_it_came_and_the_end_of_stdin_ends_t
             bridge.send_signal(signal.SIGTERM)
         assert await bridge.wait() == 0
         await episode.state.reach(Phase.ENDED)
-    told = [json.loads(line) for line in said.splitlines()]
-    assert {message["jsonrpc"] for message in told} == {"2.0"}
-    result = next(message["result"] for message in told if message.get("id") == "o")
+    messages = [json.loads(line) for line in output.splitlines()]
+    assert {message["jsonrpc"] for message in messages} == {"2.0"}
+    result = next(message["result"] for message in messages if message.get("id") == "o")
     assert result["content"][0] == {"type": "hologram", "depth": 3, "frames": [1, 2]}
     assert result["mood"] == "cheerful"
 
 
-async def test_refusals_reach_the_client_in_the_servers_words(shell: Shell, tmp_path: Path) -> None:
+async def test_errors_of_the_server_reach_the_client(shell: Shell, tmp_path: Path) -> None:
     secret, line = new_token("alice", "player")
     (tmp_path / "tokens").write_text(line)
     tokens = Tokens.read(tmp_path / "tokens")
     async with serving(tmp_path / "state", tokens=tokens, provider="local") as served:
-        with _failing("a token is needed"):
-            async with bridged(shell, "--url", served.url):
+        with _raises_mcp_error("a token is needed"):
+            async with connect_bridge(shell, "--url", served.url):
                 pass
-        async with bridged(shell, "--url", served.url, token=secret) as lobby:
+        async with connect_bridge(shell, "--url", served.url, token=secret) as lobby:
             assert (await lobby.list_tools()).tools
             with pytest.raises(MCPError, match="there is no task 'find-anser'"):
                 await lobby.call_tool("start_episode", {"task": "find-anser"})
     assert secret not in (shell.folder / "log").read_text()
 
 
-async def test_a_server_that_is_not_there_is_told(shell: Shell) -> None:
-    with _failing("no server answers at http://127.0.0.1:1/mcp"):
-        async with bridged(shell, "--url", "http://127.0.0.1:1"):
+async def test_an_unreachable_server_is_an_error(shell: Shell) -> None:
+    with _raises_mcp_error("no server answers at http://127.0.0.1:1/mcp"):
+        async with connect_bridge(shell, "--url", "http://127.0.0.1:1"):
             pass
 
 
-async def test_a_lobby_goes_on_after_its_server_was_started_anew(shell: Shell, tmp_path: Path) -> None:
-    async with AsyncServer(tmp_path) as server, bridged(shell, "--url", server.url) as lobby:
+async def test_a_lobby_continues_after_a_restart_of_its_server(shell: Shell, tmp_path: Path) -> None:
+    async with RestartableServer(tmp_path) as server, connect_bridge(shell, "--url", server.url) as lobby:
         assert (await lobby.list_tools()).tools
         await server.restart()
         started = await lobby.call_tool("start_episode", {"task": "find-answer"})
         assert started.structured_content is not None
 
 
-class AsyncServer:
-    """A server that can be ended and started again at the same address."""
+class RestartableServer:
+    """A server that can be stopped and started again at the same address."""
 
     def __init__(self, folder: Path) -> None:
         self._settings = Settings.model_validate(
@@ -189,7 +193,7 @@ class AsyncServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}"
 
-    async def __aenter__(self) -> AsyncServer:
+    async def __aenter__(self) -> RestartableServer:
         await self._stack.__aenter__()
         await self._stack.start(self._serve)
         return self
@@ -214,20 +218,20 @@ class AsyncServer:
         stopped.set()
 
 
-async def test_it_wants_no_package_of_the_servers(shell: Shell) -> None:
+async def test_the_bridge_needs_no_package_of_the_server(shell: Shell) -> None:
     only_client = (
         "import sys; sys.modules.update(dict.fromkeys(('cyclopts', 'yaml', 'docker', 'rich')));"
         "sys.argv = ['decathlon-mcp', 'stdio', '--url', 'http://127.0.0.1:1'];"
         "from decathlon_mcp.cli import main; main()"
     )
     done = await anyio.run_process(
-        [sys.executable, "-c", only_client], input=_hello(1), env=shell.environment, cwd=shell.folder
+        [sys.executable, "-c", only_client], input=_initialize(1), env=shell.environment, cwd=shell.folder
     )
     assert "no server answers at http://127.0.0.1:1/mcp" in json.loads(done.stdout)["error"]["message"]
 
 
 @pytest.mark.parametrize(
-    ("given", "task", "found"),
+    ("url", "task", "expected"),
     [
         ("http://host:1", None, "http://host:1/mcp"),
         ("http://host:1/", None, "http://host:1/mcp"),
@@ -236,17 +240,17 @@ async def test_it_wants_no_package_of_the_servers(shell: Shell) -> None:
         ("http://host/episodes/e/mcp", None, "http://host/episodes/e/mcp"),
     ],
 )
-async def test_an_address_is_found(given: str, task: str | None, found: str) -> None:
-    assert address(given, task) == found
+async def test_address_is_the_lobbys_or_a_tasks(url: str, task: str | None, expected: str) -> None:
+    assert address(url, task) == expected
 
 
-@pytest.mark.parametrize("given", ["host:8765", "", "ftp://host", "http:///mcp"])
-async def test_what_is_no_address_is_said(given: str) -> None:
+@pytest.mark.parametrize("url", ["host:8765", "", "ftp://host", "http:///mcp"])
+async def test_a_url_that_is_not_a_servers_is_an_error(url: str) -> None:
     with pytest.raises(BadRequestError, match="not the address of a server"):
-        address(given)
+        address(url)
 
 
-async def test_events_are_found_however_they_are_cut() -> None:
+async def test_events_are_parsed_across_any_chunk_boundaries() -> None:
     stream = (
         b": hello\r\nid: 1\r\ndata:\r\n\r\nevent: message\r\ndata: {}\r\n\r\ndata: [1,\ndata: 2]\n\ndata: cut"
     )
@@ -259,16 +263,16 @@ async def test_events_are_found_however_they_are_cut() -> None:
         assert [data async for data in events(chunks(size))] == [b"{}", b"[1,\n2]"]
 
 
-def _failing(words: str) -> AbstractContextManager[object]:
-    """The client could not connect, for that reason."""
-    return pytest.RaisesGroup(pytest.RaisesExc(MCPError, match=re.escape(words)), flatten_subgroups=True)
+def _raises_mcp_error(text: str) -> AbstractContextManager[object]:
+    """Expect an MCPError with this text, in any exception group."""
+    return pytest.RaisesGroup(pytest.RaisesExc(MCPError, match=re.escape(text)), flatten_subgroups=True)
 
 
 def _line(message: dict[str, Any]) -> bytes:
     return json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n"
 
 
-def _hello(number: int) -> bytes:
+def _initialize(number: int) -> bytes:
     client = {"name": "test", "version": "1"}
     params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client}
     return _line({"id": number, "method": "initialize", "params": params})

@@ -165,7 +165,7 @@ def test_a_projects_entry_is_printed_for_programs_without_a_command_for_it(
 
 def test_claude_desktop_has_no_entries_per_project(desktop: Desktop) -> None:
     arguments = ("install", "claude-desktop", "--project", ".")
-    message = desktop.shell.fault(*arguments, status=1, **desktop.environment)
+    message = desktop.shell.error(*arguments, status=1, **desktop.environment)
     assert message == "Claude Desktop has no settings per project: omit --project"
 
 
@@ -266,7 +266,7 @@ def test_a_token_is_referred_to_and_its_value_is_neither_printed_nor_passed(
 def test_an_unknown_task_is_an_error_before_anything_runs(desktop: Desktop) -> None:
     desktop.add_program("claude")
     arguments = ("install", "claude-code", "--task", "tune-reactr", "--yes")
-    message = desktop.shell.fault(*arguments, status=1, **desktop.environment)
+    message = desktop.shell.error(*arguments, status=1, **desktop.environment)
     assert message.startswith("there is no task 'tune-reactr'; did you mean tune-reactor")
     assert desktop.calls("claude") == []
 
