@@ -169,6 +169,8 @@ def install(
     """
     if project is not None and program not in PROJECT_FILES:
         raise BadRequestError(f"{TITLES[program]} has no settings per project: omit --project")
+    if project is not None and not project.is_dir():
+        raise BadRequestError(f"--project: {project} is not a folder")
     target = Target(program, name, project)
     if undo:
         instructions = f"Delete the entry {name!r} from {target.settings_file}.\n"

@@ -169,6 +169,15 @@ def test_claude_desktop_has_no_entries_per_project(desktop: Desktop) -> None:
     assert message == "Claude Desktop has no settings per project: omit --project"
 
 
+def test_a_project_must_be_a_folder(desktop: Desktop) -> None:
+    desktop.add_program("claude")
+    arguments = ("install", "claude-code", "--project", "nowhere", "--yes")
+    assert desktop.shell.error(*arguments, status=1, **desktop.environment) == (
+        "--project: nowhere is not a folder"
+    )
+    assert desktop.calls("claude") == []
+
+
 @pytest.mark.parametrize(
     ("program", "executable"), [("claude-code", "claude"), ("cursor", "xdg-open"), ("vscode", "code")]
 )
