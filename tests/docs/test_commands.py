@@ -22,7 +22,7 @@ COMMAND = "decathlon-mcp"
 FOREIGN = {
     *("--cli", "--header", "--tool-arg", "--transport", "--silent"),
     *("--fail-on-error", "--log-dir", "--max-samples"),
-    *("--cn_mode", "--env"),
+    *("--cn_mode", "--env", "--add-mcp"),
 }
 """Options of other programs that the pages name."""
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
