@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from decathlon_sandbox import processes, wire
+from decathlon_sandbox import supervisor, wire
 
 from tests.driver.peer import BOUND_SECONDS, DriverPeer, WireError, driver
 
@@ -133,7 +133,7 @@ def test_a_pattern_is_of_the_whole_command_line(
         return io.BytesIO(b"/usr/bin/kubectl\0port-forward\0svc/a\0" + b"80\0")
 
     monkeypatch.setattr("builtins.open", opened)
-    assert processes.is_of(1, [pattern]) is fits
+    assert supervisor.matches_command(1, [pattern]) is fits
 
 
 def commands(peer: DriverPeer) -> list[str]:

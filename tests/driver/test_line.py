@@ -50,7 +50,7 @@ def test_start_up_imports_nothing_dear(python: str) -> None:
     imported = {line.rpartition("|")[2].strip() for line in said.stderr.decode().splitlines()}
     assert "decathlon_sandbox.driver" in imported
     assert not TOO_DEAR & imported
-    late = {"family", "files", "runs", "servers", "session", "stdio_server", "http_server"}
+    late = {"supervisor", "files", "runs", "servers", "server", "mcp_session", "tunnels", "http_servers"}
     assert not {f"decathlon_sandbox.{name}" for name in late} & imported
 
 
@@ -76,7 +76,7 @@ async def test_nothing_is_imported_from_the_machine_once_an_agent_can_change_it(
             line.rpartition("|")[2].strip() for line in peer.log.splitlines() if "import time:" in line
         ]
     foreign = [name for name in imported if not name.startswith("decathlon_sandbox")]
-    first_child = imported.index("decathlon_sandbox.family")
+    first_child = imported.index("decathlon_sandbox.supervisor")
     assert not TOO_DEAR & set(imported) - {"ctypes"}
     assert set(imported[first_child + 1 :]) & set(foreign) <= {
         "ctypes",
@@ -246,7 +246,7 @@ async def test_a_driver_that_hears_nothing_ends_when_its_lease_does(python: str)
             await peer.ended.wait()
         assert time.monotonic() - began_at > 1.9
         assert peer.left() == []
-        assert "nothing heard for 2 s" in peer.log
+        assert "nothing received for 2 s" in peer.log
 
 
 async def test_anything_heard_renews_the_lease(python: str) -> None:

@@ -159,11 +159,11 @@ async def test_a_stream_that_breaks_off_goes_on_at_its_last_event(peer: DriverPe
 @pytest.mark.parametrize(
     ("tool", "reason", "message"),
     [
-        ("other", "server", "something else"),
+        ("other", "server", "something other than the reply"),
         ("nan", "server", "not JSON"),
         ("fault", "server", "HTTP 500: it broke"),
         ("html", "server", "answered with text/html"),
-        ("cut", "server", "the answer breaks off"),
+        ("cut", "server", "the response is incomplete"),
         ("silence", "server", "without a reply"),
         ("overlong", "too_long", "more than"),
     ],
@@ -203,7 +203,7 @@ async def test_an_old_transport_ends_with_its_stream(peer: DriverPeer) -> None:
 async def test_a_redirect_is_followed_at_home_but_not_elsewhere(peer: DriverPeer) -> None:
     async with web("web.py", "moved") as moved, web("web.py", "elsewhere") as elsewhere:
         await peer.start(moved.spec())
-        with pytest.raises(WireError, match="sent elsewhere"):
+        with pytest.raises(WireError, match="redirected to another origin"):
             await peer.start({**elsewhere.spec(), "name": "other"})
 
 
