@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 MINIMAL_VARIABLES = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
 KILL_SECONDS = 5.0
 KILL_INTERVAL_SECONDS = 0.002
+EXECVE_SECONDS = 0.1
+"""How long processes are looked at again that are executing a program and so have no environment yet."""
+# linux/sched.h
+_PF_EXITING = 0x4
+_PF_KTHREAD = 0x200000
 # linux/prctl.h
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
@@ -155,7 +160,7 @@ class ProcessSupervisor:
         candidates = (
             (all_descendants if self._adopts_orphans else table.keys()) - tree - self._children.keys()
         )
-        return (tree | {pid for pid in candidates if has_mark(pid, child.mark)}) - kept
+        return (tree | marked_processes(candidates, {child.mark})) - kept
 
     def keep_background(self, child: Child) -> None:
         """Keep the processes that `child`, which has exited, left running (`leave` of `run`)."""
@@ -180,7 +185,7 @@ class ProcessSupervisor:
         processes = descendants(os.getpid(), table)
         if self._adopts_orphans:
             return processes
-        return processes | {pid for pid in table.keys() - processes if has_mark(pid, self._mark)}
+        return processes | marked_processes(table.keys() - processes, {self._mark})
 
     def kill_tree(self, child: Child, on_done: Callable[[], object]) -> None:
         """Kill the process tree of `child`, then call `on_done`, after at most KILL_SECONDS."""
@@ -225,8 +230,7 @@ class ProcessSupervisor:
         """Kept background processes that still run, with what they have started since."""
         if self._background_marks:
             self._background &= table.keys()
-            marks = self._background_marks
-            self._background |= {pid for pid in table if any(has_mark(pid, mark) for mark in marks)}
+            self._background |= marked_processes(table, self._background_marks)
             for pid in tuple(self._background):
                 self._background |= descendants(pid, table)
         return self._background
@@ -253,7 +257,7 @@ class ProcessSupervisor:
 
 
 class ProcessEntry:
-    """A row of the process table. Zombies have none."""
+    """A row of the process table. Processes that have ended have none."""
 
     __slots__ = ("parent", "pid", "session")
 
@@ -273,15 +277,17 @@ def read_process_table() -> ProcessTable:
 
 
 def _read_entry(pid: int) -> ProcessEntry | None:
-    try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            stat = file.read(4096)
-    except OSError:
+    stat = _read_file(pid, "stat")
+    if not stat:
         return None
     # The second field, the name in parentheses, can contain anything; after its last parenthesis the format
     # is fixed.
-    state, parent, _, session = stat[stat.rindex(b")") + 2 :].split(b" ", 4)[:4]
-    return None if state in b"ZX" else ProcessEntry(pid, int(parent), int(session))
+    state, parent, _, session, *rest = stat[stat.rindex(b")") + 2 :].split(b" ")
+    # A process whose main thread has exited looks like a zombie as long as its other threads run.
+    thread_count = int(rest[13])
+    if state in (b"Z", b"X") and thread_count <= 1:
+        return None
+    return ProcessEntry(pid, int(parent), int(session))
 
 
 def descendants(root: int, table: ProcessTable) -> set[int]:
@@ -299,14 +305,51 @@ def descendants(root: int, table: ProcessTable) -> set[int]:
     return result
 
 
-def has_mark(pid: int, mark: str) -> bool:
-    """Whether the MARK_VARIABLE of process `pid` starts with `mark`."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            environ = file.read()
-    except OSError:
+def marked_processes(pids: Iterable[int], marks: Iterable[str]) -> set[int]:
+    """Return the processes whose MARK_VARIABLE starts with one of the marks."""
+    # During execve(2) a process has neither environment nor command line for a moment, and under load that
+    # moment is long. Without a second look, a daemon that was just executing its program survived its run.
+    prefixes = [f"\0{wire.MARK_VARIABLE}={mark}".encode() for mark in marks]
+    marked: set[int] = set()
+    deadline = time.monotonic() + EXECVE_SECONDS
+    undecided = set(pids)
+    while undecided:
+        environs = {pid: _read_environ(pid) for pid in undecided}
+        for pid, environ in environs.items():
+            if environ is not None and any(prefix in b"\0" + environ for prefix in prefixes):
+                marked.add(pid)
+        undecided = {pid for pid, environ in environs.items() if environ is None}
+        if not undecided or time.monotonic() > deadline:
+            break
+        time.sleep(KILL_INTERVAL_SECONDS)
+    return marked
+
+
+def _read_environ(pid: int) -> bytes | None:
+    """Return the environment of a process; None in the middle of execve(2)."""
+    environ = _read_file(pid, "environ")
+    if environ:
+        return environ
+    # Read again: execve(2) may have ended after the first look.
+    return None if _is_executing(pid) else _read_file(pid, "environ")
+
+
+def _is_executing(pid: int) -> bool:
+    """Whether the process has no command line yet: it is in the middle of execve(2)."""
+    stat = _read_file(pid, "stat")
+    if not stat or _read_file(pid, "cmdline"):
         return False
-    return (b"\0" + environ).find(f"\0{wire.MARK_VARIABLE}={mark}".encode()) >= 0
+    state, _, _, _, _, _, flags, *_ = stat[stat.rindex(b")") + 2 :].split(b" ")
+    return state not in (b"Z", b"X") and not int(flags) & (_PF_EXITING | _PF_KTHREAD)
+
+
+def _read_file(pid: int, name: str) -> bytes:
+    """Read a file of /proc/PID; empty if the process is gone or may not be inspected."""
+    try:
+        with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
+            return file.read()
+    except OSError:
+        return b""
 
 
 def matches_command(pid: int, patterns: Iterable[str]) -> bool:

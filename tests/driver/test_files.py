@@ -24,10 +24,10 @@ def names(folder: Path) -> list[str]:
 
 
 async def refused(peer: DriverPeer, *steps: dict[str, Any]) -> WireError:
-    with pytest.raises(WireError) as raised:
+    with pytest.raises(WireError) as error:
         await arrange(peer, *steps)
-    assert raised.value.reason == "files"
-    return raised.value
+    assert error.value.reason == "files"
+    return error.value
 
 
 async def test_steps_run_in_order(peer: DriverPeer, tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ async def test_steps_run_in_order(peer: DriverPeer, tmp_path: Path) -> None:
     assert names(tmp_path) == ["c", "d"]
 
 
-async def test_the_first_step_that_fails_ends_it_and_is_named(peer: DriverPeer, tmp_path: Path) -> None:
+async def test_first_failing_step_stops_the_request_and_is_named(peer: DriverPeer, tmp_path: Path) -> None:
     fault = await refused(
         peer,
         {"make": f"{tmp_path}/one"},
@@ -60,14 +60,14 @@ async def test_the_first_step_that_fails_ends_it_and_is_named(peer: DriverPeer, 
     assert names(tmp_path) == ["one"]
 
 
-async def test_a_step_that_is_none_fails_before_anything_is_done(peer: DriverPeer, tmp_path: Path) -> None:
-    with pytest.raises(WireError, match="no such step: burn") as raised:
+async def test_unknown_step_fails_before_anything_is_done(peer: DriverPeer, tmp_path: Path) -> None:
+    with pytest.raises(WireError, match="no such step: burn") as error:
         await arrange(peer, {"make": f"{tmp_path}/one"}, {"burn": "/"})
-    assert raised.value.reason == "bad_params"
+    assert error.value.reason == "bad_params"
     assert names(tmp_path) == []
 
 
-async def test_a_copy_keeps_links_modes_and_what_was_there(peer: DriverPeer, tmp_path: Path) -> None:
+async def test_copy_keeps_links_modes_and_existing_files(peer: DriverPeer, tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     (source / "folder").mkdir(parents=True)
     (source / "folder/run").write_text("new")
@@ -85,7 +85,7 @@ async def test_a_copy_keeps_links_modes_and_what_was_there(peer: DriverPeer, tmp
     assert (target / "folder/kept").read_text() == "old"
 
 
-async def test_a_copy_replaces_links_and_never_writes_through_them(peer: DriverPeer, tmp_path: Path) -> None:
+async def test_copy_replaces_links_and_never_writes_through_them(peer: DriverPeer, tmp_path: Path) -> None:
     source, target, outside = tmp_path / "source", tmp_path / "target", tmp_path / "outside"
     for folder in (source / "sub", target, outside):
         folder.mkdir(parents=True)
@@ -102,7 +102,7 @@ async def test_a_copy_replaces_links_and_never_writes_through_them(peer: DriverP
     assert (target / "file").read_text() == "newer"
 
 
-async def test_a_write_replaces_a_link_and_leaves_no_half_file(peer: DriverPeer, tmp_path: Path) -> None:
+async def test_write_replaces_a_link_and_leaves_no_partial_file(peer: DriverPeer, tmp_path: Path) -> None:
     (tmp_path / "outside").write_text("untouched")
     (tmp_path / "link").symlink_to(tmp_path / "outside")
     (tmp_path / "folder").mkdir()
@@ -112,7 +112,7 @@ async def test_a_write_replaces_a_link_and_leaves_no_half_file(peer: DriverPeer,
     assert names(tmp_path) == ["folder", "link", "outside"]
 
 
-async def test_what_cannot_be_copied_is_named(peer: DriverPeer, tmp_path: Path) -> None:
+async def test_copy_error_names_the_file(peer: DriverPeer, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "source/socket"))
@@ -122,7 +122,7 @@ async def test_what_cannot_be_copied_is_named(peer: DriverPeer, tmp_path: Path) 
     assert "is inside" in fault.message
 
 
-async def test_removing_a_link_leaves_what_it_points_to(peer: DriverPeer, tmp_path: Path) -> None:
+async def test_remove_of_a_link_keeps_its_target(peer: DriverPeer, tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "tree").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "kept")
@@ -133,7 +133,7 @@ async def test_removing_a_link_leaves_what_it_points_to(peer: DriverPeer, tmp_pa
     assert (tmp_path / "kept/file").read_text() == "kept"
 
 
-async def test_what_its_owner_may_not_enter_is_removed_too(peer: DriverPeer, tmp_path: Path) -> None:
+async def test_folder_without_permissions_is_removed(peer: DriverPeer, tmp_path: Path) -> None:
     (tmp_path / "tree/closed/inner").mkdir(parents=True)
     (tmp_path / "tree/closed/inner/file").touch()
     (tmp_path / "tree/closed/inner").chmod(0)
@@ -142,7 +142,7 @@ async def test_what_its_owner_may_not_enter_is_removed_too(peer: DriverPeer, tmp
     assert names(tmp_path) == []
 
 
-async def test_a_copy_keeps_bytes_and_times(peer: DriverPeer, tmp_path: Path) -> None:
+async def test_copy_keeps_contents_and_times(peer: DriverPeer, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     big, empty = tmp_path / "source/big", tmp_path / "source/empty"
     big.write_bytes(os.urandom(1 << 20) * 20)
@@ -153,7 +153,7 @@ async def test_a_copy_keeps_bytes_and_times(peer: DriverPeer, tmp_path: Path) ->
     assert (tmp_path / "target/empty").stat().st_mtime_ns == 2_000_000_002
 
 
-async def test_absence_is_checked_by_name_and_by_path(peer: DriverPeer, tmp_path: Path) -> None:
+async def test_absent_checks_names_and_paths(peer: DriverPeer, tmp_path: Path) -> None:
     (tmp_path / "a/evaluation").mkdir(parents=True)
     (tmp_path / "a/other").mkdir()
     (tmp_path / "a/link").symlink_to(tmp_path)
@@ -173,7 +173,7 @@ async def test_absence_is_checked_by_name_and_by_path(peer: DriverPeer, tmp_path
     assert (await refused(peer, {"absent": ["link"], **under})).data["path"] == f"{tmp_path}/a/link"
 
 
-async def test_absence_is_checked_where_things_really_are(peer: DriverPeer, tmp_path: Path) -> None:
+async def test_absent_resolves_links(peer: DriverPeer, tmp_path: Path) -> None:
     (tmp_path / "real/secret").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "real/other").symlink_to("secret")
@@ -187,7 +187,7 @@ async def test_absence_is_checked_where_things_really_are(peer: DriverPeer, tmp_
     )
 
 
-async def test_names_that_are_no_text_are_no_obstacle(peer: DriverPeer, tmp_path: Path) -> None:
+async def test_file_names_that_are_not_utf8_are_handled(peer: DriverPeer, tmp_path: Path) -> None:
     strange = tmp_path / "source" / os.fsdecode(b"\xff")
     strange.parent.mkdir()
     strange.touch()
@@ -199,7 +199,7 @@ async def test_names_that_are_no_text_are_no_obstacle(peer: DriverPeer, tmp_path
     assert "source/? is neither" in fault.message
 
 
-async def test_a_big_copy_holds_nobody_up_and_can_be_given_up(peer: DriverPeer, tmp_path: Path) -> None:
+async def test_large_copy_does_not_block_and_can_be_cancelled(peer: DriverPeer, tmp_path: Path) -> None:
     source = tmp_path / "source"
     for folder in range(40):
         (source / str(folder)).mkdir(parents=True)
@@ -211,7 +211,7 @@ async def test_a_big_copy_holds_nobody_up_and_can_be_given_up(peer: DriverPeer, 
     assert await peer.request(wire.PING) == {}
     assert number not in peer.lines
     await peer.cancel(number)
-    with pytest.raises(WireError) as given_up:
-        await peer.answer(number)
-    assert given_up.value.reason == "cancelled"
+    with pytest.raises(WireError) as error:
+        await peer.result(number)
+    assert error.value.reason == "cancelled"
     assert not (tmp_path / "99").exists()

@@ -71,7 +71,7 @@ async def everything(stream: ByteStream) -> bytes:
     return b"".join([chunk async for chunk in stream])
 
 
-async def test_a_port_inside_leads_to_a_service_outside_and_ends_as_it_does(driver: DriverClient) -> None:
+async def test_forwarded_port_reaches_a_service_outside_and_passes_on_its_end(driver: DriverClient) -> None:
     inside = free_port()
     async with service(shout) as outside:
         await driver.forward({inside: to(outside)})
@@ -82,7 +82,7 @@ async def test_a_port_inside_leads_to_a_service_outside_and_ends_as_it_does(driv
             assert await everything(client) == b""
 
 
-async def test_much_goes_both_ways_at_once(driver: DriverClient) -> None:
+async def test_large_data_flows_in_both_directions_at_once(driver: DriverClient) -> None:
     inside = free_port()
     async with service(shout) as outside:
         await driver.forward({inside: to(outside)})
@@ -96,7 +96,7 @@ async def test_much_goes_both_ways_at_once(driver: DriverClient) -> None:
             assert await everything(client) == BIG.upper()
 
 
-async def test_who_does_not_read_holds_up_nobody_else(driver: DriverClient) -> None:
+async def test_connection_that_is_not_read_does_not_block_others(driver: DriverClient) -> None:
     inside = free_port()
     async with service(shout) as outside:
         await driver.forward({inside: to(outside)})
@@ -109,7 +109,7 @@ async def test_who_does_not_read_holds_up_nobody_else(driver: DriverClient) -> N
             tasks.cancel_scope.cancel()
 
 
-async def test_where_nothing_answers_the_connection_is_closed(driver: DriverClient) -> None:
+async def test_connection_is_closed_if_its_target_does_not_answer(driver: DriverClient) -> None:
     inside = free_port()
     await driver.forward({inside: to(free_port())})
     async with await anyio.connect_tcp("127.0.0.1", inside) as client:
@@ -118,7 +118,7 @@ async def test_where_nothing_answers_the_connection_is_closed(driver: DriverClie
     await driver.ping()
 
 
-async def test_a_service_that_breaks_off_is_seen_inside(driver: DriverClient) -> None:
+async def test_connection_ends_inside_when_the_service_aborts(driver: DriverClient) -> None:
     async def rude(stream: SocketStream) -> None:
         await stream.send(b"bye")
         await anyio.aclose_forcefully(stream)
@@ -130,14 +130,14 @@ async def test_a_service_that_breaks_off_is_seen_inside(driver: DriverClient) ->
             assert await everything(client) == b"bye"
 
 
-async def test_a_port_that_is_taken_is_an_error(driver: DriverClient) -> None:
+async def test_forwarding_a_port_in_use_is_an_error(driver: DriverClient) -> None:
     async with service(shout) as taken:
-        with pytest.raises(DriverError, match="cannot be listened on") as refused:
+        with pytest.raises(DriverError, match="cannot be listened on") as error:
             await driver.forward({taken: to(taken)})
-    assert refused.value.data["reason"] == "network"
+    assert error.value.data["reason"] == "network"
 
 
-async def test_a_freeze_leaves_the_ports_to_who_comes_after(driver: DriverClient) -> None:
+async def test_forwarded_ports_still_work_after_a_freeze(driver: DriverClient) -> None:
     inside = free_port()
     async with service(shout) as outside:
         await driver.forward({inside: to(outside)})
@@ -147,7 +147,7 @@ async def test_a_freeze_leaves_the_ports_to_who_comes_after(driver: DriverClient
             assert await client.receive() == b"STILL"
 
 
-async def test_a_service_inside_can_be_dialled(driver: DriverClient) -> None:
+async def test_dial_connects_to_a_service_inside(driver: DriverClient) -> None:
     async with service(shout) as port:
         async with await driver.dial(port) as stream:
             await stream.send(BIG[:1000])
@@ -156,7 +156,9 @@ async def test_a_service_inside_can_be_dialled(driver: DriverClient) -> None:
             assert await everything(stream) == b""
 
 
-async def test_one_sandbox_is_led_to_a_service_in_another(tmp_path: Path, driver: DriverClient) -> None:
+async def test_forwarded_port_can_lead_to_another_dialled_service(
+    tmp_path: Path, driver: DriverClient
+) -> None:
     inside = free_port()
     async with service(shout) as port:
         await driver.forward({inside: lambda: driver.dial(port)})
@@ -168,12 +170,12 @@ async def test_one_sandbox_is_led_to_a_service_in_another(tmp_path: Path, driver
             assert got == BIG[:100_000].upper()
 
 
-async def test_dialling_where_nothing_answers_is_an_error(driver: DriverClient) -> None:
+async def test_dialling_a_closed_port_is_an_error(driver: DriverClient) -> None:
     with pytest.raises(DriverError, match="nothing answers at port"):
         await driver.dial(free_port())
 
 
-async def test_a_sandbox_that_is_lost_takes_its_connections_along(tmp_path: Path) -> None:
+async def test_connections_break_when_the_driver_is_killed(tmp_path: Path) -> None:
     spec = SandboxSpec("lost", BOOT_COMMAND, PurePosixPath("/episode"))
     async with service(shout) as port, LocalProvider("owner", tmp_path) as provider:
         async with provider.open(spec) as box, connect(box) as driver:

@@ -33,20 +33,20 @@ async def well(peer: DriverPeer, server: str = "zoo") -> None:
         ("forsaken", "server zoo ended with exit code 0", {"exit_code": 0}),
     ],
 )
-async def test_a_server_that_does_not_come_up_fails_the_start_and_stops_the_others(
+async def test_server_that_does_not_start_fails_the_request_and_stops_the_others(
     peer: DriverPeer, animal: str, message: str, data: dict[str, Any]
 ) -> None:
-    with pytest.raises(WireError) as failed:
+    with pytest.raises(WireError) as error:
         await peer.start(peer.zoo("daemonic", "other"), peer.zoo(animal), deadline_seconds=1)
-    assert failed.value.reason == "server"
-    assert message in failed.value.message
-    assert {"server": "zoo", **data}.items() <= failed.value.data.items()
-    assert peer.left() == []
+    assert error.value.reason == "server"
+    assert message in error.value.message
+    assert {"server": "zoo", **data}.items() <= error.value.data.items()
+    assert peer.living() == []
     await peer.start(peer.zoo("plain"))
     await well(peer)
 
 
-async def test_a_death_is_noticed_long_before_the_deadline(peer: DriverPeer) -> None:
+async def test_exit_during_start_is_noticed_before_the_deadline(peer: DriverPeer) -> None:
     began_at = time.monotonic()
     with pytest.raises(WireError):
         await peer.start(peer.zoo("plain", "other"), peer.zoo("dies"), deadline_seconds=1000)
@@ -56,35 +56,35 @@ async def test_a_death_is_noticed_long_before_the_deadline(peer: DriverPeer) -> 
 @pytest.mark.parametrize(
     "more", [{"command": "no-such-program"}, {"cwd": "/no/such/folder"}, {"path": "/nowhere"}]
 )
-async def test_a_program_that_is_not_there_fails_the_start(peer: DriverPeer, more: dict[str, str]) -> None:
+async def test_missing_program_fails_the_start(peer: DriverPeer, more: dict[str, str]) -> None:
     server = {**stdio_server("none", "sh", "-c", "exit 1"), **more}
-    with pytest.raises(WireError, match="server none cannot be started") as failed:
+    with pytest.raises(WireError, match="server none cannot be started") as error:
         await peer.start(peer.zoo("plain"), server)
-    assert failed.value.reason == "server"
-    assert failed.value.data == {"server": "none", "stderr": "", "exit_code": None}
-    assert peer.left() == []
+    assert error.value.reason == "server"
+    assert error.value.data == {"server": "none", "stderr": "", "exit_code": None}
+    assert peer.living() == []
 
 
-async def test_noise_before_the_handshake_is_passed_over(peer: DriverPeer) -> None:
+async def test_noise_before_the_handshake_is_ignored(peer: DriverPeer) -> None:
     await peer.start(peer.zoo("noisy"))
     await well(peer)
 
 
-async def test_a_server_that_dies_while_others_start_fails_the_start(peer: DriverPeer) -> None:
+async def test_server_that_exits_while_others_start_fails_the_start(peer: DriverPeer) -> None:
     """It was up already; one that is silent keeps the start from ending."""
     mortal = peer.zoo("plain", "mortal")
     number = await peer.begin(wire.START, servers=[mortal, peer.zoo("silent")], deadline_seconds=1000)
-    await peer.until_left(2)
-    said = await peer.request(
+    await peer.until_living(2)
+    result = await peer.request(
         wire.RUN,
         argv=["pkill", "-KILL", "-f", f"zoo.py plain {peer.token}"],
         cwd="/", env={}, inherit="all", timeout_seconds=30, output_bytes=1000, channel=False,
     )  # fmt: skip
-    assert said["exit_code"] == 0
-    with pytest.raises(WireError, match="server mortal was ended by signal 9") as failed:
-        await peer.answer(number)
-    assert failed.value.data["exit_code"] == -9
-    assert peer.left() == []
+    assert result["exit_code"] == 0
+    with pytest.raises(WireError, match="server mortal was ended by signal 9") as error:
+        await peer.result(number)
+    assert error.value.data["exit_code"] == -9
+    assert peer.living() == []
 
 
 # in a call
@@ -98,49 +98,49 @@ async def test_a_server_that_dies_while_others_start_fails_the_start(peer: Drive
         ("die_half", 4, "ended with exit code 4"),
     ],
 )
-async def test_a_death_in_a_call_fails_all_its_calls_and_is_reported(
+async def test_exit_during_a_call_fails_all_calls_of_the_server_and_is_reported(
     peer: DriverPeer, tool: str, code: int, message: str
 ) -> None:
     await peer.start(peer.zoo("daemonic"), peer.zoo("plain", "other"))
     hanging = await peer.begin_tool("zoo", "hang")
     dying = await peer.begin_tool("zoo", tool)
     for number in (hanging, dying):
-        with pytest.raises(WireError, match=message) as failed:
-            await peer.answer(number)
-        assert failed.value.reason == "server"
-        assert failed.value.data["exit_code"] == code
-    exited = await peer.note(wire.EXITED)
+        with pytest.raises(WireError, match=message) as error:
+            await peer.result(number)
+        assert error.value.reason == "server"
+        assert error.value.data["exit_code"] == code
+    exited = await peer.notification(wire.EXITED)
     assert exited == {
         "server": "zoo",
         "exit_code": code,
         "stderr": "the last words\n" if tool == "die" else "",
     }
-    with pytest.raises(WireError, match=message) as failed:
+    with pytest.raises(WireError, match=message) as error:
         await peer.tool("zoo", "text")
-    assert failed.value.reason == "server"
+    assert error.value.reason == "server"
     await well(peer, "other")
-    assert len(peer.left()) == 1  # its daemon is gone too
+    assert len(peer.living()) == 1  # its daemon is gone too
 
 
-async def test_an_answer_given_before_dying_counts(peer: DriverPeer) -> None:
+async def test_reply_sent_before_an_exit_counts(peer: DriverPeer) -> None:
     await peer.start(peer.zoo("plain"))
     assert await peer.text("zoo", "answer_and_die") == "done"
-    assert (await peer.note(wire.EXITED))["exit_code"] == 5
+    assert (await peer.notification(wire.EXITED))["exit_code"] == 5
 
 
-async def test_a_server_that_closes_its_stdout_is_lost(peer: DriverPeer) -> None:
+async def test_server_that_closes_its_stdout_is_lost(peer: DriverPeer) -> None:
     await peer.start(peer.zoo("plain"))
     with pytest.raises(WireError, match="closed its stdout"):
         await peer.tool("zoo", "close_stdout")
-    await peer.note(wire.EXITED, server="zoo")
-    assert peer.left() == []
+    await peer.notification(wire.EXITED, server="zoo")
+    assert peer.living() == []
 
 
-async def test_a_reply_that_is_not_utf8_fails_that_call(peer: DriverPeer) -> None:
+async def test_reply_that_is_not_utf8_fails_the_call(peer: DriverPeer) -> None:
     await peer.start(peer.zoo("plain"))
-    with pytest.raises(WireError, match="not JSON") as failed:
+    with pytest.raises(WireError, match="not JSON") as error:
         await peer.tool("zoo", "half_utf8")
-    assert failed.value.reason == "server"
+    assert error.value.reason == "server"
     await well(peer)
 
 
@@ -160,19 +160,19 @@ MALFORMED = [
 ]
 
 
-async def test_a_malformed_reply_fails_that_call(peer: DriverPeer) -> None:
+async def test_malformed_reply_fails_the_call(peer: DriverPeer) -> None:
     await peer.start(peer.zoo("plain"))
     other = await peer.begin_tool("zoo", "hang")
     for line in MALFORMED:
-        with pytest.raises(WireError, match=r"not JSON|neither a result nor an error") as failed:
+        with pytest.raises(WireError, match=r"not JSON|neither a result nor an error") as error:
             await peer.tool("zoo", "raw", line=line)
-        assert failed.value.reason == "server", line
+        assert error.value.reason == "server", line
         await well(peer)
         assert other not in peer.lines
     await peer.cancel(other)
 
 
-async def test_half_a_surrogate_pair_is_replaced_and_the_rest_kept(peer: DriverPeer) -> None:
+async def test_unpaired_surrogates_are_replaced_and_the_rest_is_kept(peer: DriverPeer) -> None:
     r"""Servers in JavaScript cut texts by UTF-16 units; strict parsers refuse what is left."""
     await peer.start(peer.zoo("plain"))
     result = r'{"a":"\ud83d\ude00\ud83d","b":"\ude00\\ud83d\\\ud83dx","\uDBFF":1}'
@@ -181,87 +181,87 @@ async def test_half_a_surrogate_pair_is_replaced_and_the_rest_kept(peer: DriverP
     assert reply["result"] == {"a": "😀\ufffd", "b": "\ufffd\\ud83d\\\ufffdx", "\ufffd": 1}
 
 
-async def test_a_second_answer_and_answers_for_strangers_are_passed_over(peer: DriverPeer) -> None:
+async def test_second_replies_and_replies_with_unknown_ids_are_ignored(peer: DriverPeer) -> None:
     await peer.start(peer.zoo("plain"))
     assert await peer.text("zoo", "twice") == "first"
     assert await peer.text("zoo", "strangers") == "yours"
     await well(peer)
 
 
-async def test_an_error_without_an_id_is_the_only_calls(peer: DriverPeer) -> None:
+async def test_error_without_an_id_answers_the_only_call(peer: DriverPeer) -> None:
     await peer.start(peer.zoo("plain"))
     line = '{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"what?"}}'
     assert (await peer.tool("zoo", "raw", line=line))["error"]["message"] == "what?"
 
 
 @pytest.mark.parametrize("id_first", [True, False])
-async def test_an_overlong_reply_fails_that_call(peer: DriverPeer, id_first: bool) -> None:
+async def test_overlong_reply_fails_the_call(peer: DriverPeer, id_first: bool) -> None:
     await peer.start(peer.zoo("plain"))
     other = await peer.begin_tool("zoo", "hang")
-    with pytest.raises(WireError, match="a line of more than") as failed:
+    with pytest.raises(WireError, match="a line of more than") as error:
         await peer.tool("zoo", "overlong", id_first=id_first)
-    assert failed.value.reason == "too_long"
+    assert error.value.reason == "too_long"
     assert other not in peer.lines
     await peer.cancel(other)
     await well(peer)
 
 
-async def test_a_huge_reply_is_relayed_whole(peer: DriverPeer) -> None:
+async def test_large_reply_is_relayed_whole(peer: DriverPeer) -> None:
     await peer.start(peer.zoo("plain"))
     assert len(await peer.text("zoo", "text", unit="é" * 1000, times=3000)) == 3_000_000
 
 
-async def test_a_reply_that_comes_byte_by_byte_arrives(peer: DriverPeer) -> None:
+async def test_reply_sent_byte_by_byte_is_relayed(peer: DriverPeer) -> None:
     await peer.start(peer.zoo("plain"))
     assert (await peer.tool("zoo", "drip"))["result"] == {"ok": "é"}
 
 
 @pytest.mark.parametrize("tool", ["flood_stderr", "flood_stdout"])
-async def test_a_flood_harms_nobody(peer: DriverPeer, tool: str) -> None:
+async def test_flood_of_output_does_not_affect_other_servers(peer: DriverPeer, tool: str) -> None:
     """More than may be kept, without a line end."""
     await peer.start(peer.zoo("plain"), peer.zoo("plain", "other"))
     flood = await peer.begin_tool("zoo", tool, mib=80)
     for _ in range(10):
         await well(peer, "other")
     if tool == "flood_stderr":
-        assert (await peer.answer(flood))["result"]["content"][0]["text"] == "flooded"
-        with pytest.raises(WireError) as failed:
+        assert (await peer.result(flood))["result"]["content"][0]["text"] == "flooded"
+        with pytest.raises(WireError) as error:
             await peer.tool("zoo", "die")
-        assert failed.value.data["stderr"].endswith("eeethe endthe last words\n")
-        assert len(failed.value.data["stderr"]) == 8192
+        assert error.value.data["stderr"].endswith("eeethe endthe last words\n")
+        assert len(error.value.data["stderr"]) == 8192
     else:  # it could have been the answer to the only call
-        with pytest.raises(WireError) as failed:
-            await peer.answer(flood)
-        assert failed.value.reason == "too_long"
+        with pytest.raises(WireError) as error:
+            await peer.result(flood)
+        assert error.value.reason == "too_long"
         await well(peer)
 
 
-async def test_a_server_that_does_not_read_blocks_nobody(peer: DriverPeer) -> None:
+async def test_server_that_does_not_read_blocks_no_other(peer: DriverPeer) -> None:
     await peer.start(peer.zoo("deaf"), peer.zoo("plain", "other"))
     big = "x" * (20 << 20)
     numbers = [await peer.begin_tool("zoo", "text", unit=big, timeout_seconds=0.5) for _ in range(5)]
     await well(peer, "other")
     reasons: list[str] = []
     for number in numbers:
-        with pytest.raises(WireError, match=r"does not read|has not answered") as failed:
-            await peer.answer(number)
-        reasons.append(failed.value.reason)
+        with pytest.raises(WireError, match=r"does not read|has not answered") as error:
+            await peer.result(number)
+        reasons.append(error.value.reason)
     assert reasons == ["timeout"] * 3 + ["server"] * 2
 
 
-async def test_a_server_that_never_answers_holds_up_no_other(peer: DriverPeer) -> None:
+async def test_server_that_never_answers_blocks_no_other_call(peer: DriverPeer) -> None:
     await peer.start(peer.zoo("plain"), peer.zoo("plain", "other"))
     number = await peer.begin_tool("zoo", "hang", timeout_seconds=0.3)
     await well(peer, "other")
     await well(peer)
     with pytest.raises(WireError):
-        await peer.answer(number)
+        await peer.result(number)
 
 
-async def test_a_server_that_ignores_every_hint_ends_with_the_driver(peer: DriverPeer) -> None:
+async def test_server_that_ignores_signals_ends_with_the_driver(peer: DriverPeer) -> None:
     await peer.start(peer.zoo("stubborn"))
     await peer.tool("zoo", "daemon")
-    await peer.until_left(2)
+    await peer.until_living(2)
     with anyio.fail_after(BOUND_SECONDS):
         assert await peer.close() == 0
-    assert peer.left() == []
+    assert peer.living() == []

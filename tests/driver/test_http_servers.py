@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Web:
-    """A web server in a process of its own; `said` is what it prints after its address."""
+    """A web server in a process of its own; `result` is what it prints after its address."""
 
     def __init__(self, process: anyio.abc.Process) -> None:
         assert process.stdout is not None
@@ -63,7 +63,7 @@ KINDS = [("http", "streamable_http"), ("json", "streamable_http"), ("sse", "sse"
 
 
 @pytest.mark.parametrize(("program", "kind"), KINDS)
-async def test_a_real_server_answers_side_by_side(peer: DriverPeer, program: str, kind: str) -> None:
+async def test_real_server_answers_concurrent_calls(peer: DriverPeer, program: str, kind: str) -> None:
     async with web("busy.py", program, peer.token) as busy:
         facts = (await peer.start(busy.spec(kind, headers={"X-Mine": "yes"})))["web"]
         assert facts["protocolVersion"] == "2025-11-25"
@@ -73,7 +73,7 @@ async def test_a_real_server_answers_side_by_side(peer: DriverPeer, program: str
             await peer.begin_tool("web", "echo", words=f"w{count}"): f"w{count}" for count in range(10)
         }
         for number, words in numbers.items():
-            assert (await peer.answer(number))["result"]["content"][0]["text"] == words
+            assert (await peer.result(number))["result"]["content"][0]["text"] == words
         assert json.loads(await peer.text("web", "headers"))["x-mine"] == "yes"
         big = "é" * 300_000
         assert await peer.text("web", "echo", words=big) == big
@@ -84,40 +84,42 @@ async def test_a_real_server_answers_side_by_side(peer: DriverPeer, program: str
 
 
 @pytest.mark.parametrize(("program", "kind"), [KINDS[0], KINDS[2]])
-async def test_progress_log_messages_and_cancellation_travel(
+async def test_progress_log_messages_and_cancellation_are_relayed(
     peer: DriverPeer, tmp_path: Path, program: str, kind: str
 ) -> None:
     async with web("busy.py", program, peer.token) as busy:
         await peer.start(busy.spec(kind))
         number = await peer.begin_tool("web", "count", meta={"progressToken": "t"}, to=3)
-        await peer.answer(number)
-        steps = [params["params"]["progress"] for method, params in peer.notes if method == wire.PROGRESS]
+        await peer.result(number)
+        steps = [
+            params["params"]["progress"] for method, params in peer.notifications if method == wire.PROGRESS
+        ]
         assert steps == [1, 2, 3]
         number = await peer.begin_tool("web", "murmur", words="hm")
-        await peer.answer(number)
-        assert (await peer.note(wire.MESSAGE, id=number))["params"]["data"] == "hm"
+        await peer.result(number)
+        assert (await peer.notification(wire.MESSAGE, id=number))["params"]["data"] == "hm"
         number = await peer.begin_tool("web", "hang", meta={"progressToken": "t"}, note=f"{tmp_path}/note")
-        await peer.note(wire.PROGRESS, id=number)
+        await peer.notification(wire.PROGRESS, id=number)
         await peer.cancel(number)
-        with pytest.raises(WireError) as given_up:
-            await peer.answer(number)
-        assert given_up.value.reason == "cancelled"
+        with pytest.raises(WireError) as error:
+            await peer.result(number)
+        assert error.value.reason == "cancelled"
         await until((tmp_path / "note").exists)
         await peer.close()
         busy.kill()
 
 
 @pytest.mark.parametrize(("program", "kind"), [KINDS[0], KINDS[2]])
-async def test_a_server_whose_tools_change_says_so(peer: DriverPeer, program: str, kind: str) -> None:
+async def test_changed_tools_are_reported(peer: DriverPeer, program: str, kind: str) -> None:
     async with web("busy.py", program, peer.token) as busy:
         await peer.start(busy.spec(kind))
         await peer.tool("web", "grow")
-        assert await peer.note(wire.CHANGED) == {"server": "web"}
+        assert await peer.notification(wire.CHANGED) == {"server": "web"}
         await peer.close()
         busy.kill()
 
 
-async def test_the_session_is_named_in_every_request_and_deleted_at_the_end(peer: DriverPeer) -> None:
+async def test_session_id_is_sent_with_every_request_and_deleted_at_the_end(peer: DriverPeer) -> None:
     async with web("web.py", "plain", peer.token) as plain:
         facts = await peer.start(plain.spec())
         assert facts["web"]["protocolVersion"] == "2025-06-18"
@@ -133,24 +135,24 @@ async def test_the_session_is_named_in_every_request_and_deleted_at_the_end(peer
         plain.kill()
 
 
-async def test_a_frozen_driver_deletes_its_sessions(peer: DriverPeer) -> None:
+async def test_freeze_deletes_http_sessions(peer: DriverPeer) -> None:
     async with web("web.py", "plain") as plain:
         await peer.start(plain.spec())
         await peer.request(wire.FREEZE)
         assert await plain.line() == "DELETE s-1"
 
 
-async def test_replies_are_relayed_as_they_came(peer: DriverPeer) -> None:
+async def test_replies_are_relayed_unchanged(peer: DriverPeer) -> None:
     async with web("web.py", "plain") as plain:
         await peer.start(plain.spec())
         for tool in ("pretty", "events"):
             number = await peer.begin_tool("web", tool)
-            assert (await peer.answer(number))["result"] == {"x-unknown": 1.1}
+            assert (await peer.result(number))["result"] == {"x-unknown": 1.1}
             assert b'"x-unknown": 1.1' in peer.lines[number]
         assert (await peer.tool("web", "error"))["error"] == {"code": -5, "message": "as a reply"}
 
 
-async def test_a_stream_that_breaks_off_goes_on_at_its_last_event(peer: DriverPeer) -> None:
+async def test_interrupted_stream_is_resumed_at_its_last_event(peer: DriverPeer) -> None:
     async with web("web.py", "plain") as plain:
         await peer.start(plain.spec())
         assert (await peer.tool("web", "resumed"))["result"] == {"resumed": True}
@@ -168,39 +170,39 @@ async def test_a_stream_that_breaks_off_goes_on_at_its_last_event(peer: DriverPe
         ("overlong", "too_long", "more than"),
     ],
 )
-async def test_what_is_no_reply_fails_that_call(
+async def test_invalid_http_response_fails_the_call(
     peer: DriverPeer, tool: str, reason: str, message: str
 ) -> None:
     async with web("web.py", "plain") as plain:
         await peer.start(plain.spec())
-        with pytest.raises(WireError, match=message) as failed:
+        with pytest.raises(WireError, match=message) as error:
             await peer.tool("web", tool)
-        assert failed.value.reason == reason
+        assert error.value.reason == reason
         assert (await peer.tool("web", "pretty"))["result"]
 
 
-async def test_a_session_that_has_expired_is_the_end_of_the_server(peer: DriverPeer) -> None:
+async def test_expired_session_ends_the_server(peer: DriverPeer) -> None:
     async with web("web.py", "plain") as plain:
         await peer.start(plain.spec())
         with pytest.raises(WireError, match="404"):
             await peer.tool("web", "expired")
-        assert (await peer.note(wire.EXITED))["server"] == "web"
+        assert (await peer.notification(wire.EXITED))["server"] == "web"
         with pytest.raises(WireError, match="has ended the session"):
             await peer.tool("web", "pretty")
 
 
-async def test_an_old_transport_ends_with_its_stream(peer: DriverPeer) -> None:
+async def test_sse_server_is_lost_when_its_event_stream_ends(peer: DriverPeer) -> None:
     async with web("busy.py", "sse", peer.token) as busy:
         await peer.start(busy.spec("sse"))
         number = await peer.begin_tool("web", "hang", meta={"progressToken": 1}, note="/dev/null")
-        await peer.note(wire.PROGRESS, id=number)
+        await peer.notification(wire.PROGRESS, id=number)
         busy.kill()
         with pytest.raises(WireError, match=r"closed its event stream|cannot be reached"):
-            await peer.answer(number)
-        await peer.note(wire.EXITED, server="web")
+            await peer.result(number)
+        await peer.notification(wire.EXITED, server="web")
 
 
-async def test_a_redirect_is_followed_at_home_but_not_elsewhere(peer: DriverPeer) -> None:
+async def test_redirects_are_followed_within_the_origin_only(peer: DriverPeer) -> None:
     async with web("web.py", "moved") as moved, web("web.py", "elsewhere") as elsewhere:
         await peer.start(moved.spec())
         with pytest.raises(WireError, match="redirected to another origin"):
@@ -209,15 +211,15 @@ async def test_a_redirect_is_followed_at_home_but_not_elsewhere(peer: DriverPeer
 
 @pytest.mark.parametrize("kind", ["streamable_http", "sse"])
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/mcp", "ftp://127.0.0.1/", "nonsense", "http://[/"])
-async def test_an_address_where_nobody_is_fails_the_start(peer: DriverPeer, url: str, kind: str) -> None:
+async def test_url_that_cannot_be_reached_fails_the_start(peer: DriverPeer, url: str, kind: str) -> None:
     server: dict[str, Any] = {"name": "web", "type": kind, "url": url, "headers": {}, "request_seconds": 30}
-    with pytest.raises(WireError) as failed:
+    with pytest.raises(WireError) as error:
         await peer.start(server, deadline_seconds=1)
-    assert failed.value.reason == "server"
-    assert failed.value.data["server"] == "web"
+    assert error.value.reason == "server"
+    assert error.value.data["server"] == "web"
 
 
-async def test_a_server_may_take_a_moment_until_it_listens(peer: DriverPeer, tmp_path: Path) -> None:
+async def test_start_waits_for_a_server_that_does_not_listen_yet(peer: DriverPeer, tmp_path: Path) -> None:
     """It was started by the task's own set-up just now."""
     async with web("web.py", "plain") as plain:
         port = plain.url.split(":")[2].split("/")[0]
@@ -226,6 +228,6 @@ async def test_a_server_may_take_a_moment_until_it_listens(peer: DriverPeer, tmp
     script = (SERVERS / "web.py").read_text().replace('("127.0.0.1", 0)', f'("127.0.0.1", {port})')
     (tmp_path / "late.py").write_text(script)
     async with await anyio.open_process([sys.executable, str(tmp_path / "late.py"), "plain"]) as late:
-        assert "web" in (await peer.answer(number))["servers"]
+        assert "web" in (await peer.result(number))["servers"]
         await peer.close()
         late.kill()
