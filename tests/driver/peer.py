@@ -118,14 +118,14 @@ class DriverPeer:
 
     # servers and tools
 
-    def zoo(self, animal: str, name: str = "zoo", **settings: Any) -> dict[str, Any]:
-        """Settings of a server of servers/zoo.py, in plain Python."""
-        program = str(SERVERS / "zoo.py")
-        return stdio_server(name, sys.executable, "-S", program, animal, self.token, **settings)
+    def scripted_server(self, behaviour: str, name: str = "scripted", **settings: Any) -> dict[str, Any]:
+        """Settings of a server of servers/scripted.py."""
+        program = str(SERVERS / "scripted.py")
+        return stdio_server(name, sys.executable, "-S", program, behaviour, self.token, **settings)
 
-    def busy(self, name: str = "busy", **settings: Any) -> dict[str, Any]:
-        """Settings of the server of servers/busy.py, on the MCP SDK."""
-        program = str(SERVERS / "busy.py")
+    def sdk_server(self, name: str = "sdk", **settings: Any) -> dict[str, Any]:
+        """Settings of the server of servers/sdk.py."""
+        program = str(SERVERS / "sdk.py")
         return stdio_server(name, sys.executable, program, "stdio", self.token, **settings)
 
     async def start(self, *servers: dict[str, Any], deadline_seconds: float = 30.0) -> dict[str, Any]:

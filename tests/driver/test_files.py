@@ -1,4 +1,4 @@
-"""`arrange`: folders and files put in place."""
+"""`arrange`: file operations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-async def refused(peer: DriverPeer, *steps: dict[str, Any]) -> WireError:
+async def arrange_error(peer: DriverPeer, *steps: dict[str, Any]) -> WireError:
+    """Run steps that must fail; return the error."""
     with pytest.raises(WireError) as error:
         await arrange(peer, *steps)
     assert error.value.reason == "files"
@@ -49,14 +50,14 @@ async def test_steps_run_in_order(peer: DriverPeer, tmp_path: Path) -> None:
 
 
 async def test_first_failing_step_stops_the_request_and_is_named(peer: DriverPeer, tmp_path: Path) -> None:
-    fault = await refused(
+    error = await arrange_error(
         peer,
         {"make": f"{tmp_path}/one"},
         {"copy": f"{tmp_path}/none", "to": f"{tmp_path}/two"},
         {"make": f"{tmp_path}/three"},
     )
-    assert fault.message == f"No such file or directory: {tmp_path}/none"
-    assert fault.data == {"step": 1}
+    assert error.message == f"No such file or directory: {tmp_path}/none"
+    assert error.data == {"step": 1}
     assert names(tmp_path) == ["one"]
 
 
@@ -107,19 +108,19 @@ async def test_write_replaces_a_link_and_leaves_no_partial_file(peer: DriverPeer
     (tmp_path / "link").symlink_to(tmp_path / "outside")
     (tmp_path / "folder").mkdir()
     await arrange(peer, {"write": f"{tmp_path}/link", "text": "new"})
-    await refused(peer, {"write": f"{tmp_path}/folder", "text": "new"})
+    await arrange_error(peer, {"write": f"{tmp_path}/folder", "text": "new"})
     assert (tmp_path / "outside").read_text() == "untouched"
     assert names(tmp_path) == ["folder", "link", "outside"]
 
 
 async def test_copy_error_names_the_file(peer: DriverPeer, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(tmp_path / "source/socket"))
-        fault = await refused(peer, {"copy": f"{tmp_path}/source", "to": f"{tmp_path}/target"})
-    assert "source/socket is neither file, folder nor link" in fault.message
-    fault = await refused(peer, {"copy": str(tmp_path), "to": f"{tmp_path}/a/b"})
-    assert "is inside" in fault.message
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "source/socket"))
+        error = await arrange_error(peer, {"copy": f"{tmp_path}/source", "to": f"{tmp_path}/target"})
+    assert "source/socket is neither file, folder nor link" in error.message
+    error = await arrange_error(peer, {"copy": str(tmp_path), "to": f"{tmp_path}/a/b"})
+    assert "is inside" in error.message
 
 
 async def test_remove_of_a_link_keeps_its_target(peer: DriverPeer, tmp_path: Path) -> None:
@@ -158,9 +159,9 @@ async def test_absent_checks_names_and_paths(peer: DriverPeer, tmp_path: Path) -
     (tmp_path / "a/other").mkdir()
     (tmp_path / "a/link").symlink_to(tmp_path)
     under = {"under": str(tmp_path)}
-    found = await refused(peer, {"absent": ["evaluation"], **under})
-    assert found.data == {"path": f"{tmp_path}/a/evaluation", "step": 0}
-    assert (await refused(peer, {"absent": [f"{tmp_path}/a/other"], **under})).data[
+    error = await arrange_error(peer, {"absent": ["evaluation"], **under})
+    assert error.data == {"path": f"{tmp_path}/a/evaluation", "step": 0}
+    assert (await arrange_error(peer, {"absent": [f"{tmp_path}/a/other"], **under})).data[
         "path"
     ] == f"{tmp_path}/a/other"
     await arrange(
@@ -170,7 +171,7 @@ async def test_absent_checks_names_and_paths(peer: DriverPeer, tmp_path: Path) -
         {"absent": ["evaluatio", "other.txt", "/a/other"], **under},
         {"absent": ["evaluation"], "under": f"{tmp_path}/nowhere"},
     )
-    assert (await refused(peer, {"absent": ["link"], **under})).data["path"] == f"{tmp_path}/a/link"
+    assert (await arrange_error(peer, {"absent": ["link"], **under})).data["path"] == f"{tmp_path}/a/link"
 
 
 async def test_absent_resolves_links(peer: DriverPeer, tmp_path: Path) -> None:
@@ -178,10 +179,12 @@ async def test_absent_resolves_links(peer: DriverPeer, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "real/other").symlink_to("secret")
     for under in ("", "/link", "/real"):
-        fault = await refused(peer, {"absent": [f"{tmp_path}/link/secret"], "under": f"{tmp_path}{under}"})
-        assert fault.data["path"] == f"{tmp_path}/real/secret"
-    fault = await refused(peer, {"absent": [f"{tmp_path}/link/other/"], "under": str(tmp_path)})
-    assert fault.data["path"] == f"{tmp_path}/real/other"
+        error = await arrange_error(
+            peer, {"absent": [f"{tmp_path}/link/secret"], "under": f"{tmp_path}{under}"}
+        )
+        assert error.data["path"] == f"{tmp_path}/real/secret"
+    error = await arrange_error(peer, {"absent": [f"{tmp_path}/link/other/"], "under": str(tmp_path)})
+    assert error.data["path"] == f"{tmp_path}/real/other"
     await arrange(
         peer, {"absent": [f"{tmp_path}/link/secret"], "under": str(tmp_path), "except": [f"{tmp_path}/link"]}
     )
@@ -195,8 +198,8 @@ async def test_file_names_that_are_not_utf8_are_handled(peer: DriverPeer, tmp_pa
     assert names(tmp_path / "target") == [strange.name]
     strange.unlink()
     os.mkfifo(strange)
-    fault = await refused(peer, {"copy": f"{tmp_path}/source", "to": f"{tmp_path}/target"})
-    assert "source/? is neither" in fault.message
+    error = await arrange_error(peer, {"copy": f"{tmp_path}/source", "to": f"{tmp_path}/target"})
+    assert "source/? is neither" in error.message
 
 
 async def test_large_copy_does_not_block_and_can_be_cancelled(peer: DriverPeer, tmp_path: Path) -> None:

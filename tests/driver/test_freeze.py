@@ -19,7 +19,7 @@ from tests.driver.peer import BOUND_SECONDS, DriverPeer, WireError, driver
 pytestmark = pytest.mark.anyio
 
 
-def shell(script: str, **more: Any) -> dict[str, Any]:
+def shell(script: str, **params: Any) -> dict[str, Any]:
     return {
         "argv": ["sh", "-c", script],
         "cwd": "/",
@@ -28,15 +28,19 @@ def shell(script: str, **more: Any) -> dict[str, Any]:
         "timeout_seconds": 60,
         "output_bytes": 1000,
         "channel": False,
-        **more,
+        **params,
     }
 
 
 async def test_freeze_kills_everything_and_refuses_calls(peer: DriverPeer, tmp_path: Path) -> None:
-    await peer.start(peer.zoo("daemonic"), peer.busy(), peer.zoo("stubborn", "stubborn"))
+    await peer.start(
+        peer.scripted_server("daemonic"), peer.sdk_server(), peer.scripted_server("stubborn", "stubborn")
+    )
     run = await peer.begin(wire.RUN, **shell(f"sleep 1000; : {peer.token}"))
-    call = await peer.begin_tool("zoo", "hang")
-    start = await peer.begin(wire.START, servers=[peer.zoo("silent", "silent")], deadline_seconds=1000)
+    call = await peer.begin_tool("scripted", "hang")
+    start = await peer.begin(
+        wire.START, servers=[peer.scripted_server("silent", "silent")], deadline_seconds=1000
+    )
     await peer.until_living(6)
     result = await peer.request(wire.FREEZE)
     assert result["killed"] >= 6
@@ -52,8 +56,8 @@ async def test_freeze_kills_everything_and_refuses_calls(peer: DriverPeer, tmp_p
 async def test_freeze_is_permanent_but_run_and_arrange_still_work(peer: DriverPeer, tmp_path: Path) -> None:
     assert await peer.request(wire.FREEZE) == {"killed": 0}
     refused_requests: list[tuple[str, dict[str, Any]]] = [
-        (wire.START, {"servers": [peer.zoo("plain")], "deadline_seconds": 30}),
-        (wire.CALL, {"server": "zoo", "method": "tools/call", "params": {}, "timeout_seconds": 1}),
+        (wire.START, {"servers": [peer.scripted_server("plain")], "deadline_seconds": 30}),
+        (wire.CALL, {"server": "scripted", "method": "tools/call", "params": {}, "timeout_seconds": 1}),
     ]
     for method, params in refused_requests:
         with pytest.raises(WireError) as error:
@@ -66,7 +70,7 @@ async def test_freeze_is_permanent_but_run_and_arrange_still_work(peer: DriverPe
 
 async def test_freeze_lets_a_server_clean_up_when_its_stdin_closes(peer: DriverPeer, tmp_path: Path) -> None:
     """A server can finish writing a file or close a database before it is killed."""
-    server = peer.zoo("plain")
+    server = peer.scripted_server("plain")
     script = '"$0" "$@"; sleep 0.2; echo cleaned up > note'
     server["args"] = ["-c", script, server["command"], *server["args"]]
     await peer.start({**server, "command": "sh", "cwd": str(tmp_path)})
@@ -86,7 +90,7 @@ async def test_freeze_kills_everything_but_exempt_processes(python: str, first: 
         script = sleeps(*tokens)
         run = await peer.begin(wire.RUN, **{**shell(script), "argv": ["bash", "-c", script]})
         await peer.until_living(4)
-        await peer.start(peer.zoo("daemonic"))
+        await peer.start(peer.scripted_server("daemonic"))
         result = await peer.request(wire.FREEZE, spare=["forward --*", "nothing of this name"])
         assert result["killed"] >= 5
         assert (await peer.result(run))["signal"] == 9
@@ -113,7 +117,9 @@ async def test_process_that_matches_only_after_the_freeze_began_is_killed(
     rename = tmp_path / "rename"
     os.mkfifo(rename)
     script = f"read -r < {rename}; exec -a 'forward {peer.token}' sleep 1000"
-    await peer.start(peer.zoo("stubborn", "stubborn"))  # because of it the freeze takes two seconds
+    await peer.start(
+        peer.scripted_server("stubborn", "stubborn")
+    )  # because of it the freeze takes two seconds
     await peer.begin(wire.RUN, **{**shell(script), "argv": ["bash", "-c", script]})
     freeze = await peer.begin(wire.FREEZE, spare=["forward *"])
     await peer.request(wire.PING)  # answered once the freeze has begun and its exempt processes are chosen
@@ -166,7 +172,7 @@ def first_process(*dropping: str) -> list[str]:
 
 async def test_first_process_kills_processes_that_are_not_its_descendants(python: str) -> None:
     async with driver(python, wrap=first_process()) as peer:
-        await peer.start(peer.zoo("daemonic"), peer.zoo("plain", "other"))
+        await peer.start(peer.scripted_server("daemonic"), peer.scripted_server("plain", "other"))
         # `read` is a builtin: the number of processes does not depend on when the shell forks.
         with enter(peer, "sh", "-c", "read -r line", peer.token) as entered:
             try:
@@ -191,11 +197,11 @@ async def test_servers_without_ptrace_rights_cannot_reach_the_drivers_descriptor
     rights = "-sys_ptrace,-sys_admin,-perfmon"
     dropping = ["setpriv", f"--bounding-set={rights}", f"--inh-caps={rights}"]
     async with driver(python, wrap=first_process(*dropping)) as peer:
-        await peer.start(peer.zoo("plain"))
-        descriptors = json.loads(await peer.text("zoo", "peek", path="/proc/1/fd"))
+        await peer.start(peer.scripted_server("plain"))
+        descriptors = json.loads(await peer.text("scripted", "peek", path="/proc/1/fd"))
         assert len(descriptors) > 4
         for path in ("/proc/1/exe", "/proc/1/cwd", *(f"/proc/1/fd/{fd}" for fd in descriptors)):
-            assert await peer.text("zoo", "peek", path=path) == "PermissionError"
+            assert await peer.text("scripted", "peek", path=path) == "PermissionError"
         result = await peer.request(
             wire.RUN,
             **shell(
@@ -209,7 +215,7 @@ async def test_servers_without_ptrace_rights_cannot_reach_the_drivers_descriptor
 
 async def test_first_process_reaps_orphans(python: str) -> None:
     async with driver(python, wrap=first_process()) as peer:
-        await peer.start(peer.zoo("plain"))
+        await peer.start(peer.scripted_server("plain"))
         await peer.request(wire.RUN, **shell("for i in 1 2 3 4 5; do (setsid sh -c : &) ; done; sleep 0.2"))
         with anyio.fail_after(BOUND_SECONDS):
             count_zombies = shell("cat /proc/*/stat | grep -c ') Z '")

@@ -1,4 +1,4 @@
-"""Servers reached by URL: streamable HTTP and the old HTTP+SSE."""
+"""Task servers reached by URL: streamable HTTP and the older HTTP+SSE transport."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from tests.driver.peer import BOUND_SECONDS, SERVERS, DriverPeer, WireError, unt
 pytestmark = pytest.mark.anyio
 
 
-class Web:
-    """A web server in a process of its own; `result` is what it prints after its address."""
+class WebServer:
+    """A web server in its own process. It prints its URL, then other lines."""
 
     def __init__(self, process: anyio.abc.Process) -> None:
         assert process.stdout is not None
         self.process = process
         self.url = ""
-        self._said = TextReceiveStream(process.stdout)
+        self._output = TextReceiveStream(process.stdout)
         self._rest = ""
 
     async def line(self) -> str:
         with anyio.fail_after(BOUND_SECONDS):
             while "\n" not in self._rest:
-                self._rest += await self._said.receive()
+                self._rest += await self._output.receive()
         line, _, self._rest = self._rest.partition("\n")
         return line
 
@@ -43,15 +43,15 @@ class Web:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
 
-    def spec(self, kind: str = "streamable_http", **more: Any) -> dict[str, Any]:
-        return {"name": "web", "type": kind, "url": self.url, "headers": {}, "request_seconds": 30, **more}
+    def settings(self, kind: str = "streamable_http", **params: Any) -> dict[str, Any]:
+        return {"name": "web", "type": kind, "url": self.url, "headers": {}, "request_seconds": 30, **params}
 
 
 @asynccontextmanager
-async def web(program: str, *args: str) -> AsyncGenerator[Web]:
+async def web_server(program: str, *args: str) -> AsyncGenerator[WebServer]:
     command = [sys.executable, str(SERVERS / program), *args]
     async with await anyio.open_process(command, stdout=subprocess.PIPE, stderr=None) as process:
-        server = Web(process)
+        server = WebServer(process)
         try:
             server.url = await server.line()
             yield server
@@ -64,10 +64,10 @@ KINDS = [("http", "streamable_http"), ("json", "streamable_http"), ("sse", "sse"
 
 @pytest.mark.parametrize(("program", "kind"), KINDS)
 async def test_real_server_answers_concurrent_calls(peer: DriverPeer, program: str, kind: str) -> None:
-    async with web("busy.py", program, peer.token) as busy:
-        facts = (await peer.start(busy.spec(kind, headers={"X-Mine": "yes"})))["web"]
-        assert facts["protocolVersion"] == "2025-11-25"
-        assert "echo" in {tool["name"] for tool in facts["tools"]}
+    async with web_server("sdk.py", program, peer.token) as server:
+        info = (await peer.start(server.settings(kind, headers={"X-Mine": "yes"})))["web"]
+        assert info["protocolVersion"] == "2025-11-25"
+        assert "echo" in {tool["name"] for tool in info["tools"]}
         slow = await peer.begin_tool("web", "sleep", seconds=1000)
         numbers = {
             await peer.begin_tool("web", "echo", words=f"w{count}"): f"w{count}" for count in range(10)
@@ -80,22 +80,22 @@ async def test_real_server_answers_concurrent_calls(peer: DriverPeer, program: s
         assert slow not in peer.lines
         await peer.cancel(slow)
         await peer.close()
-        busy.kill()
+        server.kill()
 
 
 @pytest.mark.parametrize(("program", "kind"), [KINDS[0], KINDS[2]])
 async def test_progress_log_messages_and_cancellation_are_relayed(
     peer: DriverPeer, tmp_path: Path, program: str, kind: str
 ) -> None:
-    async with web("busy.py", program, peer.token) as busy:
-        await peer.start(busy.spec(kind))
+    async with web_server("sdk.py", program, peer.token) as server:
+        await peer.start(server.settings(kind))
         number = await peer.begin_tool("web", "count", meta={"progressToken": "t"}, to=3)
         await peer.result(number)
         steps = [
             params["params"]["progress"] for method, params in peer.notifications if method == wire.PROGRESS
         ]
         assert steps == [1, 2, 3]
-        number = await peer.begin_tool("web", "murmur", words="hm")
+        number = await peer.begin_tool("web", "log_message", words="hm")
         await peer.result(number)
         assert (await peer.notification(wire.MESSAGE, id=number))["params"]["data"] == "hm"
         number = await peer.begin_tool("web", "hang", meta={"progressToken": "t"}, note=f"{tmp_path}/note")
@@ -106,23 +106,23 @@ async def test_progress_log_messages_and_cancellation_are_relayed(
         assert error.value.reason == "cancelled"
         await until((tmp_path / "note").exists)
         await peer.close()
-        busy.kill()
+        server.kill()
 
 
 @pytest.mark.parametrize(("program", "kind"), [KINDS[0], KINDS[2]])
 async def test_changed_tools_are_reported(peer: DriverPeer, program: str, kind: str) -> None:
-    async with web("busy.py", program, peer.token) as busy:
-        await peer.start(busy.spec(kind))
-        await peer.tool("web", "grow")
+    async with web_server("sdk.py", program, peer.token) as server:
+        await peer.start(server.settings(kind))
+        await peer.tool("web", "add_tool")
         assert await peer.notification(wire.CHANGED) == {"server": "web"}
         await peer.close()
-        busy.kill()
+        server.kill()
 
 
 async def test_session_id_is_sent_with_every_request_and_deleted_at_the_end(peer: DriverPeer) -> None:
-    async with web("web.py", "plain", peer.token) as plain:
-        facts = await peer.start(plain.spec())
-        assert facts["web"]["protocolVersion"] == "2025-06-18"
+    async with web_server("scripted_http.py", "plain", peer.token) as plain:
+        info = await peer.start(plain.settings())
+        assert info["web"]["protocolVersion"] == "2025-06-18"
         seen = (await peer.tool("web", "seen"))["result"]["seen"]
         assert seen == [
             "initialize None None",
@@ -136,15 +136,15 @@ async def test_session_id_is_sent_with_every_request_and_deleted_at_the_end(peer
 
 
 async def test_freeze_deletes_http_sessions(peer: DriverPeer) -> None:
-    async with web("web.py", "plain") as plain:
-        await peer.start(plain.spec())
+    async with web_server("scripted_http.py", "plain") as plain:
+        await peer.start(plain.settings())
         await peer.request(wire.FREEZE)
         assert await plain.line() == "DELETE s-1"
 
 
 async def test_replies_are_relayed_unchanged(peer: DriverPeer) -> None:
-    async with web("web.py", "plain") as plain:
-        await peer.start(plain.spec())
+    async with web_server("scripted_http.py", "plain") as plain:
+        await peer.start(plain.settings())
         for tool in ("pretty", "events"):
             number = await peer.begin_tool("web", tool)
             assert (await peer.result(number))["result"] == {"x-unknown": 1.1}
@@ -153,8 +153,8 @@ async def test_replies_are_relayed_unchanged(peer: DriverPeer) -> None:
 
 
 async def test_interrupted_stream_is_resumed_at_its_last_event(peer: DriverPeer) -> None:
-    async with web("web.py", "plain") as plain:
-        await peer.start(plain.spec())
+    async with web_server("scripted_http.py", "plain") as plain:
+        await peer.start(plain.settings())
         assert (await peer.tool("web", "resumed"))["result"] == {"resumed": True}
 
 
@@ -173,8 +173,8 @@ async def test_interrupted_stream_is_resumed_at_its_last_event(peer: DriverPeer)
 async def test_invalid_http_response_fails_the_call(
     peer: DriverPeer, tool: str, reason: str, message: str
 ) -> None:
-    async with web("web.py", "plain") as plain:
-        await peer.start(plain.spec())
+    async with web_server("scripted_http.py", "plain") as plain:
+        await peer.start(plain.settings())
         with pytest.raises(WireError, match=message) as error:
             await peer.tool("web", tool)
         assert error.value.reason == reason
@@ -182,8 +182,8 @@ async def test_invalid_http_response_fails_the_call(
 
 
 async def test_expired_session_ends_the_server(peer: DriverPeer) -> None:
-    async with web("web.py", "plain") as plain:
-        await peer.start(plain.spec())
+    async with web_server("scripted_http.py", "plain") as plain:
+        await peer.start(plain.settings())
         with pytest.raises(WireError, match="404"):
             await peer.tool("web", "expired")
         assert (await peer.notification(wire.EXITED))["server"] == "web"
@@ -192,21 +192,24 @@ async def test_expired_session_ends_the_server(peer: DriverPeer) -> None:
 
 
 async def test_sse_server_is_lost_when_its_event_stream_ends(peer: DriverPeer) -> None:
-    async with web("busy.py", "sse", peer.token) as busy:
-        await peer.start(busy.spec("sse"))
+    async with web_server("sdk.py", "sse", peer.token) as server:
+        await peer.start(server.settings("sse"))
         number = await peer.begin_tool("web", "hang", meta={"progressToken": 1}, note="/dev/null")
         await peer.notification(wire.PROGRESS, id=number)
-        busy.kill()
+        server.kill()
         with pytest.raises(WireError, match=r"closed its event stream|cannot be reached"):
             await peer.result(number)
         await peer.notification(wire.EXITED, server="web")
 
 
 async def test_redirects_are_followed_within_the_origin_only(peer: DriverPeer) -> None:
-    async with web("web.py", "moved") as moved, web("web.py", "elsewhere") as elsewhere:
-        await peer.start(moved.spec())
+    async with (
+        web_server("scripted_http.py", "moved") as moved,
+        web_server("scripted_http.py", "elsewhere") as elsewhere,
+    ):
+        await peer.start(moved.settings())
         with pytest.raises(WireError, match="redirected to another origin"):
-            await peer.start({**elsewhere.spec(), "name": "other"})
+            await peer.start({**elsewhere.settings(), "name": "other"})
 
 
 @pytest.mark.parametrize("kind", ["streamable_http", "sse"])
@@ -220,12 +223,12 @@ async def test_url_that_cannot_be_reached_fails_the_start(peer: DriverPeer, url:
 
 
 async def test_start_waits_for_a_server_that_does_not_listen_yet(peer: DriverPeer, tmp_path: Path) -> None:
-    """It was started by the task's own set-up just now."""
-    async with web("web.py", "plain") as plain:
+    """A task's set-up may have launched it just before."""
+    async with web_server("scripted_http.py", "plain") as plain:
         port = plain.url.split(":")[2].split("/")[0]
         plain.kill()
-    number = await peer.begin(wire.START, servers=[plain.spec()], deadline_seconds=60)
-    script = (SERVERS / "web.py").read_text().replace('("127.0.0.1", 0)', f'("127.0.0.1", {port})')
+    number = await peer.begin(wire.START, servers=[plain.settings()], deadline_seconds=60)
+    script = (SERVERS / "scripted_http.py").read_text().replace('("127.0.0.1", 0)', f'("127.0.0.1", {port})')
     (tmp_path / "late.py").write_text(script)
     async with await anyio.open_process([sys.executable, str(tmp_path / "late.py"), "plain"]) as late:
         assert "web" in (await peer.result(number))["servers"]

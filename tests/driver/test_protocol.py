@@ -1,4 +1,4 @@
-"""The line itself: boot, framing, ids, and every way in which it ends."""
+"""The wire protocol: boot, framing, ids, lease, and every way in which the driver ends."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.driver.peer import BOUND_SECONDS, DriverPeer, WireError, driver
 
 pytestmark = pytest.mark.anyio
 
-TOO_DEAR = {
+SLOW_MODULES = {
     *("asyncio", "concurrent.futures", "ctypes", "dataclasses", "http.client", "inspect", "logging", "queue"),
     *("shutil", "socket", "ssl", "tempfile", "traceback", "typing", "urllib.parse"),
 }
 
 
-def slow_run(seconds: float = 1000.0, **more: Any) -> dict[str, Any]:
+def slow_run(seconds: float = 1000.0, **params: Any) -> dict[str, Any]:
     return {
         "argv": ["sleep", str(seconds)],
         "cwd": "/",
@@ -35,7 +35,7 @@ def slow_run(seconds: float = 1000.0, **more: Any) -> dict[str, Any]:
         "timeout_seconds": 1000,
         "output_bytes": 100,
         "channel": False,
-        **more,
+        **params,
     }
 
 
@@ -49,7 +49,7 @@ def test_start_up_imports_no_slow_module(python: str) -> None:
     assert b'"ready"' in result.stdout
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.decode().splitlines()}
     assert "decathlon_sandbox.driver" in imported
-    assert not TOO_DEAR & imported
+    assert not SLOW_MODULES & imported
     late = {"supervisor", "files", "runs", "servers", "server", "mcp_session", "tunnels", "http_servers"}
     assert not {f"decathlon_sandbox.{name}" for name in late} & imported
 
@@ -57,9 +57,9 @@ def test_start_up_imports_no_slow_module(python: str) -> None:
 async def test_no_module_is_imported_from_the_file_system_after_the_first_child(
     python: str, tmp_path: Path
 ) -> None:
-    """Only our own modules, which are in memory, and what the first child process needed."""
+    """An agent may change those files. The driver's own modules come from memory."""
     async with driver(python, options=["-X", "importtime"]) as peer:
-        await peer.start(peer.zoo("plain"))
+        await peer.start(peer.scripted_server("plain"))
         await peer.request(wire.RUN, **slow_run(0))
         steps = [
             {"make": f"{tmp_path}/a"},
@@ -69,7 +69,7 @@ async def test_no_module_is_imported_from_the_file_system_after_the_first_child(
         await peer.request(wire.ARRANGE, steps=[*steps, {"absent": ["x"], "under": str(tmp_path)}])
         for tool in ("half_utf8", "die"):
             with pytest.raises(WireError):
-                await peer.tool("zoo", tool, unit="a")
+                await peer.tool("scripted", tool, unit="a")
         await peer.request(wire.FREEZE)
         await peer.close()
         imported = [
@@ -77,7 +77,7 @@ async def test_no_module_is_imported_from_the_file_system_after_the_first_child(
         ]
     foreign = [name for name in imported if not name.startswith("decathlon_sandbox")]
     first_child = imported.index("decathlon_sandbox.supervisor")
-    assert not TOO_DEAR & set(imported) - {"ctypes"}
+    assert not SLOW_MODULES & set(imported) - {"ctypes"}
     assert set(imported[first_child + 1 :]) & set(foreign) <= {
         "ctypes",
         "_ctypes",
@@ -171,14 +171,14 @@ async def test_unknown_notifications_and_blank_lines_are_ignored(peer: DriverPee
     for params in strange:
         await peer.send({"jsonrpc": "2.0", "method": wire.CANCEL, "params": params})
     assert await peer.request(wire.PING) == {}
-    assert peer.faults == []
+    assert peer.errors_without_id == []
 
 
 async def test_unknown_methods_and_invalid_params_fail_the_request(peer: DriverPeer) -> None:
     with pytest.raises(WireError, match="no method 'evaluate'") as unknown:
         await peer.request("evaluate")
     assert unknown.value.reason == "unknown_method"
-    wrong_ones: list[tuple[str, dict[str, Any], str]] = [
+    invalid_requests: list[tuple[str, dict[str, Any], str]] = [
         (wire.RUN, slow_run(argv="sleep 1"), "argv"),
         (wire.RUN, slow_run(argv=[]), "argv"),
         (wire.RUN, slow_run(cwd="relative"), "cwd"),
@@ -194,7 +194,7 @@ async def test_unknown_methods_and_invalid_params_fail_the_request(peer: DriverP
         (wire.START, {"servers": [{"name": "a", "type": "carrier pigeon"}], "deadline_seconds": 1}, "type"),
         (wire.CALL, {"server": "nobody", "method": "tools/call", "params": {}}, "nobody"),
     ]
-    for method, params, about in wrong_ones:
+    for method, params, about in invalid_requests:
         with pytest.raises(WireError, match=about) as error:
             await peer.request(method, **params)
         assert error.value.reason == "bad_params"
@@ -219,7 +219,7 @@ async def test_ids_can_come_in_any_order(peer: DriverPeer) -> None:
 
 
 async def test_end_of_stdin_ends_the_driver_and_all_its_processes(peer: DriverPeer) -> None:
-    await peer.start(peer.zoo("daemonic", "one"), peer.zoo("stubborn", "two"))
+    await peer.start(peer.scripted_server("daemonic", "one"), peer.scripted_server("stubborn", "two"))
     await peer.begin(wire.RUN, **slow_run(argv=["sh", "-c", "sleep 1000", peer.token]))
     await peer.until_living(4)
     assert await peer.close() == 0
@@ -228,7 +228,7 @@ async def test_end_of_stdin_ends_the_driver_and_all_its_processes(peer: DriverPe
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_signal_ends_the_driver_and_all_its_processes(peer: DriverPeer, number: signal.Signals) -> None:
-    await peer.start(peer.zoo("daemonic"))
+    await peer.start(peer.scripted_server("daemonic"))
     peer.process.send_signal(number)
     with anyio.fail_after(BOUND_SECONDS):
         assert await peer.process.wait() == 0
@@ -238,7 +238,7 @@ async def test_signal_ends_the_driver_and_all_its_processes(peer: DriverPeer, nu
 async def test_driver_exits_when_its_lease_expires(python: str) -> None:
     async with driver(python, {wire.LEASE_VARIABLE: "2"}) as peer:
         began_at = time.monotonic()
-        await peer.start(peer.zoo("daemonic"))
+        await peer.start(peer.scripted_server("daemonic"))
         with anyio.fail_after(BOUND_SECONDS):
             assert await peer.process.wait() == 0
             await peer.ended.wait()
@@ -249,7 +249,7 @@ async def test_driver_exits_when_its_lease_expires(python: str) -> None:
 
 async def test_any_input_renews_the_lease(python: str) -> None:
     async with driver(python, {wire.LEASE_VARIABLE: "1.5"}) as peer:
-        for byte in b'{"id":1,':  # a line that takes twice the lease to come
+        for byte in b'{"id":1,':  # the line takes twice the lease to arrive
             await peer.send_bytes(bytes([byte]))
             await anyio.sleep(0.4)
         await peer.send_bytes(b'"method":"ping"}\n')
@@ -273,22 +273,22 @@ async def test_sandbox_variable_is_always_inherited(python: str) -> None:
 
 
 async def test_backpressure_bounds_memory_and_loses_no_message(python: str) -> None:
-    """Ten times what fits into pipes and buffers, and memory stays bounded."""
+    """The servers send ten times what fits into pipes and buffers."""
     process = await anyio.open_process([python, *wire.BOOT_COMMAND[1:]], stderr=None)
     async with process:
         unread = DriverPeer(process)
         await unread.send_bytes(boot_message())
-        await unread.begin(wire.START, servers=[unread.zoo("plain")], deadline_seconds=30)
+        await unread.begin(wire.START, servers=[unread.scripted_server("plain")], deadline_seconds=30)
         assert process.stdout is not None
         while b'"servers"' not in await process.stdout.receive():
             pass
         for _ in range(10):
-            await unread.begin_tool("zoo", "text", unit="x" * 1000, times=1000)
-        await unread.begin_tool("zoo", "flood_messages", times=20_000)
-        await anyio.sleep(1.0)  # nothing to wait for: it is that nothing more comes
+            await unread.begin_tool("scripted", "text", unit="x" * 1000, times=1000)
+        await unread.begin_tool("scripted", "flood_messages", times=20_000)
+        await anyio.sleep(1.0)  # the driver must not read more; there is no event for that
         assert _resident_mib(process.pid) < 60
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(unread.read)
+            tasks.start_soon(unread.receive_messages)
             for number in range(2, 12):
                 assert len((await unread.result(number))["result"]["content"][0]["text"]) == 1_000_000
             await unread.result(12)

@@ -16,7 +16,7 @@ from tests.driver.peer import BOUND_SECONDS, SERVERS, DriverPeer, WireError, unt
 pytestmark = pytest.mark.anyio
 
 
-def process(*argv: str, **more: Any) -> dict[str, Any]:
+def process(*argv: str, **params: Any) -> dict[str, Any]:
     return {
         "argv": argv,
         "cwd": "/",
@@ -25,7 +25,7 @@ def process(*argv: str, **more: Any) -> dict[str, Any]:
         "timeout_seconds": 30,
         "output_bytes": 1000,
         "channel": False,
-        **more,
+        **params,
     }
 
 
@@ -79,7 +79,7 @@ async def test_channel_is_cut_after_one_mebibyte(peer: DriverPeer) -> None:
 
 
 async def test_process_inherits_no_descriptors_of_the_driver(peer: DriverPeer) -> None:
-    await peer.start(peer.zoo("plain"))
+    await peer.start(peer.scripted_server("plain"))
     result = await peer.request(wire.RUN, **process("sh", "-c", "cd /proc/self/fd && echo * && readlink 0"))
     assert result["stdout"] == "0 1 2 3\n/dev/null\n"  # 3 is the folder that the shell reads
 
@@ -147,9 +147,8 @@ async def test_process_that_forks_faster_than_it_can_be_listed_is_killed(peer: D
 
 async def test_daemons_of_a_run_are_killed_when_it_exits(peer: DriverPeer) -> None:
     """They hold its pipes, have another session and another parent; the response does not wait for them."""
-    script = (
-        f"import runpy, sys; sys.argv[1:] = ['daemonic', '{peer.token}']; runpy.run_path('{SERVERS}/zoo.py')"
-    )
+    server = f"{SERVERS}/scripted.py"
+    script = f"import runpy, sys; sys.argv[1:] = ['daemonic', '{peer.token}']; runpy.run_path('{server}')"
     with anyio.fail_after(BOUND_SECONDS):
         result = await peer.request(wire.RUN, **process(sys.executable, "-S", "-c", script))
     assert result["exit_code"] == 0
@@ -157,14 +156,14 @@ async def test_daemons_of_a_run_are_killed_when_it_exits(peer: DriverPeer) -> No
 
 
 async def test_end_of_a_run_kills_no_process_of_servers_and_other_runs(peer: DriverPeer) -> None:
-    await peer.start(peer.zoo("daemonic"))
+    await peer.start(peer.scripted_server("daemonic"))
     other = await peer.begin(wire.RUN, **process("sh", "-c", "sleep 1000; :", peer.token, timeout_seconds=60))
     await peer.until_living(3)
     script = f"setsid sh -c 'trap \"\" TERM HUP; sleep 1000; :' {peer.token} & echo done"
     result = await peer.request(wire.RUN, **process("sh", "-c", script))
     assert result["stdout"] == "done\n"
     assert len(peer.living()) == 3
-    assert await peer.text("zoo", "text", unit="still here", times=1) == "still here"
+    assert await peer.text("scripted", "text", unit="still here", times=1) == "still here"
     await peer.cancel(other)
     with pytest.raises(WireError):
         await peer.result(other)
@@ -183,7 +182,7 @@ async def test_background_process_of_a_run_is_kept_until_the_freeze(peer: Driver
     background = min(peer.living())
     for _ in range(3):
         await peer.request(wire.RUN, **process("sh", "-c", "sleep 0.1"))
-    await peer.start(peer.zoo("daemonic"))
+    await peer.start(peer.scripted_server("daemonic"))
     await peer.request(wire.RUN, **process("true"))
     assert background in peer.living()
     await peer.request(wire.FREEZE)

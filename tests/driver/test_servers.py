@@ -1,4 +1,4 @@
-"""Real MCP servers on stdio: started, called, cancelled, heard."""
+"""MCP servers on stdio: start, calls, cancellation and notifications."""
 
 from __future__ import annotations
 
@@ -20,50 +20,52 @@ pytestmark = pytest.mark.anyio
 async def test_real_server_starts_and_answers(peer: DriverPeer, tmp_path: Path) -> None:
     await anyio.run_process(["git", "init", "-q", str(tmp_path)])
     git = stdio_server("git", sys.executable, "-m", "mcp_server_git", cwd=str(tmp_path))
-    facts = (await peer.start(git))["git"]
-    assert facts["protocolVersion"] == "2025-11-25"
-    assert facts["serverInfo"]["name"] == "mcp-git"
-    assert "tools" in facts["capabilities"]
-    assert "git_status" in {tool["name"] for tool in facts["tools"]}
-    assert facts["seconds"] > 0
+    info = (await peer.start(git))["git"]
+    assert info["protocolVersion"] == "2025-11-25"
+    assert info["serverInfo"]["name"] == "mcp-git"
+    assert "tools" in info["capabilities"]
+    assert "git_status" in {tool["name"] for tool in info["tools"]}
+    assert info["seconds"] > 0
     reply = await peer.tool("git", "git_status", repo_path=str(tmp_path))
     assert reply["jsonrpc"] == "2.0"
     assert "No commits yet" in reply["result"]["content"][0]["text"]
 
 
 async def test_servers_start_and_answer_concurrently(peer: DriverPeer) -> None:
-    facts = await peer.start(peer.busy("one"), peer.busy("two"), peer.zoo("plain", "three"))
-    assert set(facts) == {"one", "two", "three"}
+    info = await peer.start(
+        peer.sdk_server("one"), peer.sdk_server("two"), peer.scripted_server("plain", "three")
+    )
+    assert set(info) == {"one", "two", "three"}
     slow = [await peer.begin_tool("one", "sleep", seconds=1000) for _ in range(3)]
     assert await peer.text("two", "echo", words="quick") == "quick"
-    assert await peer.text("one", "echo", words="beside it") == "beside it"
+    assert await peer.text("one", "echo", words="meanwhile") == "meanwhile"
     assert not set(slow) & peer.lines.keys()
     for number in slow:
         await peer.cancel(number)
 
 
 async def test_concurrent_calls_to_one_server_get_their_own_replies(peer: DriverPeer) -> None:
-    await peer.start(peer.busy())
-    numbers = {await peer.begin_tool("busy", "echo", words=f"w{count}"): f"w{count}" for count in range(50)}
+    await peer.start(peer.sdk_server())
+    numbers = {await peer.begin_tool("sdk", "echo", words=f"w{count}"): f"w{count}" for count in range(50)}
     for number, words in numbers.items():
         assert (await peer.result(number))["result"]["content"][0]["text"] == words
 
 
 async def test_reply_is_relayed_byte_for_byte(peer: DriverPeer) -> None:
-    await peer.start(peer.zoo("plain"))
+    await peer.start(peer.scripted_server("plain"))
     parts = (
         '{ "x-unknown" :  [1.10, 1E2, 12345678901234567890123, -0.0],',
         '"result":{"content":[{"type":"hologram","é":"\\u00e9\\ud83d\\ude00\\\\ud83d","z":null}],"isError":true},',
         '"jsonrpc":"2.0", "id":$id }',
     )
     line = "  ".join(parts)
-    number = await peer.begin_tool("zoo", "raw", line=line)
+    number = await peer.begin_tool("scripted", "raw", line=line)
     reply = await peer.result(number)
     assert peer.lines[number].endswith(b'"result":' + line.replace("$id", str(reply["id"])).encode() + b"}")
 
 
 async def test_params_and_errors_are_relayed_unchanged(peer: DriverPeer) -> None:
-    await peer.start(peer.zoo("plain"))
+    await peer.start(peer.scripted_server("plain"))
     params: dict[str, Any] = {
         "name": "request",
         "arguments": {"a": [1.5, None, "\u2028é\ud83d"], "": {}},
@@ -71,35 +73,37 @@ async def test_params_and_errors_are_relayed_unchanged(peer: DriverPeer) -> None
         "z": 1,
     }
     request: dict[str, Any] = {
-        "server": "zoo",
+        "server": "scripted",
         "method": "tools/call",
         "params": params,
         "timeout_seconds": 30,
     }
     reply = await peer.request(wire.CALL, **request)
-    heard = json.loads(reply["result"]["content"][0]["text"])
-    assert heard["params"] == params
-    assert heard["method"] == "tools/call"
+    request_sent = json.loads(reply["result"]["content"][0]["text"])
+    assert request_sent["params"] == params
+    assert request_sent["method"] == "tools/call"
     error = {"code": -32602, "message": "unknown tool", "data": {"kept": [True]}}
     line = '{"jsonrpc":"2.0","id":$id,"error":' + json.dumps(error) + "}"
-    assert (await peer.tool("zoo", "raw", line=line))["error"] == error
+    assert (await peer.tool("scripted", "raw", line=line))["error"] == error
 
 
 async def test_tools_list_can_be_called_but_other_methods_cannot(peer: DriverPeer) -> None:
-    await peer.start(peer.zoo("paged"))
+    await peer.start(peer.scripted_server("paged"))
     reply = await peer.request(
-        wire.CALL, server="zoo", method="tools/list", params={"cursor": "3"}, timeout_seconds=30
+        wire.CALL, server="scripted", method="tools/list", params={"cursor": "3"}, timeout_seconds=30
     )
     assert reply["result"]["tools"][0]["name"] == "tool3"
     assert reply["result"]["nextCursor"] == "4"
     with pytest.raises(WireError, match="method") as error:
-        await peer.request(wire.CALL, server="zoo", method="resources/list", params={}, timeout_seconds=30)
+        await peer.request(
+            wire.CALL, server="scripted", method="resources/list", params={}, timeout_seconds=30
+        )
     assert error.value.reason == "bad_params"
 
 
 async def test_progress_carries_the_id_of_the_call_and_keeps_its_order(peer: DriverPeer) -> None:
-    await peer.start(peer.busy())
-    numbers = [await peer.begin_tool("busy", "count", meta={"progressToken": "same"}, to=5) for _ in range(2)]
+    await peer.start(peer.sdk_server())
+    numbers = [await peer.begin_tool("sdk", "count", meta={"progressToken": "same"}, to=5) for _ in range(2)]
     for number in numbers:
         assert (await peer.result(number))["result"]["content"][0]["text"] == "counted to 5"
     for number in numbers:
@@ -114,15 +118,15 @@ async def test_progress_carries_the_id_of_the_call_and_keeps_its_order(peer: Dri
 
 
 async def test_call_without_a_progress_token_is_sent_without_one(peer: DriverPeer) -> None:
-    await peer.start(peer.zoo("plain"))
+    await peer.start(peer.scripted_server("plain"))
     for meta in (None, {}, {"other": 1}):
-        heard = json.loads(await peer.text("zoo", "request", meta=meta))
-        assert heard["params"].get("_meta") == meta
+        request_sent = json.loads(await peer.text("scripted", "request", meta=meta))
+        assert request_sent["params"].get("_meta") == meta
 
 
 async def test_cancelled_call_is_cancelled_at_the_server(peer: DriverPeer, tmp_path: Path) -> None:
-    await peer.start(peer.busy())
-    number = await peer.begin_tool("busy", "hang", meta={"progressToken": 1}, note=f"{tmp_path}/note")
+    await peer.start(peer.sdk_server())
+    number = await peer.begin_tool("sdk", "hang", meta={"progressToken": 1}, note=f"{tmp_path}/note")
     await peer.notification(wire.PROGRESS, id=number)
     await peer.cancel(number)
     await peer.cancel(number)
@@ -130,45 +134,45 @@ async def test_cancelled_call_is_cancelled_at_the_server(peer: DriverPeer, tmp_p
         await peer.result(number)
     assert error.value.reason == "cancelled"
     await until((tmp_path / "note").exists)
-    assert await peer.text("busy", "echo", words="and on") == "and on"
+    assert await peer.text("sdk", "echo", words="and on") == "and on"
 
 
 @pytest.mark.parametrize("of_the_call", [True, False])
 async def test_timed_out_call_is_cancelled_at_the_server(peer: DriverPeer, of_the_call: bool) -> None:
-    await peer.start(peer.zoo("plain", request_seconds=30 if of_the_call else 0.2))
-    number = await peer.begin_tool("zoo", "hang", timeout_seconds=0.2 if of_the_call else None)
+    await peer.start(peer.scripted_server("plain", request_seconds=30 if of_the_call else 0.2))
+    number = await peer.begin_tool("scripted", "hang", timeout_seconds=0.2 if of_the_call else None)
     with pytest.raises(WireError, match=r"has not answered within 0\.2 s") as error:
         await peer.result(number)
     assert error.value.reason == "timeout"
-    told = await peer.notification(wire.MESSAGE)
-    assert isinstance(told["params"]["data"]["cancelled"]["requestId"], int)
-    assert await peer.text("zoo", "text", unit="on", times=1) == "on"
+    cancellation = await peer.notification(wire.MESSAGE)
+    assert isinstance(cancellation["params"]["data"]["cancelled"]["requestId"], int)
+    assert await peer.text("scripted", "text", unit="on", times=1) == "on"
 
 
 async def test_log_message_carries_the_id_of_the_only_running_call(peer: DriverPeer) -> None:
-    await peer.start(peer.busy())
-    number = await peer.begin_tool("busy", "murmur", words="alone")
+    await peer.start(peer.sdk_server())
+    number = await peer.begin_tool("sdk", "log_message", words="alone")
     await peer.result(number)
     message = await peer.notification(wire.MESSAGE, id=number)
-    assert message["server"] == "busy"
+    assert message["server"] == "sdk"
     assert message["params"]["data"] == "alone"
-    waiting = await peer.begin_tool("busy", "sleep", seconds=1000)
-    await peer.tool("busy", "murmur", words="beside another")
-    assert (await peer.notification(wire.MESSAGE, id=None))["params"]["data"] == "beside another"
+    waiting = await peer.begin_tool("sdk", "sleep", seconds=1000)
+    await peer.tool("sdk", "log_message", words="with another call")
+    assert (await peer.notification(wire.MESSAGE, id=None))["params"]["data"] == "with another call"
     await peer.cancel(waiting)
 
 
 async def test_changed_tools_are_reported(peer: DriverPeer) -> None:
-    await peer.start(peer.busy())
-    await peer.tool("busy", "grow")
-    assert await peer.notification(wire.CHANGED) == {"server": "busy"}
-    reply = await peer.request(wire.CALL, server="busy", method="tools/list", params={}, timeout_seconds=30)
+    await peer.start(peer.sdk_server())
+    await peer.tool("sdk", "add_tool")
+    assert await peer.notification(wire.CHANGED) == {"server": "sdk"}
+    reply = await peer.request(wire.CALL, server="sdk", method="tools/list", params={}, timeout_seconds=30)
     assert "another" in {tool["name"] for tool in reply["result"]["tools"]}
 
 
 async def test_server_requests_are_declined_and_pings_are_answered(peer: DriverPeer) -> None:
-    await peer.start(peer.zoo("plain"))
-    answers = json.loads(await peer.text("zoo", "ask"))
+    await peer.start(peer.scripted_server("plain"))
+    answers = json.loads(await peer.text("scripted", "ask"))
     assert [answer["id"] for answer in answers] == ["q0", "q1", "q2", "q3"]
     assert answers[0]["result"] == {}
     assert [answer["error"]["code"] for answer in answers[1:]] == [-32601] * 3
@@ -182,7 +186,9 @@ async def test_server_gets_its_environment_and_folder_and_no_descriptors_of_the_
         "cwd": str(tmp_path),
         "path": "/bin:/usr/bin",
     }
-    await peer.start(peer.zoo("plain", "one", **settings), peer.zoo("plain", "two", inherit="all"))
+    await peer.start(
+        peer.scripted_server("plain", "one", **settings), peer.scripted_server("plain", "two", inherit="all")
+    )
     result = json.loads(await peer.text("one", "where"))
     assert result["cwd"] == str(tmp_path)
     assert result["environment"]["PATH"] == "/bin:/usr/bin"
@@ -196,28 +202,31 @@ async def test_server_gets_its_environment_and_folder_and_no_descriptors_of_the_
 
 async def test_server_program_is_looked_up_in_the_servers_path(peer: DriverPeer, tmp_path: Path) -> None:
     (tmp_path / "only-here").symlink_to(sys.executable)
-    server = peer.zoo("plain", path=f"{tmp_path}:/usr/bin:/bin")
+    server = peer.scripted_server("plain", path=f"{tmp_path}:/usr/bin:/bin")
     await peer.start({**server, "command": "only-here"})
-    assert json.loads(await peer.text("zoo", "where"))["environment"]["PATH"].startswith(str(tmp_path))
+    assert json.loads(await peer.text("scripted", "where"))["environment"]["PATH"].startswith(str(tmp_path))
 
 
 async def test_older_mcp_revision_is_accepted(peer: DriverPeer) -> None:
-    facts = await peer.start(peer.zoo("old"))
-    assert facts["zoo"]["protocolVersion"] == "2024-11-05"
-    assert facts["zoo"]["serverInfo"]["x-more"] == "kept"
+    info = await peer.start(peer.scripted_server("old"))
+    assert info["scripted"]["protocolVersion"] == "2024-11-05"
+    assert info["scripted"]["serverInfo"]["x-more"] == "kept"
 
 
 async def test_all_pages_of_tools_are_listed_unchanged(peer: DriverPeer) -> None:
-    facts = await peer.start(peer.zoo("paged"), peer.zoo("toolless", "none"))
-    assert [tool["name"] for tool in facts["zoo"]["tools"]] == [f"tool{page}" for page in range(5)]
-    assert facts["zoo"]["tools"][0]["x-unknown"] == {"kept": [1, None]}
-    assert facts["none"]["tools"] == []
+    info = await peer.start(peer.scripted_server("paged"), peer.scripted_server("toolless", "none"))
+    assert [tool["name"] for tool in info["scripted"]["tools"]] == [f"tool{page}" for page in range(5)]
+    assert info["scripted"]["tools"][0]["x-unknown"] == {"kept": [1, None]}
+    assert info["none"]["tools"] == []
 
 
 async def test_servers_can_be_added_but_names_must_be_unique(peer: DriverPeer) -> None:
-    await peer.start(peer.zoo("plain", "one"))
-    await peer.start(peer.zoo("plain", "two"))
-    for servers in ([peer.zoo("plain", "one")], [peer.zoo("plain", "three"), peer.zoo("plain", "three")]):
+    await peer.start(peer.scripted_server("plain", "one"))
+    await peer.start(peer.scripted_server("plain", "two"))
+    for servers in (
+        [peer.scripted_server("plain", "one")],
+        [peer.scripted_server("plain", "three"), peer.scripted_server("plain", "three")],
+    ):
         with pytest.raises(WireError, match="already") as error:
             await peer.start(*servers)
         assert error.value.reason == "bad_params"
@@ -227,7 +236,9 @@ async def test_servers_can_be_added_but_names_must_be_unique(peer: DriverPeer) -
 
 async def test_cancelled_start_leaves_no_process(peer: DriverPeer) -> None:
     number = await peer.begin(
-        wire.START, servers=[peer.zoo("plain", "one"), peer.zoo("silent", "two")], deadline_seconds=1000
+        wire.START,
+        servers=[peer.scripted_server("plain", "one"), peer.scripted_server("silent", "two")],
+        deadline_seconds=1000,
     )
     await peer.until_living(2)
     await peer.cancel(number)
@@ -241,7 +252,10 @@ async def test_cancelled_start_leaves_no_process(peer: DriverPeer) -> None:
 
 async def test_start_cancelled_at_any_moment_leaves_no_process(peer: DriverPeer) -> None:
     for step in range(15):
-        servers = [peer.zoo("daemonic", f"one{step}"), peer.zoo("silent", f"two{step}")]
+        servers = [
+            peer.scripted_server("daemonic", f"one{step}"),
+            peer.scripted_server("silent", f"two{step}"),
+        ]
         number = await peer.begin(wire.START, servers=servers, deadline_seconds=1000)
         await anyio.sleep(0.01 * step)
         await peer.cancel(number)
@@ -251,8 +265,8 @@ async def test_start_cancelled_at_any_moment_leaves_no_process(peer: DriverPeer)
 
 
 async def test_name_of_a_server_that_has_ended_can_be_reused(peer: DriverPeer) -> None:
-    await peer.start(peer.zoo("plain"))
+    await peer.start(peer.scripted_server("plain"))
     with pytest.raises(WireError):
-        await peer.tool("zoo", "die")
-    await peer.start(peer.zoo("plain"))
-    assert await peer.text("zoo", "text", unit="back", times=1) == "back"
+        await peer.tool("scripted", "die")
+    await peer.start(peer.scripted_server("plain"))
+    assert await peer.text("scripted", "text", unit="back", times=1) == "back"
