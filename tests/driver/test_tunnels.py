@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import uuid
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
@@ -26,11 +27,17 @@ BIG = bytes(range(256)) * 20_000
 """Many times the size of a window."""
 
 
+def unique_owner() -> str:
+    # A provider kills every process on the machine with its owner and the sandbox's name. With a fixed owner
+    # a test killed the driver of another test that ran at the same time.
+    return f"tests-driver-{uuid.uuid4().hex}"
+
+
 @pytest.fixture
 async def driver(tmp_path: Path) -> AsyncGenerator[DriverClient]:
     spec = SandboxSpec("forwards", BOOT_COMMAND, PurePosixPath("/episode"))
     async with (
-        LocalProvider("owner", tmp_path) as provider,
+        LocalProvider(unique_owner(), tmp_path) as provider,
         provider.open(spec) as sandbox,
         connect(sandbox) as driver,
     ):
@@ -177,7 +184,7 @@ async def test_dialling_a_closed_port_is_an_error(driver: DriverClient) -> None:
 
 async def test_connections_break_when_the_driver_is_killed(tmp_path: Path) -> None:
     spec = SandboxSpec("lost", BOOT_COMMAND, PurePosixPath("/episode"))
-    async with service(upper_case_service) as port, LocalProvider("owner", tmp_path) as provider:
+    async with service(upper_case_service) as port, LocalProvider(unique_owner(), tmp_path) as provider:
         async with provider.open(spec) as sandbox, connect(sandbox) as driver:
             async with await driver.dial(port) as stream:
                 pid = (await driver.run(["sh", "-c", "echo $PPID"], cwd="/", timeout_seconds=10)).stdout
