@@ -1,4 +1,4 @@
-# `make demo` and `make test` need Python 3.11 or later and nothing else; both set themselves up in .venv.
+# `make demo` and `make test` require only Python 3.11 or later; they install everything else into .venv.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,13 +8,16 @@ UV ?= uv
 .PHONY: help bundle demo test check docs format lock clean
 
 help:
-	@echo "make demo    play a task through a server of its own, each step shown (TASK=... or ALL=1)"
-	@echo "make test    check everything: format, lint, layers, types, tests (PYTEST='...' picks tests)"
+	@echo "make demo    start a server and play a task on it, showing each step (TASK=... or ALL=1)"
+	@echo "make test    run all checks: format, lint, layers, types, tests (PYTEST='...' adds pytest arguments)"
+	@echo "make check   the same, without installing anything first"
 	@echo "make docs    build the site in build/site"
-	@echo "make format  put the code in order"
-	@echo "make bundle  make the bundle for Claude Desktop, dist/decathlon-mcp-VERSION.mcpb (needs the network)"
-	@echo "make lock    pin the newest dependencies that fit (needs uv)"
-	@echo "make clean   remove what these have made"
+	@echo "make format  format the code and fix what the linter can fix"
+	@echo "make bundle  build the bundle for Claude Desktop, dist/decathlon-mcp-VERSION.mcpb (needs the network)"
+	@echo "make lock    pin the newest compatible dependencies (needs uv)"
+	@echo "make clean   remove what these commands created"
+	@echo
+	@echo "To run one test: .venv/bin/pytest tests/cli/test_help.py::test_an_unexpected_argument_is_named"
 
 demo: $(VENV)/.installed
 	@$(BIN)/decathlon-mcp demo $(if $(ALL),--all) $(if $(TASK),--task $(TASK))
@@ -22,18 +25,17 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory check
 
-# What failed beside others is tried once more by itself: machines are shared, and a fault repeats.
 check:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
-	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST) || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST)
 
 # Every Sphinx warning is an error; docs/conf.py describes the site.
 docs: $(VENV)/.installed-docs
 	@$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --conf-dir docs --doctree-dir build/doctrees . build/site
-	@echo "The site is there: build/site/index.html"
+	@echo "The site is in build/site/index.html"
 
 bundle: $(VENV)/.installed-dev
 	@$(BIN)/python packaging/build_bundle.py
@@ -42,7 +44,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# The newest Python that starts and is not too old; $(PYTHON) where one is given.
+# Uses the first of these that is Python 3.11 or later and has venv; $(PYTHON) comes first if it is set.
 $(BIN)/python:
 	@for python in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11; do \
 	    "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
@@ -58,31 +60,31 @@ $(BIN)/python:
 	    set -- $$without; \
 	    echo "Python's venv module is missing; on Debian and Ubuntu: apt-get install $$1" >&2; \
 	else \
-	    echo "Python 3.11 or later is needed, and none was found; say where one is: make PYTHON=/path/to/python3" >&2; \
+	    echo "Python 3.11 or later is required, but none was found; give its path: make PYTHON=/path/to/python3" >&2; \
 	fi; \
 	exit 1
 
 PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet install --require-virtualenv
 
-# What is locked comes with its hash; then the project itself, as it lies here.
+# Locked dependencies are verified by hash; the project itself is installed as an editable package.
 $(VENV)/.installed: requirements.lock pyproject.toml $(BIN)/python
-	@echo "Installing what requirements.lock pins into $(VENV)"
+	@echo "Installing requirements.lock into $(VENV)"
 	@$(PIP) --require-hashes -r requirements.lock
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.installed-dev: requirements-dev.lock $(VENV)/.installed
-	@echo "Installing what requirements-dev.lock pins into $(VENV)"
+	@echo "Installing requirements-dev.lock into $(VENV)"
 	@$(PIP) --require-hashes -r requirements-dev.lock
 	@touch $@
 
 # Sphinx imports the packages that the reference pages describe.
 $(VENV)/.installed-docs: requirements-docs.lock $(VENV)/.installed
-	@echo "Installing what requirements-docs.lock pins into $(VENV)"
+	@echo "Installing requirements-docs.lock into $(VENV)"
 	@$(PIP) --require-hashes -r requirements-docs.lock
 	@touch $@
 
-# For every platform and every Python from 3.11; the second and third hold what is wanted beside the first.
+# For all platforms and Python versions from 3.11; the second and third files add to the first.
 COMPILE = $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
     --no-emit-index-url --no-annotate --custom-compile-command "make lock"
 

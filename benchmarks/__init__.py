@@ -1,6 +1,6 @@
-"""What a call, an opening and a batch cost, next to what they cannot cost less than: `python -m benchmarks`.
+"""Latency and throughput of calls, set-up and batches, next to their lower bounds: `python -m benchmarks`.
 
-Every number is measured in the same run as the floor it is held against, in turns, so that a machine's noise
-meets both; what counts are the ratios, and no time is ever asserted. It needs Docker, the tests' image
-(`tests/image/build`) and some minutes on a machine that does nothing else.
+Each number is measured in the same run as its lower bound, alternating with it, so that noise of the machine
+affects both. The ratios are the results; no time is asserted. Needs Docker, the tests' image
+(`tests/image/build`) and some minutes on an otherwise idle machine.
 """

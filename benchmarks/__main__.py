@@ -1,4 +1,4 @@
-"""`python -m benchmarks [--write]`: measure, and print as it comes."""
+"""`python -m benchmarks [--write]`: run the benchmarks and print each result as it is ready."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ RESULTS = Path(__file__).parent / "RESULTS.md"
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--write", action="store_true", help=f"keep the numbers in {RESULTS.name}")
+    parser.add_argument("--write", action="store_true", help=f"write the results to {RESULTS.name}")
     parser.add_argument(
-        "--image", default="decathlon-test:latest", help="a Python with the MCP SDK [%(default)s]"
+        "--image", default="decathlon-test:latest", help="image with Python and the MCP SDK [%(default)s]"
     )
     parser.add_argument("--calls", type=int, default=1000, help="rounds of calls [%(default)s]")
     parser.add_argument("--openings", type=int, default=40, help="rounds of openings [%(default)s]")
     parser.add_argument("--set-ups", type=int, default=10, help="rounds of set-ups [%(default)s]")
     parser.add_argument("--processes", type=int, default=15, help="rounds of processes [%(default)s]")
-    parser.add_argument("--batch", type=int, default=64, help="episodes at once [%(default)s]")
+    parser.add_argument("--batch", type=int, default=64, help="number of concurrent episodes [%(default)s]")
     parser.add_argument(
-        "--load-seconds", type=float, default=10, help="of calls over all sessions [%(default)s]"
+        "--load-seconds", type=float, default=10, help="duration of the load test [%(default)s]"
     )
-    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="[all]")
-    anyio.run(_print, parser.parse_args())
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="run only these parts [all]")
+    anyio.run(_run, parser.parse_args())
 
 
-async def _print(options: argparse.Namespace) -> None:
+async def _run(options: argparse.Namespace) -> None:
     parts: list[str] = []
-    async for part in _measured(options):
+    async for part in _results(options):
         sys.stdout.write(part + "\n\n")
         sys.stdout.flush()
         parts.append(part)
@@ -49,15 +49,15 @@ async def _print(options: argparse.Namespace) -> None:
         RESULTS.write_text("\n\n".join(parts) + "\n")
 
 
-async def _measured(options: argparse.Namespace) -> AsyncGenerator[str]:
+async def _results(options: argparse.Namespace) -> AsyncGenerator[str]:
     image: str = options.image
     yield report.head(machine())
     async with decathlon(image, sandboxes=options.batch) as server:
         for part in options.only:
-            yield await _part(part, server, options)
+            yield await _run_part(part, server, options)
 
 
-async def _part(part: str, server: Server, options: argparse.Namespace) -> str:
+async def _run_part(part: str, server: Server, options: argparse.Namespace) -> str:
     image: str = options.image
     match part:
         case "calls":

@@ -1,4 +1,4 @@
-"""Many at once: calls a second over all sessions, and a batch from its first opening to nothing left."""
+"""Concurrent episodes: calls per second over all sessions, and the time to open, grade and close a batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from anyio.abc import TaskStatus
 from decathlon_client import Decathlon, Episode
 
 from benchmarks.calls import TEXT
-from benchmarks.running import Running, Server, tool_server
+from benchmarks.running import Server, ServerProcess, tool_server
 from benchmarks.wire_client import WireClient, wire_client
 
 OWNER_LABEL = "decathlon.owner"
@@ -23,7 +23,7 @@ OWNER_LABEL = "decathlon.owner"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`cpu_seconds`: of the server that was called, for each call."""
+    """`cpu_seconds`: CPU time of the called server per call."""
 
     calls_per_second: float
     cpu_seconds: float
@@ -31,7 +31,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Times in seconds. `left`: what there still is of each kind once every episode is closed."""
+    """`remaining`: what still exists of each kind after all episodes are closed."""
 
     size: int
     open_seconds: float
@@ -40,23 +40,23 @@ class Batch:
     rewarded: int
     grade_seconds: float
     close_seconds: float
-    left: dict[str, int]
+    remaining: dict[str, int]
 
 
 async def measure_batch(server: Server, *, size: int, load_seconds: float) -> Batch:
-    """Open so many at once, load them all, claim and grade them all, close them all, count what is left."""
+    """Open all episodes concurrently, load them, grade them, close them, and count what remains."""
     async with tool_server("json") as tools:
         direct = await _load(tools, [tools.url] * size, "echo", load_seconds)
     times = [time.perf_counter()]
     async with Decathlon(server.url) as d:
-        async with _opened(d, size) as episodes:
+        async with _open_episodes(d, size) as episodes:
             times.append(time.perf_counter())
             urls = [server.episode(episode.id) for episode in episodes]
             through = await _load(server, urls, "echo__echo", load_seconds)
             times.append(time.perf_counter())
-            rewards = await _graded(episodes)
+            rewards = await _grade(episodes)
             times.append(time.perf_counter())
-        await server.empty()
+        await server.wait_until_empty()
         times.append(time.perf_counter())
     return Batch(
         size=size,
@@ -66,19 +66,19 @@ async def measure_batch(server: Server, *, size: int, load_seconds: float) -> Ba
         rewarded=sum(reward == 1.0 for reward in rewards),
         grade_seconds=times[3] - times[2],
         close_seconds=times[4] - times[3],
-        left=await _left(server),
+        remaining=await _count_remaining(server),
     )
 
 
 @asynccontextmanager
-async def _opened(d: Decathlon, size: int) -> AsyncGenerator[list[Episode]]:
-    """Asked for all at once (the server bounds how many it opens at the same time), and so closed."""
-    over = anyio.Event()
+async def _open_episodes(d: Decathlon, size: int) -> AsyncGenerator[list[Episode]]:
+    """Open and close all episodes concurrently; the server limits how many it opens at the same time."""
+    finished = anyio.Event()
 
     async def hold(*, task_status: TaskStatus[Episode]) -> None:
         async with d.episode("echo") as episode:
             task_status.started(episode)
-            await over.wait()
+            await finished.wait()
 
     async with anyio.create_task_group() as holders:
         episodes: list[Episode] = []
@@ -90,17 +90,17 @@ async def _opened(d: Decathlon, size: int) -> AsyncGenerator[list[Episode]]:
             for _ in range(size):
                 starting.start_soon(start)
         yield episodes
-        over.set()
+        finished.set()
 
 
-async def _load(server: Running, urls: Sequence[str], tool: str, seconds: float) -> Load:
-    """A session at each address, making one call after the other, all side by side."""
+async def _load(server: ServerProcess, urls: Sequence[str], tool: str, seconds: float) -> Load:
+    """Make calls one after the other in a session per URL, all sessions concurrently."""
     counts: list[int] = []
 
     async def play(client: WireClient, until: float) -> None:
         count = 0
         while time.perf_counter() < until:
-            result = await client.ask("tools/call", {"name": tool, "arguments": {"text": TEXT}})
+            result = await client.request("tools/call", {"name": tool, "arguments": {"text": TEXT}})
             assert result["content"] == [{"type": "text", "text": TEXT}]
             count += 1
         counts.append(count)
@@ -115,7 +115,7 @@ async def _load(server: Running, urls: Sequence[str], tool: str, seconds: float)
     return Load(sum(counts) / seconds, cpu_seconds / sum(counts))
 
 
-async def _graded(episodes: Sequence[Episode]) -> list[float]:
+async def _grade(episodes: Sequence[Episode]) -> list[float]:
     rewards: list[float] = []
 
     async def grade(episode: Episode) -> None:
@@ -128,8 +128,8 @@ async def _graded(episodes: Sequence[Episode]) -> list[float]:
     return rewards
 
 
-async def _left(server: Server) -> dict[str, int]:
-    """Of episodes and sandboxes by the server's count, of containers by the engine's, of files by ours."""
+async def _count_remaining(server: Server) -> dict[str, int]:
+    """Return the server's counts of episodes and sandboxes, and the engine's count of containers."""
     health = await server.health()
     api: Any = docker.APIClient()
     filters = {"label": f"{OWNER_LABEL}={server.owner}"}

@@ -1,4 +1,4 @@
-"""A tool call through the server and a sandbox, against its two legs; and against a process for each call."""
+"""A tool call through the server and a sandbox, compared with its two legs and with a process per call."""
 
 from __future__ import annotations
 
@@ -12,56 +12,58 @@ from decathlon_client import Decathlon
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from benchmarks.floors import Attached, attached, docker_exec
+from benchmarks.floors import AttachedServer, attached, docker_exec
 from benchmarks.running import Server, tool_server
-from benchmarks.samples import EpisodeResolver, Samples, in_turns, timed
+from benchmarks.samples import Measurement, Samples, measure_in_turns, timed
 
 Era = Literal["handshake", "sessionless"]
-Where = Literal["task address", "episode address", "direct, JSON", "direct, as the SDK does", "stream"]
-"""Through the server by one of its addresses; to the tool server itself; over the attached stream."""
+Endpoint = Literal["task address", "episode address", "direct, JSON", "direct, events", "stream"]
+"""An address of the server; the tool server itself, by response format; a container's attached stream."""
 
 TEXT = "x" * 100
-WAYS: tuple[tuple[Where, Era], ...] = (
+SERVER_PATHS: tuple[tuple[Endpoint, Era], ...] = (
     ("task address", "handshake"),
     ("episode address", "handshake"),
     ("episode address", "sessionless"),
 )
-FLOORS: tuple[Where, ...] = ("direct, JSON", "direct, as the SDK does")
+DIRECT_ENDPOINTS: tuple[Endpoint, ...] = ("direct, JSON", "direct, events")
 ERAS: tuple[Era, ...] = ("handshake", "sessionless")
-DIRECT: list[tuple[Where, Era]] = [(where, era) for where in FLOORS for era in ERAS]
-STREAM: tuple[Where, Era] = ("stream", "handshake")
+DIRECT: list[tuple[Endpoint, Era]] = [(endpoint, era) for endpoint in DIRECT_ENDPOINTS for era in ERAS]
+STREAM: tuple[Endpoint, Era] = ("stream", "handshake")
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    taken: dict[tuple[Where, Era], Samples]
+    samples: dict[tuple[Endpoint, Era], Samples]
 
-    def legs(self, direct: Where, era: Era) -> Samples:
-        """The sum of the two: the tool server called directly, and over the bare stream."""
-        return self.taken[direct, era] + self.taken[STREAM]
+    def legs(self, direct: Endpoint, era: Era) -> Samples:
+        """Return the sum of a direct call to the tool server and a call over the attached stream."""
+        return self.samples[direct, era] + self.samples[STREAM]
 
 
 async def measure_calls(server: Server, image: str, *, rounds: int, warm_up: int) -> Calls:
-    """Every way and every leg in turns; one SDK client each, all in this process."""
+    """Measure all paths and legs in turns; each has its own SDK client in this process."""
     async with (
-        attached(image) as bare,
-        tool_server("json") as quick,
-        tool_server("events") as plain,
+        attached(image) as stream_server,
+        tool_server("json") as json_server,
+        tool_server("events") as event_server,
         Decathlon(server.url) as d,
         d.episode("echo") as episode,
         AsyncExitStack() as clients,
     ):
-        urls: dict[Where, str] = {
+        urls: dict[Endpoint, str] = {
             "task address": server.task("echo"),
             "episode address": server.episode(episode.id),
-            "direct, JSON": quick.url,
-            "direct, as the SDK does": plain.url,
+            "direct, JSON": json_server.url,
+            "direct, events": event_server.url,
         }
-        ways: dict[tuple[Where, Era], EpisodeResolver] = {STREAM: _over_stream(bare)}
-        for where, era in (*WAYS, *DIRECT):
-            client = await clients.enter_async_context(connected(urls[where], era))
-            ways[where, era] = _over_http(client, "echo__echo" if (where, era) in WAYS else "echo")
-        return Calls(await in_turns(ways, rounds=rounds, warm_up=warm_up))
+        measurements: dict[tuple[Endpoint, Era], Measurement] = {STREAM: _over_stream(stream_server)}
+        for endpoint, era in (*SERVER_PATHS, *DIRECT):
+            client = await clients.enter_async_context(connected(urls[endpoint], era))
+            measurements[endpoint, era] = _over_http(
+                client, "echo__echo" if (endpoint, era) in SERVER_PATHS else "echo"
+            )
+        return Calls(await measure_in_turns(measurements, rounds=rounds, warm_up=warm_up))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +75,25 @@ class Processes:
 
 
 async def measure_processes(server: Server, image: str, *, rounds: int, warm_up: int) -> Processes:
-    async with attached(image) as bare, connected(server.task("echo"), "handshake") as client:
-        ways = {
-            "process": timed(lambda: docker_exec(bare.container)),
+    async with attached(image) as stream_server, connected(server.task("echo"), "handshake") as client:
+        measurements = {
+            "process": timed(lambda: docker_exec(stream_server.container)),
             "call": _over_http(client, "echo__echo"),
         }
-        taken = await in_turns(ways, rounds=rounds, warm_up=warm_up)
-    return Processes(taken["call"], taken["process"])
+        samples = await measure_in_turns(measurements, rounds=rounds, warm_up=warm_up)
+    return Processes(samples["call"], samples["process"])
 
 
 @asynccontextmanager
 async def connected(url: str, era: Era) -> AsyncGenerator[Client]:
-    """An SDK client that has seen the tools."""
+    """Connect an SDK client and list the tools."""
     mode = "legacy" if era == "handshake" else "auto"
     async with Client(streamable_http_client(url), mode=mode) as client:
         await client.list_tools()
         yield client
 
 
-def _over_http(client: Client, tool: str) -> EpisodeResolver:
+def _over_http(client: Client, tool: str) -> Measurement:
     async def call() -> None:
         result = await client.call_tool(tool, {"text": TEXT})
         assert result.content == [types.TextContent(type="text", text=TEXT)]
@@ -99,9 +101,11 @@ def _over_http(client: Client, tool: str) -> EpisodeResolver:
     return timed(call)
 
 
-def _over_stream(bare: Attached) -> EpisodeResolver:
+def _over_stream(server: AttachedServer) -> Measurement:
     async def call() -> None:
-        result: dict[str, Any] = await bare.ask("tools/call", {"name": "echo", "arguments": {"text": TEXT}})
+        result: dict[str, Any] = await server.request(
+            "tools/call", {"name": "echo", "arguments": {"text": TEXT}}
+        )
         assert result["content"] == [{"type": "text", "text": TEXT}]
 
     return timed(call)

@@ -1,4 +1,4 @@
-"""What our ways are held against: the bare attached stream, `docker exec`, `docker run`."""
+"""Lower bounds to compare with: a container's bare attached stream, `docker exec`, `docker run`."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ LABEL = "decathlon.benchmark"
 _STDOUT = 1
 
 
-class Attached:
-    """The tool server as a container's first process; its stdin and stdout by the engine's attached stream.
+class AttachedServer:
+    """The tool server as a container's first process, reached over the engine's attached stream.
 
-    Raw JSON lines on a blocking socket: nothing could speak to it with less.
+    Sends raw JSON lines on a blocking socket, which is the least that any client has to do.
     """
 
     def __init__(self, container: str, stream: socket.socket) -> None:
         self.container = container
         self._stream = stream
         self._frames = stream.makefile("rb")
-        self._number = 0
+        self._last_id = 0
 
-    async def shake_hands(self) -> None:
+    async def initialize(self) -> None:
         client = {"name": "benchmark", "version": "1"}
-        hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client}
-        await self.ask("initialize", hello)
+        params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client}
+        await self.request("initialize", params)
         self._send({"method": "notifications/initialized"})
 
-    async def ask(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """One request and its result. Blocks the event loop: nothing else is under way."""
-        self._number += 1
-        self._send({"id": self._number, "method": method, "params": params})
-        return json.loads(self._line())["result"]
+    async def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """Send a request and return its result. Blocks the event loop."""
+        self._last_id += 1
+        self._send({"id": self._last_id, "method": method, "params": params})
+        return json.loads(self._read_line())["result"]
 
     def _send(self, message: dict[str, Any]) -> None:
         self._stream.sendall(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
 
-    def _line(self) -> bytes:
-        """A line of stdout, out of the engine's frames."""
+    def _read_line(self) -> bytes:
+        """Read a line of stdout from the frames of the engine's stream."""
         line = b""
         while not line.endswith(b"\n"):
             header = self._frames.read(8)
@@ -63,20 +63,20 @@ class Attached:
 
 
 @asynccontextmanager
-async def attached(image: str) -> AsyncGenerator[Attached]:
-    """A container that ends, and is removed, with the stream."""
+async def attached(image: str) -> AsyncGenerator[AttachedServer]:
+    """Start the tool server in a container; remove the container at the end."""
     api: Any = docker.APIClient()
-    found = await anyio.to_thread.run_sync(_start, api, image)
+    server = await anyio.to_thread.run_sync(_start, api, image)
     try:
-        await found.shake_hands()
-        yield found
+        await server.initialize()
+        yield server
     finally:
-        found.close()
-        api.remove_container(found.container, force=True)
+        server.close()
+        api.remove_container(server.container, force=True)
         api.close()
 
 
-def _start(api: Any, image: str) -> Attached:
+def _start(api: Any, image: str) -> AttachedServer:
     config: dict[str, Any] = {
         "Image": image,
         "Entrypoint": ["python3", "-c", TOOL_SERVER.read_text()],
@@ -93,15 +93,15 @@ def _start(api: Any, image: str) -> Attached:
     wrapper.close()
     stream.setblocking(True)
     api.start(container)
-    return Attached(container, stream)
+    return AttachedServer(container, stream)
 
 
 async def docker_run(image: str) -> None:
-    """A container that does nothing, without a network, removed."""
+    """Run a container that does nothing, without a network, and remove it."""
     command = ["docker", "run", "--rm", "--label", f"{LABEL}=run", "--network", "none", image]
     await anyio.run_process([*command, "python3", "-c", "pass"])
 
 
 async def docker_exec(container: str) -> None:
-    """What one call costs, before it has done anything, when each starts a process."""
+    """Start a process that imports the SDK, which is the least that a process per call costs."""
     await anyio.run_process(["docker", "exec", container, "python3", "-c", "import mcp"])

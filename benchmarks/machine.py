@@ -1,4 +1,4 @@
-"""What kind of machine this is, in the words that a result needs."""
+"""Description of the machine that a result was measured on."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PACKAGES = ("mcp", "uvicorn", "uvloop", "httptools")
 
 
 def machine() -> dict[str, str]:
-    """Cores, memory, kernel, Python, engine; and how busy it was before we began."""
+    """Return cores, memory, kernel, engine, Python and the load before the benchmarks start."""
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     return {
         "date": date.today().isoformat(),
         "machine": f"{os.cpu_count()} cores ({_processor()}), {memory_gib:.0f} GiB",
         "kernel": f"Linux {'.'.join(platform.release().split('.')[:2])}",
         "engine": f"Docker {docker.APIClient().version()['Version']}",
-        "python": f"Python {'.'.join(map(str, sys.version_info[:3]))}, " + ", ".join(map(_said, PACKAGES)),
+        "python": f"Python {'.'.join(map(str, sys.version_info[:3]))}, " + ", ".join(map(_version, PACKAGES)),
         "load before": f"{os.getloadavg()[0]:.1f}",
     }
 
@@ -32,7 +32,7 @@ def _processor() -> str:
     return names[0].partition(":")[2].strip() if names else platform.machine()
 
 
-def _said(package: str) -> str:
+def _version(package: str) -> str:
     try:
         return f"{package} {version(package)}"
     except PackageNotFoundError:

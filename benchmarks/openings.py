@@ -1,4 +1,4 @@
-"""Opening an episode without servers, against `docker run` of the same image."""
+"""Opening an episode without MCP servers, compared with `docker run` of the same image."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from mcp.client.streamable_http import streamable_http_client
 
 from benchmarks.floors import docker_run
 from benchmarks.running import Server
-from benchmarks.samples import Samples, in_turns, timed
+from benchmarks.samples import Samples, measure_in_turns, timed
 
 SET_UP_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Openings:
-    """`episode`: from `initialize` to the answered `tools/list`; `whole`: until all is removed again."""
+    """`opened`: from `initialize` to the reply of `tools/list`; `removed`: until the sandbox is gone."""
 
-    episode: Samples
-    whole: Samples
-    run: Samples
+    opened: Samples
+    removed: Samples
+    docker_run: Samples
 
 
 async def open_episode(server: Server, task: str) -> float:
-    """Seconds from `initialize` to the answered `tools/list`; then the client leaves, which ends it."""
+    """Return the seconds from `initialize` to the reply of `tools/list`, then end the episode."""
     async with httpx2.AsyncClient(timeout=SET_UP_SECONDS) as http:
-        began_at = time.perf_counter()
+        start = time.perf_counter()
         transport = streamable_http_client(server.task(task), http_client=http)
         async with Client(transport, mode="legacy") as client:
             await client.list_tools()
-            return time.perf_counter() - began_at
+            return time.perf_counter() - start
 
 
 async def measure_openings(server: Server, image: str, *, rounds: int, warm_up: int) -> Openings:
-    """One at a time. `docker run --rm` also waits until its container is removed; so does `whole`."""
-    whole: list[float] = []
+    """Open one episode at a time; like `removed`, `docker run --rm` waits until the container is gone."""
+    removed: list[float] = []
 
-    async def episode() -> float:
-        began_at = time.perf_counter()
-        opened_after = await open_episode(server, "bare")
-        await server.empty()
-        whole.append(time.perf_counter() - began_at)
-        return opened_after
+    async def opening() -> float:
+        start = time.perf_counter()
+        seconds = await open_episode(server, "bare")
+        await server.wait_until_empty()
+        removed.append(time.perf_counter() - start)
+        return seconds
 
-    ways = {"run": timed(lambda: docker_run(image)), "episode": episode}
-    taken = await in_turns(ways, rounds=rounds, warm_up=warm_up)
-    return Openings(taken["episode"], Samples(tuple(whole[warm_up:])), taken["run"])
+    measurements = {"docker run": timed(lambda: docker_run(image)), "opening": opening}
+    samples = await measure_in_turns(measurements, rounds=rounds, warm_up=warm_up)
+    return Openings(samples["opening"], Samples(tuple(removed[warm_up:])), samples["docker run"])

@@ -1,4 +1,4 @@
-"""The servers under measure, each a process of its own: this project's, and the suite's tool server."""
+"""The servers that are measured, each in its own process: this project's, and the suite's tool server."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from anyio.abc import Process
 
 SUITE = Path(__file__).parent / "suite"
 TOOL_SERVER = SUITE / "local_servers" / "echo_server.py"
-UP_SECONDS = 30.0
-LOOK_SECONDS = 0.02
+START_SECONDS = 30.0
+POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """A server that is a process."""
+class ServerProcess:
+    """A server in another process."""
 
     url: str
     pid: int
 
     @property
     def cpu_seconds(self) -> float:
-        """User and system time of its process so far."""
+        """User and system time that the process has used."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
-class Server(Running):
-    """`url` is the base of every address; `owner` is what its containers are labelled with."""
+class Server(ServerProcess):
+    """This project's server: `url` is its base URL, `owner` the label of its containers."""
 
     owner: str
 
@@ -50,19 +50,18 @@ class Server(Running):
         return f"{self.url}/episodes/{episode}/mcp"
 
     async def health(self) -> dict[str, Any]:
-        """What it says of itself."""
         async with httpx2.AsyncClient() as client:
             return json.loads((await client.get(f"{self.url}/healthz")).content)
 
-    async def empty(self) -> None:
-        """Wait until no sandbox is in use any more."""
+    async def wait_until_empty(self) -> None:
+        """Wait until no sandbox is in use."""
         while (await self.health())["sandboxes"]:  # noqa: ASYNC110  (a count of another process)
-            await anyio.sleep(LOOK_SECONDS)
+            await anyio.sleep(POLL_SECONDS)
 
 
 @asynccontextmanager
 async def decathlon(image: str, sandboxes: int) -> AsyncGenerator[Server]:
-    """This project's server as a user starts it, with the Docker provider."""
+    """Start this project's server as a user does, with the Docker provider."""
     with tempfile.TemporaryDirectory(prefix="decathlon-benchmark-") as name:
         folder = Path(name)
         ready = folder / "ready"
@@ -77,30 +76,30 @@ async def decathlon(image: str, sandboxes: int) -> AsyncGenerator[Server]:
             "--log-level": "warning",
         }
         flags = [str(part) for option in options.items() for part in option]
-        async with _running([sys.executable, "-m", "decathlon_mcp.cli", "serve", *flags]) as process:
-            with anyio.fail_after(UP_SECONDS):
+        async with _start([sys.executable, "-m", "decathlon_mcp.cli", "serve", *flags]) as process:
+            with anyio.fail_after(START_SECONDS):
                 while not ready.exists():  # noqa: ASYNC110  (a file of another process)
-                    await anyio.sleep(LOOK_SECONDS)
+                    await anyio.sleep(POLL_SECONDS)
             (owner,) = (file.name for file in (folder / "servers").iterdir())
             yield Server(ready.read_text().strip(), process.pid, owner)
 
 
 @asynccontextmanager
-async def tool_server(answers: Literal["json", "events"]) -> AsyncGenerator[Running]:
-    """The suite's tool server over the SDK's HTTP, outside Docker.
+async def tool_server(responses: Literal["json", "events"]) -> AsyncGenerator[ServerProcess]:
+    """Start the suite's tool server over the SDK's streamable HTTP, outside Docker.
 
-    `events` is what the SDK does when nobody says otherwise, `json` the fastest that it can. uvicorn takes
-    uvloop and httptools where it finds them, here as in this project's server.
+    `events` is the SDK's default response format, `json` its fastest. As for this project's server, uvicorn
+    uses uvloop and httptools if they are installed.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        command = [sys.executable, str(TOOL_SERVER), str(listener.fileno()), answers]
-        async with _running(command, listener.fileno()) as process:
-            yield Running(f"http://127.0.0.1:{listener.getsockname()[1]}/mcp", process.pid)
+        command = [sys.executable, str(TOOL_SERVER), str(listener.fileno()), responses]
+        async with _start(command, listener.fileno()) as process:
+            yield ServerProcess(f"http://127.0.0.1:{listener.getsockname()[1]}/mcp", process.pid)
 
 
 @asynccontextmanager
-async def _running(command: list[str], *passed: int) -> AsyncGenerator[Process]:
-    process = await anyio.open_process(command, stdin=None, stdout=None, stderr=None, pass_fds=passed)
+async def _start(command: list[str], *inherited_fds: int) -> AsyncGenerator[Process]:
+    process = await anyio.open_process(command, stdin=None, stdout=None, stderr=None, pass_fds=inherited_fds)
     try:
         yield process
     finally:

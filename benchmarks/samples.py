@@ -1,4 +1,4 @@
-"""Times of the same thing done many times, and of several things done in turns."""
+"""Repeated timings of one operation, or of several operations that take turns."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 K = TypeVar("K")
-EpisodeResolver = Callable[[], Awaitable[float]]
-"""Does the thing once; how many seconds it took."""
+Measurement = Callable[[], Awaitable[float]]
+"""Performs an operation once and returns its duration in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """In seconds, in the order measured."""
+    """Durations in seconds, in the order measured."""
 
     seconds: tuple[float, ...]
 
@@ -29,23 +29,25 @@ class Samples:
         return sorted(self.seconds)[int(len(self.seconds) * 0.99)]
 
     def __add__(self, other: Samples) -> Samples:
-        """Both, one after the other, round by round."""
+        """Return the sums, round by round."""
         return Samples(tuple(a + b for a, b in zip(self.seconds, other.seconds, strict=True)))
 
 
-async def in_turns(ways: Mapping[K, EpisodeResolver], *, rounds: int, warm_up: int) -> dict[K, Samples]:
-    """Every way once a round, in an order drawn anew; the first `warm_up` rounds are thrown away."""
-    taken: dict[K, list[float]] = {name: [] for name in ways}
+async def measure_in_turns(
+    measurements: Mapping[K, Measurement], *, rounds: int, warm_up: int
+) -> dict[K, Samples]:
+    """Perform each measurement once per round, in random order; discard the first `warm_up` rounds."""
+    durations: dict[K, list[float]] = {name: [] for name in measurements}
     for _ in range(warm_up + rounds):
-        for name in random.sample([*ways], len(ways)):
-            taken[name].append(await ways[name]())
-    return {name: Samples(tuple(seconds[warm_up:])) for name, seconds in taken.items()}
+        for name in random.sample([*measurements], len(measurements)):
+            durations[name].append(await measurements[name]())
+    return {name: Samples(tuple(seconds[warm_up:])) for name, seconds in durations.items()}
 
 
-def timed(do: Callable[[], Awaitable[object]]) -> EpisodeResolver:
-    async def once() -> float:
-        began_at = time.perf_counter()
-        await do()
-        return time.perf_counter() - began_at
+def timed(operation: Callable[[], Awaitable[object]]) -> Measurement:
+    async def measure() -> float:
+        start = time.perf_counter()
+        await operation()
+        return time.perf_counter() - start
 
-    return once
+    return measure

@@ -1,4 +1,4 @@
-"""Setting up a task with four servers, against tasks with one of them each."""
+"""Set-up of a task with four MCP servers, compared with tasks that have one of them each."""
 
 from __future__ import annotations
 
@@ -7,41 +7,43 @@ from dataclasses import dataclass
 
 from benchmarks.openings import open_episode
 from benchmarks.running import Server
-from benchmarks.samples import EpisodeResolver, Samples, in_turns
+from benchmarks.samples import Measurement, Samples, measure_in_turns
 
-ALONE = ("excel", "git", "echo", "plain")
-"""Tasks with one server, of the same name."""
-TOGETHER = "four"
-"""The task with all of them."""
+SINGLE = ("excel", "git", "echo", "plain")
+"""Tasks with one server each; task and server have the same name."""
+COMBINED = "four"
+"""The task with all of these servers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """From `initialize` to the answered `tools/list`, by task."""
+    """Time from `initialize` to the reply of `tools/list`, by task."""
 
-    taken: Mapping[str, Samples]
+    samples: Mapping[str, Samples]
 
     @property
-    def together(self) -> Samples:
-        return self.taken[TOGETHER]
+    def combined(self) -> Samples:
+        return self.samples[COMBINED]
 
     @property
     def slowest(self) -> str:
-        """The server that alone takes longest."""
-        return max(ALONE, key=lambda name: self.taken[name].p50)
+        """The task that takes longest."""
+        return max(SINGLE, key=lambda name: self.samples[name].p50)
 
 
 async def measure_servers(server: Server, *, rounds: int, warm_up: int) -> Servers:
-    """One at a time; the next begins when nothing is left of the last."""
+    """Open one episode at a time, each after the sandbox of the previous one is removed."""
 
-    def way(task: str) -> EpisodeResolver:
-        async def once() -> float:
-            taken = await open_episode(server, task)
-            await server.empty()
-            return taken
+    def opening(task: str) -> Measurement:
+        async def measure() -> float:
+            seconds = await open_episode(server, task)
+            await server.wait_until_empty()
+            return seconds
 
-        return once
+        return measure
 
     return Servers(
-        await in_turns({task: way(task) for task in (*ALONE, TOGETHER)}, rounds=rounds, warm_up=warm_up)
+        await measure_in_turns(
+            {task: opening(task) for task in (*SINGLE, COMBINED)}, rounds=rounds, warm_up=warm_up
+        )
     )

@@ -1,4 +1,4 @@
-"""MCP over HTTP with next to nothing: for load, of which the SDK's client would take more than its server."""
+"""Minimal MCP client over HTTP, for load tests: the SDK's client would use more CPU than the server."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ PROTOCOL = "2025-11-25"
 
 
 class WireClient:
-    """One handshake-era session over one connection that is kept open; one request at a time."""
+    """One session with handshake on one keep-alive connection; one request at a time."""
 
     def __init__(self, url: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._url = urlsplit(url)
         self._reader = reader
         self._writer = writer
         self._session = ""
-        self._number = 0
+        self._last_id = 0
 
-    async def shake_hands(self) -> None:
+    async def initialize(self) -> None:
         client = {"name": "benchmark", "version": "1"}
-        await self.ask("initialize", {"protocolVersion": PROTOCOL, "capabilities": {}, "clientInfo": client})
+        await self.request(
+            "initialize", {"protocolVersion": PROTOCOL, "capabilities": {}, "clientInfo": client}
+        )
         await self._post({"method": "notifications/initialized"})
 
-    async def ask(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """One request and its result. Raises RuntimeError for an error."""
-        self._number += 1
-        body = await self._post({"id": self._number, "method": method, "params": params})
+    async def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """Send a request and return its result. Raises RuntimeError for an error."""
+        self._last_id += 1
+        body = await self._post({"id": self._last_id, "method": method, "params": params})
         data = next((line[6:] for line in body.split(b"\n") if line.startswith(b"data: {")), body)
         reply = json.loads(data)
         if "result" not in reply:
@@ -48,9 +50,9 @@ class WireClient:
             ).encode()
             + body
         )
-        return await self._answer()
+        return await self._read_body()
 
-    async def _answer(self) -> bytes:
+    async def _read_body(self) -> bytes:
         head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head)}
         self._session = headers.get("mcp-session-id", self._session)
@@ -66,12 +68,12 @@ class WireClient:
 
 @asynccontextmanager
 async def wire_client(url: str) -> AsyncGenerator[WireClient]:
-    """A session that has shaken hands."""
+    """Connect and initialize a session."""
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     try:
         client = WireClient(url, reader, writer)
-        await client.shake_hands()
+        await client.initialize()
         yield client
     finally:
         writer.close()

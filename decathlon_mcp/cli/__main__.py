@@ -1,4 +1,4 @@
-"""`python -m decathlon_mcp.cli`, for where the script is not on the PATH."""
+"""`python -m decathlon_mcp.cli`, for when the script is not on the PATH."""
 
 from decathlon_mcp.cli import main
 

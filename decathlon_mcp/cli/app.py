@@ -1,65 +1,65 @@
-"""The commands: what each takes, and where it is done. Errors end here, as one line and a status."""
+"""The list of commands with their options. Errors become one line on stderr and an exit status here."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import anyio
-from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
+from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter, UnusedCliTokensError
 from pydantic import ValidationError
 
 from decathlon_mcp import __version__
 from decathlon_mcp.cli.episode import episode
-from decathlon_mcp.cli.install.command import install
+from decathlon_mcp.cli.install import install
 from decathlon_mcp.cli.options import (
-    ANY_TASK,
     DOCTOR_DEFAULTS,
+    NO_FILTERS,
     PLAY_DEFAULTS,
     SERVER_DEFAULTS,
     SOURCES,
     TASKS_DEFAULTS,
     DoctorSettings,
+    Filters,
     PlaySettings,
     ServerSettings,
     TasksSettings,
-    Wanted,
 )
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 
 EPILOGUE = (
-    "Every setting is also a variable (DECATHLON_MAX_SANDBOXES=8) and a line of decathlon.toml "
-    "(max_sandboxes = 8); flags come first, then variables, then the file."
+    "Settings can also be environment variables (DECATHLON_MAX_SANDBOXES=8) or lines of decathlon.toml "
+    "(max_sandboxes = 8). Flags take precedence over variables, and variables over the file."
 )
-NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
+TOKEN_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 ADDRESS = Group("Address", sort_key=1)
-THIS = Group("This command", sort_key=2)
+GENERAL = Group("General", sort_key=2)
 
 app = App(
     name="decathlon-mcp",
-    help="Toolathlon as an environment for MCP clients: connect, play a task, get its reward.",
+    help="Toolathlon as an environment for MCP clients: connect, play a task, get the reward.",
     help_format="markdown",
-    help_epilogue="`decathlon-mcp demo` shows a whole episode; `decathlon-mcp COMMAND --help` says more.",
+    help_epilogue="`decathlon-mcp demo` shows a whole episode, `decathlon-mcp COMMAND --help` the options.",
     version=__version__,
     config=SOURCES,
-    group_parameters=THIS,
+    group_parameters=GENERAL,
 )
 app.command(episode)
 app.command(install, sort_key=3)
 
 
-def _fits_as_name(kind: object, name: str) -> None:
-    if not NAME.fullmatch(name):
-        raise ValueError("A token's name is of letters, digits and _.@-, at most 64 of them.")
+def _validate_token_name(kind: object, name: str) -> None:
+    if not TOKEN_NAME.fullmatch(name):
+        raise ValueError("A token's name has 1 to 64 characters: letters, digits and _.@-")
 
 
-def _at_least_one(kind: object, number: int | None) -> None:
+def _validate_positive(kind: object, number: int | None) -> None:
     if number is not None and number < 1:
-        raise ValueError("At least one.")
+        raise ValueError("Must be at least 1.")
 
 
 @app.command(sort_key=0, help_epilogue=EPILOGUE)
@@ -79,20 +79,20 @@ def serve(
     Parameters
     ----------
     host
-        Address to listen on; beyond loopback only with `--tokens`.
+        Address to listen on; any but loopback requires `--tokens`.
     port
-        Port to listen on; 0 takes a free one.
+        Port to listen on; 0 picks a free one.
     public_url
-        How clients reach this server, where that is not its own address.
+        URL by which clients reach this server, if it differs from the listening address.
     allowed_host
-        A name that clients may call this server by. May be given more than once.
+        A host name that clients may use for this server. Can be repeated.
     ready_file
-        Gets the server's URL, once it can be used.
+        File to which the server's URL is written once the server is ready.
     """
     from decathlon_mcp.cli.serve import ListenAddress, serve
 
-    doorway = ListenAddress(host, port, public_url, allowed_host, ready_file)
-    return _run(serve, settings, doorway)
+    address = ListenAddress(host, port, public_url, allowed_host, ready_file)
+    return _run(serve, settings, address)
 
 
 @app.command(sort_key=1, help_epilogue=EPILOGUE)
@@ -102,64 +102,59 @@ def stdio(
     url: Annotated[str | None, Parameter(metavar="URL")] = None,
     settings: ServerSettings = SERVER_DEFAULTS,
 ) -> int:
-    """Serve one client over stdin and stdout: the lobby, or an episode of `--task`.
+    """Serve one client over stdin and stdout: the lobby, or with `--task` one episode.
 
     Parameters
     ----------
     task
-        The process is an episode of this task.
+        Serve one episode of this task.
     url
-        Be a bridge to this server, whose settings are its own; its token in `DECATHLON_TOKEN`.
+        Relay to the server at this URL instead; the other settings are ignored, the token is read from
+        `DECATHLON_TOKEN`.
     """
     if url:
         from decathlon_client.bridge import bridge
 
         return _run(bridge, url, task)
-    from decathlon_mcp.cli.stdio import serve
+    from decathlon_mcp.cli.serve import stdio
 
-    return _run(serve, settings, task)
+    return _run(stdio, settings, task)
 
 
 @app.command(sort_key=2, help_epilogue=EPILOGUE)
 def tasks(
     *,
-    sample: Annotated[int | None, Parameter(metavar="N", validator=_at_least_one)] = None,
+    sample: Annotated[int | None, Parameter(metavar="N", validator=_validate_positive)] = None,
     check: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     conflicts: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
-    wanted: Wanted = ANY_TASK,
+    filters: Filters = NO_FILTERS,
     settings: TasksSettings = TASKS_DEFAULTS,
 ) -> int:
-    """List the tasks there are, what each needs, and whether it can run here.
+    """List the tasks, what each one needs, and whether it can run here.
 
     Parameters
     ----------
     sample
-        Instead of all, draw so many of those that can run here.
+        Draw this many of the tasks that can run here.
     check
-        Look into a sandbox as well, and say of each task what is missing. 0 only where nothing is.
+        Also look into a sandbox and show what each task lacks. Exit status 0 only if nothing is missing.
     conflicts
-        Instead, list the accounts and the conflict groups that tasks share, and the tasks.
+        List the accounts and conflict groups that tasks share instead.
     json
         Print `{"tasks": [...]}`.
     """
+    from decathlon_mcp.cli.tasks import check_tasks, show_conflicts, show_tasks
+
     if conflicts:
-        from decathlon_mcp.cli.conflicts import show as show_conflicts
-
-        return show_conflicts(settings, wanted, as_json=json)
-    if sample is None and wanted.seed is not None:
-        raise BadRequestError("--seed is for a --sample")
+        return show_conflicts(settings, filters, as_json=json)
+    if sample is None and filters.seed is not None:
+        raise BadRequestError("--seed requires --sample")
     if check and sample is not None:
-        raise BadRequestError(
-            "--sample draws of what can run, and --check is for what cannot: give one of them"
-        )
+        raise BadRequestError("--sample and --check cannot be combined: --sample draws only runnable tasks")
     if check:
-        from decathlon_mcp.cli.check import check as check_tasks
-
-        return _run(check_tasks, settings, wanted, json)
-    from decathlon_mcp.cli.tasks import show
-
-    return show(settings, wanted, sample=sample, as_json=json)
+        return _run(check_tasks, settings, filters, json)
+    return show_tasks(settings, filters, sample=sample, as_json=json)
 
 
 @app.command(sort_key=3, help_epilogue=EPILOGUE)
@@ -170,7 +165,7 @@ def doctor(
     json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     settings: DoctorSettings = DOCTOR_DEFAULTS,
 ) -> int:
-    """Look whether this machine is ready, and say what to do about what is not.
+    """Check whether this machine is ready, and show how to fix what is not.
 
     Parameters
     ----------
@@ -181,30 +176,30 @@ def doctor(
     json
         Print `{"ready": ..., "findings": [...]}`.
     """
-    from decathlon_mcp.cli.doctor import examine
+    from decathlon_mcp.cli.doctor import doctor
 
-    return _run(examine, settings, host, port, json)
+    return _run(doctor, settings, host, port, json)
 
 
 @app.command(sort_key=4)
 def token(
-    name: Annotated[str, Parameter(validator=_fits_as_name)],
+    name: Annotated[str, Parameter(validator=_validate_token_name)],
     /,
     *,
     role: Literal["player", "controller", "admin"] = "player",
 ) -> int:
-    """Make a token: its secret goes to stderr, the line for the `--tokens` file to stdout.
+    """Create a token: the secret goes to stderr, the line for the `--tokens` file to stdout.
 
     Parameters
     ----------
     name
-        Whose it is.
+        Name of the token's owner.
     role
-        `admin` may use every episode, the others their own.
+        `admin` may use every episode, the other roles only their own.
     """
-    from decathlon_mcp.cli.token import make
+    from decathlon_mcp.cli.keys import make_token
 
-    return make(name, role)
+    return make_token(name, role)
 
 
 @app.command(sort_key=5)
@@ -215,33 +210,33 @@ def verify(
     key: Annotated[tuple[str, ...], Parameter(metavar="KEY", negative=(), show_default=False)] = (),
     state: Annotated[Path | None, Parameter(metavar="DIR")] = None,
 ) -> int:
-    """Check that verdicts are what a server signed; 0 only when all of them are.
+    """Check the signatures of verdicts; exit status 0 only if all of them are valid.
 
     Parameters
     ----------
     files
-        A `verdict.json`, a kept reply of `evaluate`, or many of them, one a line.
+        A `verdict.json` or a stored reply of `evaluate`, or a file with one of them per line.
     key
-        The server's public key (hexadecimal, base64), a file with it, or the server's address. May be given
-        more than once. [that of the state folder]
+        The server's public key (hexadecimal, base64), a file with it, or the server's URL. Can be repeated.
+        [the key in the state folder]
     state
-        The server's state folder, whose key it is. [the default one]
+        The server's state folder, which holds the key. [the default one]
     """
-    from decathlon_mcp.cli.verify import verify as check
+    from decathlon_mcp.cli.keys import verify
 
-    return check(files, key, state)
+    return verify(files, key, state)
 
 
 @app.command(sort_key=6)
 def key(*, state: Annotated[Path | None, Parameter(metavar="DIR")] = None) -> int:
-    """Print the public key of the server's signatures, made where there is none yet.
+    """Print the public key with which the server signs; create the key if there is none.
 
     Parameters
     ----------
     state
         The server's state folder. [the default one]
     """
-    from decathlon_mcp.cli.verify import show_key
+    from decathlon_mcp.cli.keys import show_key
 
     return show_key(state)
 
@@ -252,18 +247,18 @@ def demo(
     task: Annotated[str | None, Parameter(metavar="ID")] = None,
     all: Annotated[bool, Parameter(negative=(), show_default=False)] = False,  # noqa: A002
 ) -> int:
-    """Start a server, play a bundled task through it by a script, show each step.
+    """Start a server, play a bundled task on it from a script, and show each step.
 
     Parameters
     ----------
     task
-        The task to play.
+        The task to play. [tune-reactor]
     all
-        Play all of them.
+        Play all bundled tasks.
     """
-    from decathlon_mcp.cli.demo import play
+    from decathlon_mcp.cli.demo import demo
 
-    return _run(play, task, all)
+    return _run(demo, task, all)
 
 
 @app.command(sort_key=8, help_epilogue=EPILOGUE)
@@ -275,20 +270,20 @@ def play(
     script: Annotated[str | None, Parameter(metavar="FILE", env_var=(), allow_leading_hyphen=True)] = None,
     settings: PlaySettings = PLAY_DEFAULTS,
 ) -> int:
-    """Play a task by hand in this terminal; with `--script`, its calls from a file.
+    """Play a task by hand in this terminal, or with `--script` from a file of calls.
 
     Parameters
     ----------
     task
-        The task to play. [picked from a list]
+        The task to play. [chosen from a list]
     url
-        A server that runs already; its token in `DECATHLON_TOKEN`. [one in this process]
+        A running server; its token is read from `DECATHLON_TOKEN`. [a server in this process]
     script
-        JSON calls, one a line, `-` for stdin; prints the verdict. Status 0 only with a pass.
+        File with one JSON call per line, `-` for stdin; prints the verdict. Exit status 0 only on a pass.
     """
-    from decathlon_mcp.cli.play import play as play_task
+    from decathlon_mcp.cli.play import play
 
-    return _run(play_task, settings, task, url, script)
+    return _run(play, settings, task, url, script)
 
 
 @app.command(sort_key=9)
@@ -299,66 +294,68 @@ def version() -> int:
 
 
 def run(words: Sequence[str]) -> int:
-    """Do what the words of a command line say; the status to exit with."""
+    """Run the command line given by `words` and return the exit status."""
     try:
         status: object = app(
             words or ["--help"], exit_on_error=False, print_error=False, result_action="return_value"
         )
         sys.stdout.flush()
     except DecathlonError as error:
-        return _complain(error.message, 1)
+        return _report(error.message, 1)
     except CycloptsError as error:
-        return _complain(_usage_fault(error), 2)
+        return _report(_usage_message(error), 2)
     except BaseExceptionGroup as group:
-        if (error := _only(group)) is None:
+        if (error := _single_error(group)) is None:
             raise
-        return _complain(error.message, 1)
+        return _report(error.message, 1)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read our output has enough of it; the interpreter must not flush what is left.
+        # The reader closed the pipe. Without this, the interpreter would flush stdout again at exit and fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return status if isinstance(status, int) else 0
 
 
-def _run(work: Callable[..., Awaitable[int]], *arguments: Any) -> int:
-    """Run what a command does in an event loop, the quick one where there is one."""
+def _run(command: Callable[..., Awaitable[int]], *arguments: Any) -> int:
+    """Run a command in an event loop; uvloop if it is installed."""
     try:
         import uvloop as _  # noqa: F401
     except ModuleNotFoundError:
-        return anyio.run(work, *arguments)
-    return anyio.run(work, *arguments, backend_options={"use_uvloop": True})
+        return anyio.run(command, *arguments)
+    return anyio.run(command, *arguments, backend_options={"use_uvloop": True})
 
 
-def _complain(message: str, status: int) -> int:
+def _report(message: str, status: int) -> int:
     sys.stderr.write(f"decathlon-mcp: {' '.join(message.split())}\n")
     return status
 
 
-def _only(error: BaseException) -> DecathlonError | None:
-    """The one error of ours that task groups have wrapped, if that is all there is."""
+def _single_error(error: BaseException) -> DecathlonError | None:
+    """Return the DecathlonError that task groups wrapped, unless there are other errors next to it."""
     if isinstance(error, BaseExceptionGroup):
         inner = cast("BaseExceptionGroup[BaseException]", error).exceptions
-        return _only(inner[0]) if len(inner) == 1 else None
+        return _single_error(inner[0]) if len(inner) == 1 else None
     return error if isinstance(error, DecathlonError) else None
 
 
-def _usage_fault(error: CycloptsError) -> str:
-    """What is wrong with a command line, on one line; of a setting, where it came from."""
-    cause = error.__cause__
+def _usage_message(error: CycloptsError) -> str:
+    """Return one line about what is wrong with the command line, a variable or the settings file."""
     if isinstance(error, UnusedCliTokensError):
-        return f"not understood: {' '.join(error.unused_tokens or ())}"
-    if not isinstance(cause, ValidationError) or error.argument is None:
+        return f"unexpected argument: {' '.join(error.unused_tokens or ())}"
+    if not isinstance(error.__cause__, ValidationError) or error.argument is None:
         return str(error)
-    faults: list[str] = []
-    for fault in cause.errors(include_url=False):
-        name = str(fault["loc"][0]) if fault["loc"] else ""
+    return "; ".join(_invalid_values(error.__cause__, error.argument.children))
+
+
+def _invalid_values(error: ValidationError, arguments: ArgumentCollection) -> Iterator[str]:
+    """Yield a message per invalid setting, naming where its value came from."""
+    for problem in error.errors(include_url=False):
+        name = str(problem["loc"][0]) if problem["loc"] else ""
         flag = f"--{name.replace('_', '-')}"
-        tokens = [token for each in error.argument.children if flag in each.names for token in each.tokens]
-        given = tokens[0].keyword if tokens and tokens[0].keyword else flag
+        tokens = [token for argument in arguments if flag in argument.names for token in argument.tokens]
+        source = tokens[0].keyword if tokens and tokens[0].keyword else flag
         if tokens and tokens[0].source not in ("cli", "env"):
-            given = f"{tokens[0].source}: {name}"
-        said = fault["msg"].removeprefix("Input ").removeprefix("Value error, ")
-        faults.append(f"{given} {said}, not {fault['input']!r}")
-    return "; ".join(faults)
+            source = f"{tokens[0].source}: {name}"
+        requirement = problem["msg"].removeprefix("Input ").removeprefix("Value error, ")
+        yield f"{source} {requirement}, not {problem['input']!r}"

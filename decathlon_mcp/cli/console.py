@@ -1,4 +1,4 @@
-"""What is shown of a script as it is played: colours on a terminal, plain text in a pipe, no silent wait."""
+"""Console output of `demo` and `play --script`: colours on a terminal, plain text in a pipe."""
 
 from __future__ import annotations
 
@@ -14,60 +14,57 @@ from rich.text import Text
 from decathlon_mcp.background import background_tasks
 
 TICK_SECONDS = 0.5
-STILL_SECONDS = 5.0
-REPLY_LINES = 6
-WIDTH = 100
+STATUS_SECONDS = 5.0
+"""Interval of the lines that show a wait in a pipe; on a terminal it is TICK_SECONDS."""
+MAX_REPLY_LINES = 6
+MAX_LINE_CHARACTERS = 300
 
 
-class Screen:
-    """Writes on stdout, or on stderr."""
+class ScriptConsole:
+    """Prints the steps of a script on stdout or stderr."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         self._console = Console(highlight=False, markup=False, stderr=stderr)
 
-    def say(self, what: str, text: str, style: str = "") -> None:
-        """One fact: what it is, and it."""
-        self._print(Text.assemble((f"  {what:<9} ", "bold"), (text, style)))
+    def line(self, label: str, text: str, style: str = "") -> None:
+        self._print(Text.assemble((f"  {label:<9} ", "bold"), (text, style)))
 
     def title(self, text: str) -> None:
         self._print(Text(f"\n{text}", "bold cyan"))
 
     def prompt(self, text: str) -> None:
-        """The task's words, the whole of them."""
         for number, line in enumerate(text.splitlines()):
             self._print(Text.assemble((f"  {'prompt' if number == 0 else '':<9} ", "bold"), (line, "dim")))
 
     def call(self, tool: str, arguments: Mapping[str, Any]) -> None:
-        """What is asked of a tool."""
-        given = json.dumps(arguments, ensure_ascii=False) if arguments else ""
-        self._print(Text.assemble(("\n  → ", "bold blue"), (tool, "bold blue"), f" {_cut(given)}"))
+        arguments_json = json.dumps(arguments, ensure_ascii=False) if arguments else ""
+        self._print(
+            Text.assemble(("\n  → ", "bold blue"), (tool, "bold blue"), f" {_shorten(arguments_json)}")
+        )
 
     def progress(self, progress: float, total: float | None, message: str | None) -> None:
-        """What a call that is under way says."""
         share = f"{progress:g} of {total:g}" if total else f"{progress:g}"
-        self._print(Text(f"    · {message or 'under way'} ({share})", "magenta"))
+        self._print(Text(f"    · {message or 'in progress'} ({share})", "magenta"))
 
     def reply(self, text: str, *, failed: bool = False) -> None:
-        """What came back."""
-        lines = text.splitlines() or ["(nothing)"]
-        for number, line in enumerate(lines[:REPLY_LINES]):
+        lines = text.splitlines() or ["(empty)"]
+        for number, line in enumerate(lines[:MAX_REPLY_LINES]):
             arrow = "  ← " if number == 0 else "    "
-            self._print(Text.assemble((arrow, "bold green"), (_cut(line), "red" if failed else "")))
-        if len(lines) > REPLY_LINES:
-            self._print(Text(f"    … {len(lines) - REPLY_LINES} lines more", "dim"))
+            self._print(Text.assemble((arrow, "bold green"), (_shorten(line), "red" if failed else "")))
+        if len(lines) > MAX_REPLY_LINES:
+            self._print(Text(f"    … {len(lines) - MAX_REPLY_LINES} more lines", "dim"))
 
-    def fault(self, text: str) -> None:
-        """What went wrong."""
+    def error(self, text: str) -> None:
         self._print(Text(f"  ✗ {text}", "bold red"))
 
     @asynccontextmanager
     async def waiting(self, what: str) -> AsyncGenerator[None]:
-        """Say what is being waited for, and go on saying so; then how long it took."""
+        """Show that the body is being waited for, and at its end how long it took."""
         started = anyio.current_time()
         async with background_tasks() as tasks:
             tasks.start_soon(self._spin if self._console.is_terminal else self._tick, what, started)
             yield
-        self.say("done", f"{what} ({anyio.current_time() - started:.1f} s)", "dim")
+        self.line("done", f"{what} ({anyio.current_time() - started:.1f} s)", "dim")
 
     async def _spin(self, what: str, started: float) -> None:
         with self._console.status(what) as status:
@@ -76,14 +73,16 @@ class Screen:
                 status.update(f"{what} ({anyio.current_time() - started:.0f} s)")
 
     async def _tick(self, what: str, started: float) -> None:
-        self.say("waiting", f"{what} …")
+        self.line("waiting", f"{what} …")
         while True:
-            await anyio.sleep(STILL_SECONDS)
-            self.say("waiting", f"{what}: {anyio.current_time() - started:.0f} s …")
+            await anyio.sleep(STATUS_SECONDS)
+            self.line("waiting", f"{what}: {anyio.current_time() - started:.0f} s …")
 
     def _print(self, text: Text) -> None:
         self._console.print(text, soft_wrap=True)
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= 3 * WIDTH else f"{text[: 3 * WIDTH]} … ({len(text)} characters)"
+def _shorten(text: str) -> str:
+    if len(text) <= MAX_LINE_CHARACTERS:
+        return text
+    return f"{text[:MAX_LINE_CHARACTERS]} … ({len(text)} characters)"

@@ -1,8 +1,10 @@
-"""`doctor`: is this machine ready, and what to do about what is not."""
+"""Readiness checks: `doctor` for the whole machine, and the check that a server makes when it starts."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import logging
 import os
 import platform
 import sys
@@ -17,61 +19,68 @@ from rich.text import Text
 from decathlon_mcp.app import provider_for
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.requirements import HostInfo, MissingRequirement
-from decathlon_mcp.cli.check import summary
-from decathlon_mcp.cli.options import strange_variables
-from decathlon_mcp.errors import DecathlonError
+from decathlon_mcp.cli.options import unknown_variables
+from decathlon_mcp.cli.tasks import summarize_missing
+from decathlon_mcp.episodes.program_probe import probe_programs
+from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.sandboxes.base import Finding, finding
 from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvider
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.settings import ProviderName, Settings
 from decathlon_mcp.storage.keys import KEY_FILE
-from decathlon_mcp.suites.loading import load_suite
+from decathlon_mcp.suites.loading import STARTER, load_suite
 from decathlon_mcp.suites.suite import Suite
+from decathlon_mcp.telemetry.logs import fields
 
 STARTER_SERVERS = ("excel_mcp", "mcp_server_git")
 """Modules of the extra `starter`."""
+WARNINGS = ("time", "disk")
+"""Findings with which a server can still start."""
+
+log = logging.getLogger("decathlon.cli")
 
 
-async def examine(settings: Settings, host: str, port: int, as_json: bool) -> int:
-    """Print findings on stdout, each when it is known; 0 where a server of these settings can do its job."""
-    found: list[Finding] = []
+async def doctor(settings: Settings, host: str, port: int, as_json: bool) -> int:
+    """Print findings on stdout as they are made; return 0 if a server with these settings can work."""
+    findings: list[Finding] = []
     console = Console(highlight=False)
-    async for each in _findings(settings, host, port):
-        found.append(each)
+    async for result in _findings(settings, host, port):
+        findings.append(result)
         if not as_json:
-            console.print(_line(each), soft_wrap=True)
-    bad = [each for each in found if not each.ok]
+            console.print(_format(result), soft_wrap=True)
+    problems = [result for result in findings if not result.ok]
     if as_json:
-        told = {"ready": not bad, "findings": [asdict(each) for each in found]}
-        sys.stdout.write(json.dumps(told, indent=2, ensure_ascii=False) + "\n")
-    elif bad:
-        console.print(f"\nNot ready: {', '.join(each.what for each in bad)}")
+        report = {"ready": not problems, "findings": [asdict(result) for result in findings]}
+        sys.stdout.write(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    elif problems:
+        console.print(f"\nNot ready: {', '.join(result.what for result in problems)}")
     else:
-        console.print("\nReady: start it with `decathlon-mcp serve` and the same settings")
-    return 1 if bad else 0
+        console.print("\nReady: start the server with `decathlon-mcp serve` and the same settings")
+    return 1 if problems else 0
 
 
 async def _findings(settings: Settings, host: str, port: int) -> AsyncGenerator[Finding]:
     yield Finding("python", True, f"{platform.python_version()} at {sys.executable}")
-    if strange := strange_variables():
-        yield Finding("variables", True, f"set, but no settings: {', '.join(strange)}")
+    if unknown := unknown_variables():
+        yield Finding("variables", True, f"set, but not settings: {', '.join(unknown)}")
     suites: list[Suite] = []
     for where in settings.suite:
         try:
             suites.append(load_suite(where, settings.language))
         except DecathlonError as error:
-            yield Finding(f"suite {where}", False, error.message, "say where a checkout is with --suite PATH")
-    for each in _about_tasks(suites, HostInfo(has_network=settings.network != "none")):
-        yield each
-    async for each in _about_providers(suites, settings):
-        yield each
-    yield _about_state(settings.state)
-    yield _about_key(settings.state)
-    yield _about_address(settings, host, port)
+            yield Finding(f"suite {where}", False, error.message, "give the path of a checkout: --suite PATH")
+    for result in _check_tasks(suites, HostInfo(has_network=settings.network != "none")):
+        yield result
+    async for result in _check_providers(suites, settings):
+        yield result
+    yield _check_state(settings.state)
+    yield _check_key(settings.state)
+    yield _check_address(settings, host, port)
 
 
-def _about_tasks(suites: list[Suite], host: HostInfo) -> Iterable[Finding]:
+def _check_tasks(suites: list[Suite], host: HostInfo) -> Iterable[Finding]:
     for suite in suites:
         count = len(suite.tasks)
         yield Finding(f"suite {suite.name}", True, f"{count} tasks at {suite.path} ({suite.revision})")
@@ -80,43 +89,42 @@ def _about_tasks(suites: list[Suite], host: HostInfo) -> Iterable[Finding]:
     try:
         catalogue = Catalogue(suites, host=host)
     except DecathlonError as error:
-        yield Finding("suites", False, error.message, "give each suite a name of its own")
+        yield Finding("suites", False, error.message, "give each suite a different name")
         return
-    lacking = [catalogue.missing_requirements(suite, task) for _, suite, task in catalogue]
-    runnable = sum(not lacks for lacks in lacking)
+    missing = [catalogue.missing_requirements(suite, task) for _, suite, task in catalogue]
+    runnable = sum(not requirements for requirements in missing)
     yield finding(
         "tasks",
         runnable > 0,
-        f"{runnable} of {len(lacking)} can run here{_lacks(lacking)}",
-        "`decathlon-mcp tasks --check` says what each of them lacks",
+        f"{runnable} of {len(missing)} can run here{_summary(missing)}",
+        "`decathlon-mcp tasks --check` shows what each task lacks",
     )
 
 
-def _lacks(lacking: list[list[MissingRequirement]]) -> str:
-    """What the others lack, by kinds, the most wanted first, with how many tasks want it."""
-    return "".join(f"\n{line}" for line in summary(lack for lacks in lacking for lack in lacks))
+def _summary(missing: list[list[MissingRequirement]]) -> str:
+    return "".join(f"\n{line}" for line in summarize_missing(itertools.chain(*missing)))
 
 
-async def _about_providers(suites: list[Suite], settings: Settings) -> AsyncGenerator[Finding]:
-    asked: set[tuple[ProviderName, str | None]] = set()
+async def _check_providers(suites: list[Suite], settings: Settings) -> AsyncGenerator[Finding]:
+    checked: set[tuple[ProviderName, str | None]] = set()
     for suite in suites:
         name = provider_for(suite, settings)
         image = (settings.image or suite.profile.image) if name == "docker" else None
-        if (name, image) not in asked:
-            asked.add((name, image))
-            for each in await _checked(name, image, settings):
-                yield Finding(f"{name} {each.what}", each.ok, each.detail, each.cure)
+        if (name, image) not in checked:
+            checked.add((name, image))
+            for result in await _check_provider(name, image, settings):
+                yield Finding(f"{name} {result.what}", result.ok, result.detail, result.cure)
         if name == "local" and suite.profile.name == "starter":
-            lacking = [module for module in STARTER_SERVERS if find_spec(module) is None]
+            absent = [module for module in STARTER_SERVERS if find_spec(module) is None]
             yield finding(
                 "starter servers",
-                not lacking,
-                f"not installed: {', '.join(lacking)}" if lacking else ", ".join(STARTER_SERVERS),
+                not absent,
+                f"not installed: {', '.join(absent)}" if absent else ", ".join(STARTER_SERVERS),
                 "pip install 'decathlon-mcp[starter]'",
             )
 
 
-async def _checked(name: ProviderName, image: str | None, settings: Settings) -> list[Finding]:
+async def _check_provider(name: ProviderName, image: str | None, settings: Settings) -> list[Finding]:
     owner = f"doctor-{os.getpid()}"
     if name == "local":
         return await LocalProvider(owner, settings.state / "sandboxes").check(None)
@@ -125,25 +133,25 @@ async def _checked(name: ProviderName, image: str | None, settings: Settings) ->
         return await provider.check(image)
 
 
-def _about_state(folder: Path) -> Finding:
+def _check_state(folder: Path) -> Finding:
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
     return finding(
-        "state", writable, f"{folder}", f"{existing} cannot be written to: name another with --state"
+        "state", writable, f"{folder}", f"{existing} is not writable: choose another folder with --state"
     )
 
 
-def _about_key(state: Path) -> Finding:
+def _check_key(state: Path) -> Finding:
     if not (state / KEY_FILE).exists():
-        return Finding("key", True, "none yet: made at the first start")
+        return Finding("key", True, "none yet: created when the server first starts")
     try:
         return Finding("key", True, f"verdicts are signed with {Signer.at(state).public.id}")
     except DecathlonError as error:
-        return Finding("key", False, error.message, "let it be this user's alone, or remove it for another")
+        return Finding("key", False, error.message, "make it readable by its owner only, or delete it")
 
 
-def _about_address(settings: Settings, host: str, port: int) -> Finding:
-    # Only now: it takes a second to import, and all the rest has been told by then.
+def _check_address(settings: Settings, host: str, port: int) -> Finding:
+    # Imported late: it takes a second, and all other findings are printed by then.
     from decathlon_mcp.http.authentication import Tokens
     from decathlon_mcp.http.server import hosts_for, listen
 
@@ -155,13 +163,51 @@ def _about_address(settings: Settings, host: str, port: int) -> Finding:
     return Finding("address", True, f"{host}:{port} is free")
 
 
-def _line(each: Finding) -> Text:
-    first, *more = each.detail.splitlines()
-    line = Text.assemble(
-        ("ok  ", "green") if each.ok else ("✗   ", "bold red"), (f"{each.what}: ", "bold"), first
+def _format(result: Finding) -> Text:
+    first, *details = result.detail.splitlines()
+    text = Text.assemble(
+        ("ok  ", "green") if result.ok else ("✗   ", "bold red"), (f"{result.what}: ", "bold"), first
     )
-    for said in more:
-        line.append(f"\n      {said}", "dim")
-    if each.cure and each.cure not in each.detail:
-        line.append(f"\n    → {each.cure}", "yellow")
-    return line
+    for detail in details:
+        text.append(f"\n      {detail}", "dim")
+    if result.cure and result.cure not in result.detail:
+        text.append(f"\n    → {result.cure}", "yellow")
+    return text
+
+
+async def require_ready(episodes: EpisodeRegistry) -> None:
+    """Check the providers (within 3 s), and which programs the MCP servers of a checkout lack.
+
+    Raises ProviderUnavailableError saying what is missing and how to fix it.
+    """
+    await _require_providers(episodes)
+    for suite in episodes.catalogue.suites:
+        if suite.path == STARTER:
+            continue
+        reason = await probe_programs(episodes.sandbox_factory(suite.name), episodes.catalogue)
+        if reason is not None:
+            log.warning("could not check the servers' programs", extra=fields(suite=suite.name, why=reason))
+
+
+async def _require_providers(episodes: EpisodeRegistry) -> None:
+    checked: set[tuple[str, str | None]] = set()
+    for suite in episodes.catalogue.suites:
+        sandbox_factory = episodes.sandbox_factory(suite.name)
+        if (sandbox_factory.provider.name, sandbox_factory.image) in checked:
+            continue
+        checked.add((sandbox_factory.provider.name, sandbox_factory.image))
+        for result in await sandbox_factory.provider.check(sandbox_factory.image):
+            if result.ok:
+                continue
+            if result.what in WARNINGS:
+                log.warning(
+                    result.detail, extra=fields(provider=sandbox_factory.provider.name, cure=result.cure)
+                )
+            else:
+                raise ProviderUnavailableError(_problem_and_cure(result))
+
+
+def _problem_and_cure(result: Finding) -> str:
+    if not result.cure or result.cure in result.detail:
+        return result.detail
+    return f"{result.detail}; {result.cure}"

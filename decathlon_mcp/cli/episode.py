@@ -1,36 +1,55 @@
-"""`episode`: an episode from a shell, one process a step. What each step takes; `steps` takes them."""
+"""`episode`: play an episode of a running server from a shell, one process per step.
+
+An episode outlives the connection that started it, so a step needs only its handle. Each step calls one tool
+of the lobby and prints the reply as one JSON value on stdout.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
 
 import anyio
 from cyclopts import App, Group, Parameter
 
+from decathlon_mcp.types import as_object
+
+if TYPE_CHECKING:
+    from decathlon_client import Decathlon, OnProgress, Reply
+
+USAGE_ERROR: Final = 2
+TOOL_FAILED: Final = 3
+NOT_PASSED: Final = 4
+NO_VERDICT: Final = 5
+AT_CAPACITY: Final = 75
+"""`EX_TEMPFAIL` of sysexits.h: trying again later can help."""
+
 DEFAULT_URL = "http://127.0.0.1:8765"
 SERVER = Group("Server", sort_key=1)
 EPILOGUE = (
-    "Prints one JSON value on stdout. A token is taken from DECATHLON_TOKEN. Exit status: 0 done "
-    "(`evaluate`: passed), 1 it went wrong, 2 not understood, 3 the tool failed, 4 the attempt did not pass, "
-    "5 no verdict, 75 the server is full: try again."
+    "Prints one JSON value on stdout. Reads the token from DECATHLON_TOKEN. Exit status: 0 success "
+    "(`evaluate`: passed), 1 error, 2 usage error, 3 the tool failed, 4 the attempt did not pass, "
+    "5 no verdict, 75 the server is full: try again later."
 )
 
 Url = Annotated[
     str,
-    Parameter(
-        group=SERVER, metavar="URL", help="The server; where an episode's address is given, that one's."
-    ),
+    Parameter(group=SERVER, metavar="URL", help="The server's URL; ignored if EPISODE is a full address."),
 ]
 Handle = Annotated[
-    str, Parameter(metavar="EPISODE", help="What `start` called `episode`, or the episode's address.")
+    str, Parameter(metavar="EPISODE", help="The `episode` value that `start` printed, or the full address.")
 ]
 
 episode = App(
     name="episode",
-    help="Play an episode of a running server from a shell, one process a step.",
+    help="Play an episode of a running server from a shell, one process per step.",
     help_epilogue=EPILOGUE,
     sort_key=3,
 )
@@ -49,28 +68,27 @@ def start(
     wait: bool = True,
     url: Url = DEFAULT_URL,
 ) -> int:
-    """Start a task in a fresh sandbox: its handle, address, prompt and tools.
+    """Start a task in a fresh sandbox; print its handle, address, prompt and tools.
 
     Parameters
     ----------
     task
-        The task's id; without it, one is drawn at random.
+        The task's id. [drawn at random]
     split
         Draw from this split only.
     seed
         Makes the draw repeatable.
     launch_time
-        What time it is for the task, ISO 8601. [now]
+        The current time as the task sees it, ISO 8601. [now]
     max_calls
-        Tool calls the episode may make.
+        Maximum number of tool calls.
     policy
         Who sees the reward. [the server's]
     wait
         Wait until the episode is ready.
     """
-    from decathlon_mcp.cli import steps
-
-    asked = {
+    # If the wait is interrupted, nobody ever learns the handle; the server then ends the episode itself.
+    params = {
         "task": task,
         "split": split,
         "seed": seed,
@@ -79,15 +97,13 @@ def start(
         "policy": policy,
         "wait": wait,
     }
-    return _run(steps.start, url, asked)
+    return _run(_call_lobby, url, "start_episode", params)
 
 
 @episode.command(sort_key=1)
 def tools(handle: Handle, /, *, url: Url = DEFAULT_URL) -> int:
-    """List an episode's tools with their schemas, once it is ready."""
-    from decathlon_mcp.cli import steps
-
-    return _run(steps.ask, url, handle, "list_tools")
+    """List an episode's tools with their schemas; waits until the episode is ready."""
+    return _run(_call_for_episode, url, handle, "list_tools")
 
 
 @episode.command(sort_key=2)
@@ -99,7 +115,7 @@ def call(
     *,
     url: Url = DEFAULT_URL,
 ) -> int:
-    """Call one of an episode's tools; the reply is the tool's own, as it came.
+    """Call one of an episode's tools and print the tool's reply unchanged.
 
     Parameters
     ----------
@@ -108,9 +124,7 @@ def call(
     arguments
         A JSON object; `@FILE` reads it from a file, `-` from stdin.
     """
-    from decathlon_mcp.cli import steps
-
-    return _run(steps.call, url, handle, tool, arguments)
+    return _run(_call_tool, url, handle, tool, arguments)
 
 
 @episode.command(sort_key=3)
@@ -128,43 +142,35 @@ def claim(
     Parameters
     ----------
     answer
-        The last words on the task; `-` reads them from stdin.
+        The final answer; `-` reads it from stdin.
     truncated
-        Nothing is claimed: the attempt is cut short, and the verdict says so.
+        End the attempt without a claim; the verdict is marked as truncated.
     turns
-        Turns the agent took, for a rubric that weighs them.
+        Number of turns the agent took, for rubrics that use it.
     """
-    from decathlon_mcp.cli import steps
-
-    return _run(steps.claim, url, handle, answer, truncated, turns)
+    return _run(_claim, url, handle, answer, truncated, turns)
 
 
 @episode.command(sort_key=4)
 def evaluate(handle: Handle, /, *, url: Url = DEFAULT_URL) -> int:
-    """Grade an episode and print its verdict; later calls print the same."""
-    from decathlon_mcp.cli import steps
-
-    return _run(steps.evaluate, url, handle)
+    """Grade an episode and print its verdict; later calls print the same verdict."""
+    return _run(_evaluate, url, handle)
 
 
 @episode.command(sort_key=5)
 def close(handle: Handle, /, *, url: Url = DEFAULT_URL) -> int:
-    """Close an episode and remove its sandbox; what was claimed is graded all the same."""
-    from decathlon_mcp.cli import steps
-
-    return _run(steps.ask, url, handle, "close_episode")
+    """Close an episode and remove its sandbox; a claimed attempt is still graded."""
+    return _run(_call_for_episode, url, handle, "close_episode")
 
 
 @episode.command(sort_key=6)
 def status(handle: Handle, /, *, url: Url = DEFAULT_URL) -> int:
-    """Tell where an episode stands: its phase, its calls, why it ended."""
-    from decathlon_mcp.cli import steps
-
-    return _run(steps.ask, url, handle, "episode_status")
+    """Print an episode's phase, number of calls and end reason."""
+    return _run(_call_for_episode, url, handle, "episode_status")
 
 
-class StepError(Exception):
-    """A step that was not done; `status` is what the process ends with."""
+class _StepError(Exception):
+    """A step failed; `status` is the process's exit status."""
 
     def __init__(self, message: str, status: int = 1) -> None:
         super().__init__(message)
@@ -175,6 +181,115 @@ class StepError(Exception):
 def _run(step: Callable[..., Awaitable[int]], *arguments: Any) -> int:
     try:
         return anyio.run(step, *arguments)
-    except StepError as error:
+    except _StepError as error:
         sys.stderr.write(f"decathlon-mcp: {' '.join(error.message.split())}\n")
         return error.status
+
+
+async def _call_lobby(url: str, tool: str, params: Mapping[str, Any]) -> int:
+    reply = await _request(url, tool, params)
+    return _print(dict(reply.structured or {}))
+
+
+async def _call_for_episode(url: str, handle: str, tool: str) -> int:
+    url, handle = _resolve_handle(url, handle)
+    return await _call_lobby(url, tool, {"episode": handle})
+
+
+async def _call_tool(url: str, handle: str, tool: str, arguments: str) -> int:
+    url, handle = _resolve_handle(url, handle)
+    tool_arguments = _parse_object(_read_argument(arguments))
+    params = {"episode": handle, "name": tool, "arguments": tool_arguments}
+    reply = await _request(url, "call_tool", params)
+    return _print(reply.raw, TOOL_FAILED if reply.is_error else 0)
+
+
+async def _claim(url: str, handle: str, answer: str | None, truncated: bool, turns: int | None) -> int:
+    url, handle = _resolve_handle(url, handle)
+    text = sys.stdin.read() if answer == "-" else answer
+    params = {"episode": handle, "answer": text, "truncated": truncated or None, "turns": turns}
+    reply = await _request(url, "claim_done", params)
+    return _print(dict(reply.structured or {"text": reply.text}))
+
+
+async def _evaluate(url: str, handle: str) -> int:
+    url, handle = _resolve_handle(url, handle)
+    reply = await _request(url, "evaluate", {"episode": handle})
+    verdict = reply.verdict
+    if verdict is None:
+        raise _StepError(reply.text)
+    if verdict.get("status") != "scored":
+        return _print(verdict, NO_VERDICT)
+    return _print(verdict, 0 if verdict.get("success") else NOT_PASSED)
+
+
+async def _request(url: str, tool: str, params: Mapping[str, Any]) -> Reply:
+    """Call a tool of the lobby, leaving out params that are None."""
+    arguments = {name: value for name, value in params.items() if value is not None}
+    async with _connect(url) as server:
+        return await server.ask(tool, arguments, on_progress=_progress_printer())
+
+
+@asynccontextmanager
+async def _connect(url: str) -> AsyncGenerator[Decathlon]:
+    # Imported late: the client takes over half a second, which every other command would pay for.
+    from decathlon_client import AtCapacityError, ClientError, Decathlon
+
+    try:
+        async with Decathlon(url, os.environ.get("DECATHLON_TOKEN") or None) as server:
+            yield server
+    except AtCapacityError as error:
+        raise _StepError(error.message, AT_CAPACITY) from None
+    except ClientError as error:
+        raise _StepError(error.message) from None
+    except ValueError as error:
+        raise _StepError(f"--url: {error}", USAGE_ERROR) from None
+
+
+def _progress_printer() -> OnProgress | None:
+    """Print progress on stderr if that is a terminal."""
+    if not sys.stderr.isatty():
+        return None
+
+    async def print_progress(progress: float, total: float | None, message: str | None) -> None:
+        share = f"{progress:g} of {total:g}" if total else f"{progress:g}"
+        sys.stderr.write(f"decathlon-mcp: {message or 'in progress'} ({share})\n")
+
+    return print_progress
+
+
+def _resolve_handle(url: str, handle: str) -> tuple[str, str]:
+    """Return the server's URL and the episode's handle; a full address holds both."""
+    if "://" not in handle:
+        return url, handle
+    root, separator, path = handle.partition("/episodes/")
+    if not separator or not urlsplit(root).netloc:
+        raise _StepError(f"neither an episode's handle nor its address: {handle!r}", USAGE_ERROR)
+    return root, path.partition("/")[0]
+
+
+def _read_argument(value: str) -> str:
+    """Return the text itself, that of `@FILE`, or that of stdin for `-`."""
+    if value == "-":
+        return sys.stdin.read()
+    if not value.startswith("@"):
+        return value
+    try:
+        return Path(value[1:]).read_text("utf-8")
+    except OSError as error:
+        raise _StepError(f"{value[1:]}: {error.strerror}", USAGE_ERROR) from None
+
+
+def _parse_object(text: str) -> dict[str, Any]:
+    try:
+        value = as_object(json.loads(text))
+    except ValueError as error:
+        raise _StepError(f"the arguments are not JSON: {error}", USAGE_ERROR) from None
+    if value is None:
+        raise _StepError("the arguments must be a JSON object, such as '{}'", USAGE_ERROR)
+    return value
+
+
+def _print(value: Mapping[str, Any], status: int = 0) -> int:
+    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    return status

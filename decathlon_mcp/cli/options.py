@@ -1,6 +1,6 @@
-"""The settings as flags, variables and a file: one model, in that order of precedence.
+"""Settings as command-line flags, environment variables and `decathlon.toml`, in that order of precedence.
 
-`decathlon.toml` holds the same names as the model (`max_sandboxes = 8`), those of `serve` included.
+The file uses the names of the settings model (`max_sandboxes = 8`) and of `serve`'s own options.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from decathlon_mcp.settings import Settings
 PREFIX = "DECATHLON_"
 DEFAULT_FILE = Path("decathlon.toml")
 SERVE_NAMES = ("host", "port", "public_url", "allowed_host", "ready_file")
-"""What only `serve` takes, and the file and variables may hold too."""
+"""Options of `serve` alone; the file and the variables may set them too."""
 CLIENT_NAMES = ("url", "token")
-"""What only commands that connect to a server take, from variables."""
+"""Variables that only commands which connect to a server read."""
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Tasks": ("suite", "names", "language", "results", "overlong", "reward", "max_calls"),
@@ -38,8 +38,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "pids",
         "workspace_mib",
     ),
-    "How many": ("max_sandboxes", "max_opening", "max_queue"),
-    "How long (seconds)": (
+    "Limits": ("max_sandboxes", "max_opening", "max_queue"),
+    "Time limits (seconds)": (
         "idle_seconds",
         "episode_seconds",
         "servers_seconds",
@@ -50,19 +50,19 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "Files and logs": ("config", "state", "tokens", "log_level", "log_format"),
 }
-
-
 SHOWN = frozenset(name for names in SECTIONS.values() for name in names)
 UNITS = {"seconds": "SECONDS", "mib": "MIB", "suite": "PATH", "image": "IMAGE"}
-"""What a setting's value is called, by the last word of its name."""
+"""Metavars of settings, by the last word of the name."""
 
 
 class _WithFile(Settings):
-    config: Path | None = Field(None, description="File of settings. [decathlon.toml, if there is one here]")
+    config: Path | None = Field(
+        None, description="Settings file. [decathlon.toml in this folder, if it exists]"
+    )
 
 
 def _model(name: str, shown: Collection[str] = SHOWN) -> type[_WithFile]:
-    """The settings with their places in the help; those not `shown` there can be given all the same."""
+    """Return the settings model with help sections; settings not in `shown` work but are not in the help."""
     groups = {
         name: Group(section, sort_key=number)
         for number, (section, names) in enumerate(SECTIONS.items(), 10)
@@ -83,25 +83,25 @@ def _model(name: str, shown: Collection[str] = SHOWN) -> type[_WithFile]:
 
 
 def _split(kind: object, value: str, **_: object) -> list[str]:
-    """`DECATHLON_SUITE` holds several as PATH does."""
+    """Split the variable of a setting with several values, such as `DECATHLON_SUITE`, as PATH is split."""
     return value.split(os.pathsep) if kind == tuple[str, ...] else [value]
 
 
 def _default(value: object) -> str | None:
-    """A default, as one would type it."""
+    """Format a default as a user would type it."""
     if isinstance(value, tuple):
-        return " ".join(str(each) for each in cast("tuple[object, ...]", value))
+        return " ".join(str(item) for item in cast("tuple[object, ...]", value))
     if isinstance(value, Path) and value.is_relative_to(Path.home()):
         return f"~/{value.relative_to(Path.home())}"
     return None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-FILTERS = Group("Which tasks", sort_key=1)
+FILTERS = Group("Filters", sort_key=1)
 METAVARS = {"split": "NAME", "needs": "WORD", "without": "WORD", "search": "TEXT", "seed": "N"}
 
 
-def _filters() -> type[Draw]:
-    """What draws and lists go by, with its place in the help."""
+def _filter_model() -> type[Draw]:
+    """Return the model of task filters with its help section."""
     fields: dict[str, Any] = {}
     for key, field in Draw.model_fields.items():
         place = Parameter(
@@ -111,9 +111,9 @@ def _filters() -> type[Draw]:
     return create_model("FilterOptions", __base__=Draw, **fields)
 
 
-FilterOptions = _filters()
-Wanted = Annotated[FilterOptions, Parameter(name="*")]
-ANY_TASK = FilterOptions.model_validate({})
+FilterOptions = _filter_model()
+Filters = Annotated[FilterOptions, Parameter(name="*")]
+NO_FILTERS = FilterOptions.model_validate({})
 
 ServerOptions = _model("ServerOptions")
 TasksOptions = _model(
@@ -134,26 +134,27 @@ DOCTOR_DEFAULTS = DoctorOptions.model_validate({})
 PLAY_DEFAULTS = PlayOptions.model_validate({})
 
 
-def _known() -> set[str]:
+def _known_names() -> set[str]:
     return {*_WithFile.model_fields, *SERVE_NAMES}
 
 
 def _from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """After flags and variables: what they leave open, from the file. Raises CycloptsError."""
-    asked = next((argument for argument in arguments if "--config" in argument.names), None)
-    if asked is None:
+    """Set what flags and variables left unset, from the file. Raises CycloptsError."""
+    config = next((argument for argument in arguments if "--config" in argument.names), None)
+    if config is None:
         return
-    named = asked.tokens[0].value if asked.tokens else None
-    path = Path(named) if named else DEFAULT_FILE
-    if named is None and not path.is_file():
+    given_path = config.tokens[0].value if config.tokens else None
+    path = Path(given_path) if given_path else DEFAULT_FILE
+    if given_path is None and not path.is_file():
         return
-    values = _read(path)
-    here = {name.lstrip("-").replace("-", "_") for argument in arguments for name in argument.names}
-    used = {name: value for name, value in values.items() if name in here and name != "config"}
+    values = _read_file(path)
+    # The file is shared by all commands, and each takes only some of the settings.
+    accepted = {name.lstrip("-").replace("-", "_") for argument in arguments for name in argument.names}
+    used = {name: value for name, value in values.items() if name in accepted and name != "config"}
     Dict(used, source=str(path), use_commands_as_keys=False)(app, commands, arguments)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_file(path: Path) -> dict[str, Any]:
     try:
         values = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -161,18 +162,18 @@ def _read(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CycloptsError(msg=f"{path}: not TOML: {error}") from None
     for name in values:
-        if name not in _known():
-            near = difflib.get_close_matches(name, _known(), n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+        if name not in _known_names():
+            matches = difflib.get_close_matches(name, _known_names(), n=1)
+            hint = f"; did you mean {matches[0]}?" if matches else ""
             raise CycloptsError(msg=f"{path}: there is no setting {name!r}{hint}")
     return values
 
 
-def strange_variables() -> list[str]:
-    """Variables that look like settings and are none, sorted."""
-    known = {PREFIX + name.upper() for name in (*_known(), *CLIENT_NAMES)}
+def unknown_variables() -> list[str]:
+    """Return the environment variables that start like a setting but are not one, sorted."""
+    known = {PREFIX + name.upper() for name in (*_known_names(), *CLIENT_NAMES)}
     return sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
 
 
 SOURCES = (Env(PREFIX, command=False, show=False), _from_file)
-"""After the flags, in this order."""
+"""Where cyclopts takes values from after the flags, in this order."""

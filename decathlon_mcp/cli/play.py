@@ -1,4 +1,4 @@
-"""`play`: a task by hand, in a full-screen terminal, or a script of its calls from a pipe."""
+"""`play`: play a task by hand in the full-screen player, or from a script."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from decathlon_client import ClientError, Decathlon, NoVerdictError
 from decathlon_client.script import ScriptError, play_script, read_script
 from decathlon_client.shutdown import shutdown_on_signal
 
-from decathlon_mcp.cli.console import Screen
+from decathlon_mcp.cli.console import ScriptConsole
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.telemetry.logs import configure_logging
 
-LOG = "play.log"
-"""What the server in this process logs, in the state folder."""
-NEEDED = ("textual", "jsonschema")
-"""What only the full-screen player imports: the extra `play`."""
+LOG_FILE = "play.log"
+"""Log of the server in this process, in the state folder."""
+PLAYER_MODULES = ("textual", "jsonschema")
+"""Modules of the extra `play`, which only the full-screen player imports."""
 
 
 async def play(settings: Settings, task: str | None, url: str | None, script: str | None) -> int:
-    """The status to exit with: of a script 0 only with a pass.
+    """Play a task and return the exit status; with a script, 0 only on a pass.
 
-    Raises DecathlonError where there is nothing to play, or nothing to play it on.
+    Raises DecathlonError if the player, the task or the server is not available.
     """
     if script is not None and task is None:
         raise BadRequestError("a script plays one task: decathlon-mcp play TASK --script FILE")
     if script is None:
         require_player()
-    d = _server(settings, url)
+    d = _connect(settings, url)
     try:
-        with _logs_kept(settings, embedded=url is None):
+        with _redirect_logs(settings, embedded=url is None):
             if script is not None and task is not None:
-                return await _script(d, task, script)
+                return await _play_script(d, task, script)
             from decathlon_client.player.app import play_by_hand
 
             return await play_by_hand(d, task)
@@ -48,8 +48,8 @@ async def play(settings: Settings, task: str | None, url: str | None, script: st
 
 
 def require_player() -> None:
-    """Raises DecathlonError where the full-screen player cannot run, saying what to do about it."""
-    if any(importlib.util.find_spec(name) is None for name in NEEDED):
+    """Raises DecathlonError, with what to do about it, if the full-screen player cannot run."""
+    if any(importlib.util.find_spec(name) is None for name in PLAYER_MODULES):
         raise DecathlonError("the player needs Textual: pip install 'decathlon-mcp[server,play]'")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise DecathlonError(
@@ -57,10 +57,10 @@ def require_player() -> None:
         )
 
 
-def _server(settings: Settings, url: str | None) -> Decathlon:
+def _connect(settings: Settings, url: str | None) -> Decathlon:
     if url is None:
-        told: dict[str, Any] = {name: getattr(settings, name) for name in Settings.model_fields}
-        return Decathlon.embedded(told.pop("suite"), told.pop("provider"), **told)
+        options: dict[str, Any] = {name: getattr(settings, name) for name in Settings.model_fields}
+        return Decathlon.embedded(options.pop("suite"), options.pop("provider"), **options)
     try:
         return Decathlon(url, os.environ.get("DECATHLON_TOKEN") or None)
     except ValueError as error:
@@ -68,16 +68,17 @@ def _server(settings: Settings, url: str | None) -> Decathlon:
 
 
 @contextmanager
-def _logs_kept(settings: Settings, *, embedded: bool) -> Generator[None]:
-    """The screen, and a script's stderr, are for who plays; what the server in this process logs is kept."""
+def _redirect_logs(settings: Settings, *, embedded: bool) -> Generator[None]:
+    """Write the log of an embedded server to a file; without one, drop log records."""
+    # The player draws on the terminal and a script prints its steps on stderr, so logs cannot go there.
     root = logging.getLogger()
-    before = root.level, root.handlers[:]
+    level, handlers = root.level, root.handlers[:]
     try:
         with ExitStack() as stack:
             if embedded:
                 settings.state.mkdir(parents=True, exist_ok=True)
                 settings.state.chmod(0o700)
-                log = stack.enter_context((settings.state / LOG).open("a", encoding="utf-8"))
+                log = stack.enter_context((settings.state / LOG_FILE).open("a", encoding="utf-8"))
                 configure_logging(settings.log_level, settings.log_format)
                 for handler in root.handlers:
                     cast("logging.StreamHandler[TextIO]", handler).setStream(log)
@@ -85,30 +86,30 @@ def _logs_kept(settings: Settings, *, embedded: bool) -> Generator[None]:
                 root.handlers[:] = [logging.NullHandler()]
             yield
     finally:
-        root.setLevel(before[0])
-        root.handlers[:] = before[1]
+        root.setLevel(level)
+        root.handlers[:] = handlers
 
 
-async def _script(d: Decathlon, task: str, file: str) -> int:
-    """The verdict as JSON on stdout, the steps on stderr."""
+async def _play_script(d: Decathlon, task: str, file: str) -> int:
+    """Play the script, printing its steps on stderr and the verdict as JSON on stdout."""
     steps = await read_script(file)
-    screen = Screen(stderr=True)
-    async with shutdown_on_signal() as departure:
+    console = ScriptConsole(stderr=True)
+    async with shutdown_on_signal() as watcher:
         try:
             async with d, d.episode(task) as episode:
-                screen.say("episode", episode.address)
-                await play_script(episode, steps, screen)
+                console.line("episode", episode.address)
+                await play_script(episode, steps, console)
                 verdict = (await episode.evaluate()).raw
         except ScriptError as error:
             raise DecathlonError(str(error)) from None
         except NoVerdictError as error:
             if error.verdict:
-                _write(error.verdict)
+                _print_json(error.verdict)
             raise
-        _write(verdict)
+        _print_json(verdict)
         return 0 if verdict.get("success") is True else 1
-    return departure.status or 1
+    return watcher.status or 1
 
 
-def _write(verdict: object) -> None:
+def _print_json(verdict: object) -> None:
     sys.stdout.write(json.dumps(verdict, indent=2, ensure_ascii=False) + "\n")

@@ -1,59 +1,194 @@
-"""`tasks`: what there is, for people, for pipes, for programs. Needs no engine."""
+"""`tasks`: list the tasks (needs no engine), check what each one requirements, or show what they share."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from datetime import datetime
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from decathlon_mcp.app import read_catalogue
+from decathlon_mcp.app import bootstrap, read_catalogue
+from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import Draw, TaskSampler, filter_tasks
 from decathlon_mcp.catalogue.listing import list_tasks
+from decathlon_mcp.catalogue.requirements import PLURALS, MissingRequirement, broken_file
+from decathlon_mcp.episodes.program_probe import probe_programs
+from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.settings import Settings
+from decathlon_mcp.suites.loading import STARTER
+from decathlon_mcp.suites.sharing import SharedResource
+from decathlon_mcp.suites.suite import Suite
+from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import JsonObject
 
+MAX_NAMES = 8
+"""Names that a summary line shows of each kind of missing requirement."""
 
-def show(settings: Settings, wanted: Draw, *, sample: int | None, as_json: bool) -> int:
-    """Print the tasks on stdout: a table on a terminal, in a pipe a line each with tabs, or JSON.
+
+def show_tasks(settings: Settings, filters: Draw, *, sample: int | None, as_json: bool) -> int:
+    """Print the tasks on stdout: a table on a terminal, tab-separated lines in a pipe, or JSON.
 
     Raises SuiteError, SettingsError, BadRequestError.
     """
     catalogue = read_catalogue(settings)
     if sample is None:
-        names = [name for name, _, _ in filter_tasks(catalogue, wanted)]
+        names = [name for name, _, _ in filter_tasks(catalogue, filters)]
     else:
-        names = TaskSampler(catalogue).take(wanted, count=sample)
-    found = list_tasks(catalogue, names)
+        names = TaskSampler(catalogue).take(filters, count=sample)
+    tasks = list_tasks(catalogue, names)
     if as_json:
-        sys.stdout.write(json.dumps({"tasks": found}, indent=2, ensure_ascii=False) + "\n")
+        _print_json({"tasks": tasks})
     elif sys.stdout.isatty():
-        _table(found)
+        _print_table(tasks)
     else:
-        for task in found:
+        for task in tasks:
             sys.stdout.write("\t".join(_cells(task)) + "\n")
     return 0
 
 
 def _cells(task: JsonObject) -> list[str]:
-    """Id, suite, splits, servers and tools, why it cannot run."""
+    """Return id, suite, splits, servers and tools, and the reason why it cannot run."""
     tools = [*task["servers"], *(f"local:{tool}" for tool in task["local_tools"])]
     needs = [*tools, *(["network"] if task["network"] else [])]
     status = "runs here" if task["runnable"] else "; ".join(task["missing"])
     return [task["id"], task["suite"], ",".join(task["splits"]), ",".join(needs), status]
 
 
-def _table(found: list[JsonObject]) -> None:
+def _print_table(tasks: list[JsonObject]) -> None:
     console = Console()
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("task", "suite", "splits", "needs", ""):
         table.add_column(heading, overflow="fold", no_wrap=heading == "task")
-    for task in found:
+    for task in tasks:
         *cells, status = _cells(task)
         mark = "[green]runs here[/]" if task["runnable"] else f"[red]cannot run here[/]: {escape(status)}"
         table.add_row(*(escape(cell.replace(",", ", ")) for cell in cells), mark)
     console.print(table)
-    runnable = sum(task["runnable"] for task in found)
-    console.print(f"\n{len(found)} tasks, {runnable} can run here", highlight=False)
+    runnable = sum(task["runnable"] for task in tasks)
+    console.print(f"\n{len(tasks)} tasks, {runnable} can run here", highlight=False)
+
+
+async def check_tasks(settings: Settings, filters: Draw, as_json: bool) -> int:
+    """Print what each task requirements, on stdout; return 0 only if all of them can run.
+
+    Opens a sandbox for each suite to look for the programs of its MCP servers. Raises SuiteError,
+    SettingsError, BadRequestError.
+    """
+    catalogue, unchecked = await _probe_programs(settings)
+    names = [name for name, _, _ in filter_tasks(catalogue, filters)]
+    missing = {name: [*_missing_requirements(catalogue, *catalogue.entry(name))] for name in names}
+    if as_json:
+        tasks = [{**task, **_missing_to_json(missing[task["id"]])} for task in list_tasks(catalogue, names)]
+        _print_json({"tasks": tasks, "unseen": unchecked})
+    else:
+        _print_missing(missing, unchecked)
+    return 1 if any(missing.values()) else 0
+
+
+async def _probe_programs(settings: Settings) -> tuple[Catalogue, JsonObject]:
+    """Return the tasks and, for each suite whose sandbox could not be checked for programs, the reason."""
+    async with bootstrap(settings) as episodes:
+        catalogue = episodes.catalogue
+        suites = [suite for suite in catalogue.suites if suite.path != STARTER]
+        reasons = {
+            suite.name: await probe_programs(episodes.sandbox_factory(suite.name), catalogue)
+            for suite in suites
+        }
+    return catalogue, {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def _missing_requirements(catalogue: Catalogue, suite: Suite, task: Task) -> Iterator[MissingRequirement]:
+    """Yield what the task lacks, including errors that only rendering its prompt and servers reveals."""
+    yield from (missing := catalogue.missing_requirements(suite, task))
+    if missing:
+        return
+    try:
+        root, now = suite.profile.root, datetime.now().astimezone()
+        suite.prompt(task, root=root, launch_time=now, names=suite.profile.names)
+        suite.server_specs(task, root=root, values=dict.fromkeys(suite.token_names(task), ""))
+    except SuiteError as error:
+        yield broken_file(suite, error, task.id)
+
+
+def _missing_to_json(requirements: list[MissingRequirement]) -> JsonObject:
+    return {
+        "runnable": not requirements,
+        "missing": [requirement.sentence for requirement in requirements],
+        "lacks": [requirement.to_json() for requirement in requirements],
+    }
+
+
+def summarize_missing(requirements: Iterable[MissingRequirement]) -> Iterator[str]:
+    """Yield a line per kind of requirement: the most needed names, each with its number of tasks."""
+    counts: dict[str, Counter[str]] = {}
+    for requirement in requirements:
+        counts.setdefault(PLURALS[requirement.kind], Counter())[requirement.name] += 1
+    for kind, names in counts.items():
+        listed = ", ".join(f"{name} ({count})" for name, count in names.most_common(MAX_NAMES))
+        yield f"{kind}: {listed}{f', {len(names) - MAX_NAMES} more' if len(names) > MAX_NAMES else ''}"
+
+
+def _print_missing(missing: dict[str, list[MissingRequirement]], unchecked: JsonObject) -> None:
+    console = Console(highlight=False)
+    for name, requirements in missing.items():
+        mark = ("✗   ", "bold red") if requirements else ("ok  ", "green")
+        console.print(Text.assemble(mark, (name, "bold")), soft_wrap=True)
+        for requirement in requirements:
+            page = "" if requirement.kind == "broken" else f"\n      → {requirement.page}"
+            console.print(Text.assemble(f"      {requirement.message}", (page, "yellow")), soft_wrap=True)
+    runnable = sum(not requirements for requirements in missing.values())
+    console.print(f"\n{runnable} of {len(missing)} can run here", soft_wrap=True)
+    for line in summarize_missing(
+        requirement for requirements in missing.values() for requirement in requirements
+    ):
+        console.print(line, soft_wrap=True)
+    for suite, reason in unchecked.items():
+        console.print(f"{suite}: could not check its servers' programs: {reason}", soft_wrap=True)
+
+
+def show_conflicts(settings: Settings, filters: Draw, *, as_json: bool) -> int:
+    """Print each shared account and conflict group with its tasks on stdout: one per line, or JSON.
+
+    Raises SuiteError, SettingsError, BadRequestError.
+    """
+    catalogue = read_catalogue(settings)
+    users: dict[SharedResource, list[str]] = {}
+    names: list[str] = []
+    for name, suite, task in filter_tasks(catalogue, filters):
+        names.append(name)
+        for shared in suite.shared_resources(task.id):
+            users.setdefault(shared, []).append(name)
+    if as_json:
+        entries = [
+            {"name": shared.name, "account": shared.account, "slots": len(shared.slots), "tasks": tasks}
+            for shared, tasks in users.items()
+        ]
+        _print_json({"shared": entries})
+        return 0
+    for line in sorted(_conflict_lines(users)):
+        sys.stdout.write(f"{line}\n")
+    sharing = {name for tasks in users.values() for name in tasks}
+    sys.stderr.write(f"{len(sharing)} of {len(names)} tasks share something; the others share nothing\n")
+    return 0
+
+
+def _conflict_lines(users: dict[SharedResource, list[str]]) -> Iterable[str]:
+    """Yield a line per account or group; accounts of one kind with a single task each share a line."""
+    single: dict[str, list[str]] = {}
+    for shared, tasks in users.items():
+        if len(tasks) == 1 and shared.account is not None:
+            single.setdefault(shared.name, []).extend(tasks)
+        else:
+            yield f"{shared.name}: {len(shared.slots)} at a time of {', '.join(tasks)}"
+    for name, tasks in single.items():
+        yield f"{name}: one per task, each task once at a time: {', '.join(sorted(tasks))}"
+
+
+def _print_json(value: JsonObject) -> None:
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")

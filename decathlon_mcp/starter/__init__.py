@@ -1,7 +1,7 @@
-"""The bundled suite: small real tasks in Toolathlon's layout that need no network, no account, no container.
+"""The bundled suite: small real tasks in Toolathlon's layout that need no network, account or container.
 
-`suite/` is the checkout, to be read like any other. `oracles/` lies outside it, so that nothing that is
-handed to a sandbox holds a solution: a scripted player for each task, through its MCP tools only.
+`suite/` is the checkout. `oracles/` holds a script per task that solves it with the task's MCP tools; it is
+outside the checkout, so that no solution is ever copied into a sandbox.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _HERE = Path(__file__).resolve().parent
 
 
 def suite_path() -> Path:
-    """The bundled checkout."""
+    """Return the path of the bundled checkout."""
     return _HERE / "suite"
 
 
 def oracle_ids() -> list[str]:
-    """The tasks that have a scripted player, sorted."""
+    """Return the ids of the tasks that have a script, sorted."""
     return sorted(path.stem for path in (_HERE / "oracles").glob("*.jsonl"))
 
 
 def oracle(task_id: str) -> list[Step]:
-    """The calls that solve a task, the claim last. Raises UnknownTaskError when there are none."""
+    """Return the steps that solve a task, the claim last. Raises UnknownTaskError if there is no script."""
     # Only here: it takes a second to import.
     from decathlon_client.script import read_steps
 

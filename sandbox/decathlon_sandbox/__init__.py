@@ -1,1 +1,1 @@
-"""The driver: the one process of ours inside a sandbox. Standard library only, Python 3.10 and later."""
+"""The driver: our only process inside a sandbox. Standard library only, Python 3.10 or later."""

@@ -1,4 +1,4 @@
-"""The sandbox's first process: reads the line, hands each request to what does it, ends all at the end."""
+"""Entry point of the driver: reads the server's messages and dispatches requests."""
 
 from __future__ import annotations
 
@@ -9,43 +9,41 @@ import sys
 import time
 
 from decathlon_sandbox import wire
-from decathlon_sandbox.fault import Fault
-from decathlon_sandbox.lines import Lines
-from decathlon_sandbox.log import log, log_failure
-from decathlon_sandbox.loop import Loop
-from decathlon_sandbox.request import Request, failure
-from decathlon_sandbox.streams import Gate, Sink, Source
+from decathlon_sandbox.event_loop import EventLoop
+from decathlon_sandbox.log import log, log_exception
+from decathlon_sandbox.rpc import Params, Request, RequestError, error_response
+from decathlon_sandbox.streams import Backpressure, LineSplitter, Reader, Writer
 from decathlon_sandbox.strict_json import as_object, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from decathlon_sandbox.family import Family
-    from decathlon_sandbox.forwards import Forwards
     from decathlon_sandbox.servers import Servers
+    from decathlon_sandbox.supervisor import ProcessSupervisor
+    from decathlon_sandbox.tunnels import Tunnels
 
 
-_OF_CONNECTIONS = (wire.DATA, wire.TAKEN, wire.FINISHED, wire.RESET)
+_TUNNEL_NOTIFICATIONS = (wire.DATA, wire.TAKEN, wire.FINISHED, wire.RESET)
 
 
 def main() -> int:
-    """Until the line ends, the lease does, or SIGTERM. Never returns: no thread or exit hook can hold it."""
-    _name_loopback()
-    reading, writing = _take_line()
-    driver = Driver(reading, writing)
+    """Run until stdin ends, the lease expires or a signal arrives. Exits the process and never returns."""
+    _add_localhost_name()
+    input_fd, output_fd = _claim_stdio()
+    driver = Driver(input_fd, output_fd)
     status = 0
-    for phase in (driver.run, driver.end):
+    for phase in (driver.run, driver.shut_down):
         try:
             phase()
-        except BaseException:  # noqa: BLE001  (whatever it is, nothing may outlive us)
-            log_failure("the driver failed")
+        except BaseException:  # noqa: BLE001  (no process may outlive the driver, whatever happens)
+            log_exception("the driver failed")
             status = 1
-    os._exit(status)
+    os._exit(status)  # does not wait for threads and exit hooks
 
 
-def _name_loopback() -> None:
-    """An engine that is not asked for a network writes no /etc/hosts: then `localhost` would be no name."""
+def _add_localhost_name() -> None:
+    # Docker writes no /etc/hosts for a container without a network; `localhost` would then not resolve.
     if os.getpid() != 1:
         return
     try:
@@ -57,14 +55,14 @@ def _name_loopback() -> None:
         pass  # only root may
 
 
-def _take_line() -> tuple[int, int]:
-    """The line on descriptors that no child inherits; nothing printed by accident can reach it any more."""
-    reading, writing = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+def _claim_stdio() -> tuple[int, int]:
+    """Move stdin and stdout to descriptors that children do not inherit; stray prints go to the log."""
+    input_fd, output_fd = os.dup(0), os.dup(1)
+    null_fd = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null_fd, 0)
+    os.close(null_fd)
     os.dup2(2, 1)
-    return reading, writing
+    return input_fd, output_fd
 
 
 def _lease_seconds() -> float:
@@ -75,28 +73,33 @@ def _lease_seconds() -> float:
 
 
 class Driver:
-    """The line, the lease, the table of methods. What a method needs is imported when it is first used."""
+    """The connection to the server, the lease and the table of methods.
 
-    def __init__(self, reading: int, writing: int) -> None:
-        self._loop = Loop()
-        self._gate = Gate()
-        """Shut while the server does not read: then the children are not read either."""
-        self._sink = Sink(self._loop, writing, on_broken=self._loop.stop, gate=self._gate)
-        self._lines = Lines(wire.MAX_LINE_BYTES, self._take, self._too_long)
-        Source(self._loop, reading, self._hear, self._loop.stop)
+    What a method needs is imported when it is first used, so that the driver is ready early.
+    """
+
+    def __init__(self, input_fd: int, output_fd: int) -> None:
+        self._loop = EventLoop()
+        # While the server does not read, the children's output is not read either.
+        self._backpressure = Backpressure()
+        self._writer = Writer(
+            self._loop, output_fd, on_broken=self._loop.stop, backpressure=self._backpressure
+        )
+        self._lines = LineSplitter(wire.MAX_LINE_BYTES, self._on_line, self._on_overlong_line)
+        Reader(self._loop, input_fd, self._on_input, self._loop.stop)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if os.getpid() == 1:
-                # Of a machine of its own only the machine's own processes would send one.
+                # Only processes inside the sandbox would signal its first process.
                 signal.signal(number, signal.SIG_IGN)
             else:
-                self._loop.on_signal(number, self._loop.stop)
+                self._loop.add_signal_handler(number, self._loop.stop)
         self._lease_seconds = _lease_seconds()
-        self._heard_at = time.monotonic()
-        self._live: dict[int, Request] = {}
-        self._seen = _Seen()
-        self._family_or_none: Family | None = None
-        self._servers_or_none: Servers | None = None
-        self._forwards_or_none: Forwards | None = None
+        self._last_input_at = time.monotonic()
+        self._requests: dict[int, Request] = {}
+        self._used_ids = _UsedIds()
+        self._created_supervisor: ProcessSupervisor | None = None
+        self._created_servers: Servers | None = None
+        self._created_tunnels: Tunnels | None = None
         self._methods = {
             wire.ARRANGE: self._arrange,
             wire.RUN: self._run,
@@ -111,159 +114,169 @@ class Driver:
     def run(self) -> None:
         python = ".".join(map(str, sys.version_info[:3]))
         self._notify(wire.READY, {"version": wire.VERSION, "python": python, "pid": os.getpid()})
-        self._watch_lease()
+        self._check_lease()
         self._loop.run()
 
-    def end(self) -> None:
-        """Kill all that was started, and wait until it is gone."""
-        if self._servers_or_none is not None:
-            self._servers_or_none.leave()
-        if self._family_or_none is not None:
-            self._family_or_none.end_all_now()
-        if self._servers_or_none is not None:
-            self._servers_or_none.wait()
+    def shut_down(self) -> None:
+        """Kill everything that was started and wait until it is gone."""
+        if self._created_servers is not None:
+            self._created_servers.begin_close()
+        if self._created_supervisor is not None:
+            self._created_supervisor.kill_all_blocking()
+        if self._created_servers is not None:
+            self._created_servers.wait_closed()
 
-    # the line
+    # messages
 
-    def _hear(self, chunk: bytes) -> None:
-        self._heard_at = time.monotonic()
+    def _on_input(self, chunk: bytes) -> None:
+        self._last_input_at = time.monotonic()
         self._lines.feed(chunk)
 
-    def _take(self, line: bytes) -> None:
+    def _on_line(self, line: bytes) -> None:
         if not line.strip():
             return
         try:
-            # Half surrogate pairs are let in: a tool's arguments are not ours to judge.
+            # Unpaired surrogates are accepted: they may be part of a tool's arguments.
             message = as_object(json.loads(line.decode("utf-8", "surrogatepass")))
         except (ValueError, RecursionError) as error:
-            self._sink.send(failure(None, Fault(wire.PARSE, f"not JSON: {error}")))
+            self._send_error(None, RequestError(wire.PARSE, f"not JSON: {error}"))
             return
         if message is None or not isinstance(message.get("method"), str):
-            self._sink.send(failure(None, Fault(wire.INVALID, "a message is an object with a method")))
+            self._send_error(None, RequestError(wire.INVALID, "a message must be an object with a method"))
         elif "id" in message:
-            self._begin(message)
-        elif message["method"] == wire.CANCEL:
-            number = (as_object(message.get("params")) or {}).get("id")
-            if type(number) is int and number in self._live:
-                self._live[number].cancel()
-        elif message["method"] in _OF_CONNECTIONS and self._forwards_or_none is not None:
-            self._forwards_or_none.hear(message["method"], as_object(message.get("params")) or {})
+            self._on_request(message)
+        else:
+            self._on_notification(message["method"], as_object(message.get("params")) or {})
 
-    def _too_long(self, head: bytes, tail: bytes) -> None:
-        self._sink.send(
-            failure(None, Fault(wire.TOO_LONG, f"a line of more than {wire.MAX_LINE_BYTES} bytes"))
-        )
+    def _on_overlong_line(self, head: bytes, tail: bytes) -> None:
+        message = f"a line of more than {wire.MAX_LINE_BYTES} bytes"
+        self._send_error(None, RequestError(wire.TOO_LONG, message))
 
-    def _begin(self, message: dict[str, Any]) -> None:
-        number = message["id"]
-        if type(number) is not int or number < 1:
-            self._sink.send(failure(None, Fault(wire.INVALID, "`id` must be a positive integer")))
-        elif self._seen.first(number):
-            request = self._live[number] = Request(number, self._answered)
-            self._do(request, message["method"], as_object(message.get("params", {})))
-        elif number not in self._live:  # else its answer is still to come
-            self._sink.send(failure(number, Fault(wire.INVALID, f"id {number} was answered before")))
+    def _on_request(self, message: dict[str, Any]) -> None:
+        request_id = message["id"]
+        if type(request_id) is not int or request_id < 1:
+            self._send_error(None, RequestError(wire.INVALID, "`id` must be a positive integer"))
+        elif self._used_ids.add(request_id):
+            request = self._requests[request_id] = Request(request_id, self._on_response)
+            self._dispatch(request, message["method"], as_object(message.get("params", {})))
+        elif request_id not in self._requests:  # otherwise the first request will still be answered
+            error = RequestError(wire.INVALID, f"id {request_id} was answered before")
+            self._send_error(request_id, error)
 
-    def _do(self, request: Request, name: str, params: dict[str, Any] | None) -> None:
+    def _dispatch(self, request: Request, name: str, params: dict[str, Any] | None) -> None:
         method = self._methods.get(name)
         if method is None:
-            request.fail(Fault(wire.UNKNOWN_METHOD, f"no method {name!r}"))
+            request.fail(RequestError(wire.UNKNOWN_METHOD, f"no method {name!r}"))
             return
         if params is None:
-            request.fail(Fault(wire.BAD_PARAMS, "`params` must be an object"))
+            request.fail(RequestError(wire.BAD_PARAMS, "`params` must be an object"))
             return
         try:
-            method(request, params)
-        except Fault as fault:
-            request.fail(fault)
-        except Exception as error:  # noqa: BLE001  (a fault of one request must not end the others)
-            log_failure(f"{name} failed")
-            request.fail(Fault(wire.INTERNAL, f"{type(error).__name__}: {error}"))
+            method(request, Params(params))
+        except RequestError as error:
+            request.fail(error)
+        except Exception as error:  # noqa: BLE001  (an error in one request must not end the others)
+            log_exception(f"{name} failed")
+            request.fail(RequestError(wire.INTERNAL, f"{type(error).__name__}: {error}"))
 
-    def _answered(self, request: Request, data: bytes) -> None:
-        self._live.pop(request.id, None)
-        self._sink.send(data)
+    def _on_notification(self, method: str, params: dict[str, Any]) -> None:
+        if method == wire.CANCEL:
+            request_id = params.get("id")
+            if type(request_id) is int and request_id in self._requests:
+                self._requests[request_id].cancel()
+        elif method in _TUNNEL_NOTIFICATIONS and self._created_tunnels is not None:
+            try:
+                self._created_tunnels.on_notification(method, Params(params))
+            except Exception:  # noqa: BLE001  (the rest of the input must still be handled)
+                log_exception(f"{method} failed")
+
+    def _on_response(self, request: Request, data: bytes) -> None:
+        self._requests.pop(request.id, None)
+        self._writer.send(data)
+
+    def _send_error(self, request_id: int | None, error: RequestError) -> None:
+        self._writer.send(error_response(request_id, error))
 
     def _notify(self, method: str, params: dict[str, Any]) -> None:
         data = encode({"jsonrpc": "2.0", "method": method, "params": params}) + b"\n"
         if len(data) <= wire.MAX_LINE_BYTES:
-            self._sink.send(data)
+            self._writer.send(data)
 
-    def _watch_lease(self) -> None:
-        left = self._heard_at + self._lease_seconds - time.monotonic()
-        if left > 0:
-            self._loop.later(left, self._watch_lease)
+    def _check_lease(self) -> None:
+        remaining = self._last_input_at + self._lease_seconds - time.monotonic()
+        if remaining > 0:
+            self._loop.call_later(remaining, self._check_lease)
         else:
-            log(f"decathlon: nothing heard for {self._lease_seconds:g} s, the driver ends")
+            log(f"decathlon: nothing received for {self._lease_seconds:g} s, the driver exits")
             self._loop.stop()
 
-    # the methods
+    # methods
 
     @property
-    def _family(self) -> Family:
-        if self._family_or_none is None:
-            from decathlon_sandbox.family import Family
+    def _supervisor(self) -> ProcessSupervisor:
+        if self._created_supervisor is None:
+            from decathlon_sandbox.supervisor import ProcessSupervisor
 
-            self._family_or_none = Family(self._loop)
-        return self._family_or_none
+            self._created_supervisor = ProcessSupervisor(self._loop)
+        return self._created_supervisor
 
     @property
     def _servers(self) -> Servers:
-        if self._servers_or_none is None:
+        if self._created_servers is None:
             from decathlon_sandbox.servers import Servers
 
-            self._servers_or_none = Servers(self._loop, self._family, self._gate, self._notify)
-        return self._servers_or_none
+            self._created_servers = Servers(self._loop, self._supervisor, self._backpressure, self._notify)
+        return self._created_servers
 
     @property
-    def _forwards(self) -> Forwards:
-        if self._forwards_or_none is None:
-            from decathlon_sandbox.forwards import Forwards
+    def _tunnels(self) -> Tunnels:
+        if self._created_tunnels is None:
+            from decathlon_sandbox.tunnels import Tunnels
 
-            self._forwards_or_none = Forwards(self._loop, self._notify)
-        return self._forwards_or_none
+            self._created_tunnels = Tunnels(self._loop, self._notify)
+        return self._created_tunnels
 
-    def _arrange(self, request: Request, params: dict[str, Any]) -> None:
+    def _arrange(self, request: Request, params: Params) -> None:
         from decathlon_sandbox.files import arrange
 
         arrange(self._loop, request, params)
 
-    def _run(self, request: Request, params: dict[str, Any]) -> None:
+    def _run(self, request: Request, params: Params) -> None:
         from decathlon_sandbox.runs import Run
 
-        Run(self._loop, self._family, request, params)
+        Run(self._loop, self._supervisor, request, params)
 
-    def _start(self, request: Request, params: dict[str, Any]) -> None:
+    def _start(self, request: Request, params: Params) -> None:
         self._servers.start(request, params)
 
-    def _call(self, request: Request, params: dict[str, Any]) -> None:
+    def _call(self, request: Request, params: Params) -> None:
         self._servers.call(request, params)
 
-    def _freeze(self, request: Request, params: dict[str, Any]) -> None:
+    def _freeze(self, request: Request, params: Params) -> None:
         self._servers.freeze(request, params)
 
-    def _forward(self, request: Request, params: dict[str, Any]) -> None:
-        self._forwards.listen(request, params)
+    def _forward(self, request: Request, params: Params) -> None:
+        self._tunnels.listen(request, params)
 
-    def _dial(self, request: Request, params: dict[str, Any]) -> None:
-        self._forwards.dial(request, params)
+    def _dial(self, request: Request, params: Params) -> None:
+        self._tunnels.dial(request, params)
 
-    def _ping(self, request: Request, params: dict[str, Any]) -> None:
-        request.answer({})
+    def _ping(self, request: Request, params: Params) -> None:
+        request.reply({})
 
 
-class _Seen:
-    """Which ids have been used. They come nearly in order, so few are kept."""
+class _UsedIds:
+    """The request ids used so far. Ids come nearly in order, so few are stored."""
 
     def __init__(self) -> None:
         self._all_up_to = 0
         self._above: set[int] = set()
 
-    def first(self, number: int) -> bool:
-        """Is this the first time?"""
-        if number <= self._all_up_to or number in self._above:
+    def add(self, request_id: int) -> bool:
+        """Add an id; return False if it was used before."""
+        if request_id <= self._all_up_to or request_id in self._above:
             return False
-        self._above.add(number)
+        self._above.add(request_id)
         while self._all_up_to + 1 in self._above:
             self._all_up_to += 1
             self._above.remove(self._all_up_to)

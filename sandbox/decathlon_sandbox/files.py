@@ -1,4 +1,4 @@
-"""`arrange`: folders and files put in place, in a thread of its own."""
+"""`arrange`: file operations in order, in their own thread."""
 
 from __future__ import annotations
 
@@ -6,80 +6,79 @@ import os
 import stat
 import threading
 
-from decathlon_sandbox import params as read
 from decathlon_sandbox import wire
-from decathlon_sandbox.fault import Fault, reason
+from decathlon_sandbox.rpc import RequestError, describe_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
-    from decathlon_sandbox.loop import Loop
-    from decathlon_sandbox.request import Request
+    from decathlon_sandbox.event_loop import EventLoop
+    from decathlon_sandbox.rpc import Params, Request
 
     Step = Callable[["Arrangement"], None]
 
 
-PIECE_BYTES = 1 << 23
+COPY_CHUNK_BYTES = 1 << 23
 
 
-def arrange(loop: Loop, request: Request, params: dict[str, Any]) -> None:
-    """Do the steps in order, beside everything else; the first that fails is the answer."""
-    arrangement = Arrangement([_step(step) for step in read.objects(params, "steps")])
-    request.on_cancel = arrangement.give_up
+def arrange(loop: EventLoop, request: Request, params: Params) -> None:
+    """Run the steps in order without blocking the event loop; the first failure is the response."""
+    arrangement = Arrangement([_parse_step(step) for step in params.objects("steps")])
+    request.on_cancel = arrangement.cancel
 
     def work() -> None:
-        fault = arrangement.fault()
-        loop.hand_over(lambda: request.answer({}) if fault is None else request.fail(fault))
+        error = arrangement.run()
+        loop.call_soon_threadsafe(lambda: request.reply({}) if error is None else request.fail(error))
 
     threading.Thread(target=work, daemon=True).start()
 
 
 class Arrangement:
-    """The steps of one request. What was done before a failure stays done."""
+    """The steps of one request. A failure does not undo earlier steps."""
 
     def __init__(self, steps: list[Step]) -> None:
         self._steps = steps
-        self._given_up = False
+        self._cancelled = False
 
-    def give_up(self) -> None:
-        self._given_up = True
+    def cancel(self) -> None:
+        self._cancelled = True
 
-    def go_on(self) -> None:
-        """Called before anything is touched: raises Fault once the request is given up."""
-        if self._given_up:
-            raise Fault(wire.CANCELLED, "the arrangement was given up")
+    def check_cancelled(self) -> None:
+        """Raise RequestError once the request is cancelled. Steps call it before every file."""
+        if self._cancelled:
+            raise RequestError(wire.CANCELLED, "the arrangement was cancelled")
 
-    def fault(self) -> Fault | None:
+    def run(self) -> RequestError | None:
+        """Run the steps; return the error of the first that fails."""
         for number, step in enumerate(self._steps):
             try:
-                self.go_on()
+                self.check_cancelled()
                 step(self)
-            except Fault as fault:
-                fault.data.setdefault("step", number)
-                return fault
+            except RequestError as error:
+                error.data.setdefault("step", number)
+                return error
             except (OSError, ValueError, RecursionError) as error:
-                return Fault(wire.FILES, reason(error), step=number)
-            except Exception as error:  # noqa: BLE001  (whoever asked must be answered)
-                return Fault(wire.INTERNAL, f"{type(error).__name__}: {error}", step=number)
+                return RequestError(wire.FILES, describe_error(error), {"step": number})
+            except Exception as error:  # noqa: BLE001  (the request must be answered in any case)
+                return RequestError(wire.INTERNAL, f"{type(error).__name__}: {error}", {"step": number})
         return None
 
 
-def _step(step: dict[str, Any]) -> Step:
-    """A step of the wire, its parameters checked."""
+def _parse_step(step: Params) -> Step:
+    """Validate a step's parameters and return its function."""
     if "make" in step:
-        return _make(read.path(step, "make"))
+        return _make(step.path("make"))
     if "copy" in step:
-        return _copy(read.path(step, "copy"), read.path(step, "to"))
+        return _copy(step.path("copy"), step.path("to"))
     if "remove" in step:
-        return _remove(read.path(step, "remove"))
+        return _remove(step.path("remove"))
     if "write" in step:
-        mode = read.whole_number(step, "mode", 0o7777) if step.get("mode") is not None else 0o644
-        return _write(read.path(step, "write"), read.text(step, "text"), mode)
+        mode = step.integer("mode", maximum=0o7777) if step.has("mode") else 0o644
+        return _write(step.path("write"), step.string("text"), mode)
     if "absent" in step:
-        return _absent(read.strings(step, "absent"), read.path(step, "under"), read.strings(step, "except"))
-    raise Fault(wire.BAD_PARAMS, f"no such step: {', '.join(sorted(step)) or '(empty)'}")
+        return _check_absent(step.strings("absent"), step.path("under"), step.strings("except"))
+    raise RequestError(wire.BAD_PARAMS, f"no such step: {', '.join(step.names()) or '(empty)'}")
 
 
 def _make(folder: str) -> Step:
@@ -88,48 +87,47 @@ def _make(folder: str) -> Step:
 
 def _copy(source: str, target: str) -> Step:
     def copy(arrangement: Arrangement) -> None:
-        inside = os.path.realpath(target) + "/"
-        if inside.startswith(os.path.realpath(source) + "/"):
-            raise Fault(wire.FILES, f"{target} lies in {source}")
+        if (os.path.realpath(target) + "/").startswith(os.path.realpath(source) + "/"):
+            raise RequestError(wire.FILES, f"{target} is inside {source}")
         _copy_folder(arrangement, source, target)
 
     return copy
 
 
 def _copy_folder(arrangement: Arrangement, source: str, target: str) -> None:
-    """Links are copied as links, and never followed where they are replaced."""
+    """Copy links as links; a link in the target is replaced and never followed."""
     with os.scandir(source) as entries:
         os.makedirs(target, exist_ok=True)
         for entry in entries:
-            arrangement.go_on()
-            into = os.path.join(target, entry.name)
+            arrangement.check_cancelled()
+            destination = os.path.join(target, entry.name)
             if entry.is_dir(follow_symlinks=False):
-                if os.path.islink(into) or not os.path.isdir(into):
-                    _unlink(into)
-                _copy_folder(arrangement, entry.path, into)
+                if os.path.islink(destination) or not os.path.isdir(destination):
+                    _unlink(destination)
+                _copy_folder(arrangement, entry.path, destination)
             elif entry.is_symlink():
-                _unlink(into)
-                os.symlink(os.readlink(entry.path), into)
+                _unlink(destination)
+                os.symlink(os.readlink(entry.path), destination)
             elif entry.is_file(follow_symlinks=False):
-                _unlink(into)
-                _copy_file(entry.path, into)
+                _unlink(destination)
+                _copy_file(entry.path, destination)
             else:
-                raise Fault(wire.FILES, f"{entry.path} is neither file, folder nor link")
+                raise RequestError(wire.FILES, f"{entry.path} is neither file, folder nor link")
     _copy_stat(source, target)
 
 
 def _copy_file(source: str, target: str) -> None:
-    with open(source, "rb", buffering=0) as reading, open(target, "xb", buffering=0) as writing:
-        done = 0
-        while sent := os.sendfile(writing.fileno(), reading.fileno(), done, PIECE_BYTES):
-            done += sent
+    with open(source, "rb", buffering=0) as source_file, open(target, "xb", buffering=0) as target_file:
+        offset = 0
+        while sent := os.sendfile(target_file.fileno(), source_file.fileno(), offset, COPY_CHUNK_BYTES):
+            offset += sent
     _copy_stat(source, target)
 
 
 def _copy_stat(source: str, target: str) -> None:
-    found = os.stat(source)
-    os.chmod(target, stat.S_IMODE(found.st_mode))
-    os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
+    status = os.stat(source)
+    os.chmod(target, stat.S_IMODE(status.st_mode))
+    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def _unlink(path: str) -> None:
@@ -155,10 +153,10 @@ def _remove(path: str) -> Step:
 
 def _remove_folder(arrangement: Arrangement, folder: str) -> None:
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        os.chmod(folder, 0o700)  # one that its owner may not enter cannot be emptied
+        os.chmod(folder, 0o700)  # its owner cannot empty it without these rights
     with os.scandir(folder) as entries:
         for entry in entries:
-            arrangement.go_on()
+            arrangement.check_cancelled()
             if entry.is_dir(follow_symlinks=False):
                 _remove_folder(arrangement, entry.path)
             else:
@@ -169,47 +167,48 @@ def _remove_folder(arrangement: Arrangement, folder: str) -> None:
 def _write(path: str, text: str, mode: int) -> Step:
     def write(arrangement: Arrangement) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        part = f"{path}.{os.urandom(4).hex()}"
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        # A temporary file that is renamed: readers see the old or the new file, and a link is replaced.
+        temporary = f"{path}.{os.urandom(4).hex()}"
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with open(fd, "wb") as file:
                 file.write(text.encode("utf-8"))
-            os.chmod(part, mode)
-            os.replace(part, path)
+            os.chmod(temporary, mode)
+            os.replace(temporary, path)
         except BaseException:
-            _unlink(part)
+            _unlink(temporary)
             raise
 
     return write
 
 
-def _absent(unwanted: list[str], under: str, spared: list[str]) -> Step:
+def _check_absent(unwanted: list[str], under: str, excepted: list[str]) -> Step:
     def check(arrangement: Arrangement) -> None:
         names = {name for name in unwanted if not name.startswith("/")}
-        paths = {_place(name) for name in unwanted if name.startswith("/")}
-        closed = {os.path.realpath(folder) for folder in spared}
-        ahead = [os.path.realpath(under)]
-        while ahead:
-            arrangement.go_on()
-            for path, name, is_folder in _content(ahead.pop()):
-                if path in closed:
+        paths = {_resolve_parent(name) for name in unwanted if name.startswith("/")}
+        skipped = {os.path.realpath(folder) for folder in excepted}
+        pending = [os.path.realpath(under)]
+        while pending:
+            arrangement.check_cancelled()
+            for path, name, is_folder in _list_folder(pending.pop()):
+                if path in skipped:
                     continue
                 if name in names or path in paths:
-                    raise Fault(wire.FILES, f"{path} is there", path=path)
+                    raise RequestError(wire.FILES, f"{path} is there", {"path": path})
                 if is_folder:
-                    ahead.append(path)
+                    pending.append(path)
 
     return check
 
 
-def _place(path: str) -> str:
-    """Where `path` really lies, whatever links lead there; itself may be one."""
+def _resolve_parent(path: str) -> str:
+    """Resolve links in the folder of `path`, but not `path` itself."""
     parent, name = os.path.split(path.rstrip("/"))
     return os.path.join(os.path.realpath(parent), name)
 
 
-def _content(folder: str) -> list[tuple[str, str, bool]]:
-    """Path, name and whether it is a folder (no link), of all in `folder`; one that is gone is empty."""
+def _list_folder(folder: str) -> list[tuple[str, str, bool]]:
+    """Path, name and whether it is a folder (not a link) of each entry; a missing folder has none."""
     try:
         with os.scandir(folder) as entries:
             return [(entry.path, entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]

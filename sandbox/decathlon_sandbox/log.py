@@ -1,4 +1,4 @@
-"""The driver's own log: its stderr. A log that nobody reads never holds the driver up."""
+"""Log of the driver: its stderr, written without ever blocking."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 import select
 import sys
 
-_MAX_BYTES = 4000  # below PIPE_BUF: a pipe that polls as writable takes this much without blocking
+_MAX_BYTES = 4000  # below PIPE_BUF: a pipe that polls as writable accepts this much without blocking
 
 
 def log(text: str) -> None:
-    """Write a line, cut to 4 kB; it is lost when stderr is full or gone."""
+    """Write one entry of at most 4 kB. It is dropped if stderr is full or closed."""
     data = text.encode("utf-8", "replace")[:_MAX_BYTES].rstrip(b"\n") + b"\n"
     try:
         poll = select.poll()
@@ -21,12 +21,13 @@ def log(text: str) -> None:
         pass
 
 
-def log_failure(what: str) -> None:
-    """Write where the exception being handled comes from: without `traceback`, which would be an import."""
+def log_exception(message: str) -> None:
+    """Log the exception being handled, with the places it passed through."""
+    # Without the module `traceback`: it would be imported from a file system that an agent may have changed.
     kind, error, trace = sys.exc_info()
-    said = [f"decathlon: {what}: {kind.__name__ if kind else None}: {error}"]
+    lines = [f"decathlon: {message}: {kind.__name__ if kind else None}: {error}"]
     while trace is not None:
         code = trace.tb_frame.f_code
-        said.append(f"  {code.co_filename}:{trace.tb_lineno} in {code.co_name}")
+        lines.append(f"  {code.co_filename}:{trace.tb_lineno} in {code.co_name}")
         trace = trace.tb_next
-    log("\n".join(said))
+    log("\n".join(lines))

@@ -1,95 +1,94 @@
-"""`run`: one process that ends, and what it said."""
+"""`run`: a command that ends, and its output."""
 
 from __future__ import annotations
 
 import time
 
-from decathlon_sandbox import params as read
 from decathlon_sandbox import wire
-from decathlon_sandbox.family import environment
-from decathlon_sandbox.fault import Fault, reason
-from decathlon_sandbox.streams import Head, Source, Tail
+from decathlon_sandbox.rpc import RequestError, describe_error
+from decathlon_sandbox.streams import HeadBuffer, Reader, TailBuffer
+from decathlon_sandbox.supervisor import child_environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
-    from decathlon_sandbox.family import Child, Family
-    from decathlon_sandbox.loop import Loop
-    from decathlon_sandbox.request import Request
+    from decathlon_sandbox.event_loop import EventLoop
+    from decathlon_sandbox.rpc import Params, Request
+    from decathlon_sandbox.supervisor import Child, ProcessSupervisor
 
 CHANNEL_BYTES = 1 << 20
-MOST_OUTPUT_BYTES = 4 << 20
+MAX_OUTPUT_BYTES = 4 << 20
 
 
 class Run:
-    """Answers its request when the process has ended and its tree is gone, for whatever reason."""
+    """Runs one command and answers its request once the command and its process tree have ended."""
 
-    def __init__(self, loop: Loop, family: Family, request: Request, params: dict[str, Any]) -> None:
-        self._family = family
+    def __init__(
+        self, loop: EventLoop, supervisor: ProcessSupervisor, request: Request, params: Params
+    ) -> None:
+        self._supervisor = supervisor
         self._request = request
         self._timed_out = False
         self._cancelled = False
-        kept_bytes = read.whole_number(params, "output_bytes", MOST_OUTPUT_BYTES)
-        timeout_seconds = read.number(params, "timeout_seconds")
-        with_channel = read.flag(params, "channel")
-        self._leave = read.flag(params, "leave")
-        self._began_at = time.monotonic()
-        self._child = self._spawn(params, with_channel=with_channel)
-        self._stdout, self._stderr, self._channel = Tail(kept_bytes), Tail(kept_bytes), Head(CHANNEL_BYTES)
-        self._sources = [
-            Source(loop, self._child.stdout, self._stdout.feed),
-            Source(loop, self._child.stderr, self._stderr.feed),
+        output_bytes = params.integer("output_bytes", maximum=MAX_OUTPUT_BYTES)
+        timeout_seconds = params.number("timeout_seconds")
+        self._with_channel = params.boolean("channel")
+        self._keep_background = params.boolean("leave")
+        self._started_at = time.monotonic()
+        self._child = self._spawn(params)
+        self._stdout, self._stderr = TailBuffer(output_bytes), TailBuffer(output_bytes)
+        self._channel = HeadBuffer(CHANNEL_BYTES)
+        self._readers = [
+            Reader(loop, self._child.stdout, self._stdout.feed),
+            Reader(loop, self._child.stderr, self._stderr.feed),
         ]
-        if with_channel:
-            self._sources.append(Source(loop, self._child.channel, self._channel.feed))
-        self._with_channel = with_channel
-        self._deadline = loop.later(timeout_seconds, self._expire)
-        request.on_cancel = self._cancel
+        if self._with_channel:
+            self._readers.append(Reader(loop, self._child.channel, self._channel.feed))
+        self._deadline = loop.call_later(timeout_seconds, self._on_timeout)
+        request.on_cancel = self._on_cancel
 
-    def _spawn(self, params: dict[str, Any], *, with_channel: bool) -> Child:
-        argv = read.strings(params, "argv")
+    def _spawn(self, params: Params) -> Child:
+        argv = params.strings("argv")
         if not argv or not argv[0]:
-            raise Fault(wire.BAD_PARAMS, "`argv` must name a program")
-        env = environment(read.one_of(params, "inherit", "all", "minimal"), read.named_strings(params, "env"))
+            raise RequestError(wire.BAD_PARAMS, "`argv` must name a program")
+        env = child_environment(params.one_of("inherit", "all", "minimal"), params.string_mapping("env"))
         try:
-            return self._family.spawn(
-                argv, cwd=read.path(params, "cwd"), env=env, on_exit=self._exited, channel=with_channel
+            return self._supervisor.spawn(
+                argv, cwd=params.path("cwd"), env=env, on_exit=self._on_exit, channel=self._with_channel
             )
         except (OSError, ValueError) as error:
-            raise Fault(wire.SPAWN, f"{argv[0]} cannot be run: {reason(error)}") from None
+            raise RequestError(wire.SPAWN, f"{argv[0]} cannot be run: {describe_error(error)}") from None
 
-    def _expire(self) -> None:
+    def _on_timeout(self) -> None:
         self._timed_out = True
-        self._family.end(self._child, lambda: None)
+        self._supervisor.kill_tree(self._child, lambda: None)
 
-    def _cancel(self) -> None:
+    def _on_cancel(self) -> None:
         self._cancelled = True
-        self._family.end(self._child, lambda: None)
+        self._supervisor.kill_tree(self._child, lambda: None)
 
-    def _exited(self, exit_code: int) -> None:
+    def _on_exit(self, exit_code: int) -> None:
         self._deadline.cancel()
-        self._seconds = time.monotonic() - self._began_at
-        if self._leave and not (self._timed_out or self._cancelled):
-            self._family.leave(self._child)
-            # Whoever lives on may write to these pipes: read on, or it is ended by a broken one.
-            for source in self._sources:
-                source.take()
-            self._answer()
+        self._seconds = time.monotonic() - self._started_at
+        if self._keep_background and not (self._timed_out or self._cancelled):
+            self._supervisor.keep_background(self._child)
+            # The readers stay open: a background process that writes to a closed pipe would be killed.
+            for reader in self._readers:
+                reader.read_available()
+            self._respond()
         else:
-            self._family.end(self._child, self._clear)
+            self._supervisor.kill_tree(self._child, self._on_tree_killed)
 
-    def _clear(self) -> None:
-        for source in self._sources:
-            source.drain()
-        self._answer()
+    def _on_tree_killed(self) -> None:
+        for reader in self._readers:
+            reader.drain()
+        self._respond()
 
-    def _answer(self) -> None:
+    def _respond(self) -> None:
         if self._cancelled:
-            self._request.fail(Fault(wire.CANCELLED, "the run was given up"))
+            self._request.fail(RequestError(wire.CANCELLED, "the run was cancelled"))
             return
         code = self._child.exit_code
-        self._request.answer(
+        self._request.reply(
             {
                 "exit_code": code if code is not None and code >= 0 else None,
                 "signal": -code if code is not None and code < 0 else None,

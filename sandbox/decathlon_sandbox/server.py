@@ -1,87 +1,199 @@
-"""One of the task's servers, however it is reached."""
+"""One of the task's MCP servers: what all transports share, and servers on stdio."""
 
 from __future__ import annotations
 
 import enum
+import os
+import signal
 import time
 
 from decathlon_sandbox import wire
-from decathlon_sandbox.fault import Fault
-from decathlon_sandbox.session import Session
+from decathlon_sandbox.mcp_session import McpSession
+from decathlon_sandbox.rpc import RequestError, describe_error
+from decathlon_sandbox.streams import LineSplitter, Reader, TailBuffer, Writer
+from decathlon_sandbox.supervisor import child_environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from decathlon_sandbox.event_loop import EventLoop
+    from decathlon_sandbox.rpc import Params
+    from decathlon_sandbox.streams import Backpressure
+    from decathlon_sandbox.supervisor import Child, ProcessSupervisor
 
-class State(enum.Enum):
+STDERR_BYTES = 8192
+MAX_UNREAD_BYTES = wire.MAX_LINE_BYTES
+"""Limit of what is queued for a server that does not read its stdin."""
+EXIT_SECONDS = 1.0
+"""How long a server that closed its stdout may take to exit before it counts as lost."""
+ENVELOPE_BYTES = 1024
+"""Upper limit of what a reply grows by when it is relayed."""
+
+
+class ServerState(enum.Enum):
     STARTING = "starting"
-    UP = "up"
+    RUNNING = "running"
     ENDED = "ended"
 
 
 class Server:
-    """A session and the way its messages go. Ends by itself (`on_lost`, once) or is stopped."""
+    """A session and its transport. It ends by itself (`on_lost` is called once) or is stopped."""
 
     def __init__(self, name: str, request_seconds: float | None) -> None:
         self.name = name
         self.request_seconds = request_seconds
-        self.state = State.STARTING
-        self.began_at = time.monotonic()
-        self.fault = Fault(wire.SERVER, f"server {name} is not up")
-        """Why it cannot be called, while it cannot."""
+        self.state = ServerState.STARTING
+        self.started_at = time.monotonic()
+        # Why the server cannot be called; meaningful while it is not running.
+        self.error = RequestError(wire.SERVER, f"server {name} is not up")
         self.on_lost: Callable[[Server], object] = lambda server: None
-        self.on_notice: Callable[[Server, str, dict[str, Any]], object] = lambda server, method, params: None
-        self.session = Session(name, self.post, lambda method, params: self.on_notice(self, method, params))
+        self.on_notification: Callable[[Server, str, dict[str, Any]], object] = (
+            lambda server, method, params: None
+        )
+        self.session = McpSession(
+            name, self.send, lambda method, params: self.on_notification(self, method, params)
+        )
 
     def open(self) -> None:
-        """Start it, or the way to it. Raises Fault."""
+        """Start the server or its transport. Raises RequestError."""
         raise NotImplementedError
 
-    def post(self, data: bytes, number: int | None) -> None:
-        """Send one message; `number` is the id where it is a request. Raises Fault."""
+    def send(self, data: bytes, request_id: int | None) -> None:
+        """Send one message; `request_id` is None for notifications and responses. Raises RequestError."""
         raise NotImplementedError
 
-    def stop(self, then: Callable[[], object]) -> None:
-        """End it at once, with all that stems from it, then call."""
+    def stop(self, on_done: Callable[[], object]) -> None:
+        """End the server and its process tree at once, then call `on_done`."""
         raise NotImplementedError
 
-    def agreed(self, protocol: str) -> None:
-        """The revision that both speak from now on."""
+    def set_protocol(self, version: str) -> None:
+        """Use this MCP revision from now on."""
 
-    def dropped(self, number: int) -> None:
-        """Nobody waits for this request any more."""
+    def abandon(self, request_id: int) -> None:
+        """Free what a request holds whose reply is no longer needed."""
 
-    def hang_up(self) -> None:
-        """The polite beginning of an end: no more messages will come from us."""
+    def begin_close(self) -> None:
+        """Start a graceful shutdown: no more messages will be sent."""
 
-    def wait(self, until: float) -> None:
-        """Until what `hang_up` began is done; not past `until` (monotonic). Blocks."""
+    def wait_closed(self, deadline: float) -> None:
+        """Block until the graceful shutdown is done, at most until `deadline` (monotonic clock)."""
 
     def terminate(self) -> None:
-        """The less polite sequel."""
+        """Ask the server's processes to exit, with SIGTERM."""
 
     @property
     def alive(self) -> bool:
-        """Is there a process of ours behind it?"""
+        """Whether the server is a process of the driver that still runs."""
         return False
 
-    def last_words(self) -> dict[str, Any]:
-        """`stderr` (last lines) and `exit_code` (negative: a signal's), where there are such."""
+    def exit_details(self) -> dict[str, Any]:
+        """The end of its `stderr` and its `exit_code` (negative: a signal), if it has them."""
         return {"exit_code": None, "stderr": ""}
 
-    def lost(self, why: str) -> None:
-        """It has ended by itself: whoever waits for it is told."""
-        if self.state is State.ENDED:
+    def mark_lost(self, reason: str) -> None:
+        """The server has ended by itself: fail its requests and call `on_lost`."""
+        if self.state is ServerState.ENDED:
             return
-        self.state = State.ENDED
-        self.fault = Fault(wire.SERVER, f"server {self.name} {why}", server=self.name, **self.last_words())
-        self.session.fail_all(self.fault)
+        self.state = ServerState.ENDED
+        data = {"server": self.name, **self.exit_details()}
+        self.error = RequestError(wire.SERVER, f"server {self.name} {reason}", data)
+        self.session.fail_all(self.error)
         self.on_lost(self)
 
-    def ended(self, fault: Fault) -> None:
-        """It is being stopped: whoever waits for it gets `fault`."""
-        self.state = State.ENDED
-        self.fault = fault
-        self.session.fail_all(fault)
+    def mark_ended(self, error: RequestError) -> None:
+        """The server is being stopped: fail its requests with `error`."""
+        self.state = ServerState.ENDED
+        self.error = error
+        self.session.fail_all(error)
+
+
+class StdioServer(Server):
+    """A server that is a child process: messages on its stdin and stdout, one per line."""
+
+    def __init__(
+        self, loop: EventLoop, supervisor: ProcessSupervisor, backpressure: Backpressure, settings: Params
+    ) -> None:
+        super().__init__(settings.string("name"), settings.optional_number("request_seconds"))
+        self._loop = loop
+        self._supervisor = supervisor
+        self._backpressure = backpressure
+        path = settings.string("path") if settings.has("path") else None
+        self._argv = [settings.string("command"), *settings.strings("args")]
+        self._cwd = settings.path("cwd")
+        self._env = child_environment(
+            settings.one_of("inherit", "all", "minimal"), settings.string_mapping("env"), path
+        )
+        self._stderr = TailBuffer(STDERR_BYTES)
+        self._losing = False
+
+    def open(self) -> None:
+        try:
+            self._child: Child = self._supervisor.spawn(
+                self._argv, cwd=self._cwd, env=self._env, on_exit=self._on_exit, stdin=True
+            )
+        except (OSError, ValueError) as error:
+            message = f"server {self.name} cannot be started: {self._argv[0]}: {describe_error(error)}"
+            data = {"server": self.name, **super().exit_details()}
+            raise RequestError(wire.SERVER, message, data) from None
+        lines = LineSplitter(
+            wire.MAX_LINE_BYTES - ENVELOPE_BYTES, self.session.receive_line, self.session.receive_overlong
+        )
+        self._stdin = Writer(self._loop, self._child.stdin)
+        self._stdout_reader = Reader(
+            self._loop, self._child.stdout, lines.feed, self._on_stdout_closed, self._backpressure
+        )
+        self._stderr_reader = Reader(self._loop, self._child.stderr, self._stderr.feed)
+
+    def send(self, data: bytes, request_id: int | None) -> None:
+        if self._stdin.queued_bytes + len(data) > MAX_UNREAD_BYTES:
+            message = f"server {self.name} does not read its input"
+            raise RequestError(wire.SERVER, message, {"server": self.name})
+        self._stdin.send(data + b"\n")
+
+    def begin_close(self) -> None:
+        self._stdin.close()
+
+    def terminate(self) -> None:
+        try:
+            os.killpg(self._child.pid, signal.SIGTERM)
+        except OSError:
+            pass
+
+    def stop(self, on_done: Callable[[], object]) -> None:
+        self._supervisor.kill_tree(self._child, lambda: (self._close_pipes(), on_done()))
+
+    @property
+    def alive(self) -> bool:
+        return self._child.exit_code is None
+
+    def exit_details(self) -> dict[str, Any]:
+        return {"exit_code": self._child.exit_code, "stderr": self._stderr.text()}
+
+    def _on_stdout_closed(self) -> None:
+        # No reply can come any more. Usually the process is about to exit, and its exit code says more than
+        # the closed pipe.
+        self._loop.call_later(EXIT_SECONDS, lambda: self._lose("closed its stdout"))
+
+    def _on_exit(self, exit_code: int) -> None:
+        self._lose(
+            f"ended with exit code {exit_code}" if exit_code >= 0 else f"was ended by signal {-exit_code}"
+        )
+
+    def _lose(self, reason: str) -> None:
+        """Kill what is left of the process tree, read the rest of its output, then report the loss."""
+        if self._losing or self.state is ServerState.ENDED:
+            return
+        self._losing = True
+
+        def on_killed() -> None:
+            self._close_pipes()
+            self.mark_lost(reason)
+
+        self._supervisor.kill_tree(self._child, on_killed)
+
+    def _close_pipes(self) -> None:
+        self._stdout_reader.drain()
+        self._stderr_reader.drain()
+        self._stdin.close()

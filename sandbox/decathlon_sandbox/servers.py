@@ -1,158 +1,315 @@
-"""All of the task's servers: `start`, `call` and `freeze`."""
+"""`start`, `call` and `freeze`: all of the task's MCP servers."""
 
 from __future__ import annotations
 
 import time
 
-from decathlon_sandbox import params as read
 from decathlon_sandbox import wire
-from decathlon_sandbox.calls import Call
-from decathlon_sandbox.fault import Fault
-from decathlon_sandbox.server import Server, State
-from decathlon_sandbox.starts import Start
+from decathlon_sandbox.mcp_session import Handshake, ReplyHandler
+from decathlon_sandbox.rpc import RequestError
+from decathlon_sandbox.server import Server, ServerState, StdioServer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
-    from decathlon_sandbox.family import Family
-    from decathlon_sandbox.loop import Loop
-    from decathlon_sandbox.request import Request
-    from decathlon_sandbox.streams import Gate
+    from decathlon_sandbox.event_loop import EventLoop, Timer
+    from decathlon_sandbox.rpc import Params, Request
+    from decathlon_sandbox.streams import Backpressure
+    from decathlon_sandbox.supervisor import ProcessSupervisor
 
     Notify = Callable[[str, dict[str, Any]], object]
 
-HANG_UP_SECONDS = 1.0
-"""How long a frozen server may take to end once its stdin has; then SIGTERM, after as long again SIGKILL."""
-LOOK_SECONDS = 0.01
-CALLABLE = ("tools/call", "tools/list")
+CLOSE_SECONDS = 1.0
+"""How long a frozen server may take to exit after its stdin is closed, and again after SIGTERM."""
+EXIT_POLL_SECONDS = 0.01
+CALLABLE_METHODS = ("tools/call", "tools/list")
 
 
 class Servers:
-    """By name; frozen once and for good."""
+    """All servers by name. A freeze is permanent."""
 
-    def __init__(self, loop: Loop, family: Family, gate: Gate, notify: Notify) -> None:
+    def __init__(
+        self, loop: EventLoop, supervisor: ProcessSupervisor, backpressure: Backpressure, notify: Notify
+    ) -> None:
         self._loop = loop
-        self._family = family
-        self._gate = gate
+        self._supervisor = supervisor
+        self._backpressure = backpressure
         self._notify = notify
         self._servers: dict[str, Server] = {}
-        self._starts: set[Start] = set()
-        self._calls: dict[str, dict[int, Call]] = {}
+        self._startups: set[Startup] = set()
+        self._calls: dict[str, dict[int, RelayedCall]] = {}
         self._frozen = False
 
-    def start(self, request: Request, params: dict[str, Any]) -> None:
-        self._refuse_frozen()
-        deadline_seconds = read.number(params, "deadline_seconds")
-        servers = [self._make(settings) for settings in read.objects(params, "servers")]
+    def start(self, request: Request, params: Params) -> None:
+        self._check_not_frozen()
+        deadline_seconds = params.number("deadline_seconds")
+        servers = [self._create(settings) for settings in params.objects("servers")]
         names = [server.name for server in servers]
         for name in names:
             known = self._servers.get(name)
-            if names.count(name) > 1 or (known is not None and known.state is not State.ENDED):
-                raise Fault(wire.BAD_PARAMS, f"there is a server {name} already")
+            if names.count(name) > 1 or (known is not None and known.state is not ServerState.ENDED):
+                raise RequestError(wire.BAD_PARAMS, f"there is already a server named {name}")
         self._servers.update({server.name: server for server in servers})
-        start = Start(self._loop, request, servers, deadline_seconds, self._lost, self._starts.discard)
-        self._starts.add(start)
-        start.begin()
-
-    def call(self, request: Request, params: dict[str, Any]) -> None:
-        self._refuse_frozen()
-        server = self._servers.get(read.text(params, "server"))
-        if server is None:
-            raise Fault(wire.BAD_PARAMS, f"no server {params['server']}")
-        if server.state is not State.UP:
-            raise server.fault
-        method = read.one_of(params, "method", *CALLABLE)
-        timeout_seconds = read.optional_number(params, "timeout_seconds")
-        running = self._calls.setdefault(server.name, {})
-        running[request.id] = call = Call(
-            self._loop, request, server, self._notify, lambda: running.pop(request.id, None)
+        startup = Startup(
+            self._loop, request, servers, deadline_seconds, self._on_lost, self._startups.discard
         )
-        call.begin(method, read.mapping(params, "params"), timeout_seconds)
+        self._startups.add(startup)
+        startup.begin()
 
-    def freeze(self, request: Request, params: dict[str, Any]) -> None:
-        """Everything stops: servers as the MCP SDK stops them, whatever is left with SIGKILL."""
-        self._family.spare(read.strings(params, "spare"))
+    def call(self, request: Request, params: Params) -> None:
+        self._check_not_frozen()
+        name = params.string("server")
+        server = self._servers.get(name)
+        if server is None:
+            raise RequestError(wire.BAD_PARAMS, f"there is no server named {name}")
+        if server.state is not ServerState.RUNNING:
+            raise server.error
+        method = params.one_of("method", *CALLABLE_METHODS)
+        timeout_seconds = params.optional_number("timeout_seconds")
+        running = self._calls.setdefault(server.name, {})
+        call = RelayedCall(self._loop, request, server, self._notify, lambda: running.pop(request.id, None))
+        running[request.id] = call
+        call.begin(method, params.mapping("params"), timeout_seconds)
+
+    def freeze(self, request: Request, params: Params) -> None:
+        """Stop servers the way the MCP SDK does, then kill everything that is left."""
+        self._supervisor.exempt_matching(params.strings("spare"))
         self._frozen = True
-        before = self._family.everybody() - self._family.spared
-        fault = Fault(wire.FROZEN, "the sandbox is frozen")
-        for start in tuple(self._starts):
-            start.give_up(fault)
-        ending = [server for server in self._servers.values() if server.state is not State.ENDED]
-        for server in ending:
-            server.ended(fault)
-            server.hang_up()
+        processes = self._supervisor.all_processes() - self._supervisor.exempt
+        frozen = RequestError(wire.FROZEN, "the sandbox is frozen")
+        for startup in tuple(self._startups):
+            startup.fail(frozen)
+        closing = [server for server in self._servers.values() if server.state is not ServerState.ENDED]
+        for server in closing:
+            server.mark_ended(frozen)
+            server.begin_close()
 
-        def killed(left: set[int]) -> None:
-            if left:
-                request.fail(Fault(wire.INTERNAL, f"{len(left)} processes would not die", pids=sorted(left)))
+        def on_killed(alive: set[int]) -> None:
+            if alive:
+                message = f"{len(alive)} processes cannot be killed"
+                request.fail(RequestError(wire.INTERNAL, message, {"pids": sorted(alive)}))
             else:
-                request.answer({"killed": len(before)})
+                request.reply({"killed": len(processes)})
 
-        self._see_off(ending, lambda: self._family.end_all(killed))
+        self._wait_for_exit(closing, lambda: self._supervisor.kill_all(on_killed))
 
-    def leave(self) -> None:
-        """The driver ends: servers that are not our processes are told so."""
+    def begin_close(self) -> None:
+        """The driver is about to exit: close the sessions of servers that are not its processes."""
         for server in self._servers.values():
-            if server.state is not State.ENDED:
-                server.hang_up()
+            if server.state is not ServerState.ENDED:
+                server.begin_close()
 
-    def wait(self) -> None:
-        """Until they have been told, at most a second. Blocks: for the very end only."""
-        until = time.monotonic() + HANG_UP_SECONDS
+    def wait_closed(self) -> None:
+        """Block until the sessions are closed, at most CLOSE_SECONDS."""
+        deadline = time.monotonic() + CLOSE_SECONDS
         for server in self._servers.values():
-            server.wait(until)
+            server.wait_closed(deadline)
 
-    def _make(self, settings: dict[str, Any]) -> Server:
-        kind = read.one_of(settings, "type", "stdio", "sse", "streamable_http")
-        if kind == "stdio":
-            from decathlon_sandbox.stdio_server import StdioServer
-
-            server: Server = StdioServer(self._loop, self._family, self._gate, settings)
-        elif kind == "sse":
-            from decathlon_sandbox.sse_server import SseServer
-
-            server = SseServer(self._loop, self._gate, settings)
+    def _create(self, settings: Params) -> Server:
+        transport = settings.one_of("type", "stdio", "sse", "streamable_http")
+        if transport == "stdio":
+            server: Server = StdioServer(self._loop, self._supervisor, self._backpressure, settings)
         else:
-            from decathlon_sandbox.http_server import HttpServer
+            # Imported late: it needs the HTTP client of the standard library, which takes long to import.
+            from decathlon_sandbox.http_servers import SseServer, StreamableHttpServer
 
-            server = HttpServer(self._loop, self._gate, settings)
-        server.on_notice = self._noticed
+            create = SseServer if transport == "sse" else StreamableHttpServer
+            server = create(self._loop, self._backpressure, settings)
+        server.on_notification = self._on_notification
         return server
 
-    def _refuse_frozen(self) -> None:
+    def _check_not_frozen(self) -> None:
         if self._frozen:
-            raise Fault(wire.FROZEN, "the sandbox is frozen")
+            raise RequestError(wire.FROZEN, "the sandbox is frozen")
 
-    def _see_off(self, ending: list[Server], then: Callable[[], object]) -> None:
-        """Wait for the processes of servers that were hung up on; one SIGTERM; not for ever."""
-        began_at, told = time.monotonic(), False
+    def _wait_for_exit(self, closing: list[Server], on_done: Callable[[], object]) -> None:
+        """Wait for servers whose stdin was closed; after CLOSE_SECONDS send SIGTERM, then wait once more."""
+        started_at, terminated = time.monotonic(), False
 
-        def look() -> None:
-            nonlocal told
-            waited = time.monotonic() - began_at
-            alive = [server for server in ending if server.alive]
-            if not alive or waited >= 2 * HANG_UP_SECONDS:
-                then()
+        def poll() -> None:
+            nonlocal terminated
+            elapsed = time.monotonic() - started_at
+            alive = [server for server in closing if server.alive]
+            if not alive or elapsed >= 2 * CLOSE_SECONDS:
+                on_done()
                 return
-            if waited >= HANG_UP_SECONDS and not told:
-                told = True
+            if elapsed >= CLOSE_SECONDS and not terminated:
+                terminated = True
                 for server in alive:
                     server.terminate()
-            self._loop.later(LOOK_SECONDS, look)
+            self._loop.call_later(EXIT_POLL_SECONDS, poll)
 
-        look()
+        poll()
 
-    def _lost(self, server: Server) -> None:
-        self._notify(wire.EXITED, {"server": server.name, **server.last_words()})
+    def _on_lost(self, server: Server) -> None:
+        self._notify(wire.EXITED, {"server": server.name, **server.exit_details()})
 
-    def _noticed(self, server: Server, method: str, params: dict[str, Any]) -> None:
-        if server.state is not State.UP:
+    def _on_notification(self, server: Server, method: str, params: dict[str, Any]) -> None:
+        if server.state is not ServerState.RUNNING:
             return
         if method == "notifications/tools/list_changed":
             self._notify(wire.CHANGED, {"server": server.name})
         elif method == "notifications/message":
             running = self._calls.get(server.name) or {}
-            number = next(iter(running)) if len(running) == 1 else None
-            self._notify(wire.MESSAGE, {"id": number, "server": server.name, "params": params})
+            request_id = next(iter(running)) if len(running) == 1 else None
+            self._notify(wire.MESSAGE, {"id": request_id, "server": server.name, "params": params})
+
+
+class Startup:
+    """One `start` request: succeeds once all servers run, or stops all of them after the first failure.
+
+    `on_lost` is called later for servers that were started and then end by themselves.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        request: Request,
+        servers: Sequence[Server],
+        deadline_seconds: float,
+        on_lost: Callable[[Server], object],
+        on_end: Callable[[Startup], object],
+    ) -> None:
+        self._loop = loop
+        self._request = request
+        self._servers = servers
+        self._deadline_seconds = deadline_seconds
+        self._on_lost = on_lost
+        self._on_end = on_end
+        self._infos: dict[str, dict[str, Any]] = {}
+        self._opened: list[Server] = []
+        self._ended = False
+
+    def begin(self) -> None:
+        cancelled = RequestError(wire.CANCELLED, "the start was cancelled")
+        self._request.on_cancel = lambda: self.fail(cancelled)
+        self._deadline = self._loop.call_later(self._deadline_seconds, self._on_deadline)
+        for server in self._servers:
+            server.on_lost = lambda lost: self.fail(_with_details(lost.error, lost))
+            try:
+                server.open()
+            except RequestError as error:
+                self.fail(error)
+                return
+            self._opened.append(server)
+        for server in self._servers:
+            self._begin_handshake(server)
+        self._succeed_if_complete()
+
+    def fail(self, error: RequestError) -> None:
+        """Stop all servers of this request, then answer it with `error`."""
+        if self._ended:
+            return
+        self._end()
+        for server in self._servers:
+            message = f"server {server.name} was stopped: {error.message}"
+            server.mark_ended(RequestError(wire.SERVER, message, {"server": server.name}))
+        remaining = len(self._opened)
+
+        def on_stopped() -> None:
+            nonlocal remaining
+            remaining -= 1
+            if remaining <= 0:
+                self._request.fail(error)
+
+        for server in self._opened:
+            server.stop(on_stopped)
+        if not self._opened:
+            on_stopped()
+
+    def _begin_handshake(self, server: Server) -> None:
+        def on_success(info: dict[str, Any]) -> None:
+            if self._ended:
+                return
+            seconds = round(time.monotonic() - server.started_at, 6)
+            self._infos[server.name] = {**info, "seconds": seconds}
+            self._succeed_if_complete()
+
+        def on_failure(error: RequestError) -> None:
+            self.fail(_with_details(error, server))
+
+        if not self._ended:
+            Handshake(server.session, server.set_protocol, on_success, on_failure).start()
+
+    def _succeed_if_complete(self) -> None:
+        if self._ended or len(self._infos) < len(self._servers):
+            return
+        self._end()
+        for server in self._servers:
+            server.state = ServerState.RUNNING
+            server.on_lost = self._on_lost
+        self._request.reply({"servers": self._infos})
+
+    def _on_deadline(self) -> None:
+        silent = next(server for server in self._servers if server.name not in self._infos)
+        message = f"server {silent.name} was not up after {self._deadline_seconds:g} s"
+        self.fail(_with_details(RequestError(wire.SERVER, message), silent))
+
+    def _end(self) -> None:
+        self._ended = True
+        self._deadline.cancel()
+        self._on_end(self)
+
+
+class RelayedCall(ReplyHandler):
+    """One `call` request: ends with the server's reply, a timeout, a cancellation or the server's end."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        request: Request,
+        server: Server,
+        notify: Notify,
+        on_end: Callable[[], object],
+    ) -> None:
+        self._loop = loop
+        self._request = request
+        self._server = server
+        self._notify = notify
+        self._on_end = on_end
+        self._deadline: Timer | None = None
+
+    def begin(self, method: str, params: dict[str, Any], timeout_seconds: float | None) -> None:
+        """Send the request. `timeout_seconds` None means the server's `request_seconds`, if it has one."""
+        if timeout_seconds is None:
+            timeout_seconds = self._server.request_seconds
+        try:
+            self._session_request_id = self._server.session.request(method, params, self)
+        except RequestError as error:
+            self.on_error(error)
+            return
+        if timeout_seconds is not None:
+            message = f"server {self._server.name} has not answered within {timeout_seconds:g} s"
+            timeout = RequestError(wire.TIMEOUT, message)
+            self._deadline = self._loop.call_later(timeout_seconds, lambda: self._abandon(timeout))
+        cancelled = RequestError(wire.CANCELLED, "the call was cancelled")
+        self._request.on_cancel = lambda: self._abandon(cancelled)
+
+    def on_reply(self, message: dict[str, Any], line: bytes) -> None:
+        self._end()
+        self._request.reply_encoded(line)
+
+    def on_error(self, error: RequestError) -> None:
+        self._end()
+        self._request.fail(error)
+
+    def on_progress(self, params: dict[str, Any]) -> None:
+        self._notify(wire.PROGRESS, {"id": self._request.id, "params": params})
+
+    def _abandon(self, error: RequestError) -> None:
+        self._server.session.abandon(self._session_request_id, error.message)
+        self._server.abandon(self._session_request_id)
+        self.on_error(error)
+
+    def _end(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._on_end()
+
+
+def _with_details(error: RequestError, server: Server) -> RequestError:
+    """Add the server's name and exit details to an error that lacks them."""
+    error.data = {"server": server.name, **server.exit_details(), **error.data}
+    return error

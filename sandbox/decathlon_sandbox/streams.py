@@ -1,4 +1,4 @@
-"""Descriptors that never block: bytes in, bytes out, and the gate that holds readers while nobody takes."""
+"""Non-blocking byte streams: readers and writers of descriptors, backpressure, bounded buffers and lines."""
 
 from __future__ import annotations
 
@@ -10,103 +10,108 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from decathlon_sandbox.loop import Loop
+    from decathlon_sandbox.event_loop import EventLoop
 
 CHUNK_BYTES = 1 << 16
 PIPE_BYTES = 1 << 20
-"""More than a pipe holds unless root made it larger."""
+"""Default upper limit of a pipe's capacity; only root can exceed it."""
+LINE_EDGE_BYTES = 1024
 
 
-class Gate:
-    """Open or shut. While it is shut, sources that stand behind it do not read, and threads wait."""
+class Backpressure:
+    """Pauses readers and threads while the server does not read the driver's output."""
 
     def __init__(self) -> None:
-        self._open = threading.Event()
-        self._open.set()
-        self._sources: set[Source] = set()
+        self._not_paused = threading.Event()
+        self._not_paused.set()
+        self._readers: set[Reader] = set()
 
     @property
-    def is_open(self) -> bool:
-        return self._open.is_set()
+    def paused(self) -> bool:
+        return not self._not_paused.is_set()
 
-    def set(self, *, is_open: bool) -> None:
-        if is_open == self._open.is_set():
-            return
-        if is_open:
-            self._open.set()
-        else:
-            self._open.clear()
-        for source in tuple(self._sources):
-            source.heed()
+    def pause(self) -> None:
+        if not self.paused:
+            self._not_paused.clear()
+            self._update_readers()
+
+    def resume(self) -> None:
+        if self.paused:
+            self._not_paused.set()
+            self._update_readers()
 
     def wait(self) -> None:
-        """For threads other than the loop's."""
-        self._open.wait()
+        """Block until not paused. Only for threads other than the event loop's."""
+        self._not_paused.wait()
 
-    def admit(self, source: Source) -> None:
-        self._sources.add(source)
+    def add(self, reader: Reader) -> None:
+        self._readers.add(reader)
 
-    def dismiss(self, source: Source) -> None:
-        self._sources.discard(source)
+    def discard(self, reader: Reader) -> None:
+        self._readers.discard(reader)
+
+    def _update_readers(self) -> None:
+        for reader in tuple(self._readers):
+            reader.update()
 
 
-class Source:
-    """What comes out of a descriptor, in chunks. Owns the descriptor."""
+class Reader:
+    """Reads chunks from a descriptor. Owns the descriptor."""
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         fd: int,
         on_chunk: Callable[[bytes], object],
         on_end: Callable[[], object] | None = None,
-        gate: Gate | None = None,
+        backpressure: Backpressure | None = None,
     ) -> None:
         self._loop = loop
         self._fd = fd
         self._on_chunk = on_chunk
         self._on_end = on_end
-        self._gate = gate
-        self._watched = False
+        self._backpressure = backpressure
+        self._watching = False
         self._closed = False
         os.set_blocking(fd, False)
-        if gate is not None:
-            gate.admit(self)
-        self.heed()
+        if backpressure is not None:
+            backpressure.add(self)
+        self.update()
 
-    def heed(self) -> None:
-        """Read, or do not, as the gate says."""
-        wanted = not self._closed and (self._gate is None or self._gate.is_open)
-        if wanted and not self._watched:
-            self._loop.reads(self._fd, self._pump)
-        elif self._watched and not wanted:
-            self._loop.forget(self._fd)
-        self._watched = wanted
+    def update(self) -> None:
+        """Start or stop watching the descriptor, depending on the backpressure."""
+        watch = not self._closed and not (self._backpressure is not None and self._backpressure.paused)
+        if watch and not self._watching:
+            self._loop.add_reader(self._fd, self._on_readable)
+        elif self._watching and not watch:
+            self._loop.remove(self._fd)
+        self._watching = watch
 
-    def drain(self) -> None:
-        """Take what is there already, at most what a pipe holds, and close."""
-        self.take()
-        self.close()
-
-    def take(self) -> None:
-        """Take what is there already, at most what a pipe holds."""
-        taken = 0
-        while not self._closed and taken < PIPE_BYTES:
+    def read_available(self) -> None:
+        """Read what is already there, at most the capacity of a pipe."""
+        read_bytes = 0
+        while not self._closed and read_bytes < PIPE_BYTES:
             chunk = self._read()
             if not chunk:
                 break
-            taken += len(chunk)
+            read_bytes += len(chunk)
             self._on_chunk(chunk)
+
+    def drain(self) -> None:
+        """Read what is already there, then close."""
+        self.read_available()
+        self.close()
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        self.heed()
-        if self._gate is not None:
-            self._gate.dismiss(self)
+        self.update()
+        if self._backpressure is not None:
+            self._backpressure.discard(self)
         os.close(self._fd)
 
-    def _pump(self) -> None:
+    def _on_readable(self) -> None:
         chunk = self._read()
         if chunk:
             self._on_chunk(chunk)
@@ -116,7 +121,7 @@ class Source:
                 self._on_end()
 
     def _read(self) -> bytes | None:
-        """A chunk; b"" at the end; None when there is nothing yet."""
+        """Return a chunk, b"" at the end, or None if nothing is there yet."""
         try:
             return os.read(self._fd, CHUNK_BYTES)
         except BlockingIOError:
@@ -125,30 +130,33 @@ class Source:
             return b""
 
 
-class Sink:
-    """Bytes into a descriptor, kept while the other end does not read. Owns the descriptor."""
+class Writer:
+    """Writes to a descriptor and queues what it does not accept yet. Owns the descriptor.
+
+    Pauses `backpressure` while more than `high_water_bytes` are queued.
+    """
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         fd: int,
         *,
         on_broken: Callable[[], object] | None = None,
-        gate: Gate | None = None,
-        high_bytes: int = 1 << 20,
+        backpressure: Backpressure | None = None,
+        high_water_bytes: int = 1 << 20,
     ) -> None:
         self._loop = loop
         self._fd = fd
         self._on_broken = on_broken
-        self._gate = gate
-        self._high_bytes = high_bytes
+        self._backpressure = backpressure
+        self._high_water_bytes = high_water_bytes
         self._queue: collections.deque[memoryview] = collections.deque()
         self._closed = False
-        self.waiting_bytes = 0
+        self.queued_bytes = 0
         os.set_blocking(fd, False)
 
     def send(self, data: bytes) -> None:
-        """Write now what can be written, the rest later; nothing once it is closed or broken."""
+        """Write what is accepted now and queue the rest. No effect once closed or broken."""
         if self._closed:
             return
         rest = memoryview(data)
@@ -156,36 +164,36 @@ class Sink:
             rest = rest[self._write(rest) :]
             if self._closed or not rest:
                 return
-            self._loop.writes(self._fd, self._pump)
+            self._loop.add_writer(self._fd, self._on_writable)
         self._queue.append(rest)
-        self.waiting_bytes += len(rest)
-        if self._gate is not None and self.waiting_bytes > self._high_bytes:
-            self._gate.set(is_open=False)
+        self.queued_bytes += len(rest)
+        if self._backpressure is not None and self.queued_bytes > self._high_water_bytes:
+            self._backpressure.pause()
 
     def close(self) -> None:
-        """What was not written yet is lost."""
+        """Close the descriptor; queued data is lost."""
         if self._closed:
             return
         self._closed = True
-        self._loop.forget(self._fd)
+        self._loop.remove(self._fd)
         self._queue.clear()
-        self.waiting_bytes = 0
+        self.queued_bytes = 0
         os.close(self._fd)
 
-    def _pump(self) -> None:
+    def _on_writable(self) -> None:
         head = self._queue[0]
         written = self._write(head)
         if self._closed:
             return
-        self.waiting_bytes -= written
+        self.queued_bytes -= written
         if written < len(head):
             self._queue[0] = head[written:]
             return
         self._queue.popleft()
         if not self._queue:
-            self._loop.forget(self._fd)
-        if self._gate is not None and self.waiting_bytes <= self._high_bytes:
-            self._gate.set(is_open=True)
+            self._loop.remove(self._fd)
+        if self._backpressure is not None and self.queued_bytes <= self._high_water_bytes:
+            self._backpressure.resume()
 
     def _write(self, data: memoryview) -> int:
         try:
@@ -199,47 +207,93 @@ class Sink:
             return 0
 
 
-class Tail:
-    """The last bytes of what was fed to it."""
+class LineSplitter:
+    """Splits chunks into lines and calls `on_line` with each, without its terminator.
+
+    An unterminated last line is dropped. Of a line longer than `limit_bytes` only the first and the last
+    kilobyte are kept; they are passed to `on_overlong`.
+    """
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        on_line: Callable[[bytes], object],
+        on_overlong: Callable[[bytes, bytes], object],
+    ) -> None:
+        self._limit_bytes = limit_bytes
+        self._on_line = on_line
+        self._on_overlong = on_overlong
+        self._partial = bytearray()
+        self._overlong_head: bytes | None = None
+
+    def feed(self, chunk: bytes) -> None:
+        *lines, rest = chunk.split(b"\n")
+        for line in lines:
+            if self._partial or len(line) > self._limit_bytes:
+                self._append(line)
+                self._finish_line()
+            else:
+                self._on_line(line)
+        if rest:
+            self._append(rest)
+
+    def _finish_line(self) -> None:
+        line, self._partial = bytes(self._partial), bytearray()
+        head, self._overlong_head = self._overlong_head, None
+        if head is not None:
+            self._on_overlong(head, line)
+        else:
+            self._on_line(line)
+
+    def _append(self, part: bytes) -> None:
+        self._partial += part
+        if self._overlong_head is None and len(self._partial) > self._limit_bytes:
+            self._overlong_head = bytes(self._partial[:LINE_EDGE_BYTES])
+        if self._overlong_head is not None:
+            del self._partial[:-LINE_EDGE_BYTES]
+
+
+class TailBuffer:
+    """Keeps the last `limit_bytes` of a stream."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._kept = bytearray()
-        self._fed_bytes = 0
+        self._data = bytearray()
+        self._total_bytes = 0
 
     def feed(self, chunk: bytes) -> None:
-        self._fed_bytes += len(chunk)
-        self._kept += chunk
-        if len(self._kept) > self._limit_bytes + CHUNK_BYTES:
-            del self._kept[: -self._limit_bytes or None]
+        self._total_bytes += len(chunk)
+        self._data += chunk
+        if len(self._data) > self._limit_bytes + CHUNK_BYTES:
+            del self._data[: -self._limit_bytes or None]
 
     @property
     def truncated(self) -> bool:
-        return self._fed_bytes > self._limit_bytes
+        return self._total_bytes > self._limit_bytes
 
     def text(self) -> str:
-        """UTF-8, bad bytes replaced; a character that the cut went through is left out."""
+        """Decode as UTF-8 with invalid bytes replaced; a character cut at the start is left out."""
         if not self.truncated:
-            return self._kept.decode("utf-8", "replace")
-        kept = bytes(self._kept[-self._limit_bytes :]) if self._limit_bytes else b""
+            return self._data.decode("utf-8", "replace")
+        data = bytes(self._data[-self._limit_bytes :]) if self._limit_bytes else b""
         start = 0
-        while start < min(3, len(kept)) and 0x80 <= kept[start] < 0xC0:
+        while start < min(3, len(data)) and 0x80 <= data[start] < 0xC0:
             start += 1
-        return kept[start:].decode("utf-8", "replace")
+        return data[start:].decode("utf-8", "replace")
 
 
-class Head:
-    """The first bytes of what was fed to it."""
+class HeadBuffer:
+    """Keeps the first `limit_bytes` of a stream."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._kept = bytearray()
+        self._data = bytearray()
         self.truncated = False
 
     def feed(self, chunk: bytes) -> None:
-        room = self._limit_bytes - len(self._kept)
+        room = self._limit_bytes - len(self._data)
         self.truncated = self.truncated or len(chunk) > room
-        self._kept += chunk[:room]
+        self._data += chunk[:room]
 
     def text(self) -> str:
-        return self._kept.decode("utf-8", "replace")
+        return self._data.decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""JSON as every parser on its way to the client takes it: a reply that one of them refused would be lost."""
+"""Strict JSON: only what every parser between a task's server and the client accepts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any, TypeGuard
 
+# The server's parser stops at a depth of 200, and the envelopes around a reply take some of that.
 MAX_DEPTH = 150
-"""The server's parser stops at 200; envelopes take some of that."""
 
-_LONG_BYTES = 1 << 16
-"""Of a line so long the brackets are dearer to count than the values to walk."""
+# In longer lines, counting brackets costs more than walking the decoded values.
+_MAX_COUNTED_BYTES = 1 << 16
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _ESCAPE = re.compile(
     rb"\\(?:(u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
@@ -24,31 +24,31 @@ _ESCAPE = re.compile(
 
 
 def parse(line: bytes) -> tuple[Any, bytes]:
-    """The value, and the line it can be relayed as.
+    """Return the decoded value and the line to relay.
 
-    That is the line itself, but that half surrogate pairs (what is left of a text cut by UTF-16 units) become
-    U+FFFD. Raises ValueError for what is not UTF-8, not JSON, holds NaN or an infinity, or is nested too
-    deep.
+    The line is unchanged, except that unpaired surrogates become U+FFFD. Raises ValueError if the line is not
+    UTF-8, not JSON, contains NaN or an infinity, or is nested too deeply.
     """
+    # Servers in JavaScript cut texts by UTF-16 units and so send half pairs, which strict parsers refuse.
     if _SURROGATE.search(line):
-        line = _ESCAPE.sub(_whole_escape, line)
+        line = _ESCAPE.sub(_replace_unpaired, line)
     try:
         value = _decode(line.decode("utf-8"))
     except RecursionError:
-        raise ValueError("nested too deep") from None
-    maybe = len(line) > _LONG_BYTES or line.count(b"[") + line.count(b"{") > MAX_DEPTH
-    if maybe and _depth_exceeds(value, MAX_DEPTH):
-        raise ValueError("nested too deep")
+        raise ValueError("nested too deeply") from None
+    may_be_deep = len(line) > _MAX_COUNTED_BYTES or line.count(b"[") + line.count(b"{") > MAX_DEPTH
+    if may_be_deep and _depth_exceeds(value, MAX_DEPTH):
+        raise ValueError("nested too deeply")
     return value, line
 
 
 def as_object(value: Any) -> dict[str, Any] | None:
-    """The value where it is an object, else None."""
+    """Return the value if it is an object, else None."""
     return value if _is_object(value) else None
 
 
 def as_list(value: Any) -> list[Any] | None:
-    """The value where it is an array, else None."""
+    """Return the value if it is an array, else None."""
     return value if _is_list(value) else None
 
 
@@ -60,44 +60,44 @@ def _is_list(value: Any) -> TypeGuard[list[Any]]:
     return isinstance(value, list)
 
 
-def _whole_escape(match: re.Match[bytes]) -> bytes:
+def _replace_unpaired(match: re.Match[bytes]) -> bytes:
     return b"\\ufffd" if match.group(2) is not None else match.group(0)
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"a number out of range: {text[:40]}")
+        raise ValueError(f"number out of range: {text[:40]}")
     return number
 
 
 def _depth_exceeds(value: Any, limit: int) -> bool:
     level: list[Any] = [value]
     for _ in range(limit + 1):
-        level = [part for whole in level for part in _parts(whole) if isinstance(part, (dict, list))]
+        level = [child for parent in level for child in _children(parent) if isinstance(child, (dict, list))]
         if not level:
             return False
     return True
 
 
-def _parts(value: Any) -> Iterable[Any]:
+def _children(value: Any) -> Iterable[Any]:
     return value.values() if _is_object(value) else value
 
 
-def _no_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-_decode = json.JSONDecoder(parse_float=_finite, parse_constant=_no_constant).decode
+_decode = json.JSONDecoder(parse_float=_parse_finite, parse_constant=_refuse_constant).decode
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 _encode_ascii = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def encode(value: Any) -> bytes:
-    """For the server's strict parser: UTF-8, half surrogate pairs (undecodable file names) as `?`."""
+    """Encode for the server: UTF-8; unpaired surrogates (from undecodable file names) become `?`."""
     return _encode(value).encode("utf-8", "replace")
 
 
 def encode_ascii(value: Any) -> bytes:
-    """For a task's server: every string as it came, escaped."""
+    """Encode for a task's server: non-ASCII characters are escaped, so every string arrives unchanged."""
     return _encode_ascii(value).encode("ascii")

@@ -1,89 +1,112 @@
-"""The words that the driver and the server's link share. Nothing else is shared between the two.
+"""Wire protocol between the server and the driver: messages, limits, error codes and the bootstrap loader.
 
-The line is JSON-RPC 2.0, UTF-8, one message a line, `\\n` at its end: the server's end is the driver's
-stdin, the driver's end its stdout; the driver's stderr is its log. It begins with the boot: the driver's
-first process runs `BOOT_COMMAND`, reads one line with a decimal number of bytes, then that many bytes: a
-JSON object that maps the names of this package's modules to their sources. It imports them from memory
-and says `READY`. From then on, requests (server to driver, ids are positive integers never used twice)
-run side by side and are answered in any order.
+Transport
+---------
+JSON-RPC 2.0 in UTF-8, one message per line, terminated by `\\n`. The server writes to the driver's stdin and
+reads its stdout; the driver's stderr is a log. A line has at most MAX_LINE_BYTES.
 
-Requests, their params, their results:
+The sandbox's first process runs `BOOT_COMMAND`. It reads one line with a decimal number of bytes, then that
+many bytes: a JSON object that maps the names of this package's modules to their source code. It imports them
+from memory and sends `ready`. After that the server sends requests. Their ids are positive integers and are
+never reused; requests run concurrently and are answered in any order.
 
-`arrange`   {"steps": [STEP...]} -> {}. Steps run in order; the first that fails ends it (code FILES).
-            STEP is one of
-              {"make": DIR}                  with its parents; an existing folder is fine
-              {"copy": SRC, "to": DIR}       what is in folder SRC goes into DIR (made if missing)
-              {"remove": PATH}               file, link or tree; what is not there is fine
+Requests: params -> result
+--------------------------
+`arrange`   {"steps": [STEP...]} -> {}
+            Runs file operations in order and stops at the first that fails (code FILES). STEP is one of
+              {"make": DIR}                  creates a folder and its parents; it may exist already
+              {"copy": SRC, "to": DIR}       copies the contents of folder SRC into DIR, created if missing
+              {"remove": PATH}               removes a file, link or tree; it may be missing
               {"write": PATH, "text": STR, "mode": INT?}
+                                             writes a file; default mode 0644
               {"absent": [NAME...], "under": DIR, "except": [DIR...]}
-                                             fails if anything below DIR (links not followed) has one of
-                                             these names, or lies at one of these absolute paths
+                                             fails if anything under DIR (links are not followed) has one of
+                                             these names, or is at one of these absolute paths
 `run`       {"argv": [STR...], "cwd": DIR, "env": {STR: STR}, "inherit": "all" | "minimal",
              "timeout_seconds": NUM, "output_bytes": INT, "channel": BOOL, "leave": BOOL?}
             -> {"exit_code": INT | null, "signal": INT | null, "timed_out": BOOL, "stdout": STR,
                 "stderr": STR, "truncated": BOOL, "channel": STR | null, "seconds": NUM}
-            Runs a process that ends, in a session of its own; when it ends or its time is over, its whole
-            tree is killed, daemons included. stdin is empty. Of stdout and stderr the last `output_bytes`
-            (at most 4 MiB) each are kept (UTF-8, bad bytes replaced). With `channel` the process is given a
-            pipe whose write end's number is in the environment variable CHANNEL_VARIABLE; what it wrote there
-            (the first MiB) is `channel`. `truncated`: there was more of any of the three. A program that is
-            not there is an error (code SPAWN). With `leave` what the process leaves running when it ends by
-            itself is let live, whatever else ends, until `freeze` or the driver's end.
-`start`     {"servers": [SERVER...], "deadline_seconds": NUM} -> {"servers": {NAME: FACTS}}
-            Starts the task's MCP servers side by side, shakes hands and lists their tools (all pages).
+            Runs a command in its own session, with empty stdin. When it exits or times out, its whole process
+            tree is killed, daemons included. The last `output_bytes` (at most 4 MiB) of stdout and of stderr
+            are returned, as UTF-8 with invalid bytes replaced. With `channel`, the environment variable
+            CHANNEL_VARIABLE holds the number of an open pipe; `channel` is what the command wrote to it (the
+            first MiB). `truncated`: any of the three had more. A program that does not exist is an error
+            (code SPAWN). With `leave`, processes that the command started in the background and that still
+            run when it exits are kept until `freeze` or until the driver exits.
+`start`     {"servers": [SERVER...], "deadline_seconds": NUM} -> {"servers": {NAME: INFO}}
+            Starts the task's MCP servers concurrently, initializes them and lists their tools (all pages).
             SERVER: {"name": STR, "type": "stdio", "command": STR, "args": [STR...], "env": {STR: STR},
                      "inherit": "minimal" | "all", "cwd": DIR, "path": STR?, "request_seconds": NUM?}
                  or {"name": STR, "type": "sse" | "streamable_http", "url": STR, "headers": {STR: STR},
                      "request_seconds": NUM?}
-            FACTS: {"protocolVersion": STR, "serverInfo": {...}, "capabilities": {...}, "tools": [RAW...],
-                    "seconds": NUM}
-            "minimal" is what the MCP SDK's stdio client hands a server: HOME, LOGNAME, PATH, SHELL, TERM,
-            USER, then `env`; `path` takes the place of the inherited PATH (not of one in `env`). The program
-            is looked up in the PATH that the server gets. One that ends, answers with an error or is silent
-            until the deadline fails the request (code SERVER) with data {"server": NAME, "stderr": STR (last
-            lines), "exit_code": INT | null (negative: the signal that ended it)}; the servers that did come
-            up are then stopped. May be used again, for names that are not up.
+            INFO: {"protocolVersion": STR, "serverInfo": {...}, "capabilities": {...}, "tools": [RAW...],
+                   "seconds": NUM}
+            "minimal" passes what the MCP SDK's stdio client passes (HOME, LOGNAME, PATH, SHELL, TERM, USER),
+            plus `env`. `path` replaces the inherited PATH, but not a PATH in `env`. The program is looked up
+            in the resulting PATH. A server that exits, answers with an error or is not initialized before the
+            deadline fails the request (code SERVER) with data {"server": NAME, "stderr": STR (its end),
+            "exit_code": INT | null (negative: the signal)}; all servers of the request are then stopped.
+            `start` can be called again with names that are not running.
 `call`      {"server": NAME, "method": STR, "params": {...}, "timeout_seconds": NUM | null}
-            -> the task server's whole reply, as it came: {"jsonrpc": "2.0", "id": ..., "result" | "error":
-            ...} (the bytes of its line are embedded, not written anew; only half surrogate pairs in it become
-            U+FFFD). `method` is `tools/call` or `tools/list`. `timeout_seconds` null: the server's
-            `request_seconds`. While it runs, `progress` and `message` notifications may come. A progress
-            token in `params` is replaced on the way. Codes TIMEOUT (the server is told that it is cancelled),
-            SERVER (died, or its reply is not JSON; data as above), TOO_LONG.
-`freeze`    {"spare": [PATTERN...]?} -> {"killed": INT}. Every server and every process of the sandbox but
-            the driver itself is killed, for good: `call` and `start` fail with FROZEN from now on, those
-            under way included; `run` and `arrange` go on working. Servers have their stdin closed first and
-            a second to end by themselves, then one more after SIGTERM. Spared, to the driver's end, are
-            processes that run when this is asked and whose command line, its words joined by spaces, is of a
-            PATTERN (`*` stands for anything), with the first word's folder or without.
+            -> the task server's whole reply: {"jsonrpc": "2.0", "id": ..., "result" | "error": ...}
+            Relays one request. `method` is `tools/call` or `tools/list`. The bytes of the reply are embedded
+            unchanged, except that unpaired surrogates become U+FFFD. `timeout_seconds` null means the
+            server's `request_seconds`. `progress` and `message` notifications may come before the reply. A
+            progress token in `params` is replaced on the way. Codes: TIMEOUT (the task's server receives a
+            cancellation), SERVER (it exited, or its reply is not valid JSON; data as for `start`), TOO_LONG.
+`freeze`    {"spare": [PATTERN...]?} -> {"killed": INT}
+            Kills every server and every other process of the sandbox except the driver. Permanent: `call` and
+            `start` fail with FROZEN from then on, also those in progress; `run` and `arrange` keep working.
+            Servers first have their stdin closed and get one second to exit, then SIGTERM and one more
+            second, then SIGKILL. `spare` exempts processes that are running when the request arrives and
+            whose command line (arguments joined by spaces, the first with or without its folder) matches a
+            PATTERN (`*` matches anything); they live until the driver exits. Cannot be cancelled.
 `forward`   {"ports": [INT...]} -> {}
-            Listens at these TCP ports of the sandbox's loopback (127.0.0.1, and ::1 where there is one): each
-            connection that comes is told with `opened` and carried over the line. For good: a freeze ends
-            whoever is connected, not the listening. Code NETWORK.
-`dial`      {"port": INT, "conn": INT} -> {}. Connects to a TCP port of the sandbox's 127.0.0.1, and carries
-            that over the line. `conn`, negative, is to be the connection's number. Code NETWORK.
+            Listens on these TCP ports of the sandbox's loopback (127.0.0.1, and ::1 if it exists). Every
+            connection is announced by `opened` and tunnelled to the server. `freeze` kills the processes that
+            are connected, but the listeners stay. Code NETWORK.
+`dial`      {"port": INT, "conn": INT} -> {}
+            Connects to a TCP port on the sandbox's 127.0.0.1 and tunnels the connection. `conn` is its
+            number, chosen by the server: negative and unused. Code NETWORK.
 `ping`      {} -> {}
 
-A connection has a number that is never used twice. Of it either end tells the other by notifications:
-`data` {"conn": INT, "data": BASE64} (at most CHUNK_BYTES), `taken` {"conn": INT, "bytes": INT} (so many of
-what the other has sent were passed on; never more than WINDOW_BYTES each way may wait to be), `finished`
-{"conn": INT} (nothing more comes from this end), `reset` {"conn": INT} (it is broken, or closed both ways).
-It is over when both have finished, or one has reset. What is said of a number that is over is passed over.
+Tunnels
+-------
+Each tunnelled connection has a number that is never reused. Both sides send notifications about it:
+`data` {"conn": INT, "data": BASE64}      at most CHUNK_BYTES
+`taken` {"conn": INT, "bytes": INT}       flow control: this many received bytes were passed on. At most
+                                          WINDOW_BYTES per direction may be unacknowledged
+`finished` {"conn": INT}                  end of data in this direction
+`reset` {"conn": INT}                     the connection is broken, or closed in both directions
+A connection is closed when both sides have sent `finished` or one has sent `reset`. Notifications about a
+closed connection are ignored.
 
-Notifications, server to driver: `cancel` {"id": INT}: the request of that id is given up; where it is a
-`call`, the task's server is told with `notifications/cancelled`; it is then answered with code CANCELLED, a
-`run`, `start` or `arrange` once nothing of it runs any more. `freeze` cannot be cancelled.
-Driver to server: `ready` {"version": INT, "python": STR, "pid": INT}; `progress` {"id": INT, "params": {...}}
-(id: the `call`'s; params as the task's server sent them); `message` {"id": INT | null, "server": NAME,
-"params": {...}} (a log message of the task's server; id where exactly one call runs on that server);
-`opened` {"conn": INT, "port": INT} (somebody inside has connected to a port that is forwarded);
-`changed` {"server": NAME} (it said tools/list_changed); `exited` {"server": NAME, "exit_code": INT | null,
-"stderr": STR} (a server that was up has died).
+Other notifications
+-------------------
+Server to driver:
+`cancel` {"id": INT}                      cancels a request. A `call` is also cancelled at the task's server
+                                          (`notifications/cancelled`). The request fails with CANCELLED: a
+                                          `run`, `start` or `arrange` once all of its work has stopped
+Driver to server:
+`ready` {"version": INT, "python": STR, "pid": INT}
+`progress` {"id": INT, "params": {...}}   progress of the `call` with this id; params as the task's server
+                                          sent them
+`message` {"id": INT | null, "server": NAME, "params": {...}}
+                                          log message of a task's server; id of the `call` if exactly one is
+                                          running on that server
+`opened` {"conn": INT, "port": INT}       a process in the sandbox connected to a forwarded port
+`changed` {"server": NAME}                a server sent `notifications/tools/list_changed`
+`exited` {"server": NAME, "exit_code": INT | null, "stderr": STR}
+                                          a server that was running has exited
+The server does not read `changed` and `exited` yet. The driver sends them so that a server can refresh its
+list of tools and report a dead server without an update of the driver.
 
-Anything the server sends renews the driver's lease; a driver that has heard nothing for LEASE_SECONDS, or
-reads the end of its stdin, kills all it has started and ends. Whatever it starts has MARK_VARIABLE in its
-environment, by which the driver knows its own, and SANDBOX_VARIABLE where the driver itself has it: by that
-a provider finds them when the driver has been killed.
+Lifetime
+--------
+Every message from the server renews the driver's lease. A driver that has received nothing for LEASE_SECONDS,
+or reads the end of its stdin, kills all processes that it started and exits. Every process that it starts has
+MARK_VARIABLE in its environment, by which the driver recognizes it, and SANDBOX_VARIABLE if the driver itself
+has it, by which a provider finds leftover processes after the driver was killed.
 """
 
 VERSION = 1
@@ -114,12 +137,14 @@ MESSAGE = "message"
 CHANGED = "changed"
 EXITED = "exited"
 OPENED = "opened"
+# about tunnels, in both directions
 DATA = "data"
 TAKEN = "taken"
 FINISHED = "finished"
 RESET = "reset"
 
-# The closed table of error codes: what comes out of a sandbox is looked up here and nowhere else.
+# Closed table of error codes. A sandbox is not trusted, so the server maps codes through REASONS only and a
+# driver can never produce one of the server's own error codes.
 PARSE = -32700
 INVALID = -32600
 UNKNOWN_METHOD = -32601
@@ -149,8 +174,9 @@ REASONS = {
     NETWORK: "network",
 }
 
-# What the sandbox's first process runs. It needs nothing but `os` and `sys` until the sources are there, and
-# reads with `os.read` alone: `sys.stdin.buffer` reads ahead and would swallow the first message.
+# Program of the sandbox's first process. It imports only `os` and `sys` before it has the sources, so that a
+# broken Python is reported as an exit code. It reads with `os.read`, because `sys.stdin.buffer` reads ahead
+# and would swallow the first message.
 LOADER = """\
 import os, sys
 def read(n):

@@ -1,1 +1,1 @@
-"""An arXiv of our own for sandboxes, and a small suite that speaks to it."""
+"""A stand-in for arXiv, and a small suite whose task uses it."""

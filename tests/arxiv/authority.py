@@ -1,4 +1,4 @@
-"""A certificate authority for a test: what a sandbox's clients are told to trust."""
+"""A certificate authority that clients in a test's sandboxes trust."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-LASTS = timedelta(days=30)
+VALIDITY = timedelta(days=30)
 
 
 class Authority:
-    """Its certificate is `pem`; its key is never written down."""
+    """A certificate authority; `pem` is its certificate, and the key stays in memory."""
 
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -22,21 +22,21 @@ class Authority:
         builder = _builder(self._name, self._name, self._key)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-        self._own = builder.add_extension(usage, critical=True).sign(self._key, hashes.SHA256())
-        self.pem = self._own.public_bytes(serialization.Encoding.PEM).decode()
+        self._certificate = builder.add_extension(usage, critical=True).sign(self._key, hashes.SHA256())
+        self.pem = self._certificate.public_bytes(serialization.Encoding.PEM).decode()
 
     def identity(self, names: Collection[str]) -> str:
-        """A certificate for these host names with its key, as PEM."""
+        """Create a certificate for these host names; return it and its key as PEM."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, next(iter(names)))])
         alternatives = x509.SubjectAlternativeName([x509.DNSName(name) for name in names])
         authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         builder = _builder(subject, self._name, key).add_extension(alternatives, critical=False)
-        made = builder.add_extension(authority, critical=False).sign(self._key, hashes.SHA256())
+        certificate = builder.add_extension(authority, critical=False).sign(self._key, hashes.SHA256())
         private = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        return made.public_bytes(serialization.Encoding.PEM).decode() + private.decode()
+        return certificate.public_bytes(serialization.Encoding.PEM).decode() + private.decode()
 
 
 def _builder(
@@ -51,6 +51,6 @@ def _builder(
         .public_key(public)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + LASTS)
+        .not_valid_after(now + VALIDITY)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
     )

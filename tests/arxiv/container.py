@@ -1,4 +1,4 @@
-"""The stand-in for arXiv as a container of a network, where it answers to arXiv's names."""
+"""Runs the stand-in for arXiv in a container that has arXiv's host names in its network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.arxiv.authority import Authority
 
-PROGRAM = Path(__file__).with_name("answering.py")
+PROGRAM = Path(__file__).with_name("arxiv_server.py")
 NAMES = ("arxiv.org", "www.arxiv.org", "export.arxiv.org")
 
 
@@ -19,21 +19,21 @@ NAMES = ("arxiv.org", "www.arxiv.org", "export.arxiv.org")
 def arxiv(
     engine: Any, image: str, network: str, papers: list[dict[str, Any]], authority: Authority
 ) -> Generator[None]:
-    """It answers for as long as the context lasts; `image` needs a Python."""
-    told = json.dumps({"papers": papers, "identity": authority.identity(NAMES)})
+    """Serve these papers until the context ends; `image` must have Python."""
+    config = json.dumps({"papers": papers, "identity": authority.identity(NAMES)})
     endpoint = engine.create_endpoint_config(aliases=list(NAMES))
-    made = engine.create_container(
+    container = engine.create_container(
         image,
-        ["python3", "-c", PROGRAM.read_text(), told],
+        ["python3", "-c", PROGRAM.read_text(), config],
         name=f"decathlon-test-arxiv-{secrets.token_hex(4)}",
         networking_config=engine.create_networking_config({network: endpoint}),
         host_config=engine.create_host_config(network_mode=network),
     )["Id"]
     try:
-        engine.start(made)
-        said: Iterator[bytes] = engine.logs(made, stream=True, follow=True)
-        first = next(said, b"")
-        assert first == b"listening\n", (first, *said)
+        engine.start(container)
+        log: Iterator[bytes] = engine.logs(container, stream=True, follow=True)
+        first = next(log, b"")
+        assert first == b"listening\n", (first, *log)
         yield
     finally:
-        engine.remove_container(made, v=True, force=True)
+        engine.remove_container(container, v=True, force=True)

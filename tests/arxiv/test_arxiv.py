@@ -1,4 +1,4 @@
-"""A task whose server and whose evaluator ask arXiv, in a network where a container answers to its names."""
+"""A task whose server and evaluator query arXiv, in a network where a container has arXiv's host names."""
 
 from __future__ import annotations
 
@@ -40,20 +40,18 @@ async def served(
 
 
 @pytest.mark.parametrize(("query", "reward"), [("ti:stilts", 1.0), ("all:walking ANDNOT ti:stilts", 0.0)])
-async def test_the_paper_asked_for_is_rewarded_and_another_is_not(
-    served: Served, query: str, reward: float
-) -> None:
+async def test_only_the_requested_paper_is_rewarded(served: Served, query: str, reward: float) -> None:
     async with playing(served, "find-paper", "task") as player:
         (address,) = (await player.call("papers__search", query=query)).structured_content
         assert not (await player.call("papers__download", address=address, file="paper.pdf")).is_error
         await player.call("claim_done")
         verdict = (await player.call("evaluate")).structured_content
     assert (verdict["status"], verdict["reward"]) == ("scored", reward)
-    kept = served.state / "episodes" / player.episode_id
-    log = json.loads((kept / "traj_log.json").read_text())
+    folder = served.state / "episodes" / player.episode_id
+    log = json.loads((folder / "traj_log.json").read_text())
     calls = [
         call["function"]["name"] for message in log["messages"] for call in message.get("tool_calls", ())
     ]
     assert calls == ["papers-search", "papers-download"]
-    assert json.loads((kept / "eval_res.json").read_text())["pass"] is (reward == 1.0)
+    assert json.loads((folder / "eval_res.json").read_text())["pass"] is (reward == 1.0)
     assert (verdict["agent_network"], verdict["grader_network"]) == ("outbound", "outbound")

@@ -1,4 +1,4 @@
-"""The command, run as a user runs it: a process of its own, in an empty folder, with no settings about."""
+"""Runs the command as a user does: in its own process, in an empty folder, without settings."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ COMMAND = (sys.executable, "-m", "decathlon_mcp.cli")
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """Where commands are run, and with which variables."""
+    """Runs commands in a folder with an environment."""
 
     folder: Path
     environment: dict[str, str] = field(repr=False)
 
-    def run(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """The whole of a command that ends by itself."""
+    def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a command until it ends."""
         return subprocess.run(
-            [*COMMAND, *words],
+            [*COMMAND, *arguments],
             cwd=self.folder,
             env={**self.environment, **variables},
             stdin=subprocess.DEVNULL,
@@ -35,9 +35,9 @@ class Shell:
             check=False,
         )
 
-    def fault(self, *words: str, status: int, **variables: str) -> str:
-        """The one line that a command fails with."""
-        done = self.run(*words, **variables)
+    def error(self, *arguments: str, status: int, **variables: str) -> str:
+        """Run a command that must fail, and return its one-line message."""
+        done = self.run(*arguments, **variables)
         assert done.returncode == status, done
         assert done.stdout == ""
         assert "Traceback" not in done.stderr

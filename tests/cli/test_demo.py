@@ -1,4 +1,4 @@
-"""`demo`: a whole episode, shown."""
+"""`demo`: a whole episode with its steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def test_every_step_is_shown_and_the_reward_is_one(shell: Shell) -> None:
     done = shell.run("demo")
     assert done.returncode == 0, done
-    said = done.stdout
+    output = done.stdout
     steps = [
         "listening at http://127.0.0.1:",
         "tune-reactor (1 of 1)",
@@ -37,31 +37,31 @@ def test_every_step_is_shown_and_the_reward_is_one(shell: Shell) -> None:
         "verdict   the attempt succeeded",
         "reward    1.0",
     ]
-    places = [said.find(step) for step in steps]
-    assert -1 not in places, steps[places.index(-1)]
-    assert places == sorted(places)
-    assert "\x1b[" not in said
+    positions = [output.find(step) for step in steps]
+    assert -1 not in positions, steps[positions.index(-1)]
+    assert positions == sorted(positions)
+    assert "\x1b[" not in output
 
 
-def test_a_task_without_a_player_is_answered_with_those_that_have_one(shell: Shell) -> None:
-    said = shell.fault("demo", "--task", "nope", status=1)
-    assert said.startswith("no player for nope; there are audit-expenses, ")
+def test_a_task_without_a_script_gets_the_list_of_scripts(shell: Shell) -> None:
+    output = shell.error("demo", "--task", "nope", status=1)
+    assert output.startswith("no script for nope; there are scripts for audit-expenses, ")
 
 
 @pytest.mark.slow
-def test_a_demo_that_is_told_to_end_leaves_no_server_behind(shell: Shell) -> None:
+def test_a_signal_also_stops_the_server(shell: Shell) -> None:
     command = [*COMMAND, "demo"]
     with subprocess.Popen(
         command, cwd=shell.folder, env=shell.environment, stdout=subprocess.PIPE, text=True
     ) as demo:
         assert demo.stdout is not None
-        said = ""
+        output = ""
         for line in demo.stdout:
-            said += line
+            output += line
             if "· minute 6 of 60" in line:
                 demo.terminate()
         assert demo.wait(60) == 128 + signal.SIGTERM
-    state = re.search(r"/\S+/decathlon-demo-\w+", said)
+    state = re.search(r"/\S+/decathlon-demo-\w+", output)
     assert state is not None
     assert processes_marked(Path(state[0])) == []
     assert not Path(state[0]).exists()

@@ -1,4 +1,4 @@
-"""`episode`: a whole attempt from a shell, one process a step."""
+"""`episode`: a whole attempt from a shell, one process per step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 import pytest
 
-from decathlon_mcp.cli.app import run
+from decathlon_mcp.cli.app import run as run_command
 from decathlon_mcp.http.authentication import Tokens, new_token
 from tests.probe.serving import Served, serving
 
@@ -31,31 +31,31 @@ async def served(
 
 
 class Steps:
-    """Steps taken in this process, each in a loop of its own, for what needs no process of its own."""
+    """Runs steps in this process, each in its own event loop, which is faster than a process per step."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
 
-    async def take(self, *words: str) -> tuple[int, str, str]:
-        """Status, stdout, and the line of stderr that is the command's own."""
+    async def run(self, *arguments: str) -> tuple[int, str, str]:
+        """Return the exit status, stdout, and the command's own line on stderr."""
         self._capsys.readouterr()
-        status = await anyio.to_thread.run_sync(run, ("episode", *words))
-        said = self._capsys.readouterr()
-        own = [line for line in said.err.splitlines() if line.startswith("decathlon-mcp: ")]
-        return status, said.out, own[-1].removeprefix("decathlon-mcp: ") if own else ""
+        status = await anyio.to_thread.run_sync(run_command, ("episode", *arguments))
+        captured = self._capsys.readouterr()
+        messages = [line for line in captured.err.splitlines() if line.startswith("decathlon-mcp: ")]
+        return status, captured.out, messages[-1].removeprefix("decathlon-mcp: ") if messages else ""
 
-    async def told(self, *words: str, status: int = 0) -> dict[str, Any]:
-        """The one JSON value that a step prints."""
-        ended, out, said = await self.take(*words)
-        assert ended == status, (ended, said)
+    async def output(self, *arguments: str, status: int = 0) -> dict[str, Any]:
+        """Run a step and return the one JSON value that it prints."""
+        actual, out, message = await self.run(*arguments)
+        assert actual == status, (actual, message)
         assert out.count("\n") == 1
         return json.loads(out)
 
-    async def fault(self, *words: str, status: int) -> str:
-        """The one line that a step fails with."""
-        ended, out, said = await self.take(*words)
-        assert (ended, out) == (status, "")
-        return said
+    async def error(self, *arguments: str, status: int) -> str:
+        """Run a step that must fail, and return its one-line message."""
+        actual, out, message = await self.run(*arguments)
+        assert (actual, out) == (status, "")
+        return message
 
 
 @pytest.fixture
@@ -63,12 +63,10 @@ def steps(capsys: pytest.CaptureFixture[str]) -> Steps:
     return Steps(capsys)
 
 
-async def test_setup_execute_and_evaluate_are_processes_that_share_a_handle(
-    shell: Shell, served: Served
-) -> None:
-    async def step(*words: str) -> tuple[int, dict[str, Any]]:
+async def test_steps_in_separate_processes_share_an_episode(shell: Shell, served: Served) -> None:
+    async def step(*arguments: str) -> tuple[int, dict[str, Any]]:
         done = await anyio.to_thread.run_sync(
-            lambda: shell.run("episode", *words, DECATHLON_URL=served.url), abandon_on_cancel=True
+            lambda: shell.run("episode", *arguments, DECATHLON_URL=served.url), abandon_on_cancel=True
         )
         assert done.stderr == ""
         return done.returncode, json.loads(done.stdout)
@@ -86,44 +84,44 @@ async def test_setup_execute_and_evaluate_are_processes_that_share_a_handle(
     assert served.episodes.live == []
 
 
-async def test_statuses_tell_a_failed_tool_a_failed_attempt_and_a_full_server(
+async def test_exit_status_tells_a_failed_tool_a_failed_attempt_and_a_full_server_apart(
     served: Served, steps: Steps
 ) -> None:
-    handle = (await steps.told("start", "find-answer"))["episode"]
-    assert "full" in await steps.fault("start", "find-answer", status=75)
-    assert (await steps.told("call", handle, "probe__fail", status=3))["isError"] is True
-    assert "there is no tool 'nothing'" in await steps.fault("call", handle, "nothing", status=1)
-    assert (await steps.told("claim", handle, "I give up."))["claimed"] is True
-    assert (await steps.told("evaluate", handle, status=4))["reward"] == 0.0
-    assert (await steps.told("status", handle))["claimed"] is True
+    handle = (await steps.output("start", "find-answer"))["episode"]
+    assert "full" in await steps.error("start", "find-answer", status=75)
+    assert (await steps.output("call", handle, "probe__fail", status=3))["isError"] is True
+    assert "there is no tool 'nothing'" in await steps.error("call", handle, "nothing", status=1)
+    assert (await steps.output("claim", handle, "I give up."))["claimed"] is True
+    assert (await steps.output("evaluate", handle, status=4))["reward"] == 0.0
+    assert (await steps.output("status", handle))["claimed"] is True
 
 
-async def test_no_verdict_is_told_apart_from_a_bad_one(served: Served, steps: Steps) -> None:
-    handle = (await steps.told("start", "crashing-verdict"))["episode"]
-    verdict = await steps.told("evaluate", handle, status=5)
+async def test_no_verdict_has_its_own_exit_status(served: Served, steps: Steps) -> None:
+    handle = (await steps.output("start", "crashing-verdict"))["episode"]
+    verdict = await steps.output("evaluate", handle, status=5)
     assert "reward" not in verdict
 
 
-async def test_an_attempt_can_be_said_to_be_cut_short(served: Served, steps: Steps) -> None:
-    handle = (await steps.told("start", "find-answer", "--max-calls", "9"))["episode"]
-    await steps.told("claim", handle, "--truncated", "--turns", "3")
-    assert (await steps.told("evaluate", handle, status=4))["truncated"] is True
+async def test_an_attempt_can_be_ended_as_truncated(served: Served, steps: Steps) -> None:
+    handle = (await steps.output("start", "find-answer", "--max-calls", "9"))["episode"]
+    await steps.output("claim", handle, "--truncated", "--turns", "3")
+    assert (await steps.output("evaluate", handle, status=4))["truncated"] is True
 
 
-async def test_an_address_is_as_good_as_a_handle_and_arguments_may_be_a_file(
+async def test_an_address_works_as_a_handle_and_arguments_may_come_from_a_file(
     served: Served, steps: Steps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started = await steps.told("start", "find-answer", "--no-wait")
+    started = await steps.output("start", "find-answer", "--no-wait")
     assert "tools" not in started
     monkeypatch.setenv("DECATHLON_URL", "http://127.0.0.1:1")
-    assert (await steps.told("tools", started["address"]))["tools"]
+    assert (await steps.output("tools", started["address"]))["tools"]
     (tmp_path / "arguments").write_text('{"path": "answer.txt", "text": "42"}')
-    await steps.told("call", started["address"], "probe__write", f"@{tmp_path / 'arguments'}")
-    assert (await steps.told("evaluate", started["address"]))["reward"] == 1.0
+    await steps.output("call", started["address"], "probe__write", f"@{tmp_path / 'arguments'}")
+    assert (await steps.output("evaluate", started["address"]))["reward"] == 1.0
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "said"),
+    ("arguments", "status", "message"),
     [
         (("call", "e" * 48, "tool", "[1"), 2, "the arguments are not JSON"),
         (("call", "e" * 48, "tool", "[1]"), 2, "must be a JSON object"),
@@ -137,10 +135,10 @@ async def test_an_address_is_as_good_as_a_handle_and_arguments_may_be_a_file(
     ],
     ids=str,
 )
-async def test_what_goes_wrong_is_one_line(
-    words: tuple[str, ...], status: int, said: str, served: Served, steps: Steps
+async def test_an_error_is_one_line(
+    arguments: tuple[str, ...], status: int, message: str, served: Served, steps: Steps
 ) -> None:
-    assert said in await steps.fault(*words, status=status)
+    assert message in await steps.error(*arguments, status=status)
 
 
 async def test_a_token_comes_from_the_environment(
@@ -153,7 +151,7 @@ async def test_a_token_comes_from_the_environment(
     ) as served:
         monkeypatch.setenv("DECATHLON_URL", served.url)
         monkeypatch.delenv("DECATHLON_TOKEN", raising=False)
-        assert "a token is needed" in await steps.fault("start", "find-answer", status=1)
+        assert "a token is needed" in await steps.error("start", "find-answer", status=1)
         monkeypatch.setenv("DECATHLON_TOKEN", secret)
-        handle = (await steps.told("start", "find-answer", "--no-wait"))["episode"]
-        await steps.told("close", handle)
+        handle = (await steps.output("start", "find-answer", "--no-wait"))["episode"]
+        await steps.output("close", handle)

@@ -1,4 +1,4 @@
-"""What the command says about itself."""
+"""Help, version and usage errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_help_fits_on_a_screen_and_names_every_command(shell: Shell) -> None:
     assert len(done.stdout.splitlines()) <= 24
 
 
-def test_no_command_is_a_cry_for_help(shell: Shell) -> None:
+def test_without_a_command_the_help_is_printed(shell: Shell) -> None:
     assert shell.run().stdout == shell.run("--help").stdout
 
 
@@ -35,40 +35,40 @@ def test_every_setting_has_a_section() -> None:
 
 
 def test_help_of_serve_shows_every_setting_in_its_section_with_its_default(shell: Shell) -> None:
-    shown = shell.run("serve", "--help").stdout
+    output = shell.run("serve", "--help").stdout
     for section in ("Address", *SECTIONS):
-        assert f"╭─ {section} ─" in shown
+        assert f"╭─ {section} ─" in output
     for name in (*Settings.model_fields, "host", "port"):
-        assert f"--{name.replace('_', '-')} " in shown
+        assert f"--{name.replace('_', '-')} " in output
     for default in ("[default: starter]", "[default: 8765]", "[default: 1800]", "[default: 64]"):
-        assert default in shown
+        assert default in output
 
 
-def test_help_of_tasks_is_short_of_what_does_not_concern_it(shell: Shell) -> None:
-    shown = shell.run("tasks", "--help").stdout
-    assert "--suite" in shown
-    assert "--idle-seconds" not in shown
+def test_help_of_tasks_omits_settings_that_it_does_not_use(shell: Shell) -> None:
+    output = shell.run("tasks", "--help").stdout
+    assert "--suite" in output
+    assert "--idle-seconds" not in output
     assert shell.run("tasks", "--idle-seconds", "5", "--search", "nothing").returncode == 0
 
 
-@pytest.mark.parametrize("words", [["version"], ["--version"]])
-def test_version_is_printed(shell: Shell, words: list[str]) -> None:
-    assert shell.run(*words).stdout == f"{__version__}\n"
+@pytest.mark.parametrize("arguments", [["version"], ["--version"]])
+def test_version_is_printed(shell: Shell, arguments: list[str]) -> None:
+    assert shell.run(*arguments).stdout == f"{__version__}\n"
 
 
-def test_an_unknown_command_is_answered_with_those_there_are(shell: Shell) -> None:
-    assert 'Did you mean "serve"?' in shell.fault("srve", status=2)
+def test_an_unknown_command_gets_a_suggestion(shell: Shell) -> None:
+    assert 'Did you mean "serve"?' in shell.error("srve", status=2)
 
 
 def test_an_unknown_flag_is_named(shell: Shell) -> None:
-    assert "--prot" in shell.fault("serve", "--prot", "80", status=2)
+    assert "--prot" in shell.error("serve", "--prot", "80", status=2)
 
 
-def test_a_word_too_many_is_named(shell: Shell) -> None:
-    assert shell.fault("tasks", "extra", status=2) == "not understood: extra"
+def test_an_unexpected_argument_is_named(shell: Shell) -> None:
+    assert shell.error("tasks", "extra", status=2) == "unexpected argument: extra"
 
 
-def test_without_the_servers_dependencies_it_says_how_to_get_them() -> None:
+def test_without_the_servers_dependencies_the_message_says_how_to_install_them() -> None:
     code = "import sys; sys.modules['cyclopts'] = None; from decathlon_mcp.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code, "serve"], capture_output=True, text=True, check=False)
     assert done.returncode == 1

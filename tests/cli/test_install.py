@@ -1,271 +1,321 @@
-"""`install`: the entry where a program keeps it, and everything else as it was."""
+"""`install`: what it runs for each program, and what it prints where there is nothing to run.
+
+The programs are stand-ins on the PATH that record how they were called.
+"""
 
 from __future__ import annotations
 
-import io
+import base64
 import json
-import stat
+import os
+import pty
+import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from decathlon_mcp.cli.app import run
-from decathlon_mcp.cli.install.edit import Text
-from decathlon_mcp.cli.install.jsonc import NotJsonError, parse
-from decathlon_mcp.cli.install.programs import PROGRAMS, Machine, ProgramName, file_of
-from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.cli.install import Target
+from tests.cli.conftest import COMMAND
 
-OLD = """{
-    // mine
-    "servers": {
-        "other": {"command": "npx", "args": ["-y", "thing"]}, // keep me
-    },
-    "inputs": []
-}
+if TYPE_CHECKING:
+    from tests.cli.conftest import Shell
+
+SECRET = "s3cret-s3cret"
+STAND_IN = """#!{python}
+import json, os, sys
+with open({record!r}, "a") as file:
+    file.write(json.dumps({{"arguments": sys.argv[1:], "folder": os.getcwd()}}) + "\\n")
+sys.exit({status})
 """
+SETTINGS_FILES = {
+    "claude-desktop": ".config/Claude/claude_desktop_config.json",
+    "claude-code": ".claude.json",
+    "cursor": ".cursor/mcp.json",
+    "vscode": ".config/Code/User/mcp.json",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
-    """A home of one's own, with the command in it."""
+class Desktop:
+    """A home folder and a PATH that holds only stand-in programs."""
 
-    folder: Path
-    capsys: pytest.CaptureFixture[str]
+    shell: Shell
+    home: Path
+    programs: Path
+
+    def add_program(self, name: str, *, status: int = 0) -> None:
+        text = STAND_IN.format(python=sys.executable, record=str(self._record(name)), status=status)
+        (self.programs / name).write_text(text)
+        (self.programs / name).chmod(0o755)
+
+    def calls(self, name: str) -> list[dict[str, Any]]:
+        """Arguments and working directory of each call of a stand-in."""
+        record = self._record(name)
+        return [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
 
     @property
-    def vscode(self) -> Path:
-        return self.folder / ".config" / "Code" / "User" / "mcp.json"
+    def environment(self) -> dict[str, str]:
+        return {"HOME": str(self.home), "PATH": str(self.programs)}
 
-    def install(self, *words: str, status: int = 0) -> str:
-        """What the command says."""
-        self.capsys.readouterr()
-        ended = run(["install", *words])
-        said = self.capsys.readouterr()
-        assert ended == status, said
-        return said.err.splitlines()[-1] if status == 1 and said.err else said.out
+    def install(self, *arguments: str, status: int = 0, **variables: str) -> str:
+        """Run the command and return its stdout."""
+        done = self.shell.run("install", *arguments, **self.environment, **variables)
+        assert done.returncode == status, done
+        assert "Traceback" not in done.stderr
+        return done.stdout
 
-    def backups(self, of: Path) -> list[Path]:
-        return sorted(of.parent.glob(f"{of.name}.before-*"))
+    def install_and_answer(self, answer: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run the command on a terminal where the user types this answer."""
+        terminal, stdin = pty.openpty()
+        try:
+            os.write(terminal, f"{answer}\n".encode())
+            return subprocess.run(
+                [*COMMAND, "install", *arguments],
+                cwd=self.shell.folder,
+                env={**self.shell.environment, **self.environment},
+                stdin=stdin,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+        finally:
+            os.close(terminal)
+            os.close(stdin)
+
+    def _record(self, name: str) -> Path:
+        return self.programs / f"{name}.calls"
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Home:
-    for name in ("XDG_CONFIG_HOME", "CLAUDE_CONFIG_DIR", "DECATHLON_URL", "DECATHLON_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.chdir(tmp_path)
-    return Home(tmp_path, capsys)
+def desktop(shell: Shell, tmp_path: Path) -> Desktop:
+    for name in ("XDG_CONFIG_HOME", "CLAUDE_CONFIG_DIR"):
+        shell.environment.pop(name, None)
+    for name in ("home", "programs"):
+        (tmp_path / name).mkdir()
+    return Desktop(shell, tmp_path / "home", tmp_path / "programs")
 
 
-@pytest.fixture
-def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Somebody at a terminal, who says this."""
+def test_claude_code_gets_the_entry_by_its_own_command(desktop: Desktop) -> None:
+    desktop.add_program("claude")
+    output = desktop.install("claude-code", "--yes")
+    assert output.startswith("claude mcp add-json --scope user toolathlon '{")
+    (call,) = desktop.calls("claude")
+    *command, entry = call["arguments"]
+    assert command == ["mcp", "add-json", "--scope", "user", "toolathlon"]
+    server = json.loads(entry)
+    assert server["type"] == "stdio"
+    assert Path(server["command"]).is_absolute()
+    assert server["args"][-1] == "stdio"
 
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
 
-    return lambda said: monkeypatch.setattr(sys, "stdin", Terminal(f"{said}\n"))
+def test_claude_code_gets_a_projects_entry_in_that_folder(desktop: Desktop, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    desktop.add_program("claude")
+    desktop.install("claude-code", "--project", str(project), "--name", "games", "--yes")
+    desktop.install("claude-code", "--project", str(project), "--name", "games", "--undo", "--yes")
+    added, removed = desktop.calls("claude")
+    assert added["arguments"][:5] == ["mcp", "add-json", "--scope", "project", "games"]
+    assert removed["arguments"] == ["mcp", "remove", "--scope", "project", "games"]
+    assert added["folder"] == removed["folder"] == str(project)
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_a_new_file_holds_an_entry_that_starts_the_lobby(program: ProgramName, home: Home) -> None:
-    home.install(program, "--yes")
-    file = file_of(program, Machine(platform="linux"))
-    told = json.loads(file.read_text())
-    entry = told[PROGRAMS[program].key]["toolathlon"]
-    assert Path(entry["command"]).is_absolute()
-    assert entry["args"][-1] == "stdio"
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    home.install(program, "--undo", "--yes")
-    assert not file.exists()
-    assert home.backups(file) == []
+def test_vscode_gets_the_entry_by_its_own_command(desktop: Desktop) -> None:
+    desktop.add_program("code")
+    desktop.install("vscode", "--url", "http://127.0.0.1:8765", "--yes")
+    (call,) = desktop.calls("code")
+    option, entry = call["arguments"]
+    server = json.loads(entry)
+    assert option == "--add-mcp"
+    assert (server["name"], server["type"]) == ("toolathlon", "stdio")
+    assert server["args"][-3:] == ["stdio", "--url", "http://127.0.0.1:8765/mcp"]
+
+
+def test_cursor_gets_an_install_link(desktop: Desktop) -> None:
+    desktop.add_program("xdg-open")
+    desktop.install("cursor", "--task", "tune-reactor", "--provider", "local", "--yes")
+    (call,) = desktop.calls("xdg-open")
+    (link,) = call["arguments"]
+    assert link.startswith("cursor://anysphere.cursor-deeplink/mcp/install?name=toolathlon&config=")
+    assert server_of_link(link)["args"][-5:] == ["stdio", "--provider", "local", "--task", "tune-reactor"]
+
+
+def test_claude_desktop_gets_instructions_with_the_bundle_and_the_settings_file(desktop: Desktop) -> None:
+    output = desktop.install("claude-desktop")
+    assert "make bundle" in output
+    assert f"{desktop.home / SETTINGS_FILES['claude-desktop']} and restart Claude Desktop" in output
+    assert entry_in(output)["toolathlon"]["args"][-1] == "stdio"
+
+
+@pytest.mark.parametrize(("program", "executable"), [("cursor", "xdg-open"), ("vscode", "code")])
+def test_a_projects_entry_is_printed_for_programs_without_a_command_for_it(
+    program: str, executable: str, desktop: Desktop, tmp_path: Path
+) -> None:
+    desktop.add_program(executable)
+    output = desktop.install(program, "--project", str(tmp_path), "--yes")
+    assert str(tmp_path / f".{program}" / "mcp.json") in output
+    assert "toolathlon" in entry_in(output)
+    assert desktop.calls(executable) == []
+
+
+def test_claude_desktop_has_no_entries_per_project(desktop: Desktop) -> None:
+    arguments = ("install", "claude-desktop", "--project", ".")
+    message = desktop.shell.error(*arguments, status=1, **desktop.environment)
+    assert message == "Claude Desktop has no settings per project: omit --project"
+
+
+def test_a_project_must_be_a_folder(desktop: Desktop) -> None:
+    desktop.add_program("claude")
+    arguments = ("install", "claude-code", "--project", "nowhere", "--yes")
+    assert desktop.shell.error(*arguments, status=1, **desktop.environment) == (
+        "--project: nowhere is not a folder"
+    )
+    assert desktop.calls("claude") == []
 
 
 @pytest.mark.parametrize(
-    ("platform", "where"),
+    ("program", "executable"), [("claude-code", "claude"), ("cursor", "xdg-open"), ("vscode", "code")]
+)
+def test_a_missing_program_is_named_and_the_entry_is_printed(
+    program: str, executable: str, desktop: Desktop
+) -> None:
+    done = desktop.shell.run("install", program, "--yes", **desktop.environment)
+    assert done.returncode == 1
+    assert f"no '{executable}' on the PATH" in done.stderr
+    assert str(desktop.home / SETTINGS_FILES[program]) in done.stdout
+    assert "toolathlon" in entry_in(done.stdout)
+
+
+def test_a_failed_command_is_reported_with_the_entry_to_paste(desktop: Desktop) -> None:
+    desktop.add_program("claude", status=7)
+    done = desktop.shell.run("install", "claude-code", "--yes", **desktop.environment)
+    assert done.returncode == 1
+    assert done.stderr == "decathlon-mcp: claude failed with exit status 7\n"
+    assert "toolathlon" in entry_in(done.stdout.partition("\n")[2])
+
+
+@pytest.mark.parametrize("program", SETTINGS_FILES)
+def test_undo_runs_the_remove_command_or_says_what_to_delete(program: str, desktop: Desktop) -> None:
+    for executable in ("claude", "code", "xdg-open"):
+        desktop.add_program(executable)
+    output = desktop.install(program, "--undo", "--yes")
+    if program == "claude-code":
+        (call,) = desktop.calls("claude")
+        assert call["arguments"] == ["mcp", "remove", "--scope", "user", "toolathlon"]
+    else:
+        assert output == f"Delete the entry 'toolathlon' from {desktop.home / SETTINGS_FILES[program]}.\n"
+    assert desktop.calls("code") == desktop.calls("xdg-open") == []
+
+
+def test_undo_without_the_program_says_what_to_delete(desktop: Desktop) -> None:
+    done = desktop.shell.run("install", "claude-code", "--undo", "--yes", **desktop.environment)
+    assert done.returncode == 1
+    assert "no 'claude' on the PATH" in done.stderr
+    assert done.stdout == f"Delete the entry 'toolathlon' from {desktop.home / '.claude.json'}.\n"
+
+
+def test_nothing_runs_unless_the_user_agrees(desktop: Desktop) -> None:
+    desktop.add_program("code")
+    declined = desktop.install_and_answer("", "vscode")
+    assert declined.returncode == 1
+    assert declined.stdout.endswith("Run this? [y/N] Nothing was changed.\n")
+    message = desktop.shell.run("install", "vscode", **desktop.environment)
+    assert message.returncode == 1
+    assert "use --yes" in message.stderr
+    assert desktop.calls("code") == []
+    agreed = desktop.install_and_answer("y", "vscode")
+    assert agreed.returncode == 0
+    (call,) = desktop.calls("code")
+    assert call["arguments"][1] in agreed.stdout
+
+
+def test_print_prints_the_entry_and_runs_nothing(desktop: Desktop) -> None:
+    desktop.add_program("claude")
+    output = desktop.install("claude-code", "--print", "--url", "https://host", "--task", "a")
+    server = json.loads(output)["mcpServers"]["toolathlon"]
+    assert server["args"][-3:] == ["stdio", "--url", "https://host/tasks/a/mcp"]
+    assert set(json.loads(desktop.install("vscode", "--print"))) == {"servers"}
+    assert desktop.calls("claude") == []
+    assert list(desktop.home.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("program", "executable", "reference"),
     [
-        ("darwin", "home/Library/Application Support/Claude/claude_desktop_config.json"),
-        ("win32", "roaming/Claude/claude_desktop_config.json"),
-        ("linux", "home/.config/Claude/claude_desktop_config.json"),
+        ("claude-code", "claude", "${DECATHLON_TOKEN}"),
+        ("cursor", "xdg-open", "${env:DECATHLON_TOKEN}"),
+        ("vscode", "code", "${env:DECATHLON_TOKEN}"),
+        ("claude-desktop", "", "<the value of DECATHLON_TOKEN>"),
     ],
 )
-def test_claude_desktop_keeps_it_where_the_system_says(platform: str, where: str) -> None:
-    machine = Machine(platform, Path("home"), {"APPDATA": "roaming"})
-    assert file_of("claude-desktop", machine) == Path(where)
-
-
-def test_other_settings_are_where_their_programs_look() -> None:
-    machine = Machine("linux", Path("/h"), {"XDG_CONFIG_HOME": "/x", "CLAUDE_CONFIG_DIR": "/c"})
-    assert file_of("vscode", machine) == Path("/x/Code/User/mcp.json")
-    assert file_of("cursor", machine) == Path("/h/.cursor/mcp.json")
-    assert file_of("claude-code", machine) == Path("/c/.claude.json")
-    assert file_of("claude-code", machine, Path("/p")) == Path("/p/.mcp.json")
-    assert file_of("vscode", machine, Path("/p")) == Path("/p/.vscode/mcp.json")
-    with pytest.raises(BadRequestError, match="no entries of a project"):
-        file_of("claude-desktop", machine, Path("/p"))
-
-
-def test_comments_other_entries_and_layout_survive_both_ways(
-    home: Home, answer: Callable[[str], None]
+def test_a_token_is_referred_to_and_its_value_is_neither_printed_nor_passed(
+    program: str, executable: str, reference: str, desktop: Desktop
 ) -> None:
-    home.vscode.parent.mkdir(parents=True)
-    home.vscode.write_text(OLD)
-    home.vscode.chmod(0o640)
-    answer("y")
-    said = home.install("vscode", "--url", "http://127.0.0.1:8765")
-    assert '+        "toolathlon": {' in said
-    assert "-" not in {line[:1] for line in said.splitlines()[2:]}
-    text = home.vscode.read_text()
-    kept, added = text.split('        "toolathlon"')
-    assert OLD.startswith(kept)
-    assert '"--url",\n                "http://127.0.0.1:8765/mcp"' in added
-    assert added.endswith('        },\n    },\n    "inputs": []\n}\n')
-    assert stat.S_IMODE(home.vscode.stat().st_mode) == 0o640
-    (backup,) = home.backups(home.vscode)
-    assert backup.read_text() == OLD
-    home.install("vscode", "--undo", "--yes")
-    assert home.vscode.read_text() == OLD
-    assert home.backups(home.vscode) == []
+    if executable:
+        desktop.add_program(executable)
+    arguments = (program, "--url", "http://host", "--with-token")
+    printed = desktop.install(*arguments, "--print", DECATHLON_TOKEN=SECRET)
+    ((server,),) = [list(entries.values()) for entries in json.loads(printed).values()]
+    assert server["env"] == {"DECATHLON_TOKEN": reference}
+    done = desktop.shell.run("install", *arguments, "--yes", **desktop.environment, DECATHLON_TOKEN=SECRET)
+    assert done.returncode == 0
+    assert "DECATHLON_TOKEN" in done.stdout
+    arguments_passed = [argument for call in desktop.calls(executable) for argument in call["arguments"]]
+    if program == "cursor":
+        arguments_passed = [json.dumps(server_of_link(link)) for link in arguments_passed]
+    assert all(reference in argument for argument in arguments_passed[-1:])
+    assert SECRET not in f"{printed}{done.stdout}{done.stderr}{arguments_passed}"
 
 
-def test_undo_takes_back_the_entry_alone_where_more_has_changed_since(home: Home) -> None:
-    home.vscode.parent.mkdir(parents=True)
-    home.vscode.write_text(OLD)
-    home.install("vscode", "--yes")
-    home.vscode.write_text(home.vscode.read_text().replace("[]", '["later"]'))
-    home.install("vscode", "--undo", "--yes")
-    assert home.vscode.read_text() == OLD.replace("[]", '["later"]')
+def test_an_unknown_task_is_an_error_before_anything_runs(desktop: Desktop) -> None:
+    desktop.add_program("claude")
+    arguments = ("install", "claude-code", "--task", "tune-reactr", "--yes")
+    message = desktop.shell.error(*arguments, status=1, **desktop.environment)
+    assert message.startswith("there is no task 'tune-reactr'; did you mean tune-reactor")
+    assert desktop.calls("claude") == []
 
 
-def test_undo_after_a_second_writing_gives_the_first_back(home: Home) -> None:
-    home.install("cursor", "--task", "tune-reactor", "--yes")
-    first = (home.folder / ".cursor" / "mcp.json").read_text()
-    assert '"tune-reactor"' in first
-    home.install("cursor", "--task", "recount-ballots", "--yes")
-    assert "has that entry already" in home.install("cursor", "--task", "recount-ballots")
-    home.install("cursor", "--undo", "--yes")
-    assert (home.folder / ".cursor" / "mcp.json").read_text() == first
-    home.install("cursor", "--undo", "--yes")
-    assert "nothing to undo" in home.install("cursor", "--undo", status=1)
+def entry_in(output: str) -> dict[str, Any]:
+    """The entries of the settings that the output shows."""
+    (entries,) = json.loads(output[output.index("{\n") :]).values()
+    return entries
 
 
-def test_nothing_is_written_unless_somebody_agrees(
-    home: Home, answer: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer("")
-    assert "Nothing was written" in run_and_read(home, "cursor")
-    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
-    assert "say --yes" in home.install("cursor", status=1)
-    assert not (home.folder / ".cursor").exists()
-
-
-def run_and_read(home: Home, *words: str) -> str:
-    assert run(["install", *words]) == 1
-    return home.capsys.readouterr().out
-
-
-def test_print_only_prints(home: Home) -> None:
-    told: Any = json.loads(home.install("claude-code", "--print", "--url", "https://host", "--task", "a"))
-    assert told["mcpServers"]["toolathlon"]["args"][-3:] == ["stdio", "--url", "https://host/tasks/a/mcp"]
-    assert told["mcpServers"]["toolathlon"]["type"] == "stdio"
-    assert list(home.folder.iterdir()) == []
-
-
-def test_a_token_is_written_only_when_asked_for_and_never_shown(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "DECATHLON_TOKEN is not set" in home.install("cursor", "--with-token", status=1)
-    monkeypatch.setenv("DECATHLON_TOKEN", "s3cret-s3cret")
-    assert "s3cret" not in home.install("cursor", "--url", "http://h", "--with-token", "--yes")
-    file = home.folder / ".cursor" / "mcp.json"
-    assert json.loads(file.read_text())["mcpServers"]["toolathlon"]["env"] == {
-        "DECATHLON_TOKEN": "s3cret-s3cret"
-    }
-    assert "s3cret" not in home.install("cursor", "--undo", "--yes")
+def server_of_link(link: str) -> dict[str, Any]:
+    """The server that an install link of Cursor's adds."""
+    query = parse_qs(urlsplit(link).query, strict_parsing=True)
+    return json.loads(base64.b64decode(query["config"][0], validate=True))
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("platform", "file", "opener"),
     [
-        ('{"mcpServers": {,}}', "line 1, column 17: expected a string"),
-        ('{\n  "mcpServers": {}\n', "line 3, column 1"),
-        ('{"mcpServers": []}', "what 'mcpServers' holds is no object"),
-        ("[]", "no object"),
-        ('{"a": 1, "a": 2}', "'a' to be there once"),
-        ('{"mcpServers": {},}', "no comma behind the last"),
-        ("// hello\n{}", "line 1, column 1"),
-        ('{"a": 1} }', "expected the end"),
+        ("darwin", "home/Library/Application Support/Claude/claude_desktop_config.json", "open"),
+        ("win32", "roaming/Claude/claude_desktop_config.json", "rundll32"),
+        ("linux", "home/.config/Claude/claude_desktop_config.json", "xdg-open"),
     ],
 )
-def test_what_is_not_as_it_should_be_is_not_touched(text: str, said: str, home: Home) -> None:
-    file = home.folder / ".claude.json"
-    file.write_text(text)
-    assert said in home.install("claude-code", "--yes", status=1)
-    assert file.read_text() == text
-    assert home.backups(file) == []
+def test_files_and_link_openers_are_those_of_the_system(
+    platform: str, file: str, opener: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setenv("HOME", "home")
+    monkeypatch.setenv("APPDATA", "roaming")
+    monkeypatch.setattr(sys, "platform", platform)
+    assert Target("claude-desktop", "toolathlon", None).settings_file == Path(file)
+    command = Target("cursor", "toolathlon", None).add_command({"command": "x"})
+    assert command is not None
+    assert command[0] == opener
 
 
-def test_a_link_stays_a_link(home: Home) -> None:
-    (home.folder / "dotfiles").mkdir()
-    real = home.folder / "dotfiles" / "claude.json"
-    real.write_text("{}")
-    (home.folder / ".claude.json").symlink_to(real)
-    home.install("claude-code", "--yes")
-    assert (home.folder / ".claude.json").is_symlink()
-    assert "toolathlon" in real.read_text()
-
-
-def test_a_task_that_there_is_not_is_said_before_anything_is_written(home: Home) -> None:
-    said = home.install("cursor", "--task", "tune-reactr", "--yes", status=1)
-    assert said.startswith("decathlon-mcp: there is no task 'tune-reactr'; did you mean tune-reactor")
-    assert not (home.folder / ".cursor").exists()
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("{}", '{\n  "k": {\n    "n": 1\n  }\n}'),
-        ("", '{\n  "k": {\n    "n": 1\n  }\n}\n'),
-        ('{"a": 1}', '{"a": 1, "k": {"n": 1}}'),
-        ('{"k": {}}', '{"k": {"n": 1}}'),
-        ('{"k": {"m": 0}}', '{"k": {"m": 0, "n": 1}}'),
-        ('{"k": {"n": 0, "m": 0}}', '{"k": {"n": 1, "m": 0}}'),
-        ('{\n\t"a": 1\n}\n', '{\n\t"a": 1,\n\t"k": {\n\t\t"n": 1\n\t}\n}\n'),
-        ('{\r\n "k": {\r\n  "m": 0\r\n }\r\n}', '{\r\n "k": {\r\n  "m": 0,\r\n  "n": 1\r\n }\r\n}'),
-        ('{\n  "k": {\n  }\n}', '{\n  "k": {\n    "n": 1\n  }\n}'),
-        (
-            '{\n  "k": {\n    "m": [], // last\n  },\n}',
-            '{\n  "k": {\n    "m": [], // last\n    "n": 1,\n  },\n}',
-        ),
-        ('{\n  "k": {\n    "m": 0 // last\n  }\n}', '{\n  "k": {\n    "m": 0, // last\n    "n": 1\n  }\n}'),
-        ('\ufeff{"k": {"m": "}"}}', '\ufeff{"k": {"m": "}", "n": 1}}'),
-    ],
-)
-def test_a_member_is_put_where_somebody_would_and_taken_out_again(before: str, after: str) -> None:
-    text = Text(before, comments=True).with_member(("k", "n"), 1)
-    assert text.text == after
-    assert text.without_member("k", "n").get("k", "n") is None
-
-
-@pytest.mark.parametrize("name", ["a", "b", "c"])
-@pytest.mark.parametrize(
-    "text",
-    ['{"a": 1, "b": 2, "c": 3}', '{\n "a": 1, // x\n "b": 2,\n /* y */ "c": 3,\n}', '{"c":{},"a":[],"b":""}'],
-)
-def test_any_member_can_go(text: str, name: str) -> None:
-    left = Text(text, comments=True).without_member(name)
-    assert sorted(left.value) == sorted({"a", "b", "c"} - {name})
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", '{"a"}', '{"a": }', "[1 2]", '"\n"', '{"a": 01}', "nul", '{"a": 1,, "b": 2}', "{a: 1}"]
-)
-def test_what_is_no_json_is_told_by_its_place(text: str) -> None:
-    with pytest.raises(NotJsonError, match=r"line \d+, column \d+: expected"):
-        parse(text, comments=True)
+def test_variables_move_the_settings_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/x")
+    monkeypatch.setenv("CLAUDE_CONFIG_DIR", "/c")
+    assert Target("vscode", "toolathlon", None).settings_file == Path("/x/Code/User/mcp.json")
+    assert Target("claude-code", "toolathlon", None).settings_file == Path("/c/.claude.json")
+    assert Target("claude-code", "toolathlon", Path("/p")).settings_file == Path("/p/.mcp.json")

@@ -1,4 +1,4 @@
-"""`stdio`: stdout is the protocol's alone, and the process ends when it is told to."""
+"""`stdio`: stdout carries only protocol messages, and the process ends with stdin or on a signal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.probe.serving import SUITE
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell
 
-HELLO = {
+INITIALIZE = {
     "method": "initialize",
     "params": {
         "protocolVersion": "2025-11-25",
@@ -30,7 +30,7 @@ HELLO = {
 
 
 class Pipe:
-    """A client that speaks JSON lines, and keeps every line that it was sent."""
+    """A client that exchanges JSON lines and keeps every line that it receives."""
 
     def __init__(self, process: subprocess.Popen[str], state: Path) -> None:
         assert process.stdin is not None
@@ -41,28 +41,28 @@ class Pipe:
         self.stdout: IO[str] = process.stdout
         self.lines: list[str] = []
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         self.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
         self.stdin.flush()
 
-    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The result of a request."""
+    def request(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Send a request and return its result."""
         number = len(self.lines) + 1
-        self.tell({"id": number, **message})
+        self.send({"id": number, **message})
         while True:
             self.lines.append(self.stdout.readline())
-            told = json.loads(self.lines[-1])
-            if told.get("id") == number:
-                return told["result"]
+            reply = json.loads(self.lines[-1])
+            if reply.get("id") == number:
+                return reply["result"]
 
     def call(self, name: str, **arguments: Any) -> dict[str, Any]:
-        return self.ask({"method": "tools/call", "params": {"name": name, "arguments": arguments}})
+        return self.request({"method": "tools/call", "params": {"name": name, "arguments": arguments}})
 
 
 @contextmanager
-def piped(shell: Shell, *words: str) -> Generator[Pipe]:
+def start_pipe(shell: Shell, *arguments: str) -> Generator[Pipe]:
     state = shell.folder / "state"
-    options = ["--suite", SUITE, "--provider", "local", "--state", str(state), *words]
+    options = ["--suite", SUITE, "--provider", "local", "--state", str(state), *arguments]
     with subprocess.Popen(
         [*COMMAND, "stdio", *options],
         cwd=shell.folder,
@@ -74,15 +74,15 @@ def piped(shell: Shell, *words: str) -> Generator[Pipe]:
     ) as process:
         try:
             pipe = Pipe(process, state)
-            pipe.ask(HELLO)
-            pipe.tell({"method": "notifications/initialized"})
+            pipe.request(INITIALIZE)
+            pipe.send({"method": "notifications/initialized"})
             yield pipe
         finally:
             process.kill()
 
 
-def test_the_process_is_an_episode_and_stdout_nothing_but_protocol(shell: Shell) -> None:
-    with piped(shell, "--task", "find-answer", "--log-level", "debug") as pipe:
+def test_with_a_task_the_process_is_an_episode_and_stdout_carries_only_messages(shell: Shell) -> None:
+    with start_pipe(shell, "--task", "find-answer", "--log-level", "debug") as pipe:
         assert pipe.call("probe__write", path="answer.txt", text="42")
         assert pipe.call("claim_done")["structuredContent"]["claimed"] is True
         assert pipe.call("evaluate")["structuredContent"]["reward"] == 1.0
@@ -92,16 +92,16 @@ def test_the_process_is_an_episode_and_stdout_nothing_but_protocol(shell: Shell)
     assert all(json.loads(line)["jsonrpc"] == "2.0" for line in lines)
 
 
-def test_without_a_task_it_is_the_lobby(shell: Shell) -> None:
-    with piped(shell) as pipe:
+def test_without_a_task_the_process_is_the_lobby(shell: Shell) -> None:
+    with start_pipe(shell) as pipe:
         started = pipe.call("start_episode", task="find-answer")["structuredContent"]
         assert started["prompt"].rstrip().endswith("answer.txt`.")
         assert pipe.call("evaluate")["structuredContent"]["reward"] == 0.0
 
 
 @pytest.mark.parametrize("end", ["SIGTERM", "SIGINT", "eof"])
-def test_it_ends_with_its_sandbox(shell: Shell, end: str) -> None:
-    with piped(shell, "--task", "find-answer") as pipe:
+def test_the_end_of_stdin_or_a_signal_ends_the_process_and_its_sandbox(shell: Shell, end: str) -> None:
+    with start_pipe(shell, "--task", "find-answer") as pipe:
         pipe.call("probe__shell", command="setsid sleep 1000 >/dev/null 2>&1 &")
         if end == "eof":
             pipe.stdin.close()
@@ -112,7 +112,7 @@ def test_it_ends_with_its_sandbox(shell: Shell, end: str) -> None:
 
 
 def test_an_attempt_claimed_before_the_client_left_is_graded(shell: Shell) -> None:
-    with piped(shell, "--task", "find-answer") as pipe:
+    with start_pipe(shell, "--task", "find-answer") as pipe:
         pipe.call("probe__write", path="answer.txt", text="42")
         pipe.call("claim_done")
         pipe.stdin.close()
@@ -121,6 +121,6 @@ def test_an_attempt_claimed_before_the_client_left_is_graded(shell: Shell) -> No
     assert json.loads(verdict.read_text())["reward"] == 1.0
 
 
-def test_an_unknown_task_is_answered_with_those_near_it(shell: Shell) -> None:
-    said = shell.fault("stdio", "--suite", SUITE, "--provider", "local", "--task", "find-anser", status=1)
-    assert said.startswith("there is no task 'find-anser'; did you mean find-answer")
+def test_an_unknown_task_gets_a_suggestion(shell: Shell) -> None:
+    message = shell.error("stdio", "--suite", SUITE, "--provider", "local", "--task", "find-anser", status=1)
+    assert message.startswith("there is no task 'find-anser'; did you mean find-answer")

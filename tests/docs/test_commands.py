@@ -24,7 +24,7 @@ COMMAND = "decathlon-mcp"
 OTHER_PROGRAMS = {
     *("--cli", "--header", "--tool-arg", "--transport", "--silent"),
     *("--fail-on-error", "--log-dir", "--max-samples"),
-    *("--cn_mode", "--env", "--internal"),
+    *("--cn_mode", "--env", "--internal", "--add-mcp"),
     *("--agent_workspace", "--launch_time", "--res_log_file", "--groundtruth_workspace"),
 }
 """Options of other programs, among them a task's own scripts."""

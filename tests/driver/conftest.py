@@ -1,4 +1,4 @@
-"""Drivers under each Python that a sandbox may have."""
+"""Fixtures: drivers under every Python version that is tested."""
 
 from __future__ import annotations
 
@@ -13,33 +13,35 @@ from tests.driver.peer import DriverPeer, driver
 
 
 def find_python(version: str) -> str | None:
-    """A Python of that minor version: on the PATH, or where pyenv keeps them."""
-    candidates = [shutil.which(f"python{version}"), shutil.which("python3")]
-    kept = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python3"))
-    for candidate in [*candidates, *map(str, kept)]:
-        if candidate is not None and (found := _executable(candidate)) is not None and found[0] == version:
-            return found[1]
+    """Path of a Python of that minor version, from the PATH or from pyenv."""
+    on_path = [shutil.which(f"python{version}"), shutil.which("python3")]
+    in_pyenv = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python3"))
+    for candidate in [*on_path, *map(str, in_pyenv)]:
+        if candidate is not None:
+            candidate_version, executable = _version_and_executable(candidate)
+            if candidate_version == version:
+                return executable
     return None
 
 
-def _executable(python: str) -> tuple[str, str] | None:
-    """Its minor version and what it really is: the one on the PATH may be a script that changes much."""
-    said = subprocess.run(
+def _version_and_executable(python: str) -> tuple[str, str]:
+    # The Python on the PATH can be a wrapper script, so it is asked for the real executable.
+    process = subprocess.run(
         [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)"],
         capture_output=True,
         text=True,
         check=False,
     )
-    version, _, path = said.stdout.strip().partition(" ")
-    return (version, path) if path else None
+    version, _, executable = process.stdout.strip().partition(" ")
+    return version, executable
 
 
 @pytest.fixture(scope="session", params=["3.11", "3.10"])
 def python(request: pytest.FixtureRequest) -> str:
-    found = find_python(request.param)
-    if found is None:
+    executable = find_python(request.param)
+    if executable is None:
         pytest.skip(f"no Python {request.param} here")
-    return found
+    return executable
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The server's end of the line, as bare as can be: a driver in a process of its own, and what it says."""
+"""A minimal server side of the wire protocol, connected to a driver in its own process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from decathlon_mcp.driver_client.driver import boot_message
 
 SERVERS = Path(__file__).parent / "servers"
 BOUND_SECONDS = 60.0
-"""What any wait in these tests may take on a slow machine; none comes near."""
+"""Upper limit of any wait in these tests, for a slow machine; normally none takes as long."""
+_PF_EXITING = 0x4
+_PF_KTHREAD = 0x200000
+"""From linux/sched.h."""
 
 
 class WireError(Exception):
@@ -35,20 +38,22 @@ class WireError(Exception):
 
 
 class DriverPeer:
-    """Requests and notifications to one driver. `token` is in the command line of what its servers start."""
+    """Sends requests and notifications to one driver.
+
+    `token` is in the command line of the servers that it describes, so that their processes can be found.
+    `errors_without_id` holds error responses without an id, `lines` the bytes of every response by its id.
+    """
 
     def __init__(self, process: anyio.abc.Process) -> None:
         self.process = process
         self.token = uuid.uuid4().hex
-        self.notes: list[tuple[str, dict[str, Any]]] = []
-        self.faults: list[WireError] = []
-        """Errors without an id."""
+        self.notifications: list[tuple[str, dict[str, Any]]] = []
+        self.errors_without_id: list[WireError] = []
         self.lines: dict[int, bytes] = {}
-        """The bytes of every answer."""
         self.ids = itertools.count(1)
-        self._answers: dict[int, dict[str, Any]] = {}
+        self._responses: dict[int, dict[str, Any]] = {}
         self._log = bytearray()
-        self._news = anyio.Event()
+        self._received = anyio.Event()
         self.ended = anyio.Event()
 
     @property
@@ -56,40 +61,46 @@ class DriverPeer:
         return self._log.decode("utf-8", "replace")
 
     async def request(self, method: str, /, **params: Any) -> Any:
-        return await self.answer(await self.begin(method, **params))
+        return await self.result(await self.begin(method, **params))
 
     async def begin(self, method: str, /, **params: Any) -> int:
-        """Send a request; its id."""
-        number = next(self.ids)
-        await self.send({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
-        return number
+        """Send a request and return its id."""
+        request_id = next(self.ids)
+        await self.send({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params})
+        return request_id
 
-    async def answer(self, number: int) -> Any:
-        await self._until(lambda: number in self._answers)
-        message = self._answers.pop(number)
+    async def result(self, request_id: int) -> Any:
+        """Wait for a response and return its result. Raises WireError."""
+        await self._until(lambda: request_id in self._responses)
+        message = self._responses.pop(request_id)
         if "error" in message:
             raise WireError(message["error"])
         return message["result"]
 
-    async def cancel(self, number: int) -> None:
-        await self.send({"jsonrpc": "2.0", "method": wire.CANCEL, "params": {"id": number}})
+    async def cancel(self, request_id: int) -> None:
+        await self.send({"jsonrpc": "2.0", "method": wire.CANCEL, "params": {"id": request_id}})
 
-    async def note(self, method: str, /, **like: Any) -> dict[str, Any]:
-        """The params of the first notification of that method that has these, now or later; taken off."""
+    async def notification(self, method: str, /, **expected: Any) -> dict[str, Any]:
+        """Wait for a notification with these params; remove the first from the list and return its params."""
 
-        def found() -> tuple[str, dict[str, Any]] | None:
-            return next((n for n in self.notes if n[0] == method and like.items() <= n[1].items()), None)
+        def first_match() -> tuple[str, dict[str, Any]] | None:
+            matches = (
+                notification
+                for notification in self.notifications
+                if notification[0] == method and expected.items() <= notification[1].items()
+            )
+            return next(matches, None)
 
-        await self._until(lambda: found() is not None)
-        note = found()
-        assert note is not None
-        self.notes.remove(note)
-        return note[1]
+        await self._until(lambda: first_match() is not None)
+        notification = first_match()
+        assert notification is not None
+        self.notifications.remove(notification)
+        return notification[1]
 
-    async def fault(self) -> WireError:
-        """The first error without an id, taken off."""
-        await self._until(lambda: bool(self.faults))
-        return self.faults.pop(0)
+    async def error_without_id(self) -> WireError:
+        """Wait for an error response without an id and remove it from the list."""
+        await self._until(lambda: bool(self.errors_without_id))
+        return self.errors_without_id.pop(0)
 
     async def send(self, message: Any) -> None:
         await self.send_bytes(json.dumps(message).encode() + b"\n")
@@ -99,21 +110,23 @@ class DriverPeer:
         await self.process.stdin.send(data)
 
     async def close(self) -> int:
-        """End the line; the driver's exit code."""
+        """Close the driver's stdin and return its exit code."""
         assert self.process.stdin is not None
         await self.process.stdin.aclose()
         with anyio.fail_after(BOUND_SECONDS):
             return await self.process.wait()
 
-    # what its servers are
+    # servers and tools
 
-    def zoo(self, animal: str, name: str = "zoo", **more: Any) -> dict[str, Any]:
-        """A server of raw Python (servers/zoo.py)."""
-        return stdio_server(name, sys.executable, "-S", str(SERVERS / "zoo.py"), animal, self.token, **more)
+    def scripted_server(self, behaviour: str, name: str = "scripted", **settings: Any) -> dict[str, Any]:
+        """Settings of a server of servers/scripted.py."""
+        program = str(SERVERS / "scripted.py")
+        return stdio_server(name, sys.executable, "-S", program, behaviour, self.token, **settings)
 
-    def busy(self, name: str = "busy", **more: Any) -> dict[str, Any]:
-        """A server on the MCP SDK (servers/busy.py)."""
-        return stdio_server(name, sys.executable, str(SERVERS / "busy.py"), "stdio", self.token, **more)
+    def sdk_server(self, name: str = "sdk", **settings: Any) -> dict[str, Any]:
+        """Settings of the server of servers/sdk.py."""
+        program = str(SERVERS / "sdk.py")
+        return stdio_server(name, sys.executable, program, "stdio", self.token, **settings)
 
     async def start(self, *servers: dict[str, Any], deadline_seconds: float = 30.0) -> dict[str, Any]:
         return (await self.request(wire.START, servers=servers, deadline_seconds=deadline_seconds))["servers"]
@@ -134,29 +147,27 @@ class DriverPeer:
             wire.CALL, server=server, method="tools/call", params=params, timeout_seconds=timeout_seconds
         )
 
-    async def tool(self, server: str, tool: str, **more: Any) -> dict[str, Any]:
-        """Call a tool; the server's whole reply."""
-        return await self.answer(await self.begin_tool(server, tool, **more))
+    async def tool(self, server: str, tool: str, **arguments: Any) -> dict[str, Any]:
+        """Call a tool and return the server's whole reply."""
+        return await self.result(await self.begin_tool(server, tool, **arguments))
 
-    async def text(self, server: str, tool: str, **more: Any) -> str:
-        return (await self.tool(server, tool, **more))["result"]["content"][0]["text"]
+    async def text(self, server: str, tool: str, **arguments: Any) -> str:
+        """Call a tool and return the text of its result."""
+        return (await self.tool(server, tool, **arguments))["result"]["content"][0]["text"]
 
-    # its processes
+    # processes
 
-    def left(self) -> list[int]:
+    def living(self) -> list[int]:
+        """The living processes with this peer's token in their command line."""
         return processes_with(self.token)
 
-    async def until_left(self, count: int) -> None:
-        await until(lambda: len(self.left()) == count)
+    async def until_living(self, count: int) -> None:
+        await until(lambda: len(self.living()) == count)
 
-    async def _until(self, done: Callable[[], bool]) -> None:
-        with anyio.fail_after(BOUND_SECONDS):
-            while not done():
-                assert not self.ended.is_set(), f"the driver is gone; its log: {self.log}"
-                await self._news.wait()
+    # messages from the driver
 
-    async def read(self) -> None:
-        """Take everything the driver says, until it ends."""
+    async def receive_messages(self) -> None:
+        """Receive until the driver closes its stdout."""
         assert self.process.stdout is not None
         buffer = bytearray()
         async for chunk in self.process.stdout:
@@ -165,40 +176,46 @@ class DriverPeer:
                 *lines, rest = bytes(buffer).split(b"\n")
                 buffer = bytearray(rest)
                 for line in lines:
-                    self._take(line)
+                    self._on_line(line)
         self.ended.set()
-        self._tell()
+        self._wake()
 
-    async def read_log(self) -> None:
+    async def receive_log(self) -> None:
         assert self.process.stderr is not None
         async for chunk in self.process.stderr:
             self._log += chunk
 
-    def _take(self, line: bytes) -> None:
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        with anyio.fail_after(BOUND_SECONDS):
+            while not condition():
+                assert not self.ended.is_set(), f"the driver has exited; its log: {self.log}"
+                await self._received.wait()
+
+    def _on_line(self, line: bytes) -> None:
         message = json.loads(line.decode())
         if "method" in message:
-            self.notes.append((message["method"], message["params"]))
+            self.notifications.append((message["method"], message["params"]))
         elif message["id"] is None:
-            self.faults.append(WireError(message["error"]))
+            self.errors_without_id.append(WireError(message["error"]))
         else:
-            assert message["id"] not in self.lines, "answered twice"
+            assert message["id"] not in self.lines, "a request was answered twice"
             self.lines[message["id"]] = line
-            self._answers[message["id"]] = message
-        self._tell()
+            self._responses[message["id"]] = message
+        self._wake()
 
-    def _tell(self) -> None:
-        self._news.set()
-        self._news = anyio.Event()
+    def _wake(self) -> None:
+        self._received.set()
+        self._received = anyio.Event()
 
 
-async def until(true: Callable[[], bool]) -> None:
-    """Look again and again: for what processes and files of others do there is no event to wait for."""
+async def until(condition: Callable[[], bool]) -> None:
+    """Poll a condition: processes and files of other programs offer no event to wait for."""
     with anyio.fail_after(BOUND_SECONDS):
-        while not true():  # noqa: ASYNC110
+        while not condition():  # noqa: ASYNC110
             await anyio.sleep(0.02)
 
 
-def stdio_server(name: str, command: str, *args: str, **more: Any) -> dict[str, Any]:
+def stdio_server(name: str, command: str, *args: str, **settings: Any) -> dict[str, Any]:
     return {
         "name": name,
         "type": "stdio",
@@ -208,21 +225,32 @@ def stdio_server(name: str, command: str, *args: str, **more: Any) -> dict[str, 
         "inherit": "minimal",
         "cwd": "/",
         "request_seconds": 30,
-        **more,
+        **settings,
     }
 
 
 def processes_with(token: str) -> list[int]:
     """The living processes with `token` in their command line."""
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if token.encode() in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
+    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return [pid for pid in pids if token.encode() in _command_line(pid)]
+
+
+def _command_line(pid: int) -> bytes:
+    """The command line of a process, empty if it has ended."""
+    # During execve(2) a process has an empty command line for a moment, and under load that moment is long
+    # enough to be seen: such a process is looked at again.
+    for _ in range(1000):
+        try:
+            if command_line := Path(f"/proc/{pid}/cmdline").read_bytes():
+                return command_line
+            stat = Path(f"/proc/{pid}/stat").read_bytes()
+        except OSError:
+            return b""
+        state, *fields = stat[stat.rindex(b")") + 2 :].split()
+        if state in (b"Z", b"X") or int(fields[5]) & (_PF_EXITING | _PF_KTHREAD):
+            return b""
+        os.sched_yield()
+    return b""
 
 
 @asynccontextmanager
@@ -232,7 +260,7 @@ async def driver(
     wrap: Sequence[str] = (),
     options: Sequence[str] = (),
 ) -> AsyncGenerator[DriverPeer]:
-    """A driver that has said it is ready. At the end it has to end by itself, and leave nothing."""
+    """Run a driver that has sent `ready`. At the end it must exit by itself and leave no process."""
     async with await anyio.open_process(
         [*wrap, python, *options, *wire.BOOT_COMMAND[1:]],
         stdin=subprocess.PIPE,
@@ -242,12 +270,12 @@ async def driver(
     ) as process:
         peer = DriverPeer(process)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(peer.read)
-            tasks.start_soon(peer.read_log)
+            tasks.start_soon(peer.receive_messages)
+            tasks.start_soon(peer.receive_log)
             await peer.send_bytes(boot_message())
-            ready = await peer.note(wire.READY)
+            ready = await peer.notification(wire.READY)
             assert ready["version"] == wire.VERSION
             yield peer
             await peer.close()
-        assert peer.left() == []
+        assert peer.living() == []
         assert "Traceback" not in peer.log

@@ -1,4 +1,4 @@
-"""`arrange`: folders and files put in place."""
+"""`arrange`: file operations."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-async def refused(peer: DriverPeer, *steps: dict[str, Any]) -> WireError:
-    with pytest.raises(WireError) as raised:
+async def arrange_error(peer: DriverPeer, *steps: dict[str, Any]) -> WireError:
+    """Run steps that must fail; return the error."""
+    with pytest.raises(WireError) as error:
         await arrange(peer, *steps)
-    assert raised.value.reason == "files"
-    return raised.value
+    assert error.value.reason == "files"
+    return error.value
 
 
 async def test_steps_run_in_order(peer: DriverPeer, tmp_path: Path) -> None:
@@ -48,26 +49,26 @@ async def test_steps_run_in_order(peer: DriverPeer, tmp_path: Path) -> None:
     assert names(tmp_path) == ["c", "d"]
 
 
-async def test_the_first_step_that_fails_ends_it_and_is_named(peer: DriverPeer, tmp_path: Path) -> None:
-    fault = await refused(
+async def test_first_failing_step_stops_the_request_and_is_named(peer: DriverPeer, tmp_path: Path) -> None:
+    error = await arrange_error(
         peer,
         {"make": f"{tmp_path}/one"},
         {"copy": f"{tmp_path}/none", "to": f"{tmp_path}/two"},
         {"make": f"{tmp_path}/three"},
     )
-    assert fault.message == f"No such file or directory: {tmp_path}/none"
-    assert fault.data == {"step": 1}
+    assert error.message == f"No such file or directory: {tmp_path}/none"
+    assert error.data == {"step": 1}
     assert names(tmp_path) == ["one"]
 
 
-async def test_a_step_that_is_none_fails_before_anything_is_done(peer: DriverPeer, tmp_path: Path) -> None:
-    with pytest.raises(WireError, match="no such step: burn") as raised:
+async def test_unknown_step_fails_before_anything_is_done(peer: DriverPeer, tmp_path: Path) -> None:
+    with pytest.raises(WireError, match="no such step: burn") as error:
         await arrange(peer, {"make": f"{tmp_path}/one"}, {"burn": "/"})
-    assert raised.value.reason == "bad_params"
+    assert error.value.reason == "bad_params"
     assert names(tmp_path) == []
 
 
-async def test_a_copy_keeps_links_modes_and_what_was_there(peer: DriverPeer, tmp_path: Path) -> None:
+async def test_copy_keeps_links_modes_and_existing_files(peer: DriverPeer, tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     (source / "folder").mkdir(parents=True)
     (source / "folder/run").write_text("new")
@@ -85,7 +86,7 @@ async def test_a_copy_keeps_links_modes_and_what_was_there(peer: DriverPeer, tmp
     assert (target / "folder/kept").read_text() == "old"
 
 
-async def test_a_copy_replaces_links_and_never_writes_through_them(peer: DriverPeer, tmp_path: Path) -> None:
+async def test_copy_replaces_links_and_never_writes_through_them(peer: DriverPeer, tmp_path: Path) -> None:
     source, target, outside = tmp_path / "source", tmp_path / "target", tmp_path / "outside"
     for folder in (source / "sub", target, outside):
         folder.mkdir(parents=True)
@@ -102,27 +103,27 @@ async def test_a_copy_replaces_links_and_never_writes_through_them(peer: DriverP
     assert (target / "file").read_text() == "newer"
 
 
-async def test_a_write_replaces_a_link_and_leaves_no_half_file(peer: DriverPeer, tmp_path: Path) -> None:
+async def test_write_replaces_a_link_and_leaves_no_partial_file(peer: DriverPeer, tmp_path: Path) -> None:
     (tmp_path / "outside").write_text("untouched")
     (tmp_path / "link").symlink_to(tmp_path / "outside")
     (tmp_path / "folder").mkdir()
     await arrange(peer, {"write": f"{tmp_path}/link", "text": "new"})
-    await refused(peer, {"write": f"{tmp_path}/folder", "text": "new"})
+    await arrange_error(peer, {"write": f"{tmp_path}/folder", "text": "new"})
     assert (tmp_path / "outside").read_text() == "untouched"
     assert names(tmp_path) == ["folder", "link", "outside"]
 
 
-async def test_what_cannot_be_copied_is_named(peer: DriverPeer, tmp_path: Path) -> None:
+async def test_copy_error_names_the_file(peer: DriverPeer, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(tmp_path / "source/socket"))
-        fault = await refused(peer, {"copy": f"{tmp_path}/source", "to": f"{tmp_path}/target"})
-    assert "source/socket is neither file, folder nor link" in fault.message
-    fault = await refused(peer, {"copy": str(tmp_path), "to": f"{tmp_path}/a/b"})
-    assert "lies in" in fault.message
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "source/socket"))
+        error = await arrange_error(peer, {"copy": f"{tmp_path}/source", "to": f"{tmp_path}/target"})
+    assert "source/socket is neither file, folder nor link" in error.message
+    error = await arrange_error(peer, {"copy": str(tmp_path), "to": f"{tmp_path}/a/b"})
+    assert "is inside" in error.message
 
 
-async def test_removing_a_link_leaves_what_it_points_to(peer: DriverPeer, tmp_path: Path) -> None:
+async def test_remove_of_a_link_keeps_its_target(peer: DriverPeer, tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "tree").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "kept")
@@ -133,7 +134,7 @@ async def test_removing_a_link_leaves_what_it_points_to(peer: DriverPeer, tmp_pa
     assert (tmp_path / "kept/file").read_text() == "kept"
 
 
-async def test_what_its_owner_may_not_enter_is_removed_too(peer: DriverPeer, tmp_path: Path) -> None:
+async def test_folder_without_permissions_is_removed(peer: DriverPeer, tmp_path: Path) -> None:
     (tmp_path / "tree/closed/inner").mkdir(parents=True)
     (tmp_path / "tree/closed/inner/file").touch()
     (tmp_path / "tree/closed/inner").chmod(0)
@@ -142,7 +143,7 @@ async def test_what_its_owner_may_not_enter_is_removed_too(peer: DriverPeer, tmp
     assert names(tmp_path) == []
 
 
-async def test_a_copy_keeps_bytes_and_times(peer: DriverPeer, tmp_path: Path) -> None:
+async def test_copy_keeps_contents_and_times(peer: DriverPeer, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     big, empty = tmp_path / "source/big", tmp_path / "source/empty"
     big.write_bytes(os.urandom(1 << 20) * 20)
@@ -153,14 +154,14 @@ async def test_a_copy_keeps_bytes_and_times(peer: DriverPeer, tmp_path: Path) ->
     assert (tmp_path / "target/empty").stat().st_mtime_ns == 2_000_000_002
 
 
-async def test_absence_is_checked_by_name_and_by_path(peer: DriverPeer, tmp_path: Path) -> None:
+async def test_absent_checks_names_and_paths(peer: DriverPeer, tmp_path: Path) -> None:
     (tmp_path / "a/evaluation").mkdir(parents=True)
     (tmp_path / "a/other").mkdir()
     (tmp_path / "a/link").symlink_to(tmp_path)
     under = {"under": str(tmp_path)}
-    found = await refused(peer, {"absent": ["evaluation"], **under})
-    assert found.data == {"path": f"{tmp_path}/a/evaluation", "step": 0}
-    assert (await refused(peer, {"absent": [f"{tmp_path}/a/other"], **under})).data[
+    error = await arrange_error(peer, {"absent": ["evaluation"], **under})
+    assert error.data == {"path": f"{tmp_path}/a/evaluation", "step": 0}
+    assert (await arrange_error(peer, {"absent": [f"{tmp_path}/a/other"], **under})).data[
         "path"
     ] == f"{tmp_path}/a/other"
     await arrange(
@@ -170,24 +171,26 @@ async def test_absence_is_checked_by_name_and_by_path(peer: DriverPeer, tmp_path
         {"absent": ["evaluatio", "other.txt", "/a/other"], **under},
         {"absent": ["evaluation"], "under": f"{tmp_path}/nowhere"},
     )
-    assert (await refused(peer, {"absent": ["link"], **under})).data["path"] == f"{tmp_path}/a/link"
+    assert (await arrange_error(peer, {"absent": ["link"], **under})).data["path"] == f"{tmp_path}/a/link"
 
 
-async def test_absence_is_checked_where_things_really_are(peer: DriverPeer, tmp_path: Path) -> None:
+async def test_absent_resolves_links(peer: DriverPeer, tmp_path: Path) -> None:
     (tmp_path / "real/secret").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "real/other").symlink_to("secret")
     for under in ("", "/link", "/real"):
-        fault = await refused(peer, {"absent": [f"{tmp_path}/link/secret"], "under": f"{tmp_path}{under}"})
-        assert fault.data["path"] == f"{tmp_path}/real/secret"
-    fault = await refused(peer, {"absent": [f"{tmp_path}/link/other/"], "under": str(tmp_path)})
-    assert fault.data["path"] == f"{tmp_path}/real/other"
+        error = await arrange_error(
+            peer, {"absent": [f"{tmp_path}/link/secret"], "under": f"{tmp_path}{under}"}
+        )
+        assert error.data["path"] == f"{tmp_path}/real/secret"
+    error = await arrange_error(peer, {"absent": [f"{tmp_path}/link/other/"], "under": str(tmp_path)})
+    assert error.data["path"] == f"{tmp_path}/real/other"
     await arrange(
         peer, {"absent": [f"{tmp_path}/link/secret"], "under": str(tmp_path), "except": [f"{tmp_path}/link"]}
     )
 
 
-async def test_names_that_are_no_text_are_no_obstacle(peer: DriverPeer, tmp_path: Path) -> None:
+async def test_file_names_that_are_not_utf8_are_handled(peer: DriverPeer, tmp_path: Path) -> None:
     strange = tmp_path / "source" / os.fsdecode(b"\xff")
     strange.parent.mkdir()
     strange.touch()
@@ -195,11 +198,11 @@ async def test_names_that_are_no_text_are_no_obstacle(peer: DriverPeer, tmp_path
     assert names(tmp_path / "target") == [strange.name]
     strange.unlink()
     os.mkfifo(strange)
-    fault = await refused(peer, {"copy": f"{tmp_path}/source", "to": f"{tmp_path}/target"})
-    assert "source/? is neither" in fault.message
+    error = await arrange_error(peer, {"copy": f"{tmp_path}/source", "to": f"{tmp_path}/target"})
+    assert "source/? is neither" in error.message
 
 
-async def test_a_big_copy_holds_nobody_up_and_can_be_given_up(peer: DriverPeer, tmp_path: Path) -> None:
+async def test_large_copy_does_not_block_and_can_be_cancelled(peer: DriverPeer, tmp_path: Path) -> None:
     source = tmp_path / "source"
     for folder in range(40):
         (source / str(folder)).mkdir(parents=True)
@@ -211,7 +214,7 @@ async def test_a_big_copy_holds_nobody_up_and_can_be_given_up(peer: DriverPeer, 
     assert await peer.request(wire.PING) == {}
     assert number not in peer.lines
     await peer.cancel(number)
-    with pytest.raises(WireError) as given_up:
-        await peer.answer(number)
-    assert given_up.value.reason == "cancelled"
+    with pytest.raises(WireError) as error:
+        await peer.result(number)
+    assert error.value.reason == "cancelled"
     assert not (tmp_path / "99").exists()

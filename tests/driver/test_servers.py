@@ -1,4 +1,4 @@
-"""Real MCP servers on stdio: started, called, cancelled, heard."""
+"""MCP servers on stdio: start, calls, cancellation and notifications."""
 
 from __future__ import annotations
 
@@ -17,53 +17,55 @@ from tests.driver.peer import DriverPeer, WireError, stdio_server, until
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_real_server_comes_up_with_its_facts_and_answers(peer: DriverPeer, tmp_path: Path) -> None:
+async def test_real_server_starts_and_answers(peer: DriverPeer, tmp_path: Path) -> None:
     await anyio.run_process(["git", "init", "-q", str(tmp_path)])
     git = stdio_server("git", sys.executable, "-m", "mcp_server_git", cwd=str(tmp_path))
-    facts = (await peer.start(git))["git"]
-    assert facts["protocolVersion"] == "2025-11-25"
-    assert facts["serverInfo"]["name"] == "mcp-git"
-    assert "tools" in facts["capabilities"]
-    assert "git_status" in {tool["name"] for tool in facts["tools"]}
-    assert facts["seconds"] > 0
+    info = (await peer.start(git))["git"]
+    assert info["protocolVersion"] == "2025-11-25"
+    assert info["serverInfo"]["name"] == "mcp-git"
+    assert "tools" in info["capabilities"]
+    assert "git_status" in {tool["name"] for tool in info["tools"]}
+    assert info["seconds"] > 0
     reply = await peer.tool("git", "git_status", repo_path=str(tmp_path))
     assert reply["jsonrpc"] == "2.0"
     assert "No commits yet" in reply["result"]["content"][0]["text"]
 
 
-async def test_servers_start_side_by_side_and_answer_side_by_side(peer: DriverPeer) -> None:
-    facts = await peer.start(peer.busy("one"), peer.busy("two"), peer.zoo("plain", "three"))
-    assert set(facts) == {"one", "two", "three"}
+async def test_servers_start_and_answer_concurrently(peer: DriverPeer) -> None:
+    info = await peer.start(
+        peer.sdk_server("one"), peer.sdk_server("two"), peer.scripted_server("plain", "three")
+    )
+    assert set(info) == {"one", "two", "three"}
     slow = [await peer.begin_tool("one", "sleep", seconds=1000) for _ in range(3)]
     assert await peer.text("two", "echo", words="quick") == "quick"
-    assert await peer.text("one", "echo", words="beside it") == "beside it"
+    assert await peer.text("one", "echo", words="meanwhile") == "meanwhile"
     assert not set(slow) & peer.lines.keys()
     for number in slow:
         await peer.cancel(number)
 
 
-async def test_many_calls_at_once_to_one_server_each_get_their_own_answer(peer: DriverPeer) -> None:
-    await peer.start(peer.busy())
-    numbers = {await peer.begin_tool("busy", "echo", words=f"w{count}"): f"w{count}" for count in range(50)}
+async def test_concurrent_calls_to_one_server_get_their_own_replies(peer: DriverPeer) -> None:
+    await peer.start(peer.sdk_server())
+    numbers = {await peer.begin_tool("sdk", "echo", words=f"w{count}"): f"w{count}" for count in range(50)}
     for number, words in numbers.items():
-        assert (await peer.answer(number))["result"]["content"][0]["text"] == words
+        assert (await peer.result(number))["result"]["content"][0]["text"] == words
 
 
-async def test_the_reply_is_relayed_byte_for_byte(peer: DriverPeer) -> None:
-    await peer.start(peer.zoo("plain"))
+async def test_reply_is_relayed_byte_for_byte(peer: DriverPeer) -> None:
+    await peer.start(peer.scripted_server("plain"))
     parts = (
         '{ "x-unknown" :  [1.10, 1E2, 12345678901234567890123, -0.0],',
         '"result":{"content":[{"type":"hologram","é":"\\u00e9\\ud83d\\ude00\\\\ud83d","z":null}],"isError":true},',
         '"jsonrpc":"2.0", "id":$id }',
     )
     line = "  ".join(parts)
-    number = await peer.begin_tool("zoo", "raw", line=line)
-    reply = await peer.answer(number)
+    number = await peer.begin_tool("scripted", "raw", line=line)
+    reply = await peer.result(number)
     assert peer.lines[number].endswith(b'"result":' + line.replace("$id", str(reply["id"])).encode() + b"}")
 
 
-async def test_params_and_errors_are_relayed_as_they_came(peer: DriverPeer) -> None:
-    await peer.start(peer.zoo("plain"))
+async def test_params_and_errors_are_relayed_unchanged(peer: DriverPeer) -> None:
+    await peer.start(peer.scripted_server("plain"))
     params: dict[str, Any] = {
         "name": "request",
         "arguments": {"a": [1.5, None, "\u2028é\ud83d"], "": {}},
@@ -71,41 +73,43 @@ async def test_params_and_errors_are_relayed_as_they_came(peer: DriverPeer) -> N
         "z": 1,
     }
     request: dict[str, Any] = {
-        "server": "zoo",
+        "server": "scripted",
         "method": "tools/call",
         "params": params,
         "timeout_seconds": 30,
     }
     reply = await peer.request(wire.CALL, **request)
-    heard = json.loads(reply["result"]["content"][0]["text"])
-    assert heard["params"] == params
-    assert heard["method"] == "tools/call"
+    request_sent = json.loads(reply["result"]["content"][0]["text"])
+    assert request_sent["params"] == params
+    assert request_sent["method"] == "tools/call"
     error = {"code": -32602, "message": "unknown tool", "data": {"kept": [True]}}
     line = '{"jsonrpc":"2.0","id":$id,"error":' + json.dumps(error) + "}"
-    assert (await peer.tool("zoo", "raw", line=line))["error"] == error
+    assert (await peer.tool("scripted", "raw", line=line))["error"] == error
 
 
-async def test_tools_can_be_listed_again(peer: DriverPeer) -> None:
-    await peer.start(peer.zoo("paged"))
+async def test_tools_list_can_be_called_but_other_methods_cannot(peer: DriverPeer) -> None:
+    await peer.start(peer.scripted_server("paged"))
     reply = await peer.request(
-        wire.CALL, server="zoo", method="tools/list", params={"cursor": "3"}, timeout_seconds=30
+        wire.CALL, server="scripted", method="tools/list", params={"cursor": "3"}, timeout_seconds=30
     )
     assert reply["result"]["tools"][0]["name"] == "tool3"
     assert reply["result"]["nextCursor"] == "4"
-    with pytest.raises(WireError, match="method") as refused:
-        await peer.request(wire.CALL, server="zoo", method="resources/list", params={}, timeout_seconds=30)
-    assert refused.value.reason == "bad_params"
+    with pytest.raises(WireError, match="method") as error:
+        await peer.request(
+            wire.CALL, server="scripted", method="resources/list", params={}, timeout_seconds=30
+        )
+    assert error.value.reason == "bad_params"
 
 
-async def test_progress_comes_with_the_calls_id_and_in_order(peer: DriverPeer) -> None:
-    await peer.start(peer.busy())
-    numbers = [await peer.begin_tool("busy", "count", meta={"progressToken": "same"}, to=5) for _ in range(2)]
+async def test_progress_carries_the_id_of_the_call_and_keeps_its_order(peer: DriverPeer) -> None:
+    await peer.start(peer.sdk_server())
+    numbers = [await peer.begin_tool("sdk", "count", meta={"progressToken": "same"}, to=5) for _ in range(2)]
     for number in numbers:
-        assert (await peer.answer(number))["result"]["content"][0]["text"] == "counted to 5"
+        assert (await peer.result(number))["result"]["content"][0]["text"] == "counted to 5"
     for number in numbers:
         steps = [
             params["params"]
-            for method, params in peer.notes
+            for method, params in peer.notifications
             if method == wire.PROGRESS and params["id"] == number
         ]
         assert [step["progress"] for step in steps] == [1, 2, 3, 4, 5]
@@ -113,70 +117,68 @@ async def test_progress_comes_with_the_calls_id_and_in_order(peer: DriverPeer) -
         assert steps[0]["total"] == 5
 
 
-async def test_a_call_without_a_progress_token_gets_none(peer: DriverPeer) -> None:
-    await peer.start(peer.zoo("plain"))
+async def test_call_without_a_progress_token_is_sent_without_one(peer: DriverPeer) -> None:
+    await peer.start(peer.scripted_server("plain"))
     for meta in (None, {}, {"other": 1}):
-        heard = json.loads(await peer.text("zoo", "request", meta=meta))
-        assert heard["params"].get("_meta") == meta
+        request_sent = json.loads(await peer.text("scripted", "request", meta=meta))
+        assert request_sent["params"].get("_meta") == meta
 
 
-async def test_a_cancelled_call_is_cancelled_in_the_server(peer: DriverPeer, tmp_path: Path) -> None:
-    await peer.start(peer.busy())
-    number = await peer.begin_tool("busy", "hang", meta={"progressToken": 1}, note=f"{tmp_path}/note")
-    await peer.note(wire.PROGRESS, id=number)
+async def test_cancelled_call_is_cancelled_at_the_server(peer: DriverPeer, tmp_path: Path) -> None:
+    await peer.start(peer.sdk_server())
+    number = await peer.begin_tool("sdk", "hang", meta={"progressToken": 1}, note=f"{tmp_path}/note")
+    await peer.notification(wire.PROGRESS, id=number)
     await peer.cancel(number)
     await peer.cancel(number)
-    with pytest.raises(WireError) as given_up:
-        await peer.answer(number)
-    assert given_up.value.reason == "cancelled"
+    with pytest.raises(WireError) as error:
+        await peer.result(number)
+    assert error.value.reason == "cancelled"
     await until((tmp_path / "note").exists)
-    assert await peer.text("busy", "echo", words="and on") == "and on"
+    assert await peer.text("sdk", "echo", words="and on") == "and on"
 
 
 @pytest.mark.parametrize("of_the_call", [True, False])
-async def test_a_call_that_takes_too_long_times_out_and_the_server_is_told(
-    peer: DriverPeer, of_the_call: bool
-) -> None:
-    await peer.start(peer.zoo("plain", request_seconds=30 if of_the_call else 0.2))
-    number = await peer.begin_tool("zoo", "hang", timeout_seconds=0.2 if of_the_call else None)
-    with pytest.raises(WireError, match=r"has not answered within 0\.2 s") as late:
-        await peer.answer(number)
-    assert late.value.reason == "timeout"
-    told = await peer.note(wire.MESSAGE)
-    assert isinstance(told["params"]["data"]["cancelled"]["requestId"], int)
-    assert await peer.text("zoo", "text", unit="on", times=1) == "on"
+async def test_timed_out_call_is_cancelled_at_the_server(peer: DriverPeer, of_the_call: bool) -> None:
+    await peer.start(peer.scripted_server("plain", request_seconds=30 if of_the_call else 0.2))
+    number = await peer.begin_tool("scripted", "hang", timeout_seconds=0.2 if of_the_call else None)
+    with pytest.raises(WireError, match=r"has not answered within 0\.2 s") as error:
+        await peer.result(number)
+    assert error.value.reason == "timeout"
+    cancellation = await peer.notification(wire.MESSAGE)
+    assert isinstance(cancellation["params"]["data"]["cancelled"]["requestId"], int)
+    assert await peer.text("scripted", "text", unit="on", times=1) == "on"
 
 
-async def test_log_messages_carry_the_id_of_the_only_call(peer: DriverPeer) -> None:
-    await peer.start(peer.busy())
-    number = await peer.begin_tool("busy", "murmur", words="alone")
-    await peer.answer(number)
-    message = await peer.note(wire.MESSAGE, id=number)
-    assert message["server"] == "busy"
+async def test_log_message_carries_the_id_of_the_only_running_call(peer: DriverPeer) -> None:
+    await peer.start(peer.sdk_server())
+    number = await peer.begin_tool("sdk", "log_message", words="alone")
+    await peer.result(number)
+    message = await peer.notification(wire.MESSAGE, id=number)
+    assert message["server"] == "sdk"
     assert message["params"]["data"] == "alone"
-    waiting = await peer.begin_tool("busy", "sleep", seconds=1000)
-    await peer.tool("busy", "murmur", words="beside another")
-    assert (await peer.note(wire.MESSAGE, id=None))["params"]["data"] == "beside another"
+    waiting = await peer.begin_tool("sdk", "sleep", seconds=1000)
+    await peer.tool("sdk", "log_message", words="with another call")
+    assert (await peer.notification(wire.MESSAGE, id=None))["params"]["data"] == "with another call"
     await peer.cancel(waiting)
 
 
-async def test_a_server_whose_tools_change_says_so(peer: DriverPeer) -> None:
-    await peer.start(peer.busy())
-    await peer.tool("busy", "grow")
-    assert await peer.note(wire.CHANGED) == {"server": "busy"}
-    reply = await peer.request(wire.CALL, server="busy", method="tools/list", params={}, timeout_seconds=30)
+async def test_changed_tools_are_reported(peer: DriverPeer) -> None:
+    await peer.start(peer.sdk_server())
+    await peer.tool("sdk", "add_tool")
+    assert await peer.notification(wire.CHANGED) == {"server": "sdk"}
+    reply = await peer.request(wire.CALL, server="sdk", method="tools/list", params={}, timeout_seconds=30)
     assert "another" in {tool["name"] for tool in reply["result"]["tools"]}
 
 
-async def test_what_a_server_asks_of_its_client_is_declined_and_a_ping_is_answered(peer: DriverPeer) -> None:
-    await peer.start(peer.zoo("plain"))
-    answers = json.loads(await peer.text("zoo", "ask"))
+async def test_server_requests_are_declined_and_pings_are_answered(peer: DriverPeer) -> None:
+    await peer.start(peer.scripted_server("plain"))
+    answers = json.loads(await peer.text("scripted", "ask"))
     assert [answer["id"] for answer in answers] == ["q0", "q1", "q2", "q3"]
     assert answers[0]["result"] == {}
     assert [answer["error"]["code"] for answer in answers[1:]] == [-32601] * 3
 
 
-async def test_a_server_gets_its_environment_its_folder_and_nothing_of_ours(
+async def test_server_gets_its_environment_and_folder_and_no_descriptors_of_the_driver(
     peer: DriverPeer, tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {
@@ -184,79 +186,87 @@ async def test_a_server_gets_its_environment_its_folder_and_nothing_of_ours(
         "cwd": str(tmp_path),
         "path": "/bin:/usr/bin",
     }
-    await peer.start(peer.zoo("plain", "one", **settings), peer.zoo("plain", "two", inherit="all"))
-    said = json.loads(await peer.text("one", "where"))
-    assert said["cwd"] == str(tmp_path)
-    assert said["environment"]["PATH"] == "/bin:/usr/bin"
-    assert (said["environment"]["A"], said["environment"]["TERM"]) == ("é", "none")
+    await peer.start(
+        peer.scripted_server("plain", "one", **settings), peer.scripted_server("plain", "two", inherit="all")
+    )
+    result = json.loads(await peer.text("one", "where"))
+    assert result["cwd"] == str(tmp_path)
+    assert result["environment"]["PATH"] == "/bin:/usr/bin"
+    assert (result["environment"]["A"], result["environment"]["TERM"]) == ("é", "none")
     allowed = {"HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "A", "DECATHLON_MARK", "LC_CTYPE"}
-    assert said["environment"].keys() <= allowed
-    assert set(said["descriptors"]) == {"0", "1", "2"}
+    assert result["environment"].keys() <= allowed
+    assert set(result["descriptors"]) == {"0", "1", "2"}
     ours = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     assert ours.items() <= json.loads(await peer.text("two", "where"))["environment"].items()
 
 
-async def test_its_program_is_looked_up_in_the_path_that_the_server_gets(
-    peer: DriverPeer, tmp_path: Path
-) -> None:
+async def test_server_program_is_looked_up_in_the_servers_path(peer: DriverPeer, tmp_path: Path) -> None:
     (tmp_path / "only-here").symlink_to(sys.executable)
-    server = peer.zoo("plain", path=f"{tmp_path}:/usr/bin:/bin")
+    server = peer.scripted_server("plain", path=f"{tmp_path}:/usr/bin:/bin")
     await peer.start({**server, "command": "only-here"})
-    assert json.loads(await peer.text("zoo", "where"))["environment"]["PATH"].startswith(str(tmp_path))
+    assert json.loads(await peer.text("scripted", "where"))["environment"]["PATH"].startswith(str(tmp_path))
 
 
-async def test_an_old_revision_is_spoken_with_an_old_server(peer: DriverPeer) -> None:
-    facts = await peer.start(peer.zoo("old"))
-    assert facts["zoo"]["protocolVersion"] == "2024-11-05"
-    assert facts["zoo"]["serverInfo"]["x-more"] == "kept"
+async def test_older_mcp_revision_is_accepted(peer: DriverPeer) -> None:
+    info = await peer.start(peer.scripted_server("old"))
+    assert info["scripted"]["protocolVersion"] == "2024-11-05"
+    assert info["scripted"]["serverInfo"]["x-more"] == "kept"
 
 
-async def test_all_pages_of_tools_are_listed_as_they_came(peer: DriverPeer) -> None:
-    facts = await peer.start(peer.zoo("paged"), peer.zoo("toolless", "none"))
-    assert [tool["name"] for tool in facts["zoo"]["tools"]] == [f"tool{page}" for page in range(5)]
-    assert facts["zoo"]["tools"][0]["x-unknown"] == {"kept": [1, None]}
-    assert facts["none"]["tools"] == []
+async def test_all_pages_of_tools_are_listed_unchanged(peer: DriverPeer) -> None:
+    info = await peer.start(peer.scripted_server("paged"), peer.scripted_server("toolless", "none"))
+    assert [tool["name"] for tool in info["scripted"]["tools"]] == [f"tool{page}" for page in range(5)]
+    assert info["scripted"]["tools"][0]["x-unknown"] == {"kept": [1, None]}
+    assert info["none"]["tools"] == []
 
 
-async def test_servers_can_be_added_but_not_twice_under_one_name(peer: DriverPeer) -> None:
-    await peer.start(peer.zoo("plain", "one"))
-    await peer.start(peer.zoo("plain", "two"))
-    for servers in ([peer.zoo("plain", "one")], [peer.zoo("plain", "three"), peer.zoo("plain", "three")]):
-        with pytest.raises(WireError, match="already") as refused:
+async def test_servers_can_be_added_but_names_must_be_unique(peer: DriverPeer) -> None:
+    await peer.start(peer.scripted_server("plain", "one"))
+    await peer.start(peer.scripted_server("plain", "two"))
+    for servers in (
+        [peer.scripted_server("plain", "one")],
+        [peer.scripted_server("plain", "three"), peer.scripted_server("plain", "three")],
+    ):
+        with pytest.raises(WireError, match="already") as error:
             await peer.start(*servers)
-        assert refused.value.reason == "bad_params"
+        assert error.value.reason == "bad_params"
     assert await peer.start() == {}
-    assert len(peer.left()) == 2
+    assert len(peer.living()) == 2
 
 
-async def test_a_start_that_is_given_up_leaves_nothing(peer: DriverPeer) -> None:
+async def test_cancelled_start_leaves_no_process(peer: DriverPeer) -> None:
     number = await peer.begin(
-        wire.START, servers=[peer.zoo("plain", "one"), peer.zoo("silent", "two")], deadline_seconds=1000
+        wire.START,
+        servers=[peer.scripted_server("plain", "one"), peer.scripted_server("silent", "two")],
+        deadline_seconds=1000,
     )
-    await peer.until_left(2)
+    await peer.until_living(2)
     await peer.cancel(number)
-    with pytest.raises(WireError) as given_up:
-        await peer.answer(number)
-    assert given_up.value.reason == "cancelled"
-    assert peer.left() == []
+    with pytest.raises(WireError) as error:
+        await peer.result(number)
+    assert error.value.reason == "cancelled"
+    assert peer.living() == []
     with pytest.raises(WireError, match="stopped"):
         await peer.tool("one", "text", unit="a", times=1)
 
 
-async def test_giving_up_at_any_moment_leaves_nothing(peer: DriverPeer) -> None:
+async def test_start_cancelled_at_any_moment_leaves_no_process(peer: DriverPeer) -> None:
     for step in range(15):
-        servers = [peer.zoo("daemonic", f"one{step}"), peer.zoo("silent", f"two{step}")]
+        servers = [
+            peer.scripted_server("daemonic", f"one{step}"),
+            peer.scripted_server("silent", f"two{step}"),
+        ]
         number = await peer.begin(wire.START, servers=servers, deadline_seconds=1000)
         await anyio.sleep(0.01 * step)
         await peer.cancel(number)
         with pytest.raises(WireError):
-            await peer.answer(number)
-        assert peer.left() == []
+            await peer.result(number)
+        assert peer.living() == []
 
 
-async def test_a_name_whose_server_has_ended_can_be_used_again(peer: DriverPeer) -> None:
-    await peer.start(peer.zoo("plain"))
+async def test_name_of_a_server_that_has_ended_can_be_reused(peer: DriverPeer) -> None:
+    await peer.start(peer.scripted_server("plain"))
     with pytest.raises(WireError):
-        await peer.tool("zoo", "die")
-    await peer.start(peer.zoo("plain"))
-    assert await peer.text("zoo", "text", unit="back", times=1) == "back"
+        await peer.tool("scripted", "die")
+    await peer.start(peer.scripted_server("plain"))
+    assert await peer.text("scripted", "text", unit="back", times=1) == "back"

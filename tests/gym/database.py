@@ -1,7 +1,7 @@
-"""A database of its own for every episode, as toolathlon_gym's tasks want one.
+"""A separate database for every episode, as toolathlon_gym's tasks need.
 
-`pytest tests/gym/database.py -s` builds an image of a small dump (a minute), hence it is none of the tests
-that always run. Needs a Docker engine, the tests' image and Debian's registry. Prints what a database costs.
+`pytest tests/gym/database.py -s` builds an image from a small dump, which takes a minute, so it only runs by
+name. Requires a Docker engine, the tests' image and Debian's registry. Prints a database's start-up time.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ INSERT INTO shop.orders (what) SELECT 'old ' || number FROM generate_series(1, {
 CREATE EXTENSION pg_trgm;
 """
 QUERY = '''
-"""PostgreSQL's protocol as far as one query without a password: its rows, or its error."""
+"""PostgreSQL's protocol for one query without a password; returns its rows or its error."""
 import socket, struct, sys
 
 def ask(query, user="eigent", database="toolathlon_gym"):
-    with socket.create_connection(("localhost", 5432), 30) as line:
-        stream = line.makefile("rwb")
+    with socket.create_connection(("localhost", 5432), 30) as connection:
+        stream = connection.makefile("rwb")
         words = f"user\\0{user}\\0database\\0{database}\\0\\0".encode()
         stream.write(struct.pack("!ii", len(words) + 8, 196608) + words)
         text = query.encode() + b"\\0"
@@ -66,9 +66,9 @@ if __name__ == "__main__":
 EVALUATION = """
 import sys
 from utils.query import ask
-said = ask("SELECT what FROM shop.orders WHERE what NOT LIKE 'old %'")
-print(said)
-sys.exit(0 if said == "pear apple" else 1)
+rows = ask("SELECT what FROM shop.orders WHERE what NOT LIKE 'old %'")
+print(rows)
+sys.exit(0 if rows == "pear apple" else 1)
 """
 PREPROCESS = """
 from utils.query import ask
@@ -89,7 +89,7 @@ def image(test_image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 async def served(
     image: str, tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 ) -> AsyncGenerator[Served]:
-    """The probe's suite with a task that has a database, declared as the gym's profile does it."""
+    """Serve the probe suite with a task that has a database, declared as in the gym's profile."""
     suite = tmp_path_factory.mktemp("suites") / "suite"
     shutil.copytree(SUITE, suite)
     task = suite / "tasks" / "probe" / "ordering"
@@ -99,31 +99,31 @@ async def served(
     (task / "evaluation" / "main.py").write_text(EVALUATION)
     (suite / "utils" / "query.py").write_text(QUERY)
     gym = yaml.safe_load((Path(SUITE).parents[2] / "decathlon_mcp/suites/profiles/gym.yaml").read_text())
-    said = yaml.safe_load((suite / "suite.yaml").read_text())
-    said["services"] = {"postgres": {**gym["services"]["postgres"], "image": image, "available": True}}
-    said["tasks"]["ordering"] = {"services": ["postgres"]}
-    (suite / "suite.yaml").write_text(json.dumps(said))
+    suite_file = yaml.safe_load((suite / "suite.yaml").read_text())
+    suite_file["services"] = {"postgres": {**gym["services"]["postgres"], "image": image, "available": True}}
+    suite_file["tasks"]["ordering"] = {"services": ["postgres"]}
+    (suite / "suite.yaml").write_text(json.dumps(suite_file))
     async with serving(tmp_path_factory.mktemp("state"), suite=(str(suite),), provider="docker") as served:
         yield served
 
 
-async def ask(player: Player, query: str, *more: str) -> str:
-    words = " ".join(f'"{word}"' for word in (query, *more))
-    return (await player.text("probe__shell", command=f"python3 ../utils/query.py {words}")).strip()
+async def run_query(player: Player, query: str, *options: str) -> str:
+    arguments = " ".join(f'"{argument}"' for argument in (query, *options))
+    return (await player.text("probe__shell", command=f"python3 ../utils/query.py {arguments}")).strip()
 
 
-async def graded(player: Player) -> dict[str, Any]:
+async def claim_and_evaluate(player: Player) -> dict[str, Any]:
     await player.call("claim_done")
     return (await player.call("evaluate")).structured_content
 
 
-async def test_an_attempt_that_does_nothing_gets_nothing_and_a_right_one_the_reward(served: Served) -> None:
+async def test_only_a_correct_attempt_is_rewarded(served: Served) -> None:
     async with playing(served, "ordering", "task") as player:
-        nothing = await graded(player)
+        nothing = await claim_and_evaluate(player)
     async with playing(served, "ordering", "task") as player:
-        assert await ask(player, "SELECT count(*) FROM shop.orders") == str(ROWS + 1)
-        await ask(player, "INSERT INTO shop.orders (what) VALUES ('apple')")
-        right = await graded(player)
+        assert await run_query(player, "SELECT count(*) FROM shop.orders") == str(ROWS + 1)
+        await run_query(player, "INSERT INTO shop.orders (what) VALUES ('apple')")
+        right = await claim_and_evaluate(player)
     assert (nothing["status"], nothing["reward"], nothing["evaluator_output"].strip()) == (
         "scored",
         0,
@@ -132,17 +132,15 @@ async def test_an_attempt_that_does_nothing_gets_nothing_and_a_right_one_the_rew
     assert (right["status"], right["reward"], right["agent_network"]) == ("scored", 1, "none"), right
 
 
-async def test_what_one_episode_does_no_other_sees_nor_is_anybody_a_superuser(served: Served) -> None:
+async def test_databases_of_episodes_are_separate_and_agents_are_not_superusers(served: Served) -> None:
     async with playing(served, "ordering", "task") as one, playing(served, "ordering", "task") as other:
-        await ask(one, "DROP SCHEMA shop CASCADE")
-        assert "does not exist" in await ask(one, "SELECT count(*) FROM shop.orders")
-        assert await ask(other, "SELECT count(*) FROM shop.orders") == str(ROWS + 1)
-        assert "42501" in await ask(other, "COPY (SELECT 1) TO PROGRAM 'id'"), "insufficient_privilege"
+        await run_query(one, "DROP SCHEMA shop CASCADE")
+        assert "does not exist" in await run_query(one, "SELECT count(*) FROM shop.orders")
+        assert await run_query(other, "SELECT count(*) FROM shop.orders") == str(ROWS + 1)
+        assert "42501" in await run_query(other, "COPY (SELECT 1) TO PROGRAM 'id'"), "insufficient_privilege"
 
 
-async def test_a_database_that_is_lost_is_no_verdict_and_never_a_zero(
-    served: Served, docker_engine: Any
-) -> None:
+async def test_a_lost_database_gives_no_reward(served: Served, docker_engine: Any) -> None:
     async with playing(served, "ordering", "task") as player:
         await player.text("probe__echo", text="ready")
         episode = served.episodes.find(player.episode_id, served.episodes.live[-1].owner)
@@ -152,8 +150,8 @@ async def test_a_database_that_is_lost_is_no_verdict_and_never_a_zero(
     assert (episode.verdict.status, episode.verdict.reward) == ("sandbox_lost", None)
 
 
-async def test_what_it_costs(served: Served) -> None:
-    """Seconds from the start to the first answer of the task's own server, with a database and without."""
+async def test_start_up_time(served: Served) -> None:
+    """Print the seconds until the first reply of the task's server, with and without a database."""
     seconds: dict[str, list[float]] = {"find-answer": [], "ordering": []}
     for _ in range(5):
         for task, measured in seconds.items():
@@ -161,5 +159,7 @@ async def test_what_it_costs(served: Served) -> None:
             async with playing(served, task, "task") as player:
                 await player.text("probe__echo", text="ready")
                 measured.append(time.perf_counter() - started)
-    plain, with_it = (median(measured) for measured in seconds.values())
-    sys.stdout.write(f"\nwithout a database {plain:.2f} s, with one {with_it:.2f} s (median of 5)\n")
+    without_database, with_database = (median(measured) for measured in seconds.values())
+    sys.stdout.write(
+        f"\nwithout a database {without_database:.2f} s, with one {with_database:.2f} s (median of 5)\n"
+    )

@@ -1,4 +1,4 @@
-"""What the bundle and the registry are told, against what is there."""
+"""The bundle's manifest and the registry's file match the command and the version."""
 
 from __future__ import annotations
 
@@ -16,34 +16,36 @@ MANIFEST = json.loads((REPOSITORY / "packaging" / "bundle" / "manifest.json").re
 REGISTRY = json.loads((REPOSITORY / "server.json").read_text("utf-8"))
 
 
-def _of_registry() -> list[str]:
+def _registry_arguments() -> list[str]:
     (package,) = REGISTRY["packages"]
-    words: list[str] = []
+    arguments: list[str] = []
     for argument in package["packageArguments"]:
-        given: Any = argument.get("value") or argument.get("default") or argument.get("placeholder")
-        words += [argument["name"], given] if argument["type"] == "named" else [given]
-    return words
+        value: Any = argument.get("value") or argument.get("default") or argument.get("placeholder")
+        arguments += [argument["name"], value] if argument["type"] == "named" else [value]
+    return arguments
 
 
-def _of_bundle() -> list[str]:
-    words = MANIFEST["server"]["mcp_config"]["args"]
-    filled = {"${user_config.url}": MANIFEST["user_config"]["url"]["default"]}
-    return [filled.get(word, word) for word in words[words.index("stdio") :]]
+def _bundle_arguments() -> list[str]:
+    arguments = MANIFEST["server"]["mcp_config"]["args"]
+    values = {"${user_config.url}": MANIFEST["user_config"]["url"]["default"]}
+    return [values.get(argument, argument) for argument in arguments[arguments.index("stdio") :]]
 
 
-def test_both_are_of_this_version() -> None:
+def test_versions_match() -> None:
     (package,) = REGISTRY["packages"]
     assert {MANIFEST["version"], REGISTRY["version"], package["version"]} == {__version__}
     assert package["runtimeArguments"][0]["value"].endswith(f"=={__version__}")
 
 
-@pytest.mark.parametrize("words", [_of_registry(), _of_bundle()], ids=["registry", "bundle"])
-def test_what_they_start_is_understood(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "arguments", [_registry_arguments(), _bundle_arguments()], ids=["registry", "bundle"]
+)
+def test_the_command_accepts_their_arguments(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DECATHLON_URL", raising=False)
-    app.parse_args(words, exit_on_error=False, print_error=False)
+    app.parse_args(arguments, exit_on_error=False, print_error=False)
 
 
-def test_the_bundle_starts_what_it_holds() -> None:
+def test_the_bundles_entry_point_exists() -> None:
     server = MANIFEST["server"]
     assert server["entry_point"] in server["mcp_config"]["args"]
     assert (REPOSITORY / "packaging" / "bundle" / server["entry_point"]).is_file()

@@ -1,4 +1,4 @@
-"""A bench to play the starter suite's tasks on: their own servers, preprocess, evaluators and no more."""
+"""Runs tasks of the starter suite without a server: their MCP servers, preprocess and evaluator."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from decathlon_mcp.starter import suite_path
 from decathlon_mcp.suites.loading import load_suite
 
 LAUNCH_TIME = "2026-05-06 08:30:00 Wednesday"
-DIALECT = load_suite(suite_path()).profile
-ENVIRONMENT = dict(DIALECT.environment)
+PROFILE = load_suite(suite_path()).profile
+ENVIRONMENT = dict(PROFILE.environment)
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an evaluator said."""
+    """An evaluator's result."""
 
     exit_code: int
     output: str
@@ -41,7 +41,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Bench:
-    """One task laid out in a folder of its own, as a sandbox would have it."""
+    """One task in its own folder, laid out as in a sandbox."""
 
     root: Path
     task: str
@@ -49,7 +49,7 @@ class Bench:
 
     @property
     def workspace(self) -> Path:
-        return self.root / DIALECT.workspace
+        return self.root / PROFILE.workspace
 
     @property
     def folder(self) -> Path:
@@ -57,11 +57,11 @@ class Bench:
 
     @property
     def log(self) -> Path:
-        return self.root / DIALECT.log_file
+        return self.root / PROFILE.log_file
 
     def prepare(self) -> None:
-        """Lay out the suite's shared code and the one task; set its workspace up."""
-        for name in DIALECT.common:
+        """Copy the suite's shared code and the task, and set up its workspace."""
+        for name in PROFILE.common:
             shutil.copytree(suite_path() / name, self.root / name)
         shutil.copytree(suite_path() / "tasks" / "starter" / self.task, self.folder)
         self.workspace.mkdir()
@@ -71,11 +71,11 @@ class Bench:
             done = self.run("preprocess", "--launch_time", self.launch_time)
             assert done.exit_code == 0, done.output
 
-    def run(self, part: str, *words: str) -> Outcome:
-        """Run one of the task's modules as the profile says, from the root."""
-        command = [*DIALECT.run_module, f"tasks.starter.{self.task}.{part}.main"]
+    def run(self, part: str, *arguments: str) -> Outcome:
+        """Run one of the task's modules, from the root, as the profile defines."""
+        command = [*PROFILE.run_module, f"tasks.starter.{self.task}.{part}.main"]
         done = subprocess.run(
-            [*command, "--agent_workspace", str(self.workspace), *words],
+            [*command, "--agent_workspace", str(self.workspace), *arguments],
             cwd=self.root,
             env={**os.environ, **ENVIRONMENT, "PATH": PATH},
             stdin=subprocess.DEVNULL,
@@ -88,40 +88,40 @@ class Bench:
         return Outcome(done.returncode, done.stdout)
 
     def answer(self, text: str | None) -> None:
-        """Write the log as an episode that ends with these last words leaves it."""
-        said = [{"role": "user", "content": "..."}, {"role": "assistant", "content": text}]
+        """Write the log of an episode whose final answer is this text."""
+        messages = [{"role": "user", "content": "..."}, {"role": "assistant", "content": text}]
         self.log.parent.mkdir(exist_ok=True)
         self.log.write_text(
-            json.dumps({"status": "success", "messages": said, "tool_calls": {}, "key_stats": {}})
+            json.dumps({"status": "success", "messages": messages, "tool_calls": {}, "key_stats": {}})
         )
 
     def evaluate(self) -> Outcome:
         """Run the evaluator."""
         if not self.log.exists():
             self.answer(None)
-        truth = self.folder / "groundtruth_workspace"
-        given = f"tasks/starter/{self.task}/groundtruth_workspace" if truth.is_dir() else "None"
+        groundtruth = self.folder / "groundtruth_workspace"
+        argument = f"tasks/starter/{self.task}/groundtruth_workspace" if groundtruth.is_dir() else "None"
         return self.run(
-            "evaluation", "--res_log_file", str(self.log), "--groundtruth_workspace", given,
+            "evaluation", "--res_log_file", str(self.log), "--groundtruth_workspace", argument,
             "--launch_time", self.launch_time,
         )  # fmt: skip
 
-    def fails(self, reason: str) -> None:
-        """The evaluator must find the attempt wrong, and say so with these words."""
+    def assert_fails(self, reason: str) -> None:
+        """Assert that the evaluator fails the attempt for this reason."""
         outcome = self.evaluate()
         assert outcome.exit_code == 1, outcome.output
         assert reason in outcome.output.splitlines()[-1]
 
     def edit(self, name: str, old: str, new: str) -> None:
-        """Replace a text in a file of the workspace, where it must be."""
+        """Replace a text in a file of the workspace; the text must be there."""
         text = (self.workspace / name).read_text()
         assert old in text
         (self.workspace / name).write_text(text.replace(old, new))
 
     def edit_json(self, name: str, **fields: object) -> None:
         """Set fields of a JSON object in the workspace."""
-        said: dict[str, Any] = json.loads((self.workspace / name).read_text())
-        (self.workspace / name).write_text(json.dumps({**said, **fields}))
+        value: dict[str, Any] = json.loads((self.workspace / name).read_text())
+        (self.workspace / name).write_text(json.dumps({**value, **fields}))
 
     def move(self, old: str, new: str) -> None:
         """Move a file of the workspace."""
@@ -137,12 +137,12 @@ class Bench:
         connection.close()
 
     def copy(self, root: Path) -> Bench:
-        """The same, to go on with elsewhere."""
+        """Copy the bench to another folder."""
         shutil.copytree(self.root, root, symlinks=True)
         return Bench(root, self.task, self.launch_time)
 
     async def play(self, steps: Sequence[Step]) -> None:
-        """Play a script through the task's own servers; each reply must be as its step expects."""
+        """Play a script with the task's MCP servers; each reply must match its step."""
         async with self.servers() as sessions:
             for step in steps:
                 if step.tool == CLAIM:
@@ -150,13 +150,13 @@ class Bench:
                     continue
                 server, tool = step.tool.split("__")
                 reply = await sessions[server].call_tool(tool, step.resolve(str(self.workspace)))
-                said = "\n".join(part.text for part in reply.content if isinstance(part, TextContent))
-                assert not reply.is_error, f"{step.tool}: {said}"
-                assert step.expect is None or step.expect in said, f"{step.tool} said {said!r}"
+                text = "\n".join(part.text for part in reply.content if isinstance(part, TextContent))
+                assert not reply.is_error, f"{step.tool}: {text}"
+                assert step.expect is None or step.expect in text, f"{step.tool}: {text!r}"
 
     @asynccontextmanager
     async def servers(self) -> AsyncGenerator[dict[str, ClientSession]]:
-        """The task's MCP servers, started as their configurations say."""
+        """Start the task's MCP servers as configured."""
         config = json.loads((self.folder / "task_config.json").read_text())
         async with AsyncExitStack() as stack:
             sessions: dict[str, ClientSession] = {}
@@ -171,7 +171,7 @@ class Bench:
 
 
 def server_parameters(name: str, checkout: Path, workspace: Path) -> StdioServerParameters:
-    """How a server is started, its templates filled."""
+    """Return how a server is started, with the templates filled in."""
     text = (checkout / "configs" / "mcp_servers" / f"{name}.yaml").read_text()
     text = text.replace("${agent_workspace}", str(workspace))
     text = text.replace("${local_servers_paths}", str(checkout / "local_servers"))
@@ -184,25 +184,25 @@ def server_parameters(name: str, checkout: Path, workspace: Path) -> StdioServer
 
 @dataclass(frozen=True)
 class Server:
-    """One server of the suite's own, running over a workspace."""
+    """One of the suite's own servers, running on a workspace."""
 
     session: ClientSession
     workspace: Path
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> tuple[bool, str]:
-        """Whether the tool failed, and what it said."""
+        """Call a tool; return whether it failed, and its text."""
         with anyio.fail_after(60):
             reply = await self.session.call_tool(tool, dict(arguments))
         return reply.is_error, "\n".join(part.text for part in reply.content if isinstance(part, TextContent))
 
-    async def said(self, tool: str, **arguments: object) -> str:
-        """What a tool says that must not fail."""
+    async def call_ok(self, tool: str, **arguments: object) -> str:
+        """Call a tool that must succeed, and return its text."""
         failed, text = await self.call(tool, arguments)
         assert not failed, text
         return text
 
-    async def refused(self, tool: str, **arguments: object) -> str:
-        """What a tool says that must fail."""
+    async def call_error(self, tool: str, **arguments: object) -> str:
+        """Call a tool that must fail, and return its text."""
         failed, text = await self.call(tool, arguments)
         assert failed, text
         return text
@@ -210,7 +210,7 @@ class Server:
 
 @asynccontextmanager
 async def serving(name: str, workspace: Path) -> AsyncGenerator[Server]:
-    """A server of the suite's own, as its configuration starts it."""
+    """Start one of the suite's own servers as configured."""
     async with (
         stdio_client(server_parameters(name, suite_path(), workspace)) as streams,
         ClientSession(*streams) as session,

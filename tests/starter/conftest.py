@@ -1,4 +1,4 @@
-"""Tasks of the starter suite as a test may want them: just laid out, or solved."""
+"""Fixtures: tasks of the starter suite, prepared or solved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.starter.bench import LAUNCH_TIME, Bench
 
 @dataclass(frozen=True)
 class LayOut:
-    """Lays a task out, ready to be attempted."""
+    """Prepares a task for an attempt."""
 
     where: Path
 
@@ -28,7 +28,7 @@ class LayOut:
 
 
 class Solved:
-    """Tasks as their oracles leave them, each played once in a test run. What is handed out is a copy."""
+    """Copies of tasks that their oracles solved; each oracle is played once per test run."""
 
     def __init__(self, where: Path) -> None:
         self.lay_out = LayOut(where)
@@ -55,6 +55,6 @@ def solved(tmp_path_factory: pytest.TempPathFactory) -> Solved:
 
 @pytest.fixture
 async def right(request: pytest.FixtureRequest, solved: Solved, tmp_path: Path) -> Bench:
-    """A right attempt at the test module's TASK, to be spoiled."""
+    """A correct attempt at the test module's TASK, for the test to change."""
     task: str = cast("Any", request).module.TASK
     return await solved(task, tmp_path / "episode")

@@ -1,4 +1,4 @@
-"""audit-expenses: the metrics of its rubric, and what looks like a solution and is none."""
+"""audit-expenses: the metrics of its rubric, and attempts that look like a solution but are wrong."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TASK = "audit-expenses"
 
 
 def metrics(bench: Bench) -> dict[str, float]:
-    """What the rubric's function returns, called as its file says and no more."""
+    """Return the result of the rubric's function, called as the rubric file defines."""
     code = (
         "import importlib, json, pathlib, sys\n"
         f"module = importlib.import_module('tasks.starter.{TASK}.evaluation.evaluator')\n"
@@ -45,28 +45,28 @@ async def test_flagging_everything_finds_nothing(right: Bench) -> None:
     flags = [f"{claim},{rule}" for claim in range(1, 35) for rule in range(1, 8)]
     (right.workspace / "findings.csv").write_text("\n".join(["id,rule", *flags]) + "\n")
     assert (metrics(right)["found"], metrics(right)["exact"]) == (0, False)
-    right.fails("found is 0.00")
+    right.assert_fails("found is 0.00")
 
 
 async def test_missing_one_is_nearly_right_and_still_a_fail(right: Bench) -> None:
     right.edit("findings.csv", "22,3\n", "")
     assert 0.9 < metrics(right)["found"] < 1
-    right.fails("found is 0.9")
+    right.assert_fails("found is 0.9")
 
 
 async def test_a_false_alarm_is_nearly_right_and_still_a_fail(right: Bench) -> None:
     right.edit("findings.csv", "21,7\n", "20,3\n21,7\n")
     assert 0.9 < metrics(right)["found"] < 1
-    right.fails("found is 0.9")
+    right.assert_fails("found is 0.9")
 
 
 async def test_naming_a_finding_twice_fails(right: Bench) -> None:
     right.edit("findings.csv", "22,3\n", "22,3\n22,3\n")
-    right.fails("exact")
+    right.assert_fails("exact")
 
 
 @pytest.mark.parametrize("field", ["claimed_eur", "approved_eur"])
 @pytest.mark.parametrize("value", [1979.36, float("inf"), True, None, "many", [1979.92]])
 async def test_a_wrong_sum_fails(right: Bench, field: str, value: object) -> None:
     right.edit_json("totals.json", **{field: value})
-    right.fails(f"{field.removesuffix('_eur')}_total")
+    right.assert_fails(f"{field.removesuffix('_eur')}_total")

@@ -1,4 +1,4 @@
-"""build-quarter-workbook: what looks like a solution and is none."""
+"""build-quarter-workbook: attempts that look like a solution but are wrong."""
 
 from __future__ import annotations
 
@@ -35,42 +35,42 @@ def put(bench: Bench, sheet: str, cells: dict[str, Any]) -> None:
 )
 async def test_a_wrong_sale_fails(right: Bench, cell: str, value: object, reason: str) -> None:
     put(right, "Sales", {cell: value})
-    right.fails(reason)
+    right.assert_fails(reason)
 
 
 async def test_a_figure_typed_into_the_summary_fails(right: Bench) -> None:
     put(right, "Summary", {"B2": 801.5})
-    right.fails("a figure is no formula")
+    right.assert_fails("a figure is no formula")
 
 
 async def test_figures_dressed_up_as_formulas_fail(right: Bench) -> None:
     table = {"B2": 801.5, "C2": 298.25, "D2": 1628.3, "B4": 988.95}
     put(right, "Summary", {cell: f"={figure}+0*Sales!G2" for cell, figure in table.items()})
-    right.fails("once sales have been corrected")
+    right.assert_fails("once sales have been corrected")
 
 
 async def test_months_told_apart_by_rows_instead_of_dates_fail(right: Bench) -> None:
     """Right as long as nobody corrects a date."""
     for branch in (2, 3, 4):
         put(right, "Summary", {f"B{branch}": f"=SUMIFS(Sales!$G$2:$G$10,Sales!$C$2:$C$10,$A{branch})"})
-    right.fails("January is wrong once sales have been corrected")
+    right.assert_fails("January is wrong once sales have been corrected")
 
 
 async def test_a_workbook_without_the_sheets_fails(right: Bench) -> None:
     Workbook().save(right.workspace / WORKBOOK)
-    right.fails("the sheets are Sheet")
+    right.assert_fails("the sheets are Sheet")
 
 
 @pytest.mark.parametrize("data", [b"", b"PK\x03\x04", b"Sale,Date\n"])
 async def test_a_file_that_is_no_workbook_fails(right: Bench, data: bytes) -> None:
     (right.workspace / WORKBOOK).write_bytes(data)
-    right.fails("not a workbook")
+    right.assert_fails("not a workbook")
 
 
 async def test_a_workbook_that_unpacks_to_a_giant_fails(right: Bench) -> None:
     with zipfile.ZipFile(right.workspace / WORKBOOK, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("xl/media/bomb", bytes(80 * 1024 * 1024))
-    right.fails("unpacks to more than")
+    right.assert_fails("unpacks to more than")
 
 
 async def test_a_workbook_that_defines_entities_fails(right: Bench) -> None:
@@ -82,4 +82,4 @@ async def test_a_workbook_that_defines_entities_fails(right: Bench) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in parts.items():
             archive.writestr(name, data)
-    right.fails("defines entities")
+    right.assert_fails("defines entities")

@@ -1,4 +1,4 @@
-"""The server `database`: reading, changing, and no way out of the one file."""
+"""The server `database`: queries and changes, and confinement to one file."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ async def database(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[S
 
 
 async def test_tables_are_listed_and_described(database: Server) -> None:
-    assert "table goods: " in await database.said("list_tables", database=SHOP)
-    assert "name TEXT NOT NULL" in await database.said("describe_table", database=SHOP, table="goods")
-    assert "no table" in await database.refused("describe_table", database=SHOP, table="bads")
+    assert "table goods: " in await database.call_ok("list_tables", database=SHOP)
+    assert "name TEXT NOT NULL" in await database.call_ok("describe_table", database=SHOP, table="goods")
+    assert "no table" in await database.call_error("describe_table", database=SHOP, table="bads")
 
 
-async def test_a_query_answers_in_json_and_says_when_there_is_more(database: Server) -> None:
+async def test_a_query_returns_json_and_reports_truncation(database: Server) -> None:
     sql = "SELECT * FROM goods WHERE id < ? ORDER BY id"
-    answer = json.loads(await database.said("query", database=SHOP, sql=sql, parameters=[3]))
+    answer = json.loads(await database.call_ok("query", database=SHOP, sql=sql, parameters=[3]))
     assert answer["columns"] == ["id", "name", "picture"]
     assert answer["rows"] == [[1, "Lamp", "<3 bytes>"], [2, "Rope", None]]
     assert not answer["more"]
-    answer = json.loads(await database.said("query", database=SHOP, sql=sql, parameters=[3], limit=1))
+    answer = json.loads(await database.call_ok("query", database=SHOP, sql=sql, parameters=[3], limit=1))
     assert (len(answer["rows"]), answer["more"]) == (1, True)
 
 
-async def test_a_change_is_made_whole_or_not_at_all(database: Server) -> None:
-    done = await database.said(
+async def test_a_change_is_atomic(database: Server) -> None:
+    done = await database.call_ok(
         "execute", database=SHOP, sql="INSERT INTO goods (name) VALUES (?), (?)", parameters=["Map", "Pen"]
     )
     assert "2 rows" in done
-    failed = await database.refused(
+    failed = await database.call_error(
         "execute", database=SHOP, sql="INSERT INTO goods (name) VALUES ('Tin'), (NULL)"
     )
     assert "NOT NULL" in failed
-    assert '["Tin"]' not in await database.said("query", database=SHOP, sql="SELECT name FROM goods")
+    assert '["Tin"]' not in await database.call_ok("query", database=SHOP, sql="SELECT name FROM goods")
 
 
 @pytest.mark.parametrize(
     "sql", ["DELETE FROM goods", "CREATE TABLE x (y)", "DROP TABLE goods", "UPDATE goods SET name = 'x'"]
 )
 async def test_a_query_changes_nothing(database: Server, sql: str) -> None:
-    assert "SQLite says" in await database.refused("query", database=SHOP, sql=sql)
+    assert "SQLite says" in await database.call_error("query", database=SHOP, sql=sql)
 
 
 @pytest.mark.parametrize(
@@ -75,23 +75,23 @@ async def test_a_query_changes_nothing(database: Server, sql: str) -> None:
     ],
 )
 async def test_no_statement_leads_out_of_the_file(database: Server, sql: str) -> None:
-    await database.refused("execute", database=SHOP, sql=sql)
-    await database.refused("query", database=SHOP, sql=sql)
+    await database.call_error("execute", database=SHOP, sql=sql)
+    await database.call_error("query", database=SHOP, sql=sql)
     assert sorted(path.name for path in database.workspace.parent.iterdir()) == ["other.db", "workspace"]
 
 
 @pytest.mark.parametrize("path", ["../other.db", "/tmp/../etc/passwd", f"{SHOP}/../../other.db"])
 async def test_no_path_leads_out_of_the_workspace(database: Server, path: str) -> None:
     for tool in ("query", "execute"):
-        assert "outside the workspace" in await database.refused(tool, database=path, sql="SELECT 1")
-    assert "outside the workspace" in await database.refused("list_tables", database=path)
+        assert "outside the workspace" in await database.call_error(tool, database=path, sql="SELECT 1")
+    assert "outside the workspace" in await database.call_error("list_tables", database=path)
 
 
-async def test_a_file_that_is_not_there_is_not_made(database: Server) -> None:
-    assert "no file" in await database.refused("execute", database="new.db", sql="CREATE TABLE x (y)")
+async def test_a_missing_file_is_not_created(database: Server) -> None:
+    assert "no file" in await database.call_error("execute", database="new.db", sql="CREATE TABLE x (y)")
     assert not (database.workspace / "new.db").exists()
 
 
 async def test_a_path_is_never_read_as_a_uri(database: Server) -> None:
     (database.workspace / "odd?mode=memory#.db").write_bytes((database.workspace / SHOP).read_bytes())
-    assert "goods" in await database.said("list_tables", database="odd?mode=memory#.db")
+    assert "goods" in await database.call_ok("list_tables", database="odd?mode=memory#.db")

@@ -1,4 +1,4 @@
-"""explain-outage: only the final answer counts, and only the right one."""
+"""explain-outage: only the correct final answer passes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def attempt(lay_out: LayOut) -> Bench:
 )
 def test_any_other_answer_fails(attempt: Bench, answer: str | None, reason: str) -> None:
     attempt.answer(answer)
-    attempt.fails(reason)
+    attempt.assert_fails(reason)
 
 
 def test_the_line_may_be_set_off(attempt: Bench) -> None:
@@ -43,4 +43,4 @@ def test_the_line_may_be_set_off(attempt: Bench) -> None:
 
 def test_the_answer_in_a_file_is_no_answer(attempt: Bench) -> None:
     (attempt.workspace / "answer.txt").write_text("OUTAGE: d-117 42 min 35 failed\n")
-    attempt.fails("without an answer")
+    attempt.assert_fails("without an answer")

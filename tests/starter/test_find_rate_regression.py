@@ -1,4 +1,4 @@
-"""find-rate-regression: what looks like a solution and is none."""
+"""find-rate-regression: attempts that look like a solution but are wrong."""
 
 from __future__ import annotations
 
@@ -34,40 +34,40 @@ def amend(bench: Bench, change: Callable[[dict[str, Any]], object]) -> None:
 
 async def test_naming_the_commit_that_raised_the_wrong_rate_fails(right: Bench) -> None:
     right.edit_json("finding.json", commit=git(right, "rev-parse", "main~3").strip())
-    right.fails("another commit")
+    right.assert_fails("another commit")
 
 
 async def test_reporting_the_rate_of_before_the_raise_fails(right: Bench) -> None:
     right.edit_json("finding.json", value=420)
-    right.fails("field or value")
+    right.assert_fails("field or value")
 
 
 async def test_committing_the_rate_of_before_the_raise_fails(right: Bench) -> None:
     amend(right, lambda rates: rates["zones"]["islands"].update(per_kg=420))
-    right.fails("not the list with that one rate repaired")
+    right.assert_fails("not the list with that one rate repaired")
 
 
 async def test_bringing_the_list_of_before_the_mistake_back_fails(right: Bench) -> None:
     amend(right, lambda rates: rates.update(json.loads(git(right, "show", "main~9:rates.json"))))
-    right.fails("not the list with that one rate repaired")
+    right.assert_fails("not the list with that one rate repaired")
 
 
 async def test_repairing_the_file_without_a_commit_fails(right: Bench) -> None:
     git(right, "reset", "--quiet", "--soft", "main~1")
-    right.fails("nothing was committed")
+    right.assert_fails("nothing was committed")
 
 
 async def test_rewriting_the_history_fails(right: Bench) -> None:
     git(right, "reset", "--quiet", "--soft", "main~3")
     git(right, "commit", "--quiet", "-m", "Islands: 465 a kilogram")
-    right.fails("exactly one commit")
+    right.assert_fails("exactly one commit")
 
 
 async def test_committing_more_than_the_price_list_fails(right: Bench) -> None:
     shutil.copy(right.workspace / "finding.json", right.workspace / "repository")
     git(right, "add", "--all")
     git(right, "commit", "--quiet", "--amend", "--no-edit")
-    right.fails("the commit changes finding.json, rates.json")
+    right.assert_fails("the commit changes finding.json, rates.json")
 
 
 async def test_a_packed_repository_is_read_all_the_same(right: Bench) -> None:
@@ -89,4 +89,4 @@ async def test_a_damaged_repository_fails(right: Bench) -> None:
         if path.is_file():
             path.chmod(0o600)
             path.write_bytes(b"\0")
-    right.fails("repository is damaged")
+    right.assert_fails("repository is damaged")

@@ -1,4 +1,4 @@
-"""The server `lab`: runs that take their time, tell how far they are, and can be called off."""
+"""The server `lab`: long runs with progress that can be cancelled."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_a_run_reports_ten_steps_and_then_writes_its_course(lab: Server) -
     assert ",72.03," in lines[56]
 
 
-async def test_a_run_that_is_called_off_leaves_nothing_and_the_next_one_works(lab: Server) -> None:
+async def test_a_cancelled_run_leaves_no_file_and_the_next_run_works(lab: Server) -> None:
     under_way = anyio.Event()
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:
@@ -54,7 +54,7 @@ async def test_a_run_that_is_called_off_leaves_nothing_and_the_next_one_works(la
             tasks.start_soon(run)
             await under_way.wait()
             tasks.cancel_scope.cancel()
-        await lab.said("run_simulation", name="next", temperature=60, catalyst=4)
+        await lab.call_ok("run_simulation", name="next", temperature=60, catalyst=4)
     assert (lab.workspace / "runs" / "next.csv").exists()
     assert not (lab.workspace / "runs" / "off.csv").exists()
 
@@ -78,14 +78,14 @@ async def test_the_same_settings_give_the_same_course(lab: Server) -> None:
 async def test_settings_that_the_reactor_does_not_have_are_refused(
     lab: Server, arguments: dict[str, object], reason: str
 ) -> None:
-    assert reason in await lab.refused("run_simulation", **arguments)
+    assert reason in await lab.call_error("run_simulation", **arguments)
 
 
-async def test_a_name_is_used_once(lab: Server) -> None:
+async def test_a_name_cannot_be_reused(lab: Server) -> None:
     (lab.workspace / "runs").mkdir(exist_ok=True)
     (lab.workspace / "runs" / "taken.csv").touch()
-    assert "already" in await lab.refused("run_simulation", name="taken", temperature=60, catalyst=4)
+    assert "already" in await lab.call_error("run_simulation", name="taken", temperature=60, catalyst=4)
 
 
 async def test_the_reactor_is_described(lab: Server) -> None:
-    assert "50 to 95" in await lab.said("describe_reactor")
+    assert "50 to 95" in await lab.call_ok("describe_reactor")

@@ -1,4 +1,4 @@
-"""What the package says of its suite: where it lies, which tasks it has, and how each is solved."""
+"""The bundled suite and its oracles are consistent."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def test_every_task_has_an_oracle_and_every_oracle_a_task() -> None:
     assert oracle_ids() == sorted(path.name for path in TASKS.iterdir())
 
 
-def test_no_oracle_lies_in_the_checkout() -> None:
+def test_the_checkout_contains_no_oracle() -> None:
     assert not list(suite_path().rglob("*.jsonl"))
 
 
 @pytest.mark.parametrize("task", oracle_ids())
-def test_an_oracle_uses_the_tools_of_its_task_alone_and_claims_last(task: str) -> None:
+def test_an_oracle_uses_only_its_tasks_tools_and_claims_last(task: str) -> None:
     needed = json.loads((TASKS / task / "task_config.json").read_text())["needed_mcp_servers"]
     *calls, claim = oracle(task)
     assert {step.tool.split("__")[0] for step in calls} <= set(needed)
@@ -32,14 +32,14 @@ def test_an_oracle_uses_the_tools_of_its_task_alone_and_claims_last(task: str) -
 
 
 @pytest.mark.parametrize("task", oracle_ids())
-def test_a_task_says_where_it_works_and_how_it_ends(task: str) -> None:
+def test_prompts_name_the_workspace_and_claim_done(task: str) -> None:
     prompt = (TASKS / task / "docs" / "agent_system_prompt.md").read_text()
     assert "!!<<<<||||workspace_dir||||>>>>!!" in prompt
     assert "`local-claim_done`" in prompt
     assert (TASKS / task / "docs" / "task.md").read_text().strip()
 
 
-def test_an_unknown_task_is_an_error_that_names_those_there_are() -> None:
+def test_an_unknown_task_is_an_error_with_the_known_ones() -> None:
     with pytest.raises(UnknownTaskError) as caught:
         oracle("../suite/tasks/starter/explain-outage")
     assert caught.value.data["near"] == oracle_ids()

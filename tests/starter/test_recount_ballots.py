@@ -1,4 +1,4 @@
-"""recount-ballots: other ballots each time, an answer that lies nowhere, and what is no solution."""
+"""recount-ballots: data that differs per episode, a sealed answer, and wrong attempts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sealed(bench: Bench) -> dict[str, int]:
     return json.loads((bench.folder / "groundtruth_workspace" / "tally.json").read_text())
 
 
-def test_the_answer_lies_nowhere_but_in_the_sealed_folder(lay_out: LayOut) -> None:
+def test_the_answer_is_only_in_the_sealed_folder(lay_out: LayOut) -> None:
     bench = lay_out(TASK)
     answer = (bench.folder / "groundtruth_workspace" / "tally.json").read_bytes()
     holders = [path for path in bench.root.rglob("*") if path.is_file() and answer in path.read_bytes()]
@@ -57,22 +57,22 @@ async def test_announcing_the_first_count_fails(right: Bench) -> None:
         counted = list(csv.reader(file))[1:]
     points = ", ".join(f"((SELECT id FROM candidates WHERE name = '{name}'), {n})" for name, n in counted)
     right.sql(DATABASE, "DELETE FROM tally", f"INSERT INTO tally VALUES {points}")
-    right.fails("the tally is wrong")
+    right.assert_fails("the tally is wrong")
 
 
 async def test_one_point_more_for_everybody_fails(right: Bench) -> None:
     right.sql(DATABASE, "UPDATE tally SET points = points + 1")
-    right.fails("the tally is wrong")
+    right.assert_fails("the tally is wrong")
 
 
 async def test_changing_the_ballots_fails(right: Bench) -> None:
     right.sql(DATABASE, "UPDATE ballots SET spoiled = NOT spoiled WHERE id = 3")
-    right.fails("ballots")
+    right.assert_fails("ballots")
 
 
 async def test_an_empty_tally_fails(right: Bench) -> None:
     right.sql(DATABASE, "DELETE FROM tally")
-    right.fails("empty")
+    right.assert_fails("empty")
 
 
 async def test_a_tally_of_texts_fails(right: Bench) -> None:
@@ -82,9 +82,9 @@ async def test_a_tally_of_texts_fails(right: Bench) -> None:
         "CREATE TABLE tally (candidate_id, points)",
         "INSERT INTO tally VALUES (1, 'all'), ('x', NULL)",
     )
-    right.fails("the tally is wrong")
+    right.assert_fails("the tally is wrong")
 
 
 async def test_a_file_that_is_no_database_fails(right: Bench) -> None:
     (right.workspace / DATABASE).write_text("the winner is Weaver\n")
-    right.fails("cannot be read")
+    right.assert_fails("cannot be read")

@@ -1,4 +1,4 @@
-"""Every task of the starter suite: nothing done fails, its oracle passes, and near misses fail."""
+"""For every task of the starter suite, doing nothing fails and the oracle passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tune-reactor: what looks like a solution and is none."""
+"""tune-reactor: attempts that look like a solution but are wrong."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ async def test_a_recipe_that_is_not_the_best_or_was_not_run_fails(
     right: Bench, field: str, value: object
 ) -> None:
     right.edit_json("recipe.json", **{field: value})
-    right.fails(field)
+    right.assert_fails(field)
 
 
 async def test_a_recipe_with_a_field_too_many_fails(right: Bench) -> None:
     right.edit_json("recipe.json", note="the best of all")
-    right.fails("no others")
+    right.assert_fails("no others")

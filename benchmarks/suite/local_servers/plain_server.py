@@ -1,4 +1,4 @@
-"""An MCP server in the standard library alone: it is up as soon as a Python is. Its one tool does nothing."""
+"""An MCP server that needs only the standard library, and so starts fast. Its one tool does nothing."""
 
 import json
 import sys
@@ -7,12 +7,12 @@ from typing import Any
 TOOL = {"name": "rest", "description": "Do nothing.", "inputSchema": {"type": "object"}}
 
 
-def answer(method: str, params: dict[str, Any]) -> dict[str, Any]:
+def handle(method: str, params: dict[str, Any]) -> dict[str, Any]:
     match method:
         case "initialize":
-            own = {"name": "plain", "version": "1"}
+            server_info = {"name": "plain", "version": "1"}
             version = params["protocolVersion"]
-            return {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": own}
+            return {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": server_info}
         case "tools/list":
             return {"tools": [TOOL]}
         case _:
@@ -22,6 +22,6 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any]:
 for line in sys.stdin:
     message = json.loads(line)
     if "id" in message:
-        result = answer(message["method"], message.get("params") or {})
+        result = handle(message["method"], message.get("params") or {})
         sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}) + "\n")
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What the bundle starts: `decathlon-mcp stdio --url`, out of the wheel beside it."""
+"""Entry point of the bundle: runs `decathlon-mcp stdio --url` from the wheel in the same folder."""
 
 from decathlon_mcp.cli import main
 

@@ -1,4 +1,4 @@
-"""What the suite's own servers share: paths that stay inside the workspace."""
+"""Shared by the suite's own servers: paths that stay inside the workspace."""
 
 from pathlib import Path
 
@@ -6,13 +6,13 @@ from mcp.server.mcpserver.exceptions import ToolError
 
 
 class Workspace:
-    """One folder. Paths are relative to it, or absolute and inside it; links are followed before judging."""
+    """A folder. Paths are relative to it, or absolute and inside it; links are followed before the check."""
 
     def __init__(self, root: str) -> None:
         self.root = Path(root).resolve(strict=True)
 
     def resolve(self, path: str) -> Path:
-        """The absolute path meant; raises ToolError when it lies outside, whether it exists or not."""
+        """Return the absolute path, which need not exist. Raises ToolError if it is outside the workspace."""
         try:
             resolved = (self.root / path).resolve()
         except (OSError, RuntimeError, ValueError) as error:
@@ -22,7 +22,7 @@ class Workspace:
         return resolved
 
     def file(self, path: str) -> Path:
-        """Like `resolve`, for a file that must be there."""
+        """Like `resolve`, for a file that must exist."""
         resolved = self.resolve(path)
         if resolved.is_dir():
             raise ToolError(f"{path!r} is a folder, not a file")
@@ -31,5 +31,5 @@ class Workspace:
         return resolved
 
     def name(self, path: Path) -> str:
-        """The path as replies show it: relative to the workspace."""
+        """Return the path relative to the workspace, as replies show it."""
         return path.relative_to(self.root).as_posix()

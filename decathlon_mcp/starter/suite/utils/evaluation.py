@@ -1,7 +1,7 @@
-"""The frame of every evaluator: the arguments it is given, and how it says pass or fail.
+"""What all evaluators share: command-line arguments, and reporting pass or fail.
 
-An evaluator ends with 0 for a right attempt and with 1 for a wrong one, and prints why. One that breaks ends
-with 2: that is a fault of the task, not of the attempt.
+An evaluator exits with 0 for a correct attempt and 1 for a wrong one, and prints the reason. An evaluator that
+fails itself exits with 2: that is an error of the task, not of the attempt.
 """
 
 import argparse
@@ -17,12 +17,12 @@ LAUNCH_TIME_FORMAT = "%Y-%m-%d %H:%M:%S %A"
 
 
 class Wrong(Exception):
-    """The attempt is wrong; the message says in what."""
+    """The attempt is wrong; the message says why."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What an evaluator is given to judge. `log` and `groundtruth` are None where there is none."""
+    """The files that an evaluator checks. `log` and `groundtruth` are None if there is none."""
 
     workspace: Path
     groundtruth: Path | None
@@ -31,8 +31,8 @@ class Attempt:
 
 
 def judge(check: Callable[[Attempt], None]) -> None:
-    """Run one check over the attempt named on the command line and end the process with its verdict."""
-    sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
+    """Check the attempt given on the command line and exit with the result."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # file names may not be valid UTF-8
     try:
         check(_attempt())
     except Wrong as wrong:
@@ -52,7 +52,7 @@ def require(condition: bool, otherwise: str) -> None:
 
 
 def launch_time(text: str) -> datetime:
-    """The episode's launch time, as the command line of preprocess and evaluation spells it."""
+    """Parse the launch time in the format that preprocess and evaluation get on the command line."""
     return datetime.strptime(text, LAUNCH_TIME_FORMAT)
 
 

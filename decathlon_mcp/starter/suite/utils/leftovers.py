@@ -1,8 +1,7 @@
-"""Reading what an agent left in its workspace.
+"""Reading the files that an agent left in its workspace.
 
-It is data, and nobody vouches for it: a file may be missing, huge, of another kind, or made to break its
-reader. Every function here reads within limits and raises Wrong for what is not as a task asked; none runs
-anything.
+They are untrusted: a file may be missing, huge, of the wrong kind, or crafted to break its reader. All functions
+here read within limits, raise Wrong for content that the task did not ask for, and execute nothing.
 """
 
 import csv
@@ -24,7 +23,7 @@ MAX_SECONDS = 20
 
 
 def regular_file(workspace: Path, name: str, limit_bytes: int = MAX_BYTES) -> Path:
-    """The path of a file of the workspace that is one: not a folder, not a link, nor below one."""
+    """Return the path of a regular file; raises Wrong for a folder, a link or anything behind a link."""
     path = workspace
     for part in Path(name).parts:
         path = path / part
@@ -39,7 +38,7 @@ def regular_file(workspace: Path, name: str, limit_bytes: int = MAX_BYTES) -> Pa
 
 
 def read_text(workspace: Path, name: str) -> str:
-    """A UTF-8 text, with or without a byte order mark."""
+    """Read a UTF-8 text, with or without a byte order mark."""
     try:
         return regular_file(workspace, name).read_text("utf-8-sig")
     except UnicodeDecodeError:
@@ -47,7 +46,7 @@ def read_text(workspace: Path, name: str) -> str:
 
 
 def read_json(workspace: Path, name: str) -> object:
-    """Any JSON value."""
+    """Read any JSON value."""
     try:
         return json.loads(read_text(workspace, name))
     except (ValueError, RecursionError) as error:
@@ -55,7 +54,7 @@ def read_json(workspace: Path, name: str) -> object:
 
 
 def read_object(workspace: Path, name: str, fields: set[str]) -> dict[str, object]:
-    """A JSON object with exactly these fields."""
+    """Read a JSON object with exactly these fields."""
     value = read_json(workspace, name)
     if not isinstance(value, dict):
         raise Wrong(f"{name} is not a JSON object")
@@ -64,7 +63,7 @@ def read_object(workspace: Path, name: str, fields: set[str]) -> dict[str, objec
 
 
 def read_csv(workspace: Path, name: str, header: list[str]) -> list[list[str]]:
-    """The rows below the header of a comma-separated file, blanks around the fields removed."""
+    """Return the rows below the header of a CSV file, without whitespace around the fields."""
     try:
         rows = [
             [field.strip() for field in row] for row in csv.reader(io.StringIO(read_text(workspace, name)))
@@ -79,7 +78,7 @@ def read_csv(workspace: Path, name: str, header: list[str]) -> list[list[str]]:
 
 
 def number(value: object) -> float | None:
-    """A JSON value or a CSV field as a finite number; None for anything else."""
+    """Return a JSON value or CSV field as a finite number; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -90,13 +89,13 @@ def number(value: object) -> float | None:
 
 
 def close(value: object, wanted: float, tolerance: float = 0.005) -> bool:
-    """Whether a JSON value or CSV field is that number, to within half a cent unless said otherwise."""
+    """Return whether a JSON value or CSV field is that number; by default to within half a cent."""
     found = number(value)
     return found is not None and abs(found - wanted) <= tolerance
 
 
 def tree(workspace: Path) -> list[str]:
-    """All files below a folder, relative and sorted. Empty folders do not count; a link is Wrong."""
+    """Return all files below a folder, relative and sorted. Ignores empty folders; a link is Wrong."""
     found: list[str] = []
     for path in workspace.rglob("*"):
         name = path.relative_to(workspace).as_posix()
@@ -109,14 +108,14 @@ def tree(workspace: Path) -> list[str]:
 
 @contextmanager
 def open_database(workspace: Path, name: str) -> Iterator[sqlite3.Connection]:
-    """A SQLite file, read only. A query that fails, or runs longer than MAX_SECONDS, is Wrong.
+    """Open a SQLite file read-only. A query that fails, or runs longer than MAX_SECONDS, is Wrong.
 
-    A table of the file may turn out to be a view that never ends or that makes giants: fetch with a limit.
+    A "table" may be a view that yields endless or huge rows: fetch with a limit.
     """
     path = regular_file(workspace, name, MAX_UNPACKED_BYTES)
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
-    over = time.monotonic() + MAX_SECONDS
-    connection.set_progress_handler(lambda: time.monotonic() > over, 10_000)
+    deadline = time.monotonic() + MAX_SECONDS
+    connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_BYTES)
     try:
         connection.execute("PRAGMA trusted_schema = OFF")

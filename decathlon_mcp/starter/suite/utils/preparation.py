@@ -1,4 +1,4 @@
-"""The frame of every preprocess: the arguments it is given."""
+"""What all preprocesses share: their command-line arguments."""
 
 import argparse
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from utils.evaluation import launch_time
 
 @dataclass(frozen=True)
 class Episode:
-    """What a preprocess is given. All it makes must follow from the launch time alone."""
+    """A preprocess's input. Its output must depend on the launch time only."""
 
     workspace: Path
     launch_time: datetime
 
 
 def episode() -> Episode:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--agent_workspace", required=True, type=Path)
     parser.add_argument("--launch_time", required=True, type=launch_time)

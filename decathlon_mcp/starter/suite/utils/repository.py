@@ -1,7 +1,7 @@
-"""Reading a Git repository that an agent left, without letting it run anything.
+"""Reading a Git repository that an agent left, without running anything of it.
 
-Git obeys the configuration and the hooks of the repository it is called in, so it is never called in the
-agent's: its objects, which are data, are copied into a fresh repository and read there.
+Git obeys the configuration and hooks of the repository it is called in, so it is never called in the agent's.
+The objects, which are data, are copied into a fresh repository and read there.
 """
 
 import os
@@ -22,7 +22,7 @@ MAX_SECONDS = 30
 
 @dataclass(frozen=True)
 class Commit:
-    """One commit: its full hash, its parents' and the paths that differ from the first parent."""
+    """A commit: full hash, parents' hashes, and the paths that differ from the first parent."""
 
     id: str
     parents: tuple[str, ...]
@@ -38,7 +38,7 @@ class Repository:
     copy: Path
 
     def branch(self, name: str) -> Commit:
-        """The commit that a branch points at."""
+        """Return the commit that a branch points to."""
         ref = f"refs/heads/{name}"
         try:
             found = (
@@ -56,7 +56,7 @@ class Repository:
         return self.commit(found)
 
     def commit(self, commit_id: str) -> Commit:
-        """The commit of that full hash."""
+        """Return the commit with this full hash."""
         header = self._git("cat-file", "commit", commit_id).split("\n\n")[0].splitlines()
         parents = tuple(line.removeprefix("parent ") for line in header if line.startswith("parent "))
         changed = self._git(
@@ -65,7 +65,7 @@ class Repository:
         return Commit(commit_id, parents, tuple(filter(None, changed.split("\0"))))
 
     def text(self, commit_id: str, path: str) -> str:
-        """A file as it is in a commit."""
+        """Return the content of a file in a commit."""
         size = int(self._git("cat-file", "-s", f"{commit_id}:{path}"))
         require(size <= MAX_BYTES, f"{path} is larger than {MAX_BYTES} bytes")
         return self._git("cat-file", "blob", f"{commit_id}:{path}")
@@ -79,7 +79,7 @@ class Repository:
 
 @contextmanager
 def open_repository(workspace: Path, folder: str) -> Iterator[Repository]:
-    """The repository at `folder`, as long as the context lasts."""
+    """Copy the repository at `folder`; the copy is deleted at the end."""
     regular_file(workspace, f"{folder}/.git/HEAD")
     objects = workspace / folder / ".git" / "objects"
     require(objects.is_dir() and not objects.is_symlink(), f"{folder} has no objects")

@@ -1,8 +1,8 @@
-"""Reading a workbook that an agent left, and calculating it through the very server that the agent had.
+"""Reading a workbook that an agent left, and calculating it with the same MCP server that the agent used.
 
-A workbook stores the formulas, not always their results, and a result that is stored proves nothing. So a
-copy of it is given to a server of the evaluator's own, which calculates what is asked; it can also change
-cells there, to see whether what hangs on them follows.
+A workbook does not always store the results of its formulas, and a stored result proves nothing. So the
+evaluator starts its own server on a copy, which calculates the cells; the evaluator can also change cells
+there, to see whether dependent cells follow.
 """
 
 import shutil
@@ -28,7 +28,7 @@ MAX_SECONDS = 120
 
 
 def open_workbook(workspace: Path, name: str) -> Workbook:
-    """An Excel workbook as it was written: formulas, not their results."""
+    """Open an Excel workbook with its formulas, not their results."""
     path = regular_file(workspace, name)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -39,19 +39,19 @@ def open_workbook(workspace: Path, name: str) -> Workbook:
         return load_workbook(path, keep_links=False)
     except Wrong:
         raise
-    except Exception as error:  # whatever openpyxl stumbles over, the file is to blame
+    except Exception as error:  # any exception of openpyxl's is caused by the file
         raise Wrong(f"{name} is not a workbook that can be read: {error}") from None
 
 
 @dataclass(frozen=True)
 class Calculation:
-    """A copy of a workbook, open in a server."""
+    """A copy of a workbook, opened in a server."""
 
     session: "ClientSession"
     path: Path
 
     async def read(self, sheet: str, cells: str) -> list[list[object]]:
-        """The results of a block of cells, row by row; dates as ISO 8601."""
+        """Return the results of a block of cells, row by row; dates as ISO 8601."""
         reply = await self._call("read_range", sheet=sheet, range=cells)
         return reply["values"]
 
@@ -64,7 +64,7 @@ class Calculation:
 
         try:
             reply = await self.session.call_tool(tool, {"path": self.path.name, **arguments})
-        except MCPError as error:  # it died over the workbook
+        except MCPError as error:  # the server crashed on the workbook
             raise Wrong(f"{self.path.name} cannot be calculated: {error}") from None
         if reply.is_error:
             raise Wrong(f"{self.path.name} cannot be calculated: {reply.content[0].text}")
@@ -72,12 +72,12 @@ class Calculation:
 
 
 def calculate(workbook: Path, check: Callable[[Calculation], Awaitable[None]]) -> None:
-    """Run a check over a calculation of a copy of the workbook. Taking longer than MAX_SECONDS is Wrong."""
+    """Run a check on a calculated copy of the workbook. Taking longer than MAX_SECONDS is Wrong."""
     anyio.run(_calculate, workbook, check)
 
 
 async def _calculate(workbook: Path, check: Callable[[Calculation], Awaitable[None]]) -> None:
-    from mcp import ClientSession, StdioServerParameters  # a second of CPU that few attempts need to cost
+    from mcp import ClientSession, StdioServerParameters  # takes a second of CPU, and most attempts never get here
     from mcp.client.stdio import stdio_client
 
     wrong = Wrong(f"{workbook.name} was not calculated within {MAX_SECONDS} s")
@@ -92,7 +92,7 @@ async def _calculate(workbook: Path, check: Callable[[Calculation], Awaitable[No
             with anyio.move_on_after(MAX_SECONDS):
                 try:
                     await check(Calculation(session, copy))
-                except Wrong as error:  # kept: leaving the contexts would wrap it into exception groups
+                except Wrong as error:  # raised below: the contexts would wrap it in exception groups
                     wrong = error
                 else:
                     return

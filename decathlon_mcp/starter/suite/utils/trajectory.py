@@ -1,4 +1,4 @@
-"""Reading what the agent said and did, from the log that an evaluator is given."""
+"""Reading the agent's messages from the log that an evaluator gets."""
 
 import json
 from pathlib import Path
@@ -7,16 +7,15 @@ from utils.evaluation import Wrong
 
 
 def final_answer(log: Path | None) -> str:
-    """The agent's last words: the text of the last of the assistant's messages. Wrong without any.
+    """Return the text of the assistant's last message. Raises Wrong if there is none.
 
-    The log is written by whoever runs the episode, not by the agent: one that cannot be read is no fault of
-    the attempt.
+    The log is written by the server, not by the agent, so an unreadable log is not Wrong but an error.
     """
     if log is None:
         raise Wrong("there is no log, and so no answer")
     messages = json.loads(log.read_text("utf-8")).get("messages") or []
-    said = [message for message in messages if message.get("role") == "assistant"]
-    text = _text(said[-1].get("content")) if said else ""
+    replies = [message for message in messages if message.get("role") == "assistant"]
+    text = _text(replies[-1].get("content")) if replies else ""
     if not text.strip():
         raise Wrong("the attempt ended without an answer")
     return text

@@ -1,4 +1,4 @@
-"""How good an audit is, in numbers: what the rubric weighs, and what `main` passes or fails."""
+"""Metrics of an audit: the rubric weighs them, and `main` passes or fails the attempt by them."""
 
 import csv
 import json
@@ -28,7 +28,7 @@ def evaluate(workspace: Path, groundtruth: Path) -> dict[str, float | bool]:
 
 
 def findings(workspace: Path) -> list[list[str]]:
-    """The rows of findings.csv; none when it cannot be read, which is as good as none found."""
+    """Return the rows of findings.csv; no rows if it cannot be read."""
     try:
         return read_csv(workspace, "findings.csv", ["id", "rule"])
     except Wrong as wrong:
@@ -37,7 +37,7 @@ def findings(workspace: Path) -> list[list[str]]:
 
 
 def claimed_sums(workspace: Path, fields: set[str]) -> dict[str, object]:
-    """The fields of totals.json; none when it cannot be read."""
+    """Return the fields of totals.json; no fields if it cannot be read."""
     try:
         return read_object(workspace, "totals.json", fields)
     except Wrong as wrong:

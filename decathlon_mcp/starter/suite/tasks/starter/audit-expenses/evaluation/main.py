@@ -1,4 +1,4 @@
-"""Passes when every metric is at its best; `rubric.yaml` gives credit for less."""
+"""Passes if every metric is at its maximum; `rubric.yaml` gives partial credit."""
 
 from utils.evaluation import Attempt, judge, require
 

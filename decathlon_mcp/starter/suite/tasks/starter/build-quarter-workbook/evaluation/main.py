@@ -1,4 +1,4 @@
-"""The right sales and the right summary, which follows when a sale is corrected."""
+"""Checks the sales and the summary, and that the summary follows when a sale is corrected."""
 
 import json
 from dataclasses import dataclass, replace
@@ -39,7 +39,7 @@ def check(attempt: Attempt) -> None:
     check_summary(workbook["Summary"])
 
     async def check_figures(calculation: Calculation) -> None:
-        """The results, as they are and after some sales have been corrected."""
+        """Check the results, before and after some sales are corrected."""
         await compare(calculation, sales, "")
         corrected = [correct(sale) for sale in sales]
         typed = [
@@ -52,7 +52,7 @@ def check(attempt: Attempt) -> None:
 
 
 def check_sales(sheet: Worksheet, sales: list[Sale]) -> None:
-    """What was typed in, and that Revenue is a formula."""
+    """Check the entered values, and that Revenue is a formula."""
     require(cells(sheet, 1, HEADER) == HEADER, "Sales does not have the header asked for")
     nothing_beyond(sheet, len(sales) + 1, len(HEADER))
     for row, sale in enumerate(sales, 2):
@@ -73,7 +73,7 @@ def check_sales(sheet: Worksheet, sales: list[Sale]) -> None:
 
 
 def check_summary(sheet: Worksheet) -> None:
-    """The labels, and that every figure is a formula."""
+    """Check the labels, and that every figure is a formula."""
     require(cells(sheet, 1, SUMMARY) == SUMMARY, "Summary does not have the header asked for")
     nothing_beyond(sheet, len(BRANCHES) + 2, len(SUMMARY))
     for row, name in enumerate([*BRANCHES, "Total"], 2):
@@ -83,7 +83,7 @@ def check_summary(sheet: Worksheet) -> None:
 
 
 def correct(sale: Sale) -> Sale:
-    """Another month, branch, number of units or price, each for some of the sales."""
+    """Change the month, branch, number of units or price of some sales."""
     match sale.number % 5:
         case 0:
             return replace(sale, day=sale.day.replace(month=sale.day.month % 3 + 1, day=1))
@@ -97,7 +97,7 @@ def correct(sale: Sale) -> Sale:
 
 
 async def compare(calculation: Calculation, sales: list[Sale], when: str) -> None:
-    """Every figure of both sheets against what the sales come to."""
+    """Compare every figure of both sheets with the result of the sales."""
     revenues = await calculation.read("Sales", f"G2:G{len(sales) + 1}")
     for sale, [revenue] in zip(sales, revenues, strict=True):
         require(close(revenue, sale.revenue), f"sale {sale.number}: its revenue is wrong{when}")
@@ -108,7 +108,7 @@ async def compare(calculation: Calculation, sales: list[Sale], when: str) -> Non
 
 
 def summary(sales: list[Sale]) -> list[list[float]]:
-    """The figures of Summary, row by row, totals included."""
+    """Return the figures of Summary, row by row, with totals."""
     table = [
         [
             sum(sale.revenue for sale in sales if (sale.branch, sale.day.month) == (branch, month))

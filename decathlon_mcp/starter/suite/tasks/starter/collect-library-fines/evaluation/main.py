@@ -1,4 +1,4 @@
-"""The right list of fines, the right notices in the database, and nothing else changed in it."""
+"""Checks the list of fines and the notices in the database, and that nothing else in it changed."""
 
 import sqlite3
 
@@ -29,7 +29,7 @@ def check(attempt: Attempt) -> None:
 
 
 def rows(database: sqlite3.Connection, table: str) -> list[tuple[object, ...]]:
-    """A table's rows; of a notice without its id, which is for the database to choose."""
+    """Return a table's rows; notices without their ids, which the database assigns."""
     columns = "member_id, sent_on, amount_cents" if table == "notices" else "*"
     return database.execute(f"SELECT {columns} FROM {table}").fetchmany(MAX_ROWS)
 

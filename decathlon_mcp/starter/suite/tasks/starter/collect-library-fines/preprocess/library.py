@@ -1,4 +1,4 @@
-"""What the branch's database holds. All days are counted from today: -3 is three days ago."""
+"""Content of the branch's database. Days are relative to today: -3 is three days ago."""
 
 import random
 
@@ -89,7 +89,7 @@ SHELF = [
 
 
 def past_loans() -> list[tuple[int, int, int, int, int, int]]:
-    """Loans that came back, some of them late."""
+    """Generate returned loans, some of them late."""
     draw = random.Random("library")
     loans: list[tuple[int, int, int, int, int, int]] = []
     for loan in range(1, 101):

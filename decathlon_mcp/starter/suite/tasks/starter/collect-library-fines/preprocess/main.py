@@ -1,4 +1,4 @@
-"""Make the library's database, its today the day of the launch, and keep a copy for the evaluator."""
+"""Creates the library's database, relative to the launch date, and keeps a copy for the evaluator."""
 
 import shutil
 import sqlite3

@@ -1,4 +1,4 @@
-"""The last line of the agent's final answer: the deployment to blame, how long it lasted, how many it hit."""
+"""Checks the last line of the final answer: the deployment, the outage's duration, the number of orders hit."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The exact tree: every sheet in its one place, unchanged, and nothing besides."""
+"""Checks the exact directory tree: every sheet in its place, unchanged, and no other files."""
 
 import hashlib
 import json

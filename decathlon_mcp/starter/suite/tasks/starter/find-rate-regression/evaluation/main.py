@@ -1,4 +1,4 @@
-"""One commit on top of `main` that repairs the one rate, and a finding that names the one that broke it."""
+"""Checks for one commit on `main` that repairs the rate, and a finding that names the commit that broke it."""
 
 import json
 

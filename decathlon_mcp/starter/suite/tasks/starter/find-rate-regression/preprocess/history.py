@@ -1,4 +1,4 @@
-"""The history of the price list: what each commit changed, and why its author said so."""
+"""History of the price list: each commit's change and message."""
 
 import copy
 import json
@@ -36,7 +36,7 @@ FIRST = {
 
 @dataclass(frozen=True)
 class Version:
-    """One commit, with the files as they are after it."""
+    """A commit, with the content of the files after it."""
 
     date: str
     author: str
@@ -45,7 +45,7 @@ class Version:
 
 
 def versions() -> Iterator[Version]:
-    """All commits, the first one first."""
+    """Return all commits, oldest first."""
     rates, readme, indent = copy.deepcopy(FIRST), README, 4
 
     def version(date: str, author: str, message: str) -> Version:

@@ -1,4 +1,4 @@
-"""Make the repository, and note for the evaluator which of its commits is which."""
+"""Creates the repository, and records for the evaluator the hashes of its commits."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def imported(version: Version) -> bytes:
-    """One commit in the language of `git fast-import`. Its hash follows from the version alone."""
+    """Return a commit in the format of `git fast-import`; its hash depends on the version only."""
     mail = version.author.split()[0].lower() + "@parcels.example"
     when = datetime.fromisoformat(version.date).replace(hour=9, tzinfo=UTC)
     lines = [
@@ -46,7 +46,7 @@ def data(text: str) -> str:
 
 
 def git(repository: Path, *words: str, stream: bytes = b"") -> str:
-    """Run git untouched by the settings of whoever runs it."""
+    """Run git without the user's settings."""
     done = subprocess.run(
         ["git", "-C", repository, *words],
         input=stream,

@@ -1,4 +1,4 @@
-"""The right points for each candidate who stands, and every ballot as it was cast."""
+"""Checks the points of each standing candidate, and that no ballot was changed."""
 
 import json
 import sqlite3

@@ -1,4 +1,4 @@
-"""An election, drawn by lot: who voted how, and what that comes to."""
+"""A random election: ballots and result."""
 
 import random
 from collections import Counter
@@ -13,7 +13,7 @@ NOTICE_DAYS = 90
 
 @dataclass(frozen=True)
 class Voter:
-    """Days are counted from the election's: -3 is three days before."""
+    """Days are relative to the election: -3 is three days before."""
 
     id: int
     name: str
@@ -27,7 +27,7 @@ class Voter:
 
 @dataclass(frozen=True)
 class Ballot:
-    """`choices` are candidates' ids, the first choice first; `minute` is when it was cast."""
+    """`choices` are candidates' ids, first choice first; `minute` is when the ballot was cast."""
 
     id: int
     voter: int
@@ -47,7 +47,7 @@ class Election:
     withdrawn: frozenset[int]
 
     def tally(self) -> dict[int, int]:
-        """The points of each candidate who stands, by the statutes."""
+        """Return the points of each standing candidate according to the statutes."""
         last = {ballot.voter: ballot for ballot in sorted(self.ballots, key=lambda ballot: ballot.minute)}
         points = Counter(dict.fromkeys(set(ids()) - self.withdrawn, 0))
         for voter in self.voters:
@@ -58,7 +58,7 @@ class Election:
         return dict(points)
 
     def first_count(self) -> dict[int, int]:
-        """What was announced: every ballot as it stands."""
+        """Return the announced result, which counts every ballot as it is."""
         points = Counter(dict.fromkeys(ids(), 0))
         for ballot in self.ballots:
             for choice, worth in zip(ballot.choices, POINTS, strict=False):
@@ -71,7 +71,7 @@ def ids() -> range:
 
 
 def draw(seed: str) -> Election:
-    """An election in which the first count is wrong about every candidate. The same seed, the same one."""
+    """Return an election whose first count is wrong for every candidate; deterministic for a seed."""
     lot = random.Random(seed)
     while True:
         election = _draw(lot)

@@ -1,4 +1,4 @@
-"""Hold an election that no other episode has had, and seal its result away from the agent."""
+"""Creates an election that is different in every episode, and writes its result to the groundtruth."""
 
 import json
 import sqlite3

@@ -1,4 +1,4 @@
-"""The one best recipe, with figures that only a run of it can have shown."""
+"""Checks for the best recipe, with figures that only a simulation of it can have shown."""
 
 import json
 

@@ -1,10 +1,11 @@
-"""`forward` and `dial`: connections of a sandbox's loopback, carried over the line."""
+"""`forward` and `dial`: tunnelled connections on a sandbox's loopback."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
+import uuid
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
@@ -22,16 +23,22 @@ from decathlon_mcp.sandboxes.local.provider import LocalProvider
 pytestmark = pytest.mark.anyio
 
 BIG = bytes(range(256)) * 20_000
-"""Many windows long."""
+"""Many times the size of a window."""
+
+
+def unique_owner() -> str:
+    # A provider kills every process on the machine with its owner and the sandbox's name. With a fixed owner
+    # a test killed the driver of another test that ran at the same time.
+    return f"tests-driver-{uuid.uuid4().hex}"
 
 
 @pytest.fixture
 async def driver(tmp_path: Path) -> AsyncGenerator[DriverClient]:
     spec = SandboxSpec("forwards", BOOT_COMMAND, PurePosixPath("/episode"))
     async with (
-        LocalProvider("owner", tmp_path) as provider,
-        provider.open(spec) as box,
-        connect(box) as driver,
+        LocalProvider(unique_owner(), tmp_path) as provider,
+        provider.open(spec) as sandbox,
+        connect(sandbox) as driver,
     ):
         yield driver
 
@@ -44,7 +51,7 @@ def free_port() -> int:
 
 @asynccontextmanager
 async def service(handle: Any) -> AsyncGenerator[int]:
-    """A TCP service of the host's own loopback; its port."""
+    """Run a TCP service on the host's loopback; yield its port."""
     async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(listener.serve, handle)
@@ -52,53 +59,53 @@ async def service(handle: Any) -> AsyncGenerator[int]:
             tasks.cancel_scope.cancel()
 
 
-async def shout(stream: SocketStream) -> None:
-    """Gives back what it gets, louder, and ends when the other end does."""
+async def upper_case_service(stream: SocketStream) -> None:
+    """Send back what is received, in upper case, until the client finishes."""
     async with stream:
         async for chunk in stream:
             await stream.send(chunk.upper())
 
 
-def to(port: int) -> Any:
+def connector(port: int) -> Any:
     async def dial() -> ByteStream:
         return await anyio.connect_tcp("127.0.0.1", port)
 
     return dial
 
 
-async def everything(stream: ByteStream) -> bytes:
+async def receive_all(stream: ByteStream) -> bytes:
     return b"".join([chunk async for chunk in stream])
 
 
-async def test_a_port_inside_leads_to_a_service_outside_and_ends_as_it_does(driver: DriverClient) -> None:
+async def test_forwarded_port_reaches_a_service_outside_and_passes_on_its_end(driver: DriverClient) -> None:
     inside = free_port()
-    async with service(shout) as outside:
-        await driver.forward({inside: to(outside)})
+    async with service(upper_case_service) as outside:
+        await driver.forward({inside: connector(outside)})
         async with await anyio.connect_tcp("127.0.0.1", inside) as client:
             await client.send(b"hello")
             assert await client.receive() == b"HELLO"
             await client.send_eof()
-            assert await everything(client) == b""
+            assert await receive_all(client) == b""
 
 
-async def test_much_goes_both_ways_at_once(driver: DriverClient) -> None:
+async def test_large_data_flows_in_both_directions_at_once(driver: DriverClient) -> None:
     inside = free_port()
-    async with service(shout) as outside:
-        await driver.forward({inside: to(outside)})
+    async with service(upper_case_service) as outside:
+        await driver.forward({inside: connector(outside)})
         async with await anyio.connect_tcp("127.0.0.1", inside) as client, anyio.create_task_group() as tasks:
 
-            async def say() -> None:
+            async def send_all() -> None:
                 await client.send(BIG)
                 await client.send_eof()
 
-            tasks.start_soon(say)
-            assert await everything(client) == BIG.upper()
+            tasks.start_soon(send_all)
+            assert await receive_all(client) == BIG.upper()
 
 
-async def test_who_does_not_read_holds_up_nobody_else(driver: DriverClient) -> None:
+async def test_connection_that_is_not_read_does_not_block_others(driver: DriverClient) -> None:
     inside = free_port()
-    async with service(shout) as outside:
-        await driver.forward({inside: to(outside)})
+    async with service(upper_case_service) as outside:
+        await driver.forward({inside: connector(outside)})
         async with await anyio.connect_tcp("127.0.0.1", inside) as idle, anyio.create_task_group() as tasks:
             tasks.start_soon(idle.send, BIG * 4)
             async with await anyio.connect_tcp("127.0.0.1", inside) as client:
@@ -108,74 +115,76 @@ async def test_who_does_not_read_holds_up_nobody_else(driver: DriverClient) -> N
             tasks.cancel_scope.cancel()
 
 
-async def test_where_nothing_answers_the_connection_is_closed(driver: DriverClient) -> None:
+async def test_connection_is_closed_if_its_target_does_not_answer(driver: DriverClient) -> None:
     inside = free_port()
-    await driver.forward({inside: to(free_port())})
+    await driver.forward({inside: connector(free_port())})
     async with await anyio.connect_tcp("127.0.0.1", inside) as client:
         with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
             await client.receive()
     await driver.ping()
 
 
-async def test_a_service_that_breaks_off_is_seen_inside(driver: DriverClient) -> None:
-    async def rude(stream: SocketStream) -> None:
+async def test_connection_ends_inside_when_the_service_aborts(driver: DriverClient) -> None:
+    async def abort_after_hello(stream: SocketStream) -> None:
         await stream.send(b"bye")
         await anyio.aclose_forcefully(stream)
 
     inside = free_port()
-    async with service(rude) as outside:
-        await driver.forward({inside: to(outside)})
+    async with service(abort_after_hello) as outside:
+        await driver.forward({inside: connector(outside)})
         async with await anyio.connect_tcp("127.0.0.1", inside) as client:
-            assert await everything(client) == b"bye"
+            assert await receive_all(client) == b"bye"
 
 
-async def test_a_port_that_is_taken_is_an_error(driver: DriverClient) -> None:
-    async with service(shout) as taken:
-        with pytest.raises(DriverError, match="cannot be listened on") as refused:
-            await driver.forward({taken: to(taken)})
-    assert refused.value.data["reason"] == "network"
+async def test_forwarding_a_port_in_use_is_an_error(driver: DriverClient) -> None:
+    async with service(upper_case_service) as port:
+        with pytest.raises(DriverError, match="cannot be listened on") as error:
+            await driver.forward({port: connector(port)})
+    assert error.value.data["reason"] == "network"
 
 
-async def test_a_freeze_leaves_the_ports_to_who_comes_after(driver: DriverClient) -> None:
+async def test_forwarded_ports_still_work_after_a_freeze(driver: DriverClient) -> None:
     inside = free_port()
-    async with service(shout) as outside:
-        await driver.forward({inside: to(outside)})
+    async with service(upper_case_service) as outside:
+        await driver.forward({inside: connector(outside)})
         await driver.freeze()
         async with await anyio.connect_tcp("127.0.0.1", inside) as client:
             await client.send(b"still")
             assert await client.receive() == b"STILL"
 
 
-async def test_a_service_inside_can_be_dialled(driver: DriverClient) -> None:
-    async with service(shout) as port:
+async def test_dial_connects_to_a_service_inside(driver: DriverClient) -> None:
+    async with service(upper_case_service) as port:
         async with await driver.dial(port) as stream:
             await stream.send(BIG[:1000])
             assert await stream.receive() == BIG[:1000].upper()
             await stream.send_eof()
-            assert await everything(stream) == b""
+            assert await receive_all(stream) == b""
 
 
-async def test_one_sandbox_is_led_to_a_service_in_another(tmp_path: Path, driver: DriverClient) -> None:
+async def test_forwarded_port_can_lead_to_another_dialled_service(
+    tmp_path: Path, driver: DriverClient
+) -> None:
     inside = free_port()
-    async with service(shout) as port:
+    async with service(upper_case_service) as port:
         await driver.forward({inside: lambda: driver.dial(port)})
         async with await anyio.connect_tcp("127.0.0.1", inside) as client:
             await client.send(BIG[:100_000])
-            got = b""
-            while len(got) < 100_000:
-                got += await client.receive()
-            assert got == BIG[:100_000].upper()
+            received = b""
+            while len(received) < 100_000:
+                received += await client.receive()
+            assert received == BIG[:100_000].upper()
 
 
-async def test_dialling_where_nothing_answers_is_an_error(driver: DriverClient) -> None:
+async def test_dialling_a_closed_port_is_an_error(driver: DriverClient) -> None:
     with pytest.raises(DriverError, match="nothing answers at port"):
         await driver.dial(free_port())
 
 
-async def test_a_sandbox_that_is_lost_takes_its_connections_along(tmp_path: Path) -> None:
+async def test_connections_break_when_the_driver_is_killed(tmp_path: Path) -> None:
     spec = SandboxSpec("lost", BOOT_COMMAND, PurePosixPath("/episode"))
-    async with service(shout) as port, LocalProvider("owner", tmp_path) as provider:
-        async with provider.open(spec) as box, connect(box) as driver:
+    async with service(upper_case_service) as port, LocalProvider(unique_owner(), tmp_path) as provider:
+        async with provider.open(spec) as sandbox, connect(sandbox) as driver:
             async with await driver.dial(port) as stream:
                 pid = (await driver.run(["sh", "-c", "echo $PPID"], cwd="/", timeout_seconds=10)).stdout
                 os.kill(int(pid), signal.SIGKILL)

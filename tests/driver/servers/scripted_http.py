@@ -1,18 +1,16 @@
 # ruff: noqa: A002, T201
-"""Web servers that do what MCP servers should not: `web.py ANIMAL TOKEN` prints its address. Raw Python."""
+"""HTTP servers that misbehave: `scripted_http.py BEHAVIOUR TOKEN` prints its URL. Without the SDK."""
 
 from __future__ import annotations
 
 import json
 import sys
-import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-ANIMAL = sys.argv[1]
+BEHAVIOUR = sys.argv[1]
 SESSION = "s-1"
 seen: list[str] = []
-resume = threading.Event()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -22,14 +20,14 @@ class Handler(BaseHTTPRequestHandler):
         message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         method, number = message["method"], message.get("id")
         seen.append(f"{method} {self.headers['Mcp-Session-Id']} {self.headers['MCP-Protocol-Version']}")
-        if ANIMAL == "moved" and self.path == "/mcp":
+        if BEHAVIOUR == "moved" and self.path == "/mcp":
             self.answer(307, b"", Location="/mcp/")
-        elif ANIMAL == "elsewhere":
+        elif BEHAVIOUR == "elsewhere":
             self.answer(307, b"", Location="http://127.0.0.2:1/mcp")
         elif number is None:
             self.answer(202, b"")
         elif method == "initialize":
-            server = {"name": ANIMAL, "version": "0"}
+            server = {"name": BEHAVIOUR, "version": "0"}
             result: dict[str, Any] = {
                 "protocolVersion": "2025-06-18",
                 "capabilities": {"tools": {}},

@@ -1,11 +1,12 @@
-"""A stand-in for arXiv, a program by itself: the Atom API, abstracts, and PDFs that say which paper they are.
+"""A stand-in for arXiv as a stand-alone program: the Atom API, abstracts, and a PDF for each version.
 
-    python3 answering.py '{"papers": [...], "identity": PEM or null}'
+    python3 arxiv_server.py '{"papers": [...], "identity": PEM or null}'
 
 A paper is `{"id", "versions", "title", "authors", "summary", "published", "updated", "categories"}`. Ports 80
-and, with an identity (certificate and key), 443 speak the same. What the API answers follows arXiv's manual
+and, with an identity (certificate and key), 443 serve the same. The API follows arXiv's manual
 (info.arxiv.org/help/api/user-manual.html): `id_list`, `search_query` with fields, AND, OR, ANDNOT and
-parentheses, `start`, `max_results`, `sortBy`, `sortOrder`. Bare words are all wanted; there is no ranking.
+parentheses, `start`, `max_results`, `sortBy`, `sortOrder`. Bare words are combined with AND; results are not
+ranked.
 """
 
 from __future__ import annotations
@@ -47,63 +48,65 @@ ENTRY = """<entry>
 </entry>"""
 
 
-def found(papers: list[Paper], query: str) -> list[Paper]:
-    """The papers that a `search_query` finds."""
+def search(papers: list[Paper], query: str) -> list[Paper]:
+    """Return the papers that match a `search_query`."""
     tokens = TOKEN.findall(query)
-    return [paper for paper in papers if _any(list(tokens), paper)] if tokens else []
+    return [paper for paper in papers if _matches(list(tokens), paper)] if tokens else []
 
 
-def _any(tokens: list[str], paper: Paper) -> bool:
-    """From left to right: what a parenthesis holds is one term, a missing operator is AND."""
-    holds = True
+def _matches(tokens: list[str], paper: Paper) -> bool:
+    """Evaluate from left to right; a parenthesis is one term, a missing operator is AND."""
+    result = True
     while tokens and tokens[0] != ")":
         operator = tokens.pop(0) if tokens[0] in ("AND", "OR", "ANDNOT") else "AND"
         if not tokens:
             break
         token = tokens.pop(0)
-        term = _any(tokens, paper) if token == "(" else _has(paper, token)
-        holds = (holds or term) if operator == "OR" else (holds and term == (operator == "AND"))
+        term = _matches(tokens, paper) if token == "(" else _contains(paper, token)
+        result = (result or term) if operator == "OR" else (result and term == (operator == "AND"))
     if tokens:
         tokens.pop(0)
-    return holds
+    return result
 
 
-def _has(paper: Paper, term: str) -> bool:
+def _contains(paper: Paper, term: str) -> bool:
     field, colon, words = term.rpartition(":") if term.split(":")[0] in {*FIELDS, "all"} else ("", "", term)
     text = json.dumps([paper[name] for name in (FIELDS.get(field, EVERYWHERE) if colon else EVERYWHERE)])
     return words.strip('"').casefold() in text.casefold()
 
 
-def feed(papers: list[Paper], asked: dict[str, str]) -> str:
-    """What `/api/query` answers."""
-    chosen = papers
-    if identities := [each for each in asked.get("id_list", "").split(",") if each]:
-        wanted = {re.sub(r"v\d+$", "", each) for each in identities}
-        chosen = [paper for paper in papers if paper["id"] in wanted]
-    if query := asked.get("search_query", ""):
-        chosen = found(chosen, query)
+def feed(papers: list[Paper], params: dict[str, str]) -> str:
+    """Return the response of `/api/query`."""
+    selected = papers
+    if identities := [identity for identity in params.get("id_list", "").split(",") if identity]:
+        ids = {re.sub(r"v\d+$", "", identity) for identity in identities}
+        selected = [paper for paper in papers if paper["id"] in ids]
+    if query := params.get("search_query", ""):
+        selected = search(selected, query)
     elif not identities:
-        chosen = []
-    if order := ORDERS.get(asked.get("sortBy", "")):
-        chosen = sorted(chosen, key=lambda paper: paper[order], reverse=asked.get("sortOrder") != "ascending")
-    start, count = int(asked.get("start") or 0), int(asked.get("max_results") or 10)
-    entries = "\n".join(_entry(paper) for paper in chosen[start : start + count])
-    return FEED.format(total=len(chosen), start=start, entries=entries)
+        selected = []
+    if order := ORDERS.get(params.get("sortBy", "")):
+        selected = sorted(
+            selected, key=lambda paper: paper[order], reverse=params.get("sortOrder") != "ascending"
+        )
+    start, count = int(params.get("start") or 0), int(params.get("max_results") or 10)
+    entries = "\n".join(_entry(paper) for paper in selected[start : start + count])
+    return FEED.format(total=len(selected), start=start, entries=entries)
 
 
 def _entry(paper: Paper) -> str:
-    told = {name: escape(paper[name]) for name in ("title", "summary", "published", "updated")}
+    text_fields = {name: escape(paper[name]) for name in ("title", "summary", "published", "updated")}
     authors = "".join(f"<author><name>{escape(name)}</name></author>" for name in paper["authors"])
     scheme = "http://arxiv.org/schemas/atom"
     categories = "".join(f'<category term="{term}" scheme="{scheme}"/>' for term in paper["categories"])
     address = f"{paper['id']}v{paper['versions']}"
     return ENTRY.format(
-        address=address, authors=authors, categories=categories, primary=paper["categories"][0], **told
+        address=address, authors=authors, categories=categories, primary=paper["categories"][0], **text_fields
     )
 
 
 def pdf(paper: Paper, version: int) -> bytes:
-    """One page with the paper's title, its version and its summary: another file for every version."""
+    """Return a page with the paper's title, version and summary; the file differs for every version."""
     lines = [
         paper["title"],
         f"arXiv:{paper['id']}v{version}",
@@ -120,19 +123,19 @@ def pdf(paper: Paper, version: int) -> bytes:
         b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
         b"<< /Font << /F1 5 0 R >> >>",
     ]
-    made, offsets = b"%PDF-1.4\n", list[int]()
+    document, offsets = b"%PDF-1.4\n", list[int]()
     for number, content in enumerate(objects, 1):
-        offsets.append(len(made))
-        made += b"%d 0 obj\n%s\nendobj\n" % (number, content)
+        offsets.append(len(document))
+        document += b"%d 0 obj\n%s\nendobj\n" % (number, content)
     table = b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
     size = len(objects) + 1
-    made_at = len(made)
-    made += b"xref\n0 %d\n0000000000 65535 f \n%s" % (size, table)
-    return made + b"trailer\n<< /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n" % (size, made_at)
+    table_at = len(document)
+    document += b"xref\n0 %d\n0000000000 65535 f \n%s" % (size, table)
+    return document + b"trailer\n<< /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n" % (size, table_at)
 
 
-class Answering(BaseHTTPRequestHandler):
-    """One request."""
+class Handler(BaseHTTPRequestHandler):
+    """Handles one request."""
 
     papers: list[Paper] = []  # noqa: RUF012  (set once, before the first request)
     protocol_version = "HTTP/1.1"
@@ -140,14 +143,14 @@ class Answering(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         address = urlsplit(self.path)
         if address.path == "/api/query":
-            asked = {name: values[0] for name, values in parse_qs(address.query).items()}
-            self._answer("application/atom+xml; charset=utf-8", feed(self.papers, asked).encode())
+            params = {name: values[0] for name, values in parse_qs(address.query).items()}
+            self._respond("application/atom+xml; charset=utf-8", feed(self.papers, params).encode())
         elif (part := ADDRESS.fullmatch(address.path)) and (paper := self._paper(part)):
             version = int(part["version"] or paper["versions"])
             if part[1] == "pdf":
-                self._answer("application/pdf", pdf(paper, version))
+                self._respond("application/pdf", pdf(paper, version))
             else:
-                self._answer("text/html; charset=utf-8", f"<h1>{escape(paper['title'])}</h1>".encode())
+                self._respond("text/html; charset=utf-8", f"<h1>{escape(paper['title'])}</h1>".encode())
         else:
             self.send_error(404)
 
@@ -161,30 +164,30 @@ class Answering(BaseHTTPRequestHandler):
             None,
         )
 
-    def _answer(self, kind: str, body: bytes) -> None:
+    def _respond(self, content_type: str, body: bytes) -> None:
         self.send_response(200)
-        self.send_header("Content-Type", kind)
+        self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
 
 def main() -> None:
-    told = json.loads(sys.argv[1])
-    Answering.papers = told["papers"]
-    servers = [ThreadingHTTPServer(("", 80), Answering)]
-    if told["identity"]:
+    config = json.loads(sys.argv[1])
+    Handler.papers = config["papers"]
+    servers = [ThreadingHTTPServer(("", 80), Handler)]
+    if config["identity"]:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
-            file.write(told["identity"])
+            file.write(config["identity"])
             file.flush()
             context.load_cert_chain(file.name)
-        over_tls = ThreadingHTTPServer(("", 443), Answering)
-        # The handshake belongs into the request's own thread.
-        over_tls.socket = context.wrap_socket(
-            over_tls.socket, server_side=True, do_handshake_on_connect=False
+        tls_server = ThreadingHTTPServer(("", 443), Handler)
+        # Handshake in the request's own thread: in the accepting one, a slow client would block all others.
+        tls_server.socket = context.wrap_socket(
+            tls_server.socket, server_side=True, do_handshake_on_connect=False
         )
-        servers.append(over_tls)
+        servers.append(tls_server)
     for server in servers:
         threading.Thread(target=server.serve_forever).start()
     sys.stdout.write("listening\n")

@@ -1,5 +1,5 @@
 # ruff: noqa: PTH109, PTH112, PTH115, PTH208
-"""Servers that do what servers should not: `zoo.py ANIMAL TOKEN`. Raw Python, nothing imported late."""
+"""MCP servers that misbehave: `scripted.py BEHAVIOUR TOKEN`. Without the SDK, and without late imports."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import sys
 import time
 from typing import Any
 
-ANIMAL = sys.argv[1]
+BEHAVIOUR = sys.argv[1]
 TOOL = {"name": "any", "inputSchema": {}, "x-unknown": {"kept": [1, None]}}
 
 
-def say(data: str | bytes) -> None:
+def write(data: str | bytes) -> None:
     data = data.encode() if isinstance(data, str) else data
     while data:
         data = data[os.write(1, data) :]
 
 
 def reply(number: Any, result: Any) -> None:
-    say(json.dumps({"jsonrpc": "2.0", "id": number, "result": result}) + "\n")
+    write(json.dumps({"jsonrpc": "2.0", "id": number, "result": result}) + "\n")
 
 
 def text(number: Any, words: str) -> None:
@@ -29,22 +29,22 @@ def text(number: Any, words: str) -> None:
 
 
 def notify(method: str, params: Any) -> None:
-    say(json.dumps({"jsonrpc": "2.0", "method": method, "params": params}) + "\n")
+    write(json.dumps({"jsonrpc": "2.0", "method": method, "params": params}) + "\n")
 
 
-def complain(words: str) -> None:
+def write_stderr(words: str) -> None:
     os.write(2, words.encode())
 
 
 def daemonise() -> None:
-    """A grandchild that left parent, session and pipes behind, and ignores SIGTERM."""
-    ready, told = os.pipe()
+    """Start a daemon: another session, no parent, no pipes, and it ignores SIGTERM."""
+    ready, done = os.pipe()
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
-            os.write(told, b"!")
+            os.write(done, b"!")
             os.closerange(0, 64)
             while True:
                 time.sleep(1000)
@@ -52,12 +52,12 @@ def daemonise() -> None:
     os.read(ready, 1)
 
 
-# tools: what the animal does when it is called
+# tools
 
 
 def call(number: int, name: str, arguments: dict[str, Any], request: dict[str, Any]) -> None:
     if name == "raw":
-        say(arguments["line"].replace("$id", str(number)).encode("utf-8", "surrogateescape") + b"\n")
+        write(arguments["line"].replace("$id", str(number)).encode("utf-8", "surrogateescape") + b"\n")
     elif name == "request":
         text(number, json.dumps(request))
     elif name == "text":
@@ -67,28 +67,28 @@ def call(number: int, name: str, arguments: dict[str, Any], request: dict[str, A
     elif name == "twice":
         text(number, "first")
         text(number, "second")
-    elif name == "strangers":
-        for stranger in (number + 1000, str(number), True, None, [number]):
-            text(stranger, "not yours")
-        text(number, "yours")
+    elif name == "unknown_ids":
+        for other_id in (number + 1000, str(number), True, None, [number]):
+            text(other_id, "not yours")
+        text(number, "own")
     elif name == "half_utf8":
-        say(b'{"jsonrpc":"2.0","id":%d,"result":{"content":[{"type":"text","text":"\xc3"}]}}\n' % number)
+        write(b'{"jsonrpc":"2.0","id":%d,"result":{"content":[{"type":"text","text":"\xc3"}]}}\n' % number)
     elif name == "overlong":
         overlong(number, arguments["id_first"])
     elif name == "drip":
         for byte in json.dumps(
             {"jsonrpc": "2.0", "id": number, "result": {"ok": "\u00e9"}}, ensure_ascii=False
         ).encode():
-            say(bytes([byte]))
+            write(bytes([byte]))
             time.sleep(0.001)
-        say("\n")
+        write("\n")
     elif name == "die":
-        complain("the last words\n")
+        write_stderr("the last words\n")
         os._exit(3)
     elif name == "die_by_signal":
         os.kill(os.getpid(), signal.SIGKILL)
     elif name == "die_half":
-        say(b'{"jsonrpc":"2.0","id":%d,"result":{"content":' % number)
+        write(b'{"jsonrpc":"2.0","id":%d,"result":{"content":' % number)
         os._exit(4)
     elif name == "answer_and_die":
         text(number, "done")
@@ -97,13 +97,13 @@ def call(number: int, name: str, arguments: dict[str, Any], request: dict[str, A
         os.close(1)
     elif name == "flood_stderr":
         for _ in range(arguments["mib"] * 16):
-            complain("e" * 65536)
-        complain("the end")
+            write_stderr("e" * 65536)
+        write_stderr("the end")
         text(number, "flooded")
     elif name == "flood_stdout":
         for _ in range(arguments["mib"] * 16):
-            say(b"o" * 65536)
-        say("\n")
+            write(b"o" * 65536)
+        write("\n")
         text(number, "flooded")
     elif name == "flood_messages":
         for count in range(arguments["times"]):
@@ -112,25 +112,25 @@ def call(number: int, name: str, arguments: dict[str, Any], request: dict[str, A
     elif name == "ask":
         ask(number)
     elif name == "where":
-        said = {"environment": dict(os.environ), "cwd": os.getcwd(), "argv": sys.argv, "pid": os.getpid()}
-        said["descriptors"] = {
+        details = {"environment": dict(os.environ), "cwd": os.getcwd(), "argv": sys.argv, "pid": os.getpid()}
+        details["descriptors"] = {
             fd: os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")[:-1]
         }
-        text(number, json.dumps(said))
+        text(number, json.dumps(details))
     elif name == "peek":
         peek(number, arguments["path"])
     elif name == "daemon":
         daemonise()
-        text(number, "let loose")
+        text(number, "started")
 
 
 def overlong(number: int, id_first: bool) -> None:
     unit = b"x" * (1 << 20)
     head = b'{"jsonrpc":"2.0","id":%d,"result":{"big":"' % number if id_first else b'{"result":{"big":"'
-    say(head)
+    write(head)
     for _ in range(65):
-        say(unit)
-    say(b'"}}\n' if id_first else b'"},"jsonrpc":"2.0","id":%d}\n' % number)
+        write(unit)
+    write(b'"}}\n' if id_first else b'"},"jsonrpc":"2.0","id":%d}\n' % number)
 
 
 def peek(number: int, path: str) -> None:
@@ -142,9 +142,9 @@ def peek(number: int, path: str) -> None:
 
 
 def ask(number: int) -> None:
-    """What a server may ask of its client, and what it is answered."""
+    """Send requests to the client and return its responses as the tool's result."""
     for place, method in enumerate(("ping", "sampling/createMessage", "elicitation/create", "roots/list")):
-        say(json.dumps({"jsonrpc": "2.0", "id": f"q{place}", "method": method, "params": {}}) + "\n")
+        write(json.dumps({"jsonrpc": "2.0", "id": f"q{place}", "method": method, "params": {}}) + "\n")
     answers = [json.loads(sys.stdin.readline()) for _ in range(4)]
     text(number, json.dumps(answers))
 
@@ -153,50 +153,52 @@ def ask(number: int) -> None:
 
 
 def initialize(number: int, params: dict[str, Any]) -> None:
-    if ANIMAL == "refuses":
-        say(
+    if BEHAVIOUR == "refuses":
+        write(
             json.dumps({"jsonrpc": "2.0", "id": number, "error": {"code": -1, "message": "not today"}}) + "\n"
         )
         return
-    if ANIMAL == "silent":
-        complain("thinking\n")
+    if BEHAVIOUR == "silent":
+        write_stderr("thinking\n")
         return
     result: dict[str, Any] = {
-        "protocolVersion": "2024-11-05" if ANIMAL == "old" else params["protocolVersion"],
-        "capabilities": {} if ANIMAL == "toolless" else {"tools": {}},
-        "serverInfo": {"name": ANIMAL, "version": "0", "x-more": "kept"},
+        "protocolVersion": "2024-11-05" if BEHAVIOUR == "old" else params["protocolVersion"],
+        "capabilities": {} if BEHAVIOUR == "toolless" else {"tools": {}},
+        "serverInfo": {"name": BEHAVIOUR, "version": "0", "x-more": "kept"},
     }
     reply(number, result)
 
 
 def list_tools(number: int, params: dict[str, Any]) -> None:
-    if ANIMAL == "toolless":
-        say(json.dumps({"jsonrpc": "2.0", "id": number, "error": {"code": -32601, "message": "no"}}) + "\n")
-    elif ANIMAL == "paged":
+    if BEHAVIOUR == "toolless":
+        write(json.dumps({"jsonrpc": "2.0", "id": number, "error": {"code": -32601, "message": "no"}}) + "\n")
+    elif BEHAVIOUR == "paged":
         page = int(params.get("cursor", "0"))
         more = {"nextCursor": str(page + 1)} if page < 4 else {}
         reply(number, {"tools": [{**TOOL, "name": f"tool{page}"}], **more})
-    elif ANIMAL == "endless":
+    elif BEHAVIOUR == "endless":
         reply(number, {"tools": [], "nextCursor": "again"})
-    elif ANIMAL == "dies_listing":
-        complain("cannot list\n")
+    elif BEHAVIOUR == "dies_listing":
+        write_stderr("cannot list\n")
         os._exit(9)
     else:
         reply(number, {"tools": [TOOL]})
 
 
 def begin() -> None:
-    if ANIMAL == "dies":
-        complain("no such luck\n")
+    if BEHAVIOUR == "dies":
+        write_stderr("no such luck\n")
         os._exit(7)
-    if ANIMAL == "noisy":
-        say(b"Welcome!\n\n\x1b[1mbold\x1b[0m\n{'port': 1}\n{not json\n[1, 2]\n\"text\"\nnull\n\xff\xfe\x00\n")
-        say(json.dumps({"level": "info", "id": 1, "msg": "starting"}) + "\n")
-    if ANIMAL == "stubborn":
+    if BEHAVIOUR == "noisy":
+        write(
+            b"Welcome!\n\n\x1b[1mbold\x1b[0m\n{'port': 1}\n{not json\n[1, 2]\n\"text\"\nnull\n\xff\xfe\x00\n"
+        )
+        write(json.dumps({"level": "info", "id": 1, "msg": "starting"}) + "\n")
+    if BEHAVIOUR == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if ANIMAL == "daemonic":
+    if BEHAVIOUR == "daemonic":
         daemonise()
-    if ANIMAL == "forsaken":
+    if BEHAVIOUR == "orphaned":
         if os.fork() != 0:
             os._exit(0)
         time.sleep(1000)  # the child holds the pipes
@@ -209,7 +211,7 @@ def main() -> None:
         method, number, params = message.get("method"), message.get("id"), message.get("params", {})
         if method == "initialize":
             initialize(number, params)
-        elif method == "notifications/initialized" and ANIMAL == "deaf":
+        elif method == "notifications/initialized" and BEHAVIOUR == "deaf":
             reply(json.loads(sys.stdin.readline())["id"], {"tools": [TOOL]})
             time.sleep(1000)
         elif method == "tools/list":
@@ -218,7 +220,7 @@ def main() -> None:
             call(number, params["name"], params.get("arguments", {}), message)
         elif method == "notifications/cancelled":
             notify("notifications/message", {"level": "info", "data": {"cancelled": params}})
-    if ANIMAL == "stubborn":
+    if BEHAVIOUR == "stubborn":
         time.sleep(1000)
 
 

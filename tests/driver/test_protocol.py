@@ -1,4 +1,4 @@
-"""The line itself: boot, framing, ids, and every way in which it ends."""
+"""The wire protocol: boot, framing, ids, lease, and every way in which the driver ends."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.driver.peer import BOUND_SECONDS, DriverPeer, WireError, driver
 
 pytestmark = pytest.mark.anyio
 
-TOO_DEAR = {
+SLOW_MODULES = {
     *("asyncio", "concurrent.futures", "ctypes", "dataclasses", "http.client", "inspect", "logging", "queue"),
     *("shutil", "socket", "ssl", "tempfile", "traceback", "typing", "urllib.parse"),
 }
 
 
-def slow_run(seconds: float = 1000.0, **more: Any) -> dict[str, Any]:
+def slow_run(seconds: float = 1000.0, **params: Any) -> dict[str, Any]:
     return {
         "argv": ["sleep", str(seconds)],
         "cwd": "/",
@@ -35,31 +35,31 @@ def slow_run(seconds: float = 1000.0, **more: Any) -> dict[str, Any]:
         "timeout_seconds": 1000,
         "output_bytes": 100,
         "channel": False,
-        **more,
+        **params,
     }
 
 
-def test_start_up_imports_nothing_dear(python: str) -> None:
-    said = subprocess.run(
+def test_start_up_imports_no_slow_module(python: str) -> None:
+    result = subprocess.run(
         [python, "-X", "importtime", *wire.BOOT_COMMAND[1:]],
         input=boot_message(),
         capture_output=True,
         check=True,
     )
-    assert b'"ready"' in said.stdout
-    imported = {line.rpartition("|")[2].strip() for line in said.stderr.decode().splitlines()}
+    assert b'"ready"' in result.stdout
+    imported = {line.rpartition("|")[2].strip() for line in result.stderr.decode().splitlines()}
     assert "decathlon_sandbox.driver" in imported
-    assert not TOO_DEAR & imported
-    late = {"family", "files", "runs", "servers", "session", "stdio_server", "http_server"}
+    assert not SLOW_MODULES & imported
+    late = {"supervisor", "files", "runs", "servers", "server", "mcp_session", "tunnels", "http_servers"}
     assert not {f"decathlon_sandbox.{name}" for name in late} & imported
 
 
-async def test_nothing_is_imported_from_the_machine_once_an_agent_can_change_it(
+async def test_no_module_is_imported_from_the_file_system_after_the_first_child(
     python: str, tmp_path: Path
 ) -> None:
-    """Only our own modules, which are in memory, and what the first child process needed."""
+    """An agent may change those files. The driver's own modules come from memory."""
     async with driver(python, options=["-X", "importtime"]) as peer:
-        await peer.start(peer.zoo("plain"))
+        await peer.start(peer.scripted_server("plain"))
         await peer.request(wire.RUN, **slow_run(0))
         steps = [
             {"make": f"{tmp_path}/a"},
@@ -69,15 +69,15 @@ async def test_nothing_is_imported_from_the_machine_once_an_agent_can_change_it(
         await peer.request(wire.ARRANGE, steps=[*steps, {"absent": ["x"], "under": str(tmp_path)}])
         for tool in ("half_utf8", "die"):
             with pytest.raises(WireError):
-                await peer.tool("zoo", tool, unit="a")
+                await peer.tool("scripted", tool, unit="a")
         await peer.request(wire.FREEZE)
         await peer.close()
         imported = [
             line.rpartition("|")[2].strip() for line in peer.log.splitlines() if "import time:" in line
         ]
     foreign = [name for name in imported if not name.startswith("decathlon_sandbox")]
-    first_child = imported.index("decathlon_sandbox.family")
-    assert not TOO_DEAR & set(imported) - {"ctypes"}
+    first_child = imported.index("decathlon_sandbox.supervisor")
+    assert not SLOW_MODULES & set(imported) - {"ctypes"}
     assert set(imported[first_child + 1 :]) & set(foreign) <= {
         "ctypes",
         "_ctypes",
@@ -87,47 +87,47 @@ async def test_nothing_is_imported_from_the_machine_once_an_agent_can_change_it(
     }
 
 
-def test_a_python_that_is_too_old_says_so() -> None:
+def test_too_old_python_is_reported() -> None:
     python = find_python("3.9") or find_python("3.8")
     if python is None:
         pytest.skip("no old Python here")
-    said = subprocess.run(
+    result = subprocess.run(
         [python, *wire.BOOT_COMMAND[1:]], input=boot_message(), capture_output=True, check=False
     )
-    assert said.returncode == wire.OLD_PYTHON_EXIT
-    assert b"Python 3.10 or later is needed" in said.stderr
+    assert result.returncode == wire.OLD_PYTHON_EXIT
+    assert b"Python 3.10 or later is needed" in result.stderr
 
 
-def test_a_python_without_its_standard_library_says_so() -> None:
+def test_python_without_standard_library_is_reported() -> None:
     without_json = "import sys; sys.modules['json'] = None\n" + wire.LOADER
-    said = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-I", "-S", "-c", without_json],
         input=boot_message(),
         capture_output=True,
         check=False,
     )
-    assert said.returncode == wire.NO_STANDARD_LIBRARY_EXIT
-    assert b"lacks its standard library" in said.stderr
+    assert result.returncode == wire.NO_STANDARD_LIBRARY_EXIT
+    assert b"lacks its standard library" in result.stderr
 
 
-def test_a_line_that_ends_during_the_boot_ends_the_driver() -> None:
-    said = subprocess.run(
+def test_driver_exits_if_its_stdin_ends_during_the_boot() -> None:
+    result = subprocess.run(
         [sys.executable, *wire.BOOT_COMMAND[1:]],
         input=boot_message()[:5000],
         capture_output=True,
         check=False,
     )
-    assert (said.returncode, said.stdout, said.stderr) == (0, b"", b"")
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
 
 
-async def test_requests_run_side_by_side(peer: DriverPeer) -> None:
+async def test_requests_run_concurrently(peer: DriverPeer) -> None:
     slow = await peer.begin(wire.RUN, **slow_run(0.5))
     assert await peer.request(wire.PING) == {}
     assert slow not in peer.lines
-    assert (await peer.answer(slow))["exit_code"] == 0
+    assert (await peer.result(slow))["exit_code"] == 0
 
 
-async def test_a_message_may_come_in_pieces_and_several_at_once(peer: DriverPeer) -> None:
+async def test_messages_can_arrive_in_parts_or_together(peer: DriverPeer) -> None:
     for piece in (
         b'{"jsonrpc":"2.0","i',
         b'd":1,"method":"pi',
@@ -135,11 +135,11 @@ async def test_a_message_may_come_in_pieces_and_several_at_once(peer: DriverPeer
     ):
         await peer.send_bytes(piece)
         await anyio.sleep(0.01)
-    assert await peer.answer(1) == {}
-    assert await peer.answer(2) == {}
+    assert await peer.result(1) == {}
+    assert await peer.result(2) == {}
 
 
-async def test_a_malformed_line_is_an_error_and_harms_nothing_else(peer: DriverPeer) -> None:
+async def test_malformed_line_is_an_error_and_later_lines_still_work(peer: DriverPeer) -> None:
     for line, reason in [
         (b"{not json", "parse_error"),
         (b'{"id":1,"method":"ping\xc3"}', "parse_error"),
@@ -152,33 +152,33 @@ async def test_a_malformed_line_is_an_error_and_harms_nothing_else(peer: DriverP
         (b'{"id": [], "method": "ping"}', "invalid_request"),
     ]:
         await peer.send_bytes(line + b"\n")
-        assert (await peer.fault()).reason == reason, line
+        assert (await peer.error_without_id()).reason == reason, line
         assert await peer.request(wire.PING) == {}
 
 
-async def test_an_overlong_line_is_an_error_and_the_next_is_read(peer: DriverPeer) -> None:
+async def test_overlong_line_is_an_error_and_later_lines_still_work(peer: DriverPeer) -> None:
     for _ in range(65):
         await peer.send_bytes(b"x" * (1 << 20))
     await peer.send_bytes(b"\n")
-    assert (await peer.fault()).reason == "too_long"
+    assert (await peer.error_without_id()).reason == "too_long"
     assert await peer.request(wire.PING) == {}
 
 
-async def test_notifications_nobody_knows_and_blank_lines_are_passed_over(peer: DriverPeer) -> None:
+async def test_unknown_notifications_and_blank_lines_are_ignored(peer: DriverPeer) -> None:
     await peer.send_bytes(b"\n  \n")
     await peer.send({"jsonrpc": "2.0", "method": "whatever"})
     strange: list[Any] = [{"id": 99}, {"id": []}, {}, [1], None]
     for params in strange:
         await peer.send({"jsonrpc": "2.0", "method": wire.CANCEL, "params": params})
     assert await peer.request(wire.PING) == {}
-    assert peer.faults == []
+    assert peer.errors_without_id == []
 
 
-async def test_unknown_methods_and_wrong_params_are_errors_of_that_request(peer: DriverPeer) -> None:
+async def test_unknown_methods_and_invalid_params_fail_the_request(peer: DriverPeer) -> None:
     with pytest.raises(WireError, match="no method 'evaluate'") as unknown:
         await peer.request("evaluate")
     assert unknown.value.reason == "unknown_method"
-    wrong_ones: list[tuple[str, dict[str, Any], str]] = [
+    invalid_requests: list[tuple[str, dict[str, Any], str]] = [
         (wire.RUN, slow_run(argv="sleep 1"), "argv"),
         (wire.RUN, slow_run(argv=[]), "argv"),
         (wire.RUN, slow_run(cwd="relative"), "cwd"),
@@ -194,108 +194,106 @@ async def test_unknown_methods_and_wrong_params_are_errors_of_that_request(peer:
         (wire.START, {"servers": [{"name": "a", "type": "carrier pigeon"}], "deadline_seconds": 1}, "type"),
         (wire.CALL, {"server": "nobody", "method": "tools/call", "params": {}}, "nobody"),
     ]
-    for method, params, about in wrong_ones:
-        with pytest.raises(WireError, match=about) as wrong:
+    for method, params, about in invalid_requests:
+        with pytest.raises(WireError, match=about) as error:
             await peer.request(method, **params)
-        assert wrong.value.reason == "bad_params"
+        assert error.value.reason == "bad_params"
 
 
-async def test_an_id_is_answered_once(peer: DriverPeer) -> None:
+async def test_repeated_id_is_not_answered_twice(peer: DriverPeer) -> None:
     slow = await peer.begin(wire.RUN, **slow_run(0.2))
     again: dict[str, Any] = {"jsonrpc": "2.0", "id": slow, "method": wire.PING, "params": {}}
     await peer.send(again)
-    assert (await peer.answer(slow))["exit_code"] == 0
+    assert (await peer.result(slow))["exit_code"] == 0
     del peer.lines[slow]
     await peer.send(again)
-    with pytest.raises(WireError, match="answered before") as repeated:
-        await peer.answer(slow)
-    assert repeated.value.reason == "invalid_request"
+    with pytest.raises(WireError, match="answered before") as error:
+        await peer.result(slow)
+    assert error.value.reason == "invalid_request"
 
 
-async def test_ids_may_come_in_any_order(peer: DriverPeer) -> None:
+async def test_ids_can_come_in_any_order(peer: DriverPeer) -> None:
     for number in (5, 3, 1, 2, 4, 10**15):
         await peer.send({"jsonrpc": "2.0", "id": number, "method": wire.PING})
-        assert await peer.answer(number) == {}
+        assert await peer.result(number) == {}
 
 
-async def test_the_end_of_the_line_ends_all_that_was_started(peer: DriverPeer) -> None:
-    await peer.start(peer.zoo("daemonic", "one"), peer.zoo("stubborn", "two"))
+async def test_end_of_stdin_ends_the_driver_and_all_its_processes(peer: DriverPeer) -> None:
+    await peer.start(peer.scripted_server("daemonic", "one"), peer.scripted_server("stubborn", "two"))
     await peer.begin(wire.RUN, **slow_run(argv=["sh", "-c", "sleep 1000", peer.token]))
-    await peer.until_left(4)
+    await peer.until_living(4)
     assert await peer.close() == 0
-    assert peer.left() == []
+    assert peer.living() == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-async def test_a_signal_ends_the_driver_and_all_that_was_started(
-    peer: DriverPeer, number: signal.Signals
-) -> None:
-    await peer.start(peer.zoo("daemonic"))
+async def test_signal_ends_the_driver_and_all_its_processes(peer: DriverPeer, number: signal.Signals) -> None:
+    await peer.start(peer.scripted_server("daemonic"))
     peer.process.send_signal(number)
     with anyio.fail_after(BOUND_SECONDS):
         assert await peer.process.wait() == 0
-    assert peer.left() == []
+    assert peer.living() == []
 
 
-async def test_a_driver_that_hears_nothing_ends_when_its_lease_does(python: str) -> None:
+async def test_driver_exits_when_its_lease_expires(python: str) -> None:
     async with driver(python, {wire.LEASE_VARIABLE: "2"}) as peer:
         began_at = time.monotonic()
-        await peer.start(peer.zoo("daemonic"))
+        await peer.start(peer.scripted_server("daemonic"))
         with anyio.fail_after(BOUND_SECONDS):
             assert await peer.process.wait() == 0
             await peer.ended.wait()
         assert time.monotonic() - began_at > 1.9
-        assert peer.left() == []
-        assert "nothing heard for 2 s" in peer.log
+        assert peer.living() == []
+        assert "nothing received for 2 s" in peer.log
 
 
-async def test_anything_heard_renews_the_lease(python: str) -> None:
+async def test_any_input_renews_the_lease(python: str) -> None:
     async with driver(python, {wire.LEASE_VARIABLE: "1.5"}) as peer:
-        for byte in b'{"id":1,':  # a line that takes twice the lease to come
+        for byte in b'{"id":1,':  # the line takes twice the lease to arrive
             await peer.send_bytes(bytes([byte]))
             await anyio.sleep(0.4)
         await peer.send_bytes(b'"method":"ping"}\n')
-        assert await peer.answer(1) == {}
+        assert await peer.result(1) == {}
 
 
-async def test_the_lease_is_not_handed_on(python: str) -> None:
+async def test_lease_variable_is_not_inherited(python: str) -> None:
     async with driver(python, {wire.LEASE_VARIABLE: "30"}) as peer:
-        said = await peer.request(wire.RUN, **slow_run(argv=["env"], output_bytes=100_000))
-        assert "PATH=" in said["stdout"]
-        assert wire.LEASE_VARIABLE not in said["stdout"]
+        result = await peer.request(wire.RUN, **slow_run(argv=["env"], output_bytes=100_000))
+        assert "PATH=" in result["stdout"]
+        assert wire.LEASE_VARIABLE not in result["stdout"]
 
 
-async def test_a_providers_mark_is_handed_on_whatever_is_inherited(python: str) -> None:
+async def test_sandbox_variable_is_always_inherited(python: str) -> None:
     async with driver(python, {wire.SANDBOX_VARIABLE: "owner/name"}) as peer:
         for inherit in ("all", "minimal"):
-            said = await peer.request(
+            result = await peer.request(
                 wire.RUN, **slow_run(argv=["env"], output_bytes=100_000, inherit=inherit)
             )
-            assert f"{wire.SANDBOX_VARIABLE}=owner/name\n" in said["stdout"]
+            assert f"{wire.SANDBOX_VARIABLE}=owner/name\n" in result["stdout"]
 
 
-async def test_a_server_that_does_not_read_stops_the_children_and_loses_nothing(python: str) -> None:
-    """Ten times what fits into pipes and buffers, and memory stays bounded."""
+async def test_backpressure_bounds_memory_and_loses_no_message(python: str) -> None:
+    """The servers send ten times what fits into pipes and buffers."""
     process = await anyio.open_process([python, *wire.BOOT_COMMAND[1:]], stderr=None)
     async with process:
         unread = DriverPeer(process)
         await unread.send_bytes(boot_message())
-        await unread.begin(wire.START, servers=[unread.zoo("plain")], deadline_seconds=30)
+        await unread.begin(wire.START, servers=[unread.scripted_server("plain")], deadline_seconds=30)
         assert process.stdout is not None
         while b'"servers"' not in await process.stdout.receive():
             pass
         for _ in range(10):
-            await unread.begin_tool("zoo", "text", unit="x" * 1000, times=1000)
-        await unread.begin_tool("zoo", "flood_messages", times=20_000)
-        await anyio.sleep(1.0)  # nothing to wait for: it is that nothing more comes
+            await unread.begin_tool("scripted", "text", unit="x" * 1000, times=1000)
+        await unread.begin_tool("scripted", "flood_messages", times=20_000)
+        await anyio.sleep(1.0)  # the driver must not read more; there is no event for that
         assert _resident_mib(process.pid) < 60
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(unread.read)
+            tasks.start_soon(unread.receive_messages)
             for number in range(2, 12):
-                assert len((await unread.answer(number))["result"]["content"][0]["text"]) == 1_000_000
-            await unread.answer(12)
+                assert len((await unread.result(number))["result"]["content"][0]["text"]) == 1_000_000
+            await unread.result(12)
             await unread.close()
-        assert sum(method == wire.MESSAGE for method, _ in unread.notes) == 20_000
+        assert sum(method == wire.MESSAGE for method, _ in unread.notifications) == 20_000
 
 
 def _resident_mib(pid: int) -> float:

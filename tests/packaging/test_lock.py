@@ -1,4 +1,4 @@
-"""What `make demo` and `make test` install."""
+"""The lock files that `make demo` and `make test` install."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", ["requirements.lock", "requirements-dev.lock"])
-def test_every_package_is_pinned_with_hashes_and_no_place_is_named(name: str) -> None:
+def test_every_package_is_pinned_with_hashes_and_no_index_is_named(name: str) -> None:
     text = (REPOSITORY / name).read_text()
     packages = [line for line in text.splitlines() if line[:1].isalnum()]
     assert packages

@@ -1,4 +1,4 @@
-"""A server on the MCP SDK: `busy.py stdio | http | json | sse TOKEN`. By HTTP it prints its address."""
+"""A server on the MCP SDK: `sdk.py stdio | http | json | sse TOKEN`. Over HTTP it prints its URL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mcp.server.mcpserver import Context, MCPServer
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-mcp = MCPServer("busy")
+mcp = MCPServer("sdk")
 
 
 @mcp.tool()
@@ -32,12 +32,12 @@ async def count(to: int, ctx: Context) -> str:
 @mcp.tool()
 async def sleep(seconds: float) -> str:
     await anyio.sleep(seconds)
-    return "rested"
+    return "done"
 
 
 @mcp.tool()
 async def hang(note: str, ctx: Context) -> str:
-    """Never ends; leaves a file at `note` when it is cancelled."""
+    """Never return; write a file at `note` when cancelled."""
     await ctx.report_progress(0, 1, "hanging")
     try:
         await anyio.sleep_forever()
@@ -48,20 +48,20 @@ async def hang(note: str, ctx: Context) -> str:
 
 
 @mcp.tool()
-async def murmur(words: str, ctx: Context) -> str:
-    """Says `words` as a log message on the way."""
+async def log_message(words: str, ctx: Context) -> str:
+    """Send `words` as a log message."""
     await ctx.session.send_log_message(  # pyright: ignore[reportDeprecated]
         "info", words, related_request_id=ctx.request_id
     )
-    return "said"
+    return "sent"
 
 
 @mcp.tool()
-async def grow(ctx: Context) -> str:
-    """Gets another tool."""
+async def add_tool(ctx: Context) -> str:
+    """Add a tool."""
     mcp.add_tool(echo, name="another")
     await ctx.session.send_tool_list_changed()
-    return "grown"
+    return "added"
 
 
 @mcp.tool()

@@ -1,0 +1,173 @@
+"""`token`, `key` and `verify`: access tokens, the server's signing key, and signatures on verdicts."""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.grading.signing import BadSignatureError, PublicKey, Signer
+from decathlon_mcp.settings import default_state
+from decathlon_mcp.storage.keys import KEY_FILE
+from decathlon_mcp.types import JsonObject, as_object
+
+if TYPE_CHECKING:
+    from decathlon_mcp.episodes.access import Role
+
+WELL_KNOWN = "/.well-known/decathlon-key"
+FETCH_SECONDS = 10
+MAX_KEY_BYTES = 1 << 16
+VERDICT_PATHS = (
+    (),
+    ("structuredContent",),
+    ("result", "structuredContent"),
+    ("_meta", "decathlon/verdict"),
+)
+"""Where the verdict is: the document itself, or these members of a stored reply of `evaluate`."""
+
+
+def make_token(name: str, role: Role) -> int:
+    """Print a new token: its secret on stderr, the line to append to the tokens file on stdout."""
+    # Imported late: it takes a second, and `verify` and `key` do not need it.
+    from decathlon_mcp.http.authentication import new_token
+
+    secret, line = new_token(name, role)
+    sys.stderr.write(
+        f"Secret for {name} (shown once); clients send it as `Authorization: Bearer ...`:\n\n"
+        f"  {secret}\n\nLine for the --tokens file:\n\n"
+    )
+    sys.stderr.flush()
+    sys.stdout.write(f"{line}\n")
+    return 0
+
+
+def show_key(state: Path | None) -> int:
+    """Print the server's public key as JSON; create the key if there is none."""
+    public = Signer.at(state or default_state()).public
+    sys.stdout.write(json.dumps(public.to_json()) + "\n")
+    return 0
+
+
+def verify(files: Sequence[Path], keys: Sequence[str], state: Path | None) -> int:
+    """Print a line per verdict; return 0 if there is one and each is signed with one of the keys."""
+    public_keys = [_read_key(source) for source in keys] or [_local_key(state or default_state())]
+    results = [
+        _check(where, verdict, public_keys) for file in files for where, verdict in _read_verdicts(file)
+    ]
+    bad = results.count(False)
+    if bad:
+        sys.stderr.write(f"decathlon-mcp: {bad} of {len(results)} do not verify\n")
+    return 1 if bad else 0
+
+
+def _check(where: str, verdict: JsonObject | str, keys: Iterable[PublicKey]) -> bool:
+    """Print whether the verdict is signed; a string is the reason why it could not be read."""
+    problem = verdict if isinstance(verdict, str) else _signature_problem(verdict, keys)
+    summary = "" if isinstance(verdict, str) else f"{_summary(verdict)}: "
+    sys.stdout.write(f"{'BAD' if problem else 'ok '} {where}: {summary}{problem or 'signed'}\n")
+    return not problem
+
+
+def _signature_problem(verdict: JsonObject, keys: Iterable[PublicKey]) -> str:
+    """Return why no key verifies the signature, or an empty string if one does."""
+    problems: dict[str, str] = {}
+    for key in keys:
+        try:
+            key.check(verdict)
+        except BadSignatureError as error:
+            problems[key.id] = error.message
+        else:
+            return ""
+    key_id = (as_object(verdict.get("signature")) or {}).get("key")
+    return problems.get(str(key_id)) or next(iter(problems.values()))
+
+
+def _summary(verdict: JsonObject) -> str:
+    """Return the verdict's main values in one printable line; they are not verified yet."""
+    reward = f" reward {verdict['reward']}" if "reward" in verdict else ""
+    text = (
+        f"{verdict.get('task')} {verdict.get('status')}{reward}, episode {str(verdict.get('episode'))[:12]}"
+    )
+    return " ".join("".join(char for char in text[:200] if char.isprintable()).split())
+
+
+def _read_verdicts(file: Path) -> Iterator[tuple[str, JsonObject | str]]:
+    """Yield each verdict of a file with its place, or the reason why it could not be read."""
+    try:
+        text = file.read_bytes().decode()
+    except OSError as error:
+        raise SettingsError(f"{file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        yield str(file), "not UTF-8"
+        return
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if sum(line.startswith("{") for _, line in lines) > 1:
+        for number, line in lines:
+            yield f"{file}:{number}", _parse_verdict(line)
+    else:
+        yield str(file), _parse_verdict(text)
+
+
+def _parse_verdict(text: str) -> JsonObject | str:
+    try:
+        document = as_object(
+            json.loads(text, object_pairs_hook=_reject_duplicates, parse_constant=_reject_constant)
+        )
+    except (ValueError, RecursionError) as error:
+        return f"not JSON: {error}"
+    for path in VERDICT_PATHS:
+        value = document
+        for name in path:
+            value = as_object((value or {}).get(name))
+        if value is not None and {"episode", "status", "signature"} & value.keys():
+            return value
+    return "no verdict"
+
+
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> JsonObject:
+    # Of two members with one name some parsers use the first and others the last, so that a signature
+    # would hold for a value that a reader never sees.
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise ValueError("duplicate name in an object")
+    return members
+
+
+def _reject_constant(constant: str) -> float:
+    raise ValueError(f"{constant} is not a number")
+
+
+def _read_key(source: str) -> PublicKey:
+    """Read a public key from a file, from the text itself, or from a server."""
+    try:
+        if urllib.parse.urlsplit(source).scheme in ("http", "https"):
+            return PublicKey.read(_fetch(source))
+        file = Path(source)
+        return PublicKey.read(file.read_bytes() if file.is_file() else source.encode())
+    except OSError as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error.strerror or error
+        raise SettingsError(f"--key {source}: {reason}") from None
+    except ValueError as error:
+        raise SettingsError(
+            f"--key {source}: {error}; expected a file, 64 hexadecimal digits, base64, or a server's URL"
+        ) from None
+
+
+def _fetch(url: str) -> bytes:
+    parts = urllib.parse.urlsplit(url)
+    if parts.path in ("", "/", "/mcp"):
+        url = urllib.parse.urlunsplit((parts.scheme, parts.netloc, WELL_KNOWN, "", ""))
+    with urllib.request.urlopen(url, timeout=FETCH_SECONDS) as response:
+        return response.read(MAX_KEY_BYTES)
+
+
+def _local_key(state: Path) -> PublicKey:
+    if not (state / KEY_FILE).exists():
+        raise SettingsError(f"there is no server key in {state}: name the server's key with --key")
+    return Signer.at(state).public

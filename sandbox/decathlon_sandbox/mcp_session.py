@@ -1,0 +1,268 @@
+"""MCP client side of a session with one of the task's servers.
+
+Nothing that a server sends can cause more than the failure of one call or of that server.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+from decathlon_sandbox import wire
+from decathlon_sandbox.rpc import RequestError
+from decathlon_sandbox.strict_json import as_list, as_object, encode_ascii, parse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+METHOD_NOT_FOUND = -32601
+PROTOCOL_VERSION = "2025-11-25"
+"""Newest MCP revision with a handshake. If a server answers with an older one, that one is used."""
+MAX_TOOL_PAGES = 1000
+
+# Where SDKs put the id of a reply: among the first fields, or last. For lines that cannot be parsed.
+_ID_FIRST = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d+)\s*,')
+_ID_LAST = re.compile(rb'"id"\s*:\s*(\d+)\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
+
+
+class ReplyHandler:
+    """Receives the outcome of a request, exactly once, unless the request was abandoned."""
+
+    def on_reply(self, message: dict[str, Any], line: bytes) -> None:
+        """The server's reply (`result` or `error`), parsed and as received."""
+        raise NotImplementedError
+
+    def on_error(self, error: RequestError) -> None:
+        """There will be no reply."""
+        raise NotImplementedError
+
+    def on_progress(self, params: dict[str, Any]) -> None:
+        """Called any number of times before the outcome, if the request had a progress token."""
+
+
+class McpSession:
+    """Sends requests and notifications to one server and dispatches what the server sends.
+
+    `send` transmits one message: its bytes without line terminator, and its id if it is a request, else None.
+    """
+
+    def __init__(
+        self,
+        server_name: str,
+        send: Callable[[bytes, int | None], object],
+        on_notification: Callable[[str, dict[str, Any]], object],
+    ) -> None:
+        self.server_name = server_name
+        self._send = send
+        self._on_notification = on_notification
+        self._ids = itertools.count(1)
+        self._pending: dict[int, ReplyHandler] = {}
+
+    def request(self, method: str, params: dict[str, Any], handler: ReplyHandler) -> int:
+        """Send a request and return its id, which also replaces its progress token. Raises RequestError."""
+        request_id = next(self._ids)
+        meta = as_object(params.get("_meta"))
+        if meta is not None and "progressToken" in meta:
+            params = {**params, "_meta": {**meta, "progressToken": request_id}}
+        try:
+            data = encode_ascii({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params})
+        except (ValueError, RecursionError) as error:
+            message = f"`params` cannot be encoded as JSON: {error}"
+            raise RequestError(wire.BAD_PARAMS, message) from None
+        self._pending[request_id] = handler
+        try:
+            self._send(data, request_id)
+        except RequestError:
+            self._pending.pop(request_id, None)
+            raise
+        return request_id
+
+    def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
+        message: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
+        if params is not None:
+            message["params"] = params
+        self._send_ignoring_errors(message)
+
+    def abandon(self, request_id: int, reason: str) -> None:
+        """Stop waiting for a reply and send the server a cancellation."""
+        if self._pending.pop(request_id, None) is not None:
+            self.notify("notifications/cancelled", {"requestId": request_id, "reason": reason})
+
+    def fail(self, request_id: int, error: RequestError) -> None:
+        """Fail a request; no effect if it is not pending."""
+        handler = self._pending.pop(request_id, None)
+        if handler is not None:
+            handler.on_error(error)
+
+    def fail_all(self, error: RequestError) -> None:
+        for request_id in tuple(self._pending):
+            self.fail(request_id, error)
+
+    # messages from the server
+
+    def receive_line(self, line: bytes) -> None:
+        """Handle one line. Lines that are not a JSON-RPC message are ignored."""
+        if not line.lstrip().startswith(b"{"):
+            return
+        try:
+            value, line = parse(line)
+        except ValueError as error:
+            match = _ID_FIRST.match(line[:200]) or _ID_LAST.search(line[-200:])
+            if match is not None:
+                what = f"answered with a line that is not JSON: {error}"
+                self.fail(int(match.group(1)), self._server_error(what))
+            return
+        self.receive_message(value, line)
+
+    def receive_message(self, value: Any, line: bytes) -> None:
+        """Handle a parsed message; `line` is its encoded form. Other values are ignored."""
+        message = as_object(value)
+        if message is None or message.get("jsonrpc") != "2.0":
+            return
+        method, params = message.get("method"), as_object(message.get("params")) or {}
+        if not isinstance(method, str):
+            self._receive_reply(message, line)
+        elif "id" in message:
+            self._decline(method, message["id"])
+        elif method == "notifications/progress":
+            token = params.get("progressToken")
+            if type(token) is int and token in self._pending:
+                self._pending[token].on_progress(params)
+        else:
+            self._on_notification(method, params)
+
+    def receive_overlong(self, head: bytes, tail: bytes) -> None:
+        """Handle a line over the limit: fail the request it answers, or the only pending one."""
+        match = _ID_FIRST.match(head) or _ID_LAST.search(tail)
+        request_id = int(match.group(1)) if match is not None else self._only_pending()
+        if request_id is not None:
+            message = f"server {self.server_name} sent a line of more than {wire.MAX_LINE_BYTES} bytes"
+            self.fail(request_id, RequestError(wire.TOO_LONG, message))
+
+    def _receive_reply(self, message: dict[str, Any], line: bytes) -> None:
+        request_id = message.get("id")
+        if request_id is None and "error" in message:
+            request_id = self._only_pending()  # the server could not even read the id of the request
+        if type(request_id) is not int or request_id not in self._pending:
+            return
+        if ("result" in message) == ("error" in message):
+            self.fail(request_id, self._server_error("answered with neither a result nor an error"))
+            return
+        self._pending.pop(request_id).on_reply(message, line)
+
+    def _decline(self, method: str, request_id: Any) -> None:
+        """Answer a request of the server: pings succeed, everything else is not supported."""
+        if method == "ping":
+            self._send_ignoring_errors({"jsonrpc": "2.0", "id": request_id, "result": {}})
+        else:
+            error = {"code": METHOD_NOT_FOUND, "message": f"{method} is not offered by this client"}
+            self._send_ignoring_errors({"jsonrpc": "2.0", "id": request_id, "error": error})
+
+    def _send_ignoring_errors(self, message: dict[str, Any]) -> None:
+        try:
+            self._send(encode_ascii(message), None)
+        except RequestError:
+            pass  # the server does not read; its calls report that
+
+    def _only_pending(self) -> int | None:
+        return next(iter(self._pending)) if len(self._pending) == 1 else None
+
+    def _server_error(self, what: str) -> RequestError:
+        data = {"server": self.server_name}
+        return RequestError(wire.SERVER, f"server {self.server_name} {what}", data)
+
+
+class Handshake(ReplyHandler):
+    """Initializes a session, then lists the server's tools page by page.
+
+    Ends with exactly one call: `on_success(info)` or `on_failure(error)`.
+    """
+
+    def __init__(
+        self,
+        session: McpSession,
+        on_protocol: Callable[[str], object],
+        on_success: Callable[[dict[str, Any]], object],
+        on_failure: Callable[[RequestError], object],
+    ) -> None:
+        self._session = session
+        self._on_protocol = on_protocol
+        self._on_success = on_success
+        self._on_failure = on_failure
+        self._method = "initialize"
+        self._info: dict[str, Any] = {}
+        self._tools: list[dict[str, Any]] = []
+        self._cursors: set[str] = set()
+
+    def start(self) -> None:
+        params = {
+            "protocolVersion": PROTOCOL_VERSION,
+            "capabilities": {},
+            "clientInfo": {"name": "decathlon-mcp", "version": str(wire.VERSION)},
+        }
+        self._request("initialize", params)
+
+    def on_error(self, error: RequestError) -> None:
+        self._on_failure(error)
+
+    def on_reply(self, message: dict[str, Any], line: bytes) -> None:
+        result = as_object(message.get("result"))
+        if self._method == "initialize":
+            self._on_initialized(message, result or {})
+        elif result is not None:
+            self._on_tools_page(result)
+        elif self._is_server_without_tools(as_object(message.get("error")) or {}):
+            self._succeed()
+        else:
+            self._fail_with_reply(message)
+
+    def _on_initialized(self, message: dict[str, Any], result: dict[str, Any]) -> None:
+        protocol = result.get("protocolVersion")
+        if not isinstance(protocol, str):
+            self._fail_with_reply(message)
+            return
+        self._info = {
+            "protocolVersion": protocol,
+            "serverInfo": as_object(result.get("serverInfo")) or {},
+            "capabilities": as_object(result.get("capabilities")) or {},
+        }
+        self._on_protocol(protocol)
+        self._session.notify("notifications/initialized")
+        self._request("tools/list", {})
+
+    def _on_tools_page(self, result: dict[str, Any]) -> None:
+        tools, cursor = as_list(result.get("tools")), result.get("nextCursor")
+        if tools is None or not all(isinstance(tool, dict) for tool in tools):
+            self._fail("answered tools/list without a list of tools")
+            return
+        self._tools.extend(tools)
+        if cursor is None:
+            self._succeed()
+        elif not isinstance(cursor, str) or cursor in self._cursors or len(self._cursors) >= MAX_TOOL_PAGES:
+            self._fail(f"has an endless list of tools (cursor {str(cursor)[:100]!r})")
+        else:
+            self._cursors.add(cursor)
+            self._request("tools/list", {"cursor": cursor})
+
+    def _request(self, method: str, params: dict[str, Any]) -> None:
+        self._method = method
+        try:
+            self._session.request(method, params, self)
+        except RequestError as error:
+            self._on_failure(error)
+
+    def _succeed(self) -> None:
+        self._on_success({**self._info, "tools": self._tools})
+
+    def _is_server_without_tools(self, error: dict[str, Any]) -> bool:
+        return error.get("code") == METHOD_NOT_FOUND and "tools" not in self._info["capabilities"]
+
+    def _fail_with_reply(self, message: dict[str, Any]) -> None:
+        text = (as_object(message.get("error")) or {}).get("message")
+        reply = f"an error: {str(text)[:1000]}" if text else "an invalid result"
+        self._fail(f"answered {self._method} with {reply}")
+
+    def _fail(self, what: str) -> None:
+        self._on_failure(RequestError(wire.SERVER, f"server {self._session.server_name} {what}"))

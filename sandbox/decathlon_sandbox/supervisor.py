@@ -1,0 +1,433 @@
+"""Child processes: started, reaped, and killed together with everything that descends from them.
+
+Linux only. Without /proc every process table is empty, and only process groups can be killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+
+from decathlon_sandbox import wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from decathlon_sandbox.event_loop import EventLoop
+
+    ProcessTable = dict[int, "ProcessEntry"]
+
+# The variables that the MCP SDK's stdio client passes to a server.
+MINIMAL_VARIABLES = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
+KILL_SECONDS = 5.0
+KILL_INTERVAL_SECONDS = 0.002
+EXECVE_SECONDS = 0.1
+"""How long processes are looked at again that are executing a program and so have no environment yet."""
+# linux/sched.h
+_PF_EXITING = 0x4
+_PF_KTHREAD = 0x200000
+# linux/prctl.h
+_PR_SET_DUMPABLE = 4
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def child_environment(inherit: str, extra: dict[str, str], path: str | None = None) -> dict[str, str]:
+    """Environment of a child: inherited variables ("all" or "minimal"), with `path` as PATH, plus `extra`."""
+    own = os.environ
+    if inherit == "minimal":
+        # A value that starts with "()" is an exported shell function; the SDK leaves those out too.
+        names = [name for name in MINIMAL_VARIABLES if name in own and not own[name].startswith("()")]
+        env = {name: own[name] for name in names}
+    else:
+        env = {name: value for name, value in own.items() if name != wire.LEASE_VARIABLE}
+    if path is not None:
+        env["PATH"] = path
+    return {**env, **extra}
+
+
+class Child:
+    """A process in its own session, and the driver's ends of its pipes; their user closes them.
+
+    `exit_code` is None while the process runs; a negative number is the signal that ended it.
+    """
+
+    __slots__ = ("channel", "exit_code", "mark", "on_exit", "pid", "popen", "stderr", "stdin", "stdout")
+
+    def __init__(self, popen: subprocess.Popen[bytes], mark: str, on_exit: Callable[[int], object]) -> None:
+        self.popen = popen
+        self.pid = popen.pid
+        self.mark = mark
+        self.on_exit = on_exit
+        self.exit_code: int | None = None
+        self.stdin = self.stdout = self.stderr = self.channel = -1
+
+
+class ProcessSupervisor:
+    """Starts children, reaps processes that end, and kills whole process trees."""
+
+    def __init__(self, loop: EventLoop) -> None:
+        self._loop = loop
+        self._children: dict[int, Child] = {}
+        # Processes that only the driver's own end kills (`spare` of `freeze`).
+        self.exempt: frozenset[int] = frozenset()
+        # Processes that a run with `leave` started in the background, and the marks of those runs.
+        self._background: set[int] = set()
+        self._background_marks: set[str] = set()
+        self._mark = os.urandom(8).hex()
+        self._started_count = 0
+        label = os.environ.get(wire.SANDBOX_VARIABLE)
+        self._labels = {} if label is None else {wire.SANDBOX_VARIABLE: label}
+        self._adopts_orphans = _harden_driver()
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+
+    def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str,
+        env: dict[str, str],
+        on_exit: Callable[[int], object],
+        stdin: bool = False,
+        channel: bool = False,
+    ) -> Child:
+        """Start a process; without `stdin` its stdin is empty. Raises OSError, ValueError.
+
+        The program is looked up in the PATH of `env`. `on_exit` receives the exit code, or minus the signal.
+        """
+        self._started_count += 1
+        mark = f"{self._mark}-{self._started_count}-"
+        env = {**env, **self._labels, wire.MARK_VARIABLE: mark}
+        child_fds: list[int] = []
+        own_fds: list[int] = []
+
+        def make_pipe(*, to_child: bool = False) -> int:
+            read_fd, write_fd = os.pipe()
+            child_fds.append(read_fd if to_child else write_fd)
+            own_fds.append(write_fd if to_child else read_fd)
+            return child_fds[-1]
+
+        try:
+            stdin_fd = make_pipe(to_child=True) if stdin else subprocess.DEVNULL
+            stdout_fd, stderr_fd = make_pipe(), make_pipe()
+            passed: tuple[int, ...] = ()
+            if channel:
+                passed = (make_pipe(),)
+                env[wire.CHANNEL_VARIABLE] = str(passed[0])
+            popen = subprocess.Popen(
+                argv,
+                cwd=cwd,
+                env=env,
+                stdin=stdin_fd,
+                stdout=stdout_fd,
+                stderr=stderr_fd,
+                pass_fds=passed,
+                start_new_session=True,
+            )
+        except (OSError, ValueError):
+            for fd in own_fds:
+                os.close(fd)
+            raise
+        finally:
+            for fd in child_fds:
+                os.close(fd)
+        child = Child(popen, mark, on_exit)
+        if stdin:
+            child.stdin = own_fds.pop(0)
+        child.stdout, child.stderr, *rest = own_fds
+        child.channel = rest[0] if rest else -1
+        self._children[child.pid] = child
+        return child
+
+    def process_tree(self, child: Child) -> set[int]:
+        """Living processes that `child` started, directly or not, daemons included.
+
+        These are its descendants, its session, and every process with its mark. If no other child runs, they
+        are all of the driver's descendants: that finds processes that cleared their environment too. Exempt
+        and kept background processes belong to no tree.
+        """
+        table = read_process_table()
+        kept = self.exempt | self._living_background(table)
+        all_descendants = descendants(os.getpid(), table) - kept
+        if all(other is child for other in self._children.values()):
+            return all_descendants
+        tree = {pid for pid, process in table.items() if process.session == child.pid}
+        tree |= {child.pid} & table.keys()
+        for pid in tuple(tree):
+            tree |= descendants(pid, table)
+        candidates = (
+            (all_descendants if self._adopts_orphans else table.keys()) - tree - self._children.keys()
+        )
+        return (tree | marked_processes(candidates, {child.mark})) - kept
+
+    def keep_background(self, child: Child) -> None:
+        """Keep the processes that `child`, which has exited, left running (`leave` of `run`)."""
+        tree = self.process_tree(child)
+        if tree:
+            self._background |= tree
+            self._background_marks.add(child.mark)
+
+    def exempt_matching(self, patterns: Sequence[str]) -> None:
+        """Exempt the running processes whose command line matches a pattern from being killed."""
+        if patterns:
+            self.exempt = frozenset(pid for pid in self.all_processes() if matches_command(pid, patterns))
+
+    def all_processes(self) -> set[int]:
+        """Every living process that the driver may kill, exempt ones included.
+
+        As a machine's first process these are all processes except the driver itself.
+        """
+        table = read_process_table()
+        if os.getpid() == 1:
+            return table.keys() - {1}
+        processes = descendants(os.getpid(), table)
+        if self._adopts_orphans:
+            return processes
+        return processes | marked_processes(table.keys() - processes, {self._mark})
+
+    def kill_tree(self, child: Child, on_done: Callable[[], object]) -> None:
+        """Kill the process tree of `child`, then call `on_done`, after at most KILL_SECONDS."""
+        self._kill_until_gone(lambda: self.process_tree(child), self._kill, lambda _: on_done())
+
+    def kill_all(self, on_done: Callable[[set[int]], object]) -> None:
+        """Kill all processes but the exempt; `on_done` receives those still alive after KILL_SECONDS."""
+        kill = self._kill if self.exempt else _kill_everything
+        self._kill_until_gone(lambda: self.all_processes() - self.exempt, kill, on_done)
+
+    def kill_all_blocking(self) -> None:
+        """Kill all processes, exempt ones included, without the event loop: the driver's last action."""
+        deadline = time.monotonic() + KILL_SECONDS
+        while (alive := self.all_processes()) and time.monotonic() < deadline:
+            _kill_everything(alive)
+            time.sleep(KILL_INTERVAL_SECONDS)
+            self._wait_children()
+
+    def _kill_until_gone(
+        self,
+        find: Callable[[], set[int]],
+        kill: Callable[[set[int]], object],
+        on_done: Callable[[set[int]], object],
+    ) -> None:
+        # In rounds: a process can fork between the listing and the kill.
+        deadline = time.monotonic() + KILL_SECONDS
+
+        def kill_round() -> None:
+            alive = find()
+            if alive and time.monotonic() < deadline:
+                kill(alive)
+                self._loop.call_later(KILL_INTERVAL_SECONDS, kill_round)
+            else:
+                on_done(alive)
+
+        kill_round()
+
+    def _kill(self, pids: set[int]) -> None:
+        kill_processes(pids, self.exempt)
+
+    def _living_background(self, table: ProcessTable) -> set[int]:
+        """Kept background processes that still run, with what they have started since."""
+        if self._background_marks:
+            self._background &= table.keys()
+            self._background |= marked_processes(table, self._background_marks)
+            for pid in tuple(self._background):
+                self._background |= descendants(pid, table)
+        return self._background
+
+    def _reap(self) -> None:
+        for child in self._wait_children():
+            child.on_exit(child.exit_code or 0)
+
+    def _wait_children(self) -> list[Child]:
+        """Reap all processes that have ended; return the children among them."""
+        exited: list[Child] = []
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return exited
+            if pid == 0:
+                return exited
+            self._background.discard(pid)
+            child = self._children.pop(pid, None)
+            if child is not None:
+                child.exit_code = child.popen.returncode = os.waitstatus_to_exitcode(status)
+                exited.append(child)
+
+
+class ProcessEntry:
+    """A row of the process table. Processes that have ended have none."""
+
+    __slots__ = ("parent", "pid", "session")
+
+    def __init__(self, pid: int, parent: int, session: int) -> None:
+        self.pid = pid
+        self.parent = parent
+        self.session = session
+
+
+def read_process_table() -> ProcessTable:
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return {}
+    entries = (_read_entry(int(name)) for name in names if name.isdigit())
+    return {entry.pid: entry for entry in entries if entry is not None}
+
+
+def _read_entry(pid: int) -> ProcessEntry | None:
+    stat = _read_file(pid, "stat")
+    if not stat:
+        return None
+    # The second field, the name in parentheses, can contain anything; after its last parenthesis the format
+    # is fixed.
+    state, parent, _, session, *rest = stat[stat.rindex(b")") + 2 :].split(b" ")
+    # A process whose main thread has exited looks like a zombie as long as its other threads run.
+    thread_count = int(rest[13])
+    if state in (b"Z", b"X") and thread_count <= 1:
+        return None
+    return ProcessEntry(pid, int(parent), int(session))
+
+
+def descendants(root: int, table: ProcessTable) -> set[int]:
+    """Descendants of `root`, without `root` itself."""
+    children: dict[int, list[int]] = {}
+    for entry in table.values():
+        children.setdefault(entry.parent, []).append(entry.pid)
+    result: set[int] = set()
+    pending = [root]
+    while pending:
+        for pid in children.get(pending.pop(), ()):
+            if pid not in result and pid != root:
+                result.add(pid)
+                pending.append(pid)
+    return result
+
+
+def marked_processes(pids: Iterable[int], marks: Iterable[str]) -> set[int]:
+    """Return the processes whose MARK_VARIABLE starts with one of the marks."""
+    # During execve(2) a process has neither environment nor command line for a moment, and under load that
+    # moment is long. Without a second look, a daemon that was just executing its program survived its run.
+    prefixes = [f"\0{wire.MARK_VARIABLE}={mark}".encode() for mark in marks]
+    marked: set[int] = set()
+    deadline = time.monotonic() + EXECVE_SECONDS
+    undecided = set(pids)
+    while undecided:
+        environs = {pid: _read_environ(pid) for pid in undecided}
+        for pid, environ in environs.items():
+            if environ is not None and any(prefix in b"\0" + environ for prefix in prefixes):
+                marked.add(pid)
+        undecided = {pid for pid, environ in environs.items() if environ is None}
+        if not undecided or time.monotonic() > deadline:
+            break
+        time.sleep(KILL_INTERVAL_SECONDS)
+    return marked
+
+
+def _read_environ(pid: int) -> bytes | None:
+    """Return the environment of a process; None in the middle of execve(2)."""
+    environ = _read_file(pid, "environ")
+    if environ:
+        return environ
+    # Read again: execve(2) may have ended after the first look.
+    return None if _is_executing(pid) else _read_file(pid, "environ")
+
+
+def _is_executing(pid: int) -> bool:
+    """Whether the process has no command line yet: it is in the middle of execve(2)."""
+    stat = _read_file(pid, "stat")
+    if not stat or _read_file(pid, "cmdline"):
+        return False
+    state, _, _, _, _, _, flags, *_ = stat[stat.rindex(b")") + 2 :].split(b" ")
+    return state not in (b"Z", b"X") and not int(flags) & (_PF_EXITING | _PF_KTHREAD)
+
+
+def _read_file(pid: int, name: str) -> bytes:
+    """Read a file of /proc/PID; empty if the process is gone or may not be inspected."""
+    try:
+        with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def matches_command(pid: int, patterns: Iterable[str]) -> bool:
+    """Whether the command line of `pid` matches one of the patterns, as `freeze` in `wire` defines it."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            argv = file.read().rstrip(b"\0").decode("utf-8", "replace").split("\0")
+    except OSError:
+        return False
+    with_folder, without_folder = " ".join(argv), " ".join([os.path.basename(argv[0]), *argv[1:]])
+    return any(_matches(with_folder, pattern) or _matches(without_folder, pattern) for pattern in patterns)
+
+
+def _matches(text: str, pattern: str) -> bool:
+    # Not `fnmatch`: it would be imported from a file system that the agent may have changed by now.
+    head, *parts = pattern.split("*")
+    if not parts:
+        return text == pattern
+    if not text.startswith(head):
+        return False
+    position = len(head)
+    for part in parts[:-1]:
+        position = text.find(part, position) + len(part)
+        if position < len(part):
+            return False
+    return len(text) - position >= len(parts[-1]) and text.endswith(parts[-1])
+
+
+def kill_processes(pids: Iterable[int], exempt: Iterable[int] = ()) -> None:
+    """Send SIGKILL to the processes and to their process groups, except groups with an exempt process.
+
+    Processes that are already gone are ignored.
+    """
+    # Killing the group reaches processes that fork faster than /proc can be read. It hits no stranger: a
+    # group lies within one session, and every child has its own session.
+    kept_groups = {os.getpgrp(), *map(_process_group, exempt)}
+    for pid in pids:
+        try:
+            group = os.getpgid(pid)
+            if group not in kept_groups:
+                os.killpg(group, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass
+
+
+def _kill_everything(pids: set[int]) -> None:
+    if os.getpid() == 1:
+        os.kill(-1, signal.SIGKILL)  # atomic: no process can fork away from it
+    else:
+        kill_processes(pids)
+
+
+def _process_group(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return 0
+
+
+def _harden_driver() -> bool:
+    """Protect the driver from its children and adopt orphans; return whether orphans are adopted.
+
+    Without `ctypes` only a machine's first process adopts orphans; otherwise they are found by their mark.
+    """
+    is_first_process = os.getpid() == 1
+    try:
+        import ctypes  # takes 3 ms
+
+        libc = ctypes.CDLL(None)
+        prctl = libc.prctl
+    except (ImportError, OSError, AttributeError):
+        return is_first_process
+    # Keeps processes without CAP_SYS_PTRACE from attaching to the driver and out of its fd, environ and mem
+    # in /proc.
+    prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    if is_first_process:
+        from decathlon_sandbox.seccomp import protect_first_process
+
+        protect_first_process(libc)
+    return prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0 or is_first_process

@@ -1,0 +1,277 @@
+"""Servers that misbehave: only that call or that server fails, and nothing else is affected."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import anyio
+import pytest
+from decathlon_sandbox import wire
+
+from tests.driver.peer import BOUND_SECONDS, DriverPeer, WireError, stdio_server
+
+pytestmark = pytest.mark.anyio
+
+
+async def check_answers(peer: DriverPeer, server: str = "scripted") -> None:
+    """The server still answers."""
+    assert await peer.text(server, "text", unit="ok", times=1) == "ok"
+
+
+# at the start
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "message", "data"),
+    [
+        ("dies", "server scripted ended with exit code 7", {"exit_code": 7, "stderr": "no such luck\n"}),
+        (
+            "dies_listing",
+            "server scripted ended with exit code 9",
+            {"exit_code": 9, "stderr": "cannot list\n"},
+        ),
+        ("silent", "server scripted was not up after 1 s", {"exit_code": None, "stderr": "thinking\n"}),
+        ("refuses", "server scripted answered initialize with an error: not today", {"exit_code": None}),
+        ("endless", "has an endless list of tools", {"exit_code": None}),
+        ("orphaned", "server scripted ended with exit code 0", {"exit_code": 0}),
+    ],
+)
+async def test_server_that_does_not_start_fails_the_request_and_stops_the_others(
+    peer: DriverPeer, behaviour: str, message: str, data: dict[str, Any]
+) -> None:
+    with pytest.raises(WireError) as error:
+        await peer.start(
+            peer.scripted_server("daemonic", "other"), peer.scripted_server(behaviour), deadline_seconds=1
+        )
+    assert error.value.reason == "server"
+    assert message in error.value.message
+    assert {"server": "scripted", **data}.items() <= error.value.data.items()
+    assert peer.living() == []
+    await peer.start(peer.scripted_server("plain"))
+    await check_answers(peer)
+
+
+async def test_exit_during_start_is_noticed_before_the_deadline(peer: DriverPeer) -> None:
+    began_at = time.monotonic()
+    with pytest.raises(WireError):
+        await peer.start(
+            peer.scripted_server("plain", "other"), peer.scripted_server("dies"), deadline_seconds=1000
+        )
+    assert time.monotonic() - began_at < BOUND_SECONDS
+
+
+@pytest.mark.parametrize(
+    "settings", [{"command": "no-such-program"}, {"cwd": "/no/such/folder"}, {"path": "/nowhere"}]
+)
+async def test_missing_program_fails_the_start(peer: DriverPeer, settings: dict[str, str]) -> None:
+    server = {**stdio_server("none", "sh", "-c", "exit 1"), **settings}
+    with pytest.raises(WireError, match="server none cannot be started") as error:
+        await peer.start(peer.scripted_server("plain"), server)
+    assert error.value.reason == "server"
+    assert error.value.data == {"server": "none", "stderr": "", "exit_code": None}
+    assert peer.living() == []
+
+
+async def test_noise_before_the_handshake_is_ignored(peer: DriverPeer) -> None:
+    await peer.start(peer.scripted_server("noisy"))
+    await check_answers(peer)
+
+
+async def test_server_that_exits_while_others_start_fails_the_start(peer: DriverPeer) -> None:
+    """It was initialized already; a silent server keeps the start from ending."""
+    mortal = peer.scripted_server("plain", "mortal")
+    number = await peer.begin(
+        wire.START, servers=[mortal, peer.scripted_server("silent")], deadline_seconds=1000
+    )
+    await peer.until_living(2)
+    result = await peer.request(
+        wire.RUN,
+        argv=["pkill", "-KILL", "-f", f"scripted.py plain {peer.token}"],
+        cwd="/", env={}, inherit="all", timeout_seconds=30, output_bytes=1000, channel=False,
+    )  # fmt: skip
+    assert result["exit_code"] == 0
+    with pytest.raises(WireError, match="server mortal was ended by signal 9") as error:
+        await peer.result(number)
+    assert error.value.data["exit_code"] == -9
+    assert peer.living() == []
+
+
+# in a call
+
+
+@pytest.mark.parametrize(
+    ("tool", "code", "message"),
+    [
+        ("die", 3, "ended with exit code 3"),
+        ("die_by_signal", -9, "was ended by signal 9"),
+        ("die_half", 4, "ended with exit code 4"),
+    ],
+)
+async def test_exit_during_a_call_fails_all_calls_of_the_server_and_is_reported(
+    peer: DriverPeer, tool: str, code: int, message: str
+) -> None:
+    await peer.start(peer.scripted_server("daemonic"), peer.scripted_server("plain", "other"))
+    hanging = await peer.begin_tool("scripted", "hang")
+    dying = await peer.begin_tool("scripted", tool)
+    for number in (hanging, dying):
+        with pytest.raises(WireError, match=message) as error:
+            await peer.result(number)
+        assert error.value.reason == "server"
+        assert error.value.data["exit_code"] == code
+    exited = await peer.notification(wire.EXITED)
+    assert exited == {
+        "server": "scripted",
+        "exit_code": code,
+        "stderr": "the last words\n" if tool == "die" else "",
+    }
+    with pytest.raises(WireError, match=message) as error:
+        await peer.tool("scripted", "text")
+    assert error.value.reason == "server"
+    await check_answers(peer, "other")
+    assert len(peer.living()) == 1  # its daemon was killed too
+
+
+async def test_reply_sent_before_an_exit_counts(peer: DriverPeer) -> None:
+    await peer.start(peer.scripted_server("plain"))
+    assert await peer.text("scripted", "answer_and_die") == "done"
+    assert (await peer.notification(wire.EXITED))["exit_code"] == 5
+
+
+async def test_server_that_closes_its_stdout_is_lost(peer: DriverPeer) -> None:
+    await peer.start(peer.scripted_server("plain"))
+    with pytest.raises(WireError, match="closed its stdout"):
+        await peer.tool("scripted", "close_stdout")
+    await peer.notification(wire.EXITED, server="scripted")
+    assert peer.living() == []
+
+
+async def test_reply_that_is_not_utf8_fails_the_call(peer: DriverPeer) -> None:
+    await peer.start(peer.scripted_server("plain"))
+    with pytest.raises(WireError, match="not JSON") as error:
+        await peer.tool("scripted", "half_utf8")
+    assert error.value.reason == "server"
+    await check_answers(peer)
+
+
+MALFORMED = [
+    '{"jsonrpc":"2.0","id":$id,"result":{"x":NaN}}',
+    '{"jsonrpc":"2.0","id":$id,"result":{"x":-Infinity}}',
+    '{"jsonrpc":"2.0","id":$id,"result":{"x":1e999}}',
+    '{"jsonrpc":"2.0","id":$id,"result":{"x":"\x01"}}',
+    '{"jsonrpc":"2.0","id":$id,"result":{"x":',
+    '{"jsonrpc": "2.0", "id": $id, "result": {}} trailing',
+    '{"result":{"x":NaN},"jsonrpc":"2.0","id":$id}',
+    '{"jsonrpc":"2.0","id":$id}',
+    '{"jsonrpc":"2.0","id":$id,"result":{},"error":{}}',
+    '{"jsonrpc":"2.0","id":$id,"result":' + '{"x":' * 160 + "1" + "}" * 161,
+    '{"jsonrpc":"2.0","id":$id,"result":{"x":' + "[" * 100_000 + "]" * 100_000 + "}}",
+    '{"jsonrpc":"2.0","id":$id,"result":{"x":"\udcff"}}',
+]
+
+
+async def test_malformed_reply_fails_the_call(peer: DriverPeer) -> None:
+    await peer.start(peer.scripted_server("plain"))
+    other = await peer.begin_tool("scripted", "hang")
+    for line in MALFORMED:
+        with pytest.raises(WireError, match=r"not JSON|neither a result nor an error") as error:
+            await peer.tool("scripted", "raw", line=line)
+        assert error.value.reason == "server", line
+        await check_answers(peer)
+        assert other not in peer.lines
+    await peer.cancel(other)
+
+
+async def test_unpaired_surrogates_are_replaced_and_the_rest_is_kept(peer: DriverPeer) -> None:
+    r"""Servers in JavaScript cut texts by UTF-16 units; strict parsers refuse the remaining half pairs."""
+    await peer.start(peer.scripted_server("plain"))
+    result = r'{"a":"\ud83d\ude00\ud83d","b":"\ude00\\ud83d\\\ud83dx","\uDBFF":1}'
+    line = '{"jsonrpc":"2.0","id":$id,"result":' + result + "}"
+    reply = await peer.tool("scripted", "raw", line=line)
+    assert reply["result"] == {"a": "😀\ufffd", "b": "\ufffd\\ud83d\\\ufffdx", "\ufffd": 1}
+
+
+async def test_second_replies_and_replies_with_unknown_ids_are_ignored(peer: DriverPeer) -> None:
+    await peer.start(peer.scripted_server("plain"))
+    assert await peer.text("scripted", "twice") == "first"
+    assert await peer.text("scripted", "unknown_ids") == "own"
+    await check_answers(peer)
+
+
+async def test_error_without_an_id_answers_the_only_call(peer: DriverPeer) -> None:
+    await peer.start(peer.scripted_server("plain"))
+    line = '{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"what?"}}'
+    assert (await peer.tool("scripted", "raw", line=line))["error"]["message"] == "what?"
+
+
+@pytest.mark.parametrize("id_first", [True, False])
+async def test_overlong_reply_fails_the_call(peer: DriverPeer, id_first: bool) -> None:
+    await peer.start(peer.scripted_server("plain"))
+    other = await peer.begin_tool("scripted", "hang")
+    with pytest.raises(WireError, match="a line of more than") as error:
+        await peer.tool("scripted", "overlong", id_first=id_first)
+    assert error.value.reason == "too_long"
+    assert other not in peer.lines
+    await peer.cancel(other)
+    await check_answers(peer)
+
+
+async def test_large_reply_is_relayed_whole(peer: DriverPeer) -> None:
+    await peer.start(peer.scripted_server("plain"))
+    assert len(await peer.text("scripted", "text", unit="é" * 1000, times=3000)) == 3_000_000
+
+
+async def test_reply_sent_byte_by_byte_is_relayed(peer: DriverPeer) -> None:
+    await peer.start(peer.scripted_server("plain"))
+    assert (await peer.tool("scripted", "drip"))["result"] == {"ok": "é"}
+
+
+@pytest.mark.parametrize("tool", ["flood_stderr", "flood_stdout"])
+async def test_flood_of_output_does_not_affect_other_servers(peer: DriverPeer, tool: str) -> None:
+    """More than the limit of a line, without a line end."""
+    await peer.start(peer.scripted_server("plain"), peer.scripted_server("plain", "other"))
+    flood = await peer.begin_tool("scripted", tool, mib=80)
+    for _ in range(10):
+        await check_answers(peer, "other")
+    if tool == "flood_stderr":
+        assert (await peer.result(flood))["result"]["content"][0]["text"] == "flooded"
+        with pytest.raises(WireError) as error:
+            await peer.tool("scripted", "die")
+        assert error.value.data["stderr"].endswith("eeethe endthe last words\n")
+        assert len(error.value.data["stderr"]) == 8192
+    else:  # the line could have been the reply to the only call
+        with pytest.raises(WireError) as error:
+            await peer.result(flood)
+        assert error.value.reason == "too_long"
+        await check_answers(peer)
+
+
+async def test_server_that_does_not_read_blocks_no_other(peer: DriverPeer) -> None:
+    await peer.start(peer.scripted_server("deaf"), peer.scripted_server("plain", "other"))
+    big = "x" * (20 << 20)
+    numbers = [await peer.begin_tool("scripted", "text", unit=big, timeout_seconds=0.5) for _ in range(5)]
+    await check_answers(peer, "other")
+    reasons: list[str] = []
+    for number in numbers:
+        with pytest.raises(WireError, match=r"does not read|has not answered") as error:
+            await peer.result(number)
+        reasons.append(error.value.reason)
+    assert reasons == ["timeout"] * 3 + ["server"] * 2
+
+
+async def test_server_that_never_answers_blocks_no_other_call(peer: DriverPeer) -> None:
+    await peer.start(peer.scripted_server("plain"), peer.scripted_server("plain", "other"))
+    number = await peer.begin_tool("scripted", "hang", timeout_seconds=0.3)
+    await check_answers(peer, "other")
+    await check_answers(peer)
+    with pytest.raises(WireError):
+        await peer.result(number)
+
+
+async def test_server_that_ignores_signals_ends_with_the_driver(peer: DriverPeer) -> None:
+    await peer.start(peer.scripted_server("stubborn"))
+    await peer.tool("scripted", "daemon")
+    await peer.until_living(2)
+    with anyio.fail_after(BOUND_SECONDS):
+        assert await peer.close() == 0
+    assert peer.living() == []
