@@ -123,9 +123,7 @@ def walkthroughs() -> list[Walkthrough]:
                 Step("program", "docs/quickstart.md", "3. Play"),
             ),
         ),
-        Walkthrough(
-            "README: a program of yours", (DEMO, SERVE, Step("program", "README.md", "A program of yours"))
-        ),
+        Walkthrough("README: from Python", (DEMO, SERVE, Step("program", "README.md", "From Python"))),
         Walkthrough("README: any MCP client", (DEMO, SERVE, Step("program", "README.md", "Any MCP client"))),
         *_clients(),
     ]

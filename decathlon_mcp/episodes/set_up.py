@@ -186,6 +186,6 @@ class SetUp:
             about = error.data.get("about", {})
             stderr = str(about.get("stderr", "")).strip()[-OUTPUT_TAIL:]
             raise SetUpError(
-                f"{error.message}{f'; its last words: {stderr}' if stderr else ''}",
+                f"{error.message}{f'; stderr: {stderr}' if stderr else ''}",
                 server=about.get("server"),
             ) from None

@@ -59,7 +59,7 @@ def claim_tool(names: Names) -> JsonObject:
             "properties": {
                 "answer": {
                     "type": "string",
-                    "description": "Your last words on the task: the answer, a summary.",
+                    "description": "Your final message: the answer, or a summary of what you did.",
                 }
             },
             "additionalProperties": False,

@@ -83,8 +83,9 @@ def below(page: str, heading: str, language: str) -> list[Block]:
 
 def block(page: str, heading: str, language: str) -> Block:
     """The only code block of a language below a heading."""
-    (only,) = below(page, heading, language)
-    return only
+    found = below(page, heading, language)
+    assert len(found) == 1, f"{page}: {len(found)} blocks of {language!r} below the heading {heading!r}"
+    return found[0]
 
 
 def inline(page: Path, kind: str) -> Iterator[Token]:

@@ -10,7 +10,7 @@ from tests.docs.pages import DOCS, REPOSITORY, rows
 
 PAGE = DOCS / "reward-integrity.md"
 TESTS = REPOSITORY / "tests"
-DEFENDED, NOT_DEFENDED = "What is tried", "What is not defended"
+DEFENDED, NOT_DEFENDED = "Attacks", "What is not defended"
 TEST_NAME = re.compile(r"`(?:([\w/]+\.py)::)?(test_\w+)`")
 """A test of another folder is named with its file."""
 

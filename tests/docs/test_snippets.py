@@ -18,7 +18,7 @@ from tests.probe.serving import Served, serving
 pytestmark = pytest.mark.anyio
 
 PROGRAMS = [
-    ("README.md", "A program of yours", "1.0 {'calls': 1.0"),
+    ("README.md", "From Python", "1.0 {'calls': 1.0"),
     ("README.md", "Any MCP client", "1.0\n"),
     ("docs/quickstart.md", "3. Play", "1.0 PASS"),
     ("docs/clients/decathlon-client.md", "decathlon_client", "1.0\n"),

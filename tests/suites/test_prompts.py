@@ -61,7 +61,7 @@ def test_the_system_prompt_is_upstreams_except_for_the_claim_sentence(checkout: 
         "Root: /workspace, relative: dumps/workspace\n"
         "Now: 2026-01-02 03:04:05 Friday\n"
         "Nothing but the `claim_done` tool ends your attempt: call it when you believe that the task is "
-        "completed, with your last words (the answer, if the task asks for one) in `answer`. "
+        "completed, with your final message (the answer, if the task asks for one) in `answer`. "
         "This will immediately terminate the task, and you will have no further opportunity to work on it.\n"
         f"{INDEPENDENCE}"
     )
