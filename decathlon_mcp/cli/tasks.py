@@ -1,4 +1,4 @@
-"""`tasks`: list the tasks (needs no engine), check what each one requirements, or show what they share."""
+"""`tasks`: list the tasks (needs no engine), check what each one needs, or show what they share."""
 
 from __future__ import annotations
 
