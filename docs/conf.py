@@ -50,6 +50,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "reference/client",
         "reference/errors",
         "reference/verdict",
+        "architecture",
         "/benchmarks/RESULTS",
         "/CHANGELOG",
     ),
