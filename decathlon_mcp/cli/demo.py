@@ -16,14 +16,14 @@ import anyio
 from anyio.abc import Process
 from anyio.streams.text import TextReceiveStream
 from decathlon_client import ClientError, Decathlon, Episode, Verdict
-from decathlon_client.script import ScriptError, play_script
+from decathlon_client.script import ScriptError, Step, play_script
 from decathlon_client.shutdown import shutdown_on_signal
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.cli.console import ScriptConsole
 from decathlon_mcp.cli.options import PREFIX
 from decathlon_mcp.errors import DecathlonError, UnknownTaskError
-from decathlon_mcp.starter import Step, oracle, oracle_ids
+from decathlon_mcp.starter import oracle, oracle_ids
 from decathlon_mcp.types import JsonObject
 
 DEFAULT_TASK = "tune-reactor"

@@ -137,5 +137,6 @@ def _claim_sentence(names: Names, language: Language) -> str:
         )
     return (
         f"Nothing but the `{spell(names, LOCAL, CLAIM)}` tool ends your attempt: call it when you believe "
-        "that the task is completed, with your final message (the answer, if the task asks for one) in `answer`."
+        "that the task is completed, with your final message (the answer, if the task asks for one) in "
+        "`answer`."
     )

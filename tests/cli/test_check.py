@@ -74,7 +74,7 @@ def test_text_output_has_a_line_per_task_and_a_summary(shell: Shell, limited: Pa
     assert "ok  find-answer" in lines
     assert lines[-3:] == [
         "1 of 2 can run here",
-        "servers' programs not there: gone (1)",
+        "missing server programs: gone (1)",
         "missing services: moon (1)",
     ]
 
