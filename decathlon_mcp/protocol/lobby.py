@@ -130,10 +130,10 @@ class Lobby:
         access = self._current(ctx)
         if access is None or access.episode.tool_session is None:
             return []
-        toolbox = access.episode.tool_session.router
+        router = access.episode.tool_session.router
         # `claim_name` can be spelled differently from the lobby's `claim_done`, which does the same.
-        excluded = {toolbox.claim_name, *LOBBY_TOOLS}
-        return [tool for tool in toolbox.tools if tool["name"] not in excluded]
+        excluded = {router.claim_name, *LOBBY_TOOLS}
+        return [tool for tool in router.tools if tool["name"] not in excluded]
 
     async def _call(self, ctx: Context, name: str, arguments: JsonObject | None) -> JsonObject:
         with translate_errors():

@@ -41,8 +41,8 @@ async def list_tools(access: EpisodeAccess, ctx: Context) -> JsonObject:
     """The episode's tools; waits until the episode is ready."""
     with translate_errors():
         async with report_waiting(ctx, access.episode):
-            toolbox = await access.episode.ready()
-        return {"tools": toolbox.evaluator_tools if access.can_evaluate else toolbox.tools}
+            router = await access.episode.ready()
+        return {"tools": router.evaluator_tools if access.can_evaluate else router.tools}
 
 
 async def call_tool(
@@ -57,15 +57,15 @@ async def call_tool(
     with translate_errors():
         try:
             async with report_waiting(ctx, episode):
-                toolbox = await episode.ready()
-            if name == toolbox.claim_name:
+                router = await episode.ready()
+            if name == router.claim_name:
                 answer = _only_argument(arguments, "claim_done", "answer")
                 if answer is not None and not isinstance(answer, str):
                     raise BadRequestError(
                         f"claim_done: `answer` must be a string, not {type(answer).__name__}"
                     )
                 return claim_result(access, first=await episode.claim_done(answer))
-            if name == toolbox.evaluate_name and access.can_evaluate:
+            if name == router.evaluate_name and access.can_evaluate:
                 _only_argument(arguments, "evaluate")
                 return await evaluate(episode, ctx)
             return await _relay(episode, ctx, name, arguments)
