@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mcp_types import INVALID_REQUEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from decathlon_mcp.errors import DecathlonError
-from decathlon_mcp.protocol.results import INVALID_PARAMS, error_code, error_data
+from decathlon_mcp.protocol.results import error_code, error_data
 
 STATUS = {
     "unknown_task": 404,
@@ -39,9 +40,9 @@ def error_response(
 
 def session_not_found() -> Response:
     """The answer to the id of a session that belongs to another path or token."""
-    # Status and message are the SDK's for an unknown session. On 404 a client initializes a new session, as
-    # the protocol requires; 403 would make it give up.
-    return error_response(404, INVALID_PARAMS, "Session not found")
+    # The SDK's answer for an unknown session, so that a client cannot tell the two apart. On 404 a client
+    # initializes a new session, as the protocol requires; 403 would make it give up.
+    return error_response(404, INVALID_REQUEST, "Session not found")
 
 
 async def handle_decathlon_error(request: Request, error: Exception) -> Response:

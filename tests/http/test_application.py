@@ -83,8 +83,11 @@ async def test_a_session_of_one_path_is_unknown_at_another(served: Served, http:
     session = {"Mcp-Session-Id": opened.headers["mcp-session-id"]}
     ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
     assert (await http.post(served.task("find-answer"), json=ping, headers=session)).status_code == 200
-    assert (await http.post(served.task("say-answer"), json=ping, headers=session)).status_code == 404
-    assert (await http.post(served.lobby, json=ping, headers=session)).status_code == 404
+    unknown = await http.post(served.lobby, json=ping, headers={"Mcp-Session-Id": "0" * 32})
+    for url in (served.task("say-answer"), served.lobby):
+        response = await http.post(url, json=ping, headers=session)
+        assert response.status_code == unknown.status_code == 404
+        assert response.json() == unknown.json()
     assert (await http.delete(served.task("find-answer"), headers=session)).status_code == 200
 
 
