@@ -82,11 +82,11 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.bind((host, port))
         listener.listen(LISTEN_BACKLOG)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         listener.close()
-        raise SettingsError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another --port"
-        ) from None
+        # A port over 65535 is an OverflowError, which has no `strerror`.
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
+        raise SettingsError(f"cannot listen on {host}:{port}: {reason}; choose another --port") from None
     return listener
 
 

@@ -70,3 +70,9 @@ def test_a_port_in_use_is_an_error() -> None:
         port = other.getsockname()[1]
         with pytest.raises(SettingsError, match=f"{port}: Address already in use; choose another --port"):
             listen("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_a_port_out_of_range_is_an_error(port: int) -> None:
+    with pytest.raises(SettingsError, match=f"{port}: .*port must be 0-65535; choose another --port"):
+        listen("127.0.0.1", port)
