@@ -52,9 +52,7 @@ class Servers:
             if names.count(name) > 1 or (known is not None and known.state is not ServerState.ENDED):
                 raise RequestError(wire.BAD_PARAMS, f"there is already a server named {name}")
         self._servers.update({server.name: server for server in servers})
-        startup = Startup(
-            self._loop, request, servers, deadline_seconds, self._on_lost, self._startups.discard
-        )
+        startup = Startup(self._loop, request, servers, deadline_seconds, self._startups.discard)
         self._startups.add(startup)
         startup.begin()
 
@@ -143,9 +141,6 @@ class Servers:
 
         poll()
 
-    def _on_lost(self, server: Server) -> None:
-        self._notify(wire.EXITED, {"server": server.name, **server.exit_details()})
-
     def _on_notification(self, server: Server, method: str, params: dict[str, Any]) -> None:
         if server.state is not ServerState.RUNNING:
             return
@@ -158,10 +153,7 @@ class Servers:
 
 
 class Startup:
-    """One `start` request: succeeds once all servers run, or stops all of them after the first failure.
-
-    `on_lost` is called later for servers that were started and then end by themselves.
-    """
+    """One `start` request: succeeds once all servers run, or stops all of them after the first failure."""
 
     def __init__(
         self,
@@ -169,14 +161,12 @@ class Startup:
         request: Request,
         servers: Sequence[Server],
         deadline_seconds: float,
-        on_lost: Callable[[Server], object],
         on_end: Callable[[Startup], object],
     ) -> None:
         self._loop = loop
         self._request = request
         self._servers = servers
         self._deadline_seconds = deadline_seconds
-        self._on_lost = on_lost
         self._on_end = on_end
         self._infos: dict[str, dict[str, Any]] = {}
         self._opened: list[Server] = []
@@ -239,7 +229,6 @@ class Startup:
         self._end()
         for server in self._servers:
             server.state = ServerState.RUNNING
-            server.on_lost = self._on_lost
         self._request.reply({"servers": self._infos})
 
     def _on_deadline(self) -> None:

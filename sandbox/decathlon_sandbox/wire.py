@@ -96,10 +96,7 @@ Driver to server:
                                           running on that server
 `opened` {"conn": INT, "port": INT}       a process in the sandbox connected to a forwarded port
 `changed` {"server": NAME}                a server sent `notifications/tools/list_changed`
-`exited` {"server": NAME, "exit_code": INT | null, "stderr": STR}
-                                          a server that was running has exited
-The server does not read `changed` and `exited` yet. The driver sends them so that a server can refresh its
-list of tools and report a dead server without an update of the driver.
+                                          (the server does not read this yet)
 
 Lifetime
 --------
@@ -135,7 +132,6 @@ READY = "ready"
 PROGRESS = "progress"
 MESSAGE = "message"
 CHANGED = "changed"
-EXITED = "exited"
 OPENED = "opened"
 # about tunnels, in both directions
 DATA = "data"

@@ -101,7 +101,7 @@ async def test_forged_replies_affect_only_their_own_episode(cheats: CheatServer)
             f"""
 for number in [*range(0, 300), -1, 10**30, "1", None, [1], {{"a": 1}}, 1.5, True]:
     out.write(json.dumps({FORGED!r} | {{"id": number}}).encode() + b"\\n")
-for method in ("ready", "exited", "changed", "message", "progress", "notifications/tools/list_changed"):
+for method in ("ready", "changed", "message", "progress", "notifications/tools/list_changed"):
     params = {{"version": 1, "id": 1, "server": "root", "params": {{"progressToken": 1, "level": "info"}}}}
     out.write(json.dumps({{"jsonrpc": "2.0", "method": method, "params": params}}).encode() + b"\\n")
 out.write(b'{{"jsonrpc":"2.0","id":1,"result":{{}}}}\\r{{"jsonrpc":"2.0","id":2,"result":{{}}}}\\n')

@@ -118,13 +118,11 @@ async def test_exit_during_a_call_fails_all_calls_of_the_server_and_is_reported(
         with pytest.raises(WireError, match=message) as error:
             await peer.result(number)
         assert error.value.reason == "server"
-        assert error.value.data["exit_code"] == code
-    exited = await peer.notification(wire.EXITED)
-    assert exited == {
-        "server": "scripted",
-        "exit_code": code,
-        "stderr": "the last words\n" if tool == "die" else "",
-    }
+        assert error.value.data == {
+            "server": "scripted",
+            "exit_code": code,
+            "stderr": "the last words\n" if tool == "die" else "",
+        }
     with pytest.raises(WireError, match=message) as error:
         await peer.tool("scripted", "text")
     assert error.value.reason == "server"
@@ -135,15 +133,16 @@ async def test_exit_during_a_call_fails_all_calls_of_the_server_and_is_reported(
 async def test_reply_sent_before_an_exit_counts(peer: DriverPeer) -> None:
     await peer.start(peer.scripted_server("plain"))
     assert await peer.text("scripted", "answer_and_die") == "done"
-    assert (await peer.notification(wire.EXITED))["exit_code"] == 5
+    await peer.until_living(0)
+    with pytest.raises(WireError, match="ended with exit code 5"):
+        await peer.tool("scripted", "text")
 
 
 async def test_server_that_closes_its_stdout_is_lost(peer: DriverPeer) -> None:
     await peer.start(peer.scripted_server("plain"))
     with pytest.raises(WireError, match="closed its stdout"):
         await peer.tool("scripted", "close_stdout")
-    await peer.notification(wire.EXITED, server="scripted")
-    assert peer.living() == []
+    await peer.until_living(0)
 
 
 async def test_reply_that_is_not_utf8_fails_the_call(peer: DriverPeer) -> None:
