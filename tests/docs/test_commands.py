@@ -21,6 +21,8 @@ from decathlon_mcp.types import as_object
 from tests.docs.pages import PAGES, blocks, inline_code
 
 COMMAND = "decathlon-mcp"
+TEST_NAMES = ("require_docker",)
+"""Of variables that the tests read."""
 OTHER_PROGRAMS = {
     *("--cli", "--header", "--tool-arg", "--transport", "--silent"),
     *("--fail-on-error", "--log-dir", "--max-samples"),
@@ -61,7 +63,7 @@ def test_options_exist() -> None:
 
 
 def test_variables_exist() -> None:
-    known = {PREFIX + name.upper() for name in (*SETTINGS, *CLIENT_NAMES)}
+    known = {PREFIX + name.upper() for name in (*SETTINGS, *CLIENT_NAMES, *TEST_NAMES)}
     assert _unknown(rf"\b{PREFIX}[A-Z_]+", known) == []
 
 
