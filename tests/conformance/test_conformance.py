@@ -1,4 +1,4 @@
-"""Runs the MCP conformance suites at each kind of address of the server, and against the fixture by itself."""
+"""Runs the MCP conformance suites at each kind of the server's addresses and against the fixture alone."""
 
 from __future__ import annotations
 
