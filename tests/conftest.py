@@ -1,4 +1,4 @@
-"""Fixtures of all tests, and a deadline for every asynchronous test."""
+"""Fixtures for all tests, and a deadline for every asynchronous test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from decathlon_mcp.sandboxes.docker.image import STARTER_IMAGE
 DEADLINE_SECONDS = 180
 """Deadline of an asynchronous test, sized for a slow machine."""
 MARGIN_SECONDS = 60
-"""How much earlier the deadline of a test with its own `timeout` marker is than that timeout."""
+"""For a test with its own `timeout` marker, the deadline is this much earlier than that timeout."""
 
 
 @pytest.fixture(scope="session")
@@ -76,11 +76,11 @@ def test_image(docker_engine: Any) -> str:
 def docker_network(docker_engine: Any) -> Iterator[str]:
     """Name of a Docker network without outbound access."""
     name = f"decathlon-test-{secrets.token_hex(4)}"
-    identity = docker_engine.create_network(name, driver="bridge", internal=True)["Id"]
+    network_id = docker_engine.create_network(name, driver="bridge", internal=True)["Id"]
     try:
         yield name
     finally:
-        docker_engine.remove_network(identity)
+        docker_engine.remove_network(network_id)
 
 
 def _skip_or_fail(reason: str) -> NoReturn:

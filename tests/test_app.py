@@ -1,4 +1,4 @@
-"""The composition root."""
+"""Tests of the composition root."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def settings(**values: Any) -> Settings:
 
 def test_importing_the_app_imports_neither_the_mcp_server_nor_starlette() -> None:
     program = "import sys, decathlon_mcp.app; print(*{module.split('.')[0] for module in sys.modules})"
-    done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, check=True)
-    assert not {"mcp", "starlette"} & {*done.stdout.split()}
+    result = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, check=True)
+    assert not {"mcp", "starlette"} & {*result.stdout.split()}
 
 
 def test_the_starter_suite_is_local_by_default_and_a_checkout_needs_docker() -> None:
@@ -32,7 +32,7 @@ def test_the_starter_suite_is_local_by_default_and_a_checkout_needs_docker() -> 
     assert provider_for(starter, settings(provider="docker")) == "docker"
 
 
-def test_a_folder_that_is_no_suite_is_an_error(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_suite_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SuiteError, match="not a checkout"):
         read_catalogue(settings(suite=(str(tmp_path),)))
 
@@ -52,7 +52,7 @@ async def test_the_state_folder_is_private_and_scratch_is_empty_afterwards(tmp_p
 
 
 @pytest.mark.anyio
-async def test_what_a_dead_server_left_is_removed(tmp_path: Path) -> None:
+async def test_files_of_a_dead_server_are_removed(tmp_path: Path) -> None:
     state = tmp_path / "state"
     (state / "servers").mkdir(parents=True)
     (state / "servers" / "dead").touch()

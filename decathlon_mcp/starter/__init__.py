@@ -31,7 +31,7 @@ def oracle_ids() -> list[str]:
 
 def oracle(task_id: str) -> list[Step]:
     """Return the steps that solve a task, the claim last. Raises UnknownTaskError if there is no script."""
-    # Only here: it takes a second to import.
+    # Imported here because it takes a second.
     from decathlon_client.script import read_steps
 
     known = oracle_ids()

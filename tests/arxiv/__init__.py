@@ -1,1 +1,1 @@
-"""A stand-in for arXiv, and a small suite whose task uses it."""
+"""A fake arXiv server, and a small suite whose task uses it."""

@@ -1,9 +1,9 @@
-"""A stand-in for arXiv as a stand-alone program: the Atom API, abstracts, and a PDF for each version.
+"""A fake arXiv server as a stand-alone program: the Atom API, abstracts, and a PDF for each version.
 
     python3 arxiv_server.py '{"papers": [...], "identity": PEM or null}'
 
 A paper is `{"id", "versions", "title", "authors", "summary", "published", "updated", "categories"}`. Ports 80
-and, with an identity (certificate and key), 443 serve the same. The API follows arXiv's manual
+and, with an identity (certificate and key), 443 serve the same content. The API follows arXiv's manual
 (info.arxiv.org/help/api/user-manual.html): `id_list`, `search_query` with fields, AND, OR, ANDNOT and
 parentheses, `start`, `max_results`, `sortBy`, `sortOrder`. Bare words are combined with AND; results are not
 ranked.
@@ -70,20 +70,20 @@ def _matches(tokens: list[str], paper: Paper) -> bool:
 
 
 def _contains(paper: Paper, term: str) -> bool:
-    field, colon, words = term.rpartition(":") if term.split(":")[0] in {*FIELDS, "all"} else ("", "", term)
+    field, colon, value = term.rpartition(":") if term.split(":")[0] in {*FIELDS, "all"} else ("", "", term)
     text = json.dumps([paper[name] for name in (FIELDS.get(field, EVERYWHERE) if colon else EVERYWHERE)])
-    return words.strip('"').casefold() in text.casefold()
+    return value.strip('"').casefold() in text.casefold()
 
 
 def feed(papers: list[Paper], params: dict[str, str]) -> str:
     """Return the response of `/api/query`."""
     selected = papers
-    if identities := [identity for identity in params.get("id_list", "").split(",") if identity]:
-        ids = {re.sub(r"v\d+$", "", identity) for identity in identities}
+    if id_list := [item for item in params.get("id_list", "").split(",") if item]:
+        ids = {re.sub(r"v\d+$", "", item) for item in id_list}
         selected = [paper for paper in papers if paper["id"] in ids]
     if query := params.get("search_query", ""):
         selected = search(selected, query)
-    elif not identities:
+    elif not id_list:
         selected = []
     if order := ORDERS.get(params.get("sortBy", "")):
         selected = sorted(
@@ -113,8 +113,8 @@ def pdf(paper: Paper, version: int) -> bytes:
         *re.findall(r".{1,80}(?:\s|$)", paper["summary"]),
     ]
     escaped = [re.sub(r"([()\\])", r"\\\1", line) for line in lines]
-    shown = " ".join(f"({line}) Tj T*" for line in escaped)
-    text = f"BT /F1 11 Tf 14 TL 56 760 Td {shown} ET".encode("latin-1", "replace")
+    operators = " ".join(f"({line}) Tj T*" for line in escaped)
+    text = f"BT /F1 11 Tf 14 TL 56 760 Td {operators} ET".encode("latin-1", "replace")
     objects = [
         b"<< /Type /Catalog /Pages 2 0 R >>",
         b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
@@ -129,9 +129,9 @@ def pdf(paper: Paper, version: int) -> bytes:
         document += b"%d 0 obj\n%s\nendobj\n" % (number, content)
     table = b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
     size = len(objects) + 1
-    table_at = len(document)
+    table_offset = len(document)
     document += b"xref\n0 %d\n0000000000 65535 f \n%s" % (size, table)
-    return document + b"trailer\n<< /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n" % (size, table_at)
+    return document + b"trailer\n<< /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n" % (size, table_offset)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -145,21 +145,21 @@ class Handler(BaseHTTPRequestHandler):
         if address.path == "/api/query":
             params = {name: values[0] for name, values in parse_qs(address.query).items()}
             self._respond("application/atom+xml; charset=utf-8", feed(self.papers, params).encode())
-        elif (part := ADDRESS.fullmatch(address.path)) and (paper := self._paper(part)):
-            version = int(part["version"] or paper["versions"])
-            if part[1] == "pdf":
+        elif (match := ADDRESS.fullmatch(address.path)) and (paper := self._paper(match)):
+            version = int(match["version"] or paper["versions"])
+            if match[1] == "pdf":
                 self._respond("application/pdf", pdf(paper, version))
             else:
                 self._respond("text/html; charset=utf-8", f"<h1>{escape(paper['title'])}</h1>".encode())
         else:
             self.send_error(404)
 
-    def _paper(self, part: re.Match[str]) -> Paper | None:
+    def _paper(self, match: re.Match[str]) -> Paper | None:
         return next(
             (
                 paper
                 for paper in self.papers
-                if paper["id"] == part["id"] and 1 <= int(part["version"] or 1) <= paper["versions"]
+                if paper["id"] == match["id"] and 1 <= int(match["version"] or 1) <= paper["versions"]
             ),
             None,
         )

@@ -1,4 +1,4 @@
-"""A certificate authority that clients in a test's sandboxes trust."""
+"""A certificate authority for tests, trusted by the clients in their sandboxes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VALIDITY = timedelta(days=30)
 
 
 class Authority:
-    """A certificate authority; `pem` is its certificate, and the key stays in memory."""
+    """A certificate authority. `pem` is its certificate; its key is only in memory."""
 
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())

@@ -1,4 +1,4 @@
-"""Runs the stand-in for arXiv in a container that has arXiv's host names in its network."""
+"""Runs the fake arXiv server in a container with arXiv's host names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = ("arxiv.org", "www.arxiv.org", "export.arxiv.org")
 def arxiv(
     engine: Any, image: str, network: str, papers: list[dict[str, Any]], authority: Authority
 ) -> Generator[None]:
-    """Serve these papers until the context ends; `image` must have Python."""
+    """Serve these papers until the context exits. `image` must have Python."""
     config = json.dumps({"papers": papers, "identity": authority.identity(NAMES)})
     endpoint = engine.create_endpoint_config(aliases=list(NAMES))
     container = engine.create_container(
@@ -32,8 +32,8 @@ def arxiv(
     try:
         engine.start(container)
         log: Iterator[bytes] = engine.logs(container, stream=True, follow=True)
-        first = next(log, b"")
-        assert first == b"listening\n", (first, *log)
+        first_line = next(log, b"")
+        assert first_line == b"listening\n", (first_line, *log)
         yield
     finally:
         engine.remove_container(container, v=True, force=True)

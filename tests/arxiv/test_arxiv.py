@@ -1,4 +1,4 @@
-"""A task whose server and evaluator query arXiv, in a network where a container has arXiv's host names."""
+"""A task whose server and evaluator query arXiv, in a network with a fake arXiv server."""
 
 from __future__ import annotations
 

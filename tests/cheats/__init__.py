@@ -1,1 +1,1 @@
-"""Cheats: what an agent that is root in its sandbox and knows this code may try, and what it gets."""
+"""Attempts to cheat by an agent that is root in its sandbox and knows this code, and their results."""

@@ -1,4 +1,4 @@
-"""An agent with a root shell, playing an episode through MCP, and its verdict."""
+"""An agent with a root shell that plays an episode through MCP, and the server of its episode."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.probe.clients import connected
 from tests.probe.serving import Served
 
 SUITE = str(Path(__file__).parent / "suite")
-SMALL: dict[str, Any] = {"memory_mib": 256, "pids": 128, "workspace_mib": 64}
+LOW_LIMITS: dict[str, Any] = {"memory_mib": 256, "pids": 128, "workspace_mib": 64}
 """Limits low enough for a test to reach."""
 
-HONEST: dict[str, str] = {
+SOLUTIONS: dict[str, str] = {
     "sealed-answer": "sha256sum seed.txt | cut -c 1-64 > answer.txt",
     "sum-prices": """echo '{"total": 70}' > report.json""",
     "read-table": """python3 -c 'import openpyxl
@@ -32,7 +32,7 @@ book = openpyxl.Workbook(); book.active["A1"] = 70; book.save("table.xlsx")'""",
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A player of one episode that uses MCP tools only."""
+    """Plays one episode through MCP."""
 
     client: Client
     episode_id: str
@@ -58,7 +58,7 @@ class Agent:
         return await self._text("claim_done", **({} if answer is None else {"answer": answer}))
 
     async def verdict(self) -> dict[str, Any]:
-        """Evaluate the attempt, which also claims it."""
+        """Evaluate the attempt and return the verdict. This also claims the attempt."""
         return (await self.client.call_tool("evaluate", {})).structured_content or {}
 
     async def _text(self, tool: str, **arguments: str) -> str:
@@ -68,20 +68,23 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class CheatServer:
-    """A server and an honest agent on it, the bystander, whom no cheat may affect."""
+    """A server with a second, honest agent, the bystander. No cheat may affect it."""
 
     served: Served
     bystander: Agent
 
     @asynccontextmanager
     async def episode(self, task: str) -> AsyncGenerator[Agent]:
-        """An episode of that task."""
+        """Start an episode of this task."""
         async with open_episode(self.served, task) as agent:
             yield agent
 
     @asynccontextmanager
     async def unrewarded_episode(self, task: str = "sum-prices") -> AsyncGenerator[Agent]:
-        """An episode without honest work; checks that its reward is 0 and that the bystander still plays."""
+        """Start an episode without honest work. On exit, check that its reward is 0.
+
+        Also check that the bystander can still play.
+        """
         async with open_episode(self.served, task) as agent:
             yield agent
             verdict = await agent.verdict()
@@ -91,18 +94,21 @@ class CheatServer:
 
 @asynccontextmanager
 async def open_episode(served: Served, task: str) -> AsyncGenerator[Agent]:
-    """An episode of that task."""
+    """Start an episode of this task."""
     async with connected(served.task(task)) as client:
         yield Agent(client, served.episodes.live[-1].id)
 
 
 @asynccontextmanager
 async def cheat_server(served: Served) -> AsyncGenerator[CheatServer]:
-    """On exit, checks that honest work of the bystander and in a new episode is still rewarded."""
+    """Add a bystander to a server. On exit, check that honest work is still rewarded.
+
+    The check covers the bystander's episode and a new one.
+    """
     async with open_episode(served, "sum-prices") as bystander:
         yield CheatServer(served, bystander)
         async with open_episode(served, "sum-prices") as newcomer:
             for agent in (bystander, newcomer):
-                await agent.shell(HONEST["sum-prices"])
+                await agent.shell(SOLUTIONS["sum-prices"])
                 verdict = await agent.verdict()
                 assert (verdict["status"], verdict.get("reward")) == ("scored", 1.0), verdict

@@ -1,4 +1,4 @@
-"""A workspace of a hundred thousand files. It takes half a minute and is not collected by default.
+"""A workspace of a hundred thousand files. Takes half a minute and is not collected by default.
 
 .venv/bin/pytest tests/cheats/many_files.py
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cheats.agent import HONEST, CheatServer
+from tests.cheats.agent import SOLUTIONS, CheatServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
@@ -16,6 +16,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 async def test_workspace_with_a_hundred_thousand_files_is_graded(cheats: CheatServer) -> None:
     async with cheats.episode("sum-prices") as agent:
         await agent.python("import os\nfor n in range(100_000): os.mknod(f'{n}')")
-        await agent.shell(HONEST["sum-prices"])
+        await agent.shell(SOLUTIONS["sum-prices"])
         verdict = await agent.verdict()
     assert (verdict["status"], verdict.get("reward")) == ("scored", 1.0), verdict

@@ -9,17 +9,17 @@ import anyio
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from tests.cheats.agent import HONEST, CheatServer
+from tests.cheats.agent import SOLUTIONS, CheatServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
-PRINTS_SUCCESS = """
+PRINT_SUCCESS = """
 import json, sys
 for file in (sys.stdout, sys.stderr):
     result = {"doubles": 1.0, "reward": 1, "success": True, "pass": True, "status": "scored"}
     print(json.dumps(result), "SUCCESS", "reward: 1", "reward=1.0", "exit code 0", sep="\\n", file=file)
 """
-WRITES_TO_DESCRIPTORS = """
+WRITE_TO_DESCRIPTORS = """
 import glob, json, os
 for path in glob.glob("/proc/[0-9]*/fd/*"):
     try:
@@ -28,10 +28,10 @@ for path in glob.glob("/proc/[0-9]*/fd/*"):
     except OSError:
         pass
 """
-NEVER_ENDS = "while True: pass"
-KILLS = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
-KILLS_ALL = "import os, signal; os.kill(-1, signal.SIGKILL)"
-FORKS = """
+ENDLESS_LOOP = "while True: pass"
+KILL_PARENT = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
+KILL_ALL = "import os, signal; os.kill(-1, signal.SIGKILL)"
+FORK_BOMB = """
 import os, time
 while True:
     try:
@@ -39,7 +39,7 @@ while True:
     except OSError:
         time.sleep(0.1)
 """
-FILLS_MEMORY = """
+MEMORY_BOMB = """
 blocks = []
 while True:
     blocks.append(b"x" * (1 << 20))
@@ -53,7 +53,7 @@ def write_program(name: str, program: str) -> str:
 
 @pytest.mark.parametrize(
     "program",
-    [PRINTS_SUCCESS, WRITES_TO_DESCRIPTORS, FILLS_MEMORY],
+    [PRINT_SUCCESS, WRITE_TO_DESCRIPTORS, MEMORY_BOMB],
     ids=["prints-success", "writes-to-descriptors", "fills-memory"],
 )
 async def test_program_run_by_the_evaluator_cannot_report_a_result(cheats: CheatServer, program: str) -> None:
@@ -62,10 +62,10 @@ async def test_program_run_by_the_evaluator_cannot_report_a_result(cheats: Cheat
 
 
 ATTACKS = {
-    "never-ends": ("await-program", "loop", NEVER_ENDS, "timeout"),
-    "forks": ("await-program", "loop", FORKS, "timeout"),
-    "kills-its-parent": ("run-program", "double", KILLS, "evaluator_error"),
-    "kills-all": ("run-program", "double", KILLS_ALL, "evaluator_error"),
+    "never-ends": ("await-program", "loop", ENDLESS_LOOP, "timeout"),
+    "forks": ("await-program", "loop", FORK_BOMB, "timeout"),
+    "kills-its-parent": ("run-program", "double", KILL_PARENT, "evaluator_error"),
+    "kills-all": ("run-program", "double", KILL_ALL, "evaluator_error"),
 }
 
 
@@ -94,7 +94,7 @@ async def test_tools_are_refused_during_and_after_grading(cheats: CheatServer) -
             graded.set()
 
         async def tool_works() -> bool:
-            call = {"command": HONEST["sum-prices"]}
+            call = {"command": SOLUTIONS["sum-prices"]}
             result: Any = await agent.client.call_tool("root__shell", call)
             return not result.is_error
 

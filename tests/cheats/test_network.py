@@ -6,12 +6,12 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from tests.cheats.agent import SMALL, SUITE, CheatServer, cheat_server
+from tests.cheats.agent import LOW_LIMITS, SUITE, CheatServer, cheat_server
 from tests.probe.serving import serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
-LISTENS = """
+LISTENER = """
 import os, socket
 probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 probe.connect(("192.0.2.1", 9))
@@ -22,7 +22,7 @@ if os.fork() == 0:
     while True:
         listener.accept()[0].sendall(b"reached")
 """
-REACHES = """
+REACHED_FUNCTION = """
 import socket
 def reached(host, port):
     try:
@@ -34,22 +34,25 @@ def reached(host, port):
 
 
 @pytest.fixture(scope="module", name="networked")
-async def in_containers_with_a_network(
+async def networked_cheat_server(
     test_image: str, tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 ) -> AsyncGenerator[CheatServer]:
     state = tmp_path_factory.mktemp("state")
     settings = {"suite": (SUITE,), "provider": "docker", "image": test_image, "network": "outbound"}
-    async with serving(state, **settings, **SMALL) as served, cheat_server(served) as server:
+    async with serving(state, **settings, **LOW_LIMITS) as served, cheat_server(served) as server:
         yield server
 
 
 async def test_sandbox_cannot_reach_another_by_network(networked: CheatServer) -> None:
     async with networked.episode("sum-prices") as other:
-        address = (await other.python(LISTENS)).strip()
-        assert await other.python(f"{REACHES}print(reached({address!r}, 7777))") == "True\n"
+        address = (await other.python(LISTENER)).strip()
+        assert await other.python(f"{REACHED_FUNCTION}print(reached({address!r}, 7777))") == "True\n"
         async with networked.unrewarded_episode() as agent:
             names = (address, f"decathlon-{other.label}-agent", other.label)
-            assert await agent.python(f"{REACHES}print([n for n in {names} if reached(n, 7777)])") == "[]\n"
+            assert (
+                await agent.python(f"{REACHED_FUNCTION}print([n for n in {names} if reached(n, 7777)])")
+                == "[]\n"
+            )
             assert await agent.shell("ls /sys/class/net") == "eth0\nlo\n"
 
 
@@ -63,6 +66,6 @@ route = open("/proc/net/route").read().splitlines()[1].split()[2]
 gateway = str(ipaddress.ip_address(bytes.fromhex(route)[::-1]))
 print(reached(gateway, {port}), reached("127.0.0.1", {port}), reached("host.docker.internal", {port}))
 """
-        assert await agent.python(REACHES + program) == "False False False\n"
+        assert await agent.python(REACHED_FUNCTION + program) == "False False False\n"
         for path in ("/var/run/docker.sock", "/run/docker.sock", "/run/containerd/containerd.sock"):
             assert await agent.shell(f"test -e {path} && echo there") == ""

@@ -113,7 +113,7 @@ async def test_changed_system_files_do_not_reach_the_grader(cheats: CheatServer,
         await agent.shell(command)
 
 
-CHANGES_ITS_PARENT = r"""#!/usr/bin/python3
+OVERWRITE_PARENT_MEMORY = r"""#!/usr/bin/python3
 import os, re
 def parent(pid):
     return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
@@ -124,9 +124,9 @@ while pid := parent(pid):
         continue
     with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "r+b", 0) as memory:
         for line in maps:
-            where, rights = line.split()[:2]
-            start, end = (int(part, 16) for part in where.split("-"))
-            if rights.startswith("rw"):
+            addresses, permissions = line.split()[:2]
+            start, end = (int(part, 16) for part in addresses.split("-"))
+            if permissions.startswith("rw"):
                 try:
                     memory.seek(start)
                     content = memory.read(end - start)
@@ -149,7 +149,7 @@ REPOSITORY = f"""
     git add version
     git commit -qm 'release 0.0'
     cat > .git/attack <<'EOF'
-{CHANGES_ITS_PARENT}EOF
+{OVERWRITE_PARENT_MEMORY}EOF
     chmod 755 .git/attack
     sleep 0.01
     touch version

@@ -8,7 +8,7 @@ from tests.cheats.agent import CheatServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
-FORKS = """
+FORK_BOMB = """
 import os, time
 if os.fork() == 0:
     os.setsid()
@@ -18,7 +18,7 @@ if os.fork() == 0:
         except OSError:
             time.sleep(0.1)
 """
-MEMORY = """
+MEMORY_BOMB = """
 import os
 for _ in range(4):
     if os.fork() == 0:
@@ -31,8 +31,8 @@ try:
 except ChildProcessError:
     print("all are gone")
 """
-OOM_SCORES = "for file in /proc/1/oom_score_adj /proc/$PPID/oom_score_adj; do echo 1000 > $file; done"
-DISK = """
+RAISE_OOM_SCORES = "for file in /proc/1/oom_score_adj /proc/$PPID/oom_score_adj; do echo 1000 > $file; done"
+FILL_DISK = """
 import errno, os
 for folder in ("/tmp", "/dev/shm"):
     written = 0
@@ -44,7 +44,7 @@ for folder in ("/tmp", "/dev/shm"):
         print(folder, errno.errorcode[error.errno])
     os.unlink(f"{folder}/large")
 """
-OUTPUT = """
+FLOOD_OUTPUT = """
 import os
 for fd in (1, 2):
     for _ in range(32):
@@ -54,13 +54,13 @@ for fd in (1, 2):
 
 async def test_fork_bomb_affects_only_its_own_sandbox(cheats: CheatServer) -> None:
     async with cheats.unrewarded_episode() as agent:
-        await agent.python(FORKS)
+        await agent.python(FORK_BOMB)
         assert await cheats.bystander.shell("echo unaffected") == "unaffected\n"
 
 
 async def test_memory_bomb_affects_only_its_own_sandbox(cheats: CheatServer) -> None:
     async with cheats.unrewarded_episode() as agent:
-        assert await agent.python(MEMORY) == "all are gone\n"
+        assert await agent.python(MEMORY_BOMB) == "all are gone\n"
         assert await cheats.bystander.shell("echo unaffected") == "unaffected\n"
         assert await agent.echo("alive") == "alive"
 
@@ -68,8 +68,8 @@ async def test_memory_bomb_affects_only_its_own_sandbox(cheats: CheatServer) -> 
 async def test_killing_the_driver_by_memory_gives_no_reward(cheats: CheatServer) -> None:
     """The connection to the driver ends, which is an error without a reward."""
     async with cheats.episode("sum-prices") as agent:
-        await agent.shell(OOM_SCORES)
-        await agent.client.call_tool("root__python", {"code": MEMORY})
+        await agent.shell(RAISE_OOM_SCORES)
+        await agent.client.call_tool("root__python", {"code": MEMORY_BOMB})
         verdict = await agent.verdict()
         assert verdict.get("reward", 0.0) == 0.0, verdict
         assert await cheats.bystander.shell("echo unaffected") == "unaffected\n"
@@ -77,7 +77,7 @@ async def test_killing_the_driver_by_memory_gives_no_reward(cheats: CheatServer)
 
 async def test_full_scratch_space_affects_only_its_own_sandbox(cheats: CheatServer) -> None:
     async with cheats.unrewarded_episode() as agent:
-        output = await agent.python(DISK)
+        output = await agent.python(FILL_DISK)
         assert output == "/tmp ENOSPC\n/dev/shm ENOSPC\n", output
         assert await cheats.bystander.shell("echo unaffected > /tmp/file; cat /tmp/file") == "unaffected\n"
 
@@ -85,6 +85,6 @@ async def test_full_scratch_space_affects_only_its_own_sandbox(cheats: CheatServ
 async def test_large_replies_and_logs_affect_only_their_own_episode(cheats: CheatServer) -> None:
     """Replies and logs of many megabytes are cut or refused, and the next call is answered."""
     async with cheats.unrewarded_episode() as agent:
-        await agent.python(OUTPUT)
+        await agent.python(FLOOD_OUTPUT)
         assert await agent.echo("alive") == "alive"
         assert await cheats.bystander.echo("unaffected") == "unaffected"

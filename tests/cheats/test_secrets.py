@@ -10,7 +10,7 @@ from tests.cheats.agent import Agent, CheatServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
-EVERY_FILE = """
+SEARCH_FILES = """
 import os, sys, time
 answer = "".join(HALVES).encode()
 for folder, _, names in os.walk("/"):
@@ -27,7 +27,7 @@ for folder, _, names in os.walk("/"):
         except OSError:
             pass
 """
-EVERY_DESCRIPTOR = """
+SEARCH_DESCRIPTORS = """
 import glob
 answer = "".join(HALVES).encode()
 for path in glob.glob("/proc/[0-9]*/task/*/fd/*") + glob.glob("/proc/[0-9]*/map_files/*"):
@@ -38,7 +38,7 @@ for path in glob.glob("/proc/[0-9]*/task/*/fd/*") + glob.glob("/proc/[0-9]*/map_
     except OSError:
         pass
 """
-EVERY_PROCESS = """
+SEARCH_PROCESSES = """
 import glob, os
 answer = "".join(HALVES).encode()
 for process in glob.glob("/proc/[0-9]*"):
@@ -74,7 +74,7 @@ async def search(agent: Agent, program: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "program", [EVERY_FILE, EVERY_DESCRIPTOR, EVERY_PROCESS], ids=["files", "descriptors", "processes"]
+    "program", [SEARCH_FILES, SEARCH_DESCRIPTORS, SEARCH_PROCESSES], ids=["files", "descriptors", "processes"]
 )
 async def test_answer_is_nowhere_in_the_sandbox(cheats: CheatServer, program: str) -> None:
     async with cheats.unrewarded_episode("sealed-answer") as agent:
@@ -83,7 +83,7 @@ async def test_answer_is_nowhere_in_the_sandbox(cheats: CheatServer, program: st
             "cp seed.txt copy.txt; (exec 3<copy.txt; rm copy.txt; exec sleep 1000) >/dev/null 2>&1 &"
         )
         seed = await agent.shell("cat seed.txt")
-        if program is not EVERY_FILE:
+        if program is not SEARCH_FILES:
             assert "found" in await agent.python(f"import os\nHALVES = {[seed[:9], seed[9:]]}\n{program}")
 
 

@@ -10,7 +10,7 @@ from tests.cheats.agent import CheatServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
-LATE = """
+LATE_WRITER = """
 import glob, os, time
 def tools_live():
     return any(b"root_server" in open(path, "rb").read() for path in glob.glob("/proc/[0-9]*/cmdline"))
@@ -32,7 +32,7 @@ if os.fork() == 0:
     if os.fork() == 0:
         os.closerange(0, 3)
         os.environ.clear()
-        os.execv("/usr/bin/python3", ["[kworker/0:1]", "-c", LATE + "work()"])
+        os.execv("/usr/bin/python3", ["[kworker/0:1]", "-c", LATE_WRITER + "work()"])
 """,
     "respawning": """
 if os.fork() == 0:
@@ -93,7 +93,7 @@ time.sleep(0.1)
 @pytest.mark.parametrize("program", SURVIVORS.values(), ids=SURVIVORS)
 async def test_no_process_survives_the_claim(cheats: CheatServer, docker_engine: Any, program: str) -> None:
     async with cheats.unrewarded_episode() as agent:
-        background = f"LATE = {LATE!r}\n{LATE}\nif os.fork() == 0:\n    os.setsid()"
+        background = f"LATE_WRITER = {LATE_WRITER!r}\n{LATE_WRITER}\nif os.fork() == 0:\n    os.setsid()"
         lines = "".join(f"    {line}\n" for line in program.splitlines())
         await agent.python(f"{background}\n{lines}")
         await agent.claim()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cheats.agent import HONEST, CheatServer
+from tests.cheats.agent import SOLUTIONS, CheatServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
 ANSWER = "tasks/cheats/sum-prices/groundtruth_workspace/total.json"
 """In the grader this file has the content that the report should have."""
 
-# Each kind of link, special file and name on its own: tests/archives/test_workspace.py.
+# tests/archives/test_workspace.py tests each kind of link, special file and name separately.
 LINKS = {
     "relative": f"ln -s ../{ANSWER} report.json",
     "through-a-parent": f"mkdir a b; ln -s ../a b/c; ln -s b/c/../../{ANSWER} report.json",
@@ -37,13 +37,13 @@ SPECIAL_FILES = {
 }
 NAMES = r"""
 import os
-odd = [
+names = [
     b"report.json\n", b"\nreport.json", b"\x1b[2J", b"\xff\xfe", b"\xed\xa0\x80", b"a\\..\\..\\b", b"...",
     b".. ", b" ", b"-rf", b"~", b"*", b"$(id)", b"%s%n", b"n" * 255, b"\xf0\x9f\x92\xa9" * 63,
     b".wh.prices.csv", b".wh..wh..opq", b"CON", b"a:b", b"@LongLink", b"\x7f", b"\x01",
     b"30 path=..escaped\n",
 ]
-for name in odd:
+for name in names:
     os.mkdir(b"odd-" + name[:200])
     for place in (b".", b"odd-" + name[:200]):
         with open(os.path.join(place, name), "wb") as file:
@@ -82,10 +82,10 @@ async def test_special_file_is_not_graded(cheats: CheatServer, special_file: str
 
 @pytest.mark.parametrize("program", [NAMES, DEEP], ids=["odd", "deep"])
 async def test_unusual_file_names_do_not_affect_the_reward(cheats: CheatServer, program: str) -> None:
-    """Honest work next to them is rewarded."""
+    """Honest work in the same workspace is rewarded."""
     async with cheats.episode("sum-prices") as agent:
         assert await agent.python(program) == ""
-        await agent.shell(HONEST["sum-prices"])
+        await agent.shell(SOLUTIONS["sum-prices"])
         verdict = await agent.verdict()
     assert (verdict["status"], verdict.get("reward")) == ("scored", 1.0), verdict
 
@@ -93,7 +93,7 @@ async def test_unusual_file_names_do_not_affect_the_reward(cheats: CheatServer, 
 async def test_workspace_with_thousands_of_files_is_graded(cheats: CheatServer) -> None:
     async with cheats.episode("sum-prices") as agent:
         await agent.python("import os\nfor n in range(5_000): os.mknod(f'{n}')")
-        await agent.shell(HONEST["sum-prices"])
+        await agent.shell(SOLUTIONS["sum-prices"])
         verdict = await agent.verdict()
     assert (verdict["status"], verdict.get("reward")) == ("scored", 1.0), verdict
 

@@ -71,7 +71,7 @@ async def test_tools_are_the_tasks_own_and_claim_done_without_evaluate(d: Decath
         assert names[-1] == "claim_done"
         assert "evaluate" not in names
         echo = next(tool for tool in e.tools if tool.name == "probe__echo")
-    assert echo.description == "Give the text back."
+    assert echo.description == "Return the text."
     assert echo.input_schema == {"type": "object", "properties": {"text": {"type": "string"}}}
 
 

@@ -82,12 +82,12 @@ async def stop(process: Process) -> None:
     process.kill()
 
 
-def fixture_alone() -> Sequence[str]:
+def fixture_command() -> Sequence[str]:
     """Command that serves the fixture over streamable HTTP, without this project's server."""
     return (sys.executable, str(FIXTURE), "--http")
 
 
-def decathlon(state: Path) -> Sequence[str]:
+def decathlon_command(state: Path) -> Sequence[str]:
     """Command that serves the suite whose task has the fixture as its server."""
     program = Path(sys.executable).parent / "decathlon-mcp"
     options = ("--suite", str(SUITE), "--provider", "local", "--names", "raw", "--port", "0")
@@ -104,8 +104,8 @@ async def start_episode(base: str) -> str:
 
 def closed_port() -> int:
     """A loopback port on which nothing listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return listening.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
 
 
 def environment() -> dict[str, str]:

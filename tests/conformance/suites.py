@@ -32,7 +32,7 @@ Package = Literal["conformance-0.1", "conformance-0.2"]
 
 
 class NotInstalledError(Exception):
-    """npm could not install the suites. The message is npm's."""
+    """npm could not install the suites. The message contains the error that npm printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,8 @@ def install(cache: Path) -> Path:
     """
     lock = (PACKAGES / "package-lock.json").read_bytes()
     folder = cache / hashlib.sha256(lock).hexdigest()[:16]
-    with (cache / "lock").open("w") as guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)
+    with (cache / "lock").open("w") as lock_file:
+        fcntl.flock(lock_file, fcntl.LOCK_EX)
         if not folder.exists():
             unfinished = folder.with_suffix(".unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)

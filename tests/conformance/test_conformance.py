@@ -1,4 +1,4 @@
-"""The MCP conformance suites, run at every kind of address of the server, and against the fixture alone."""
+"""Runs the MCP conformance suites at each kind of the server's addresses and against the fixture alone."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def installed(pytestconfig: pytest.Config) -> Path:
 
 @pytest.fixture(scope="module")
 async def fixture() -> AsyncIterator[str]:
-    async with servers.running(*servers.fixture_alone()) as base:
+    async with servers.running(*servers.fixture_command()) as base:
         yield base
 
 
 @pytest.fixture(scope="module")
 async def decathlon(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
-    async with servers.running(*servers.decathlon(tmp_path_factory.mktemp("state"))) as base:
+    async with servers.running(*servers.decathlon_command(tmp_path_factory.mktemp("state"))) as base:
         yield base
 
 
@@ -108,16 +108,16 @@ async def assert_conforms(run: Run, base: str, installed: Path, results: Path) -
 
 
 @pytest.mark.parametrize("run", [run for run in RUNS if run.address == "fixture"], ids=lambda run: run.name)
-async def test_the_fixture_alone_conforms(run: Run, fixture: str, installed: Path, tmp_path: Path) -> None:
+async def test_fixture_by_itself_conforms(run: Run, fixture: str, installed: Path, tmp_path: Path) -> None:
     await assert_conforms(run, fixture, installed, tmp_path / "results")
 
 
 @pytest.mark.parametrize("run", [run for run in RUNS if run.address != "fixture"], ids=lambda run: run.name)
-async def test_the_server_conforms(run: Run, decathlon: str, installed: Path, tmp_path: Path) -> None:
+async def test_server_conforms(run: Run, decathlon: str, installed: Path, tmp_path: Path) -> None:
     await assert_conforms(run, decathlon, installed, tmp_path / "results")
 
 
-async def test_a_server_that_does_not_answer_fails(installed: Path, tmp_path: Path) -> None:
+async def test_server_that_does_not_answer_does_not_conform(installed: Path, tmp_path: Path) -> None:
     # The newer suite passes 45 checks against such a server; the expected numbers must catch that.
     dead = f"http://127.0.0.1:{servers.closed_port()}/mcp"
     for number, run in enumerate(run for run in RUNS if run.address == "episode"):

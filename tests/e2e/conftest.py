@@ -1,4 +1,4 @@
-"""One server for all tests of a module, with each provider."""
+"""One server for all tests of a module, for each provider."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ async def served(
 
 @pytest.fixture(params=ADDRESS_KINDS)
 def address(request: pytest.FixtureRequest) -> AddressKind:
-    """Every kind of address at which an episode's own tools are served."""
+    """Each kind of address that serves an episode's tools."""
     return request.param

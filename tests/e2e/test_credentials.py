@@ -1,4 +1,4 @@
-"""Which of the suite's credentials an agent can read: only those that its servers need."""
+"""Credentials of the suite: an agent can read only those that its servers need."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TASK_TOKENS = 'all_token_key_session = {"probe_key": "key-of-the-task"}\n'
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The probe suite with credentials, some for its server and some for others."""
+    """The probe suite with credentials that its server needs and credentials that it does not need."""
     suite = tmp_path_factory.mktemp("suites") / "suite"
     shutil.copytree(SUITE, suite)
     configs = suite / "configs"
@@ -77,7 +77,7 @@ async def test_servers_get_their_credentials_and_no_file_has_the_others(
 
         assert (await shell("echo $PROBE_KEY")).strip() == f"key-of-the-{key}"
         assert await shell("cat ../$PROBE_FILE") == "used-account"
-        found: Any = await shell("grep -rlaE 'key-of-|unused-account' .. ; echo searched")
-        assert found == "searched\n"
+        output: Any = await shell("grep -rlaE 'key-of-|unused-account' .. ; echo searched")
+        assert output == "searched\n"
         assert await shell("cat ../configs/token_key_session.py") == PLACEHOLDERS
         assert "token_key_session.py" not in await shell(f"ls ../tasks/probe/{task}")

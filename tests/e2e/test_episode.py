@@ -1,4 +1,4 @@
-"""What a client sees of an episode, at every kind of address and with every provider."""
+"""Episodes as clients see them, at every kind of address and with every provider."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ async def test_dense_metrics_are_weighted_by_the_rubric(served: Served, address:
 
 async def test_the_agent_finds_no_answers_in_its_sandbox(served: Served, address: AddressKind) -> None:
     async with playing(served, "made-answer", address) as player:
-        found = await player.text(
+        output = await player.text(
             "probe__shell",
             command="find .. -name 'ground*' -o -name evaluation -o -name preprocess -o -name answer.txt",
         )
-    assert found == ""
+    assert output == ""
 
 
-async def test_tools_are_listed_in_a_stable_order_with_ours_last(
+async def test_tools_are_listed_in_a_stable_order_with_our_own_last(
     served: Served, address: AddressKind
 ) -> None:
     async with playing(served, "find-answer", address) as player:
@@ -93,33 +93,33 @@ async def test_the_prompt_is_served_as_instructions_and_as_an_mcp_prompt(
 
 
 async def test_progress_is_relayed_with_the_callers_token(served: Served, address: AddressKind) -> None:
-    seen: list[tuple[float, float | None, str | None]] = []
+    notifications: list[tuple[float, float | None, str | None]] = []
 
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
-        seen.append((progress, total, message))
+        notifications.append((progress, total, message))
 
     async with playing(served, "find-answer", address) as player:
         result = await player.client.call_tool("probe__count", {"to": 3}, progress_callback=on_progress)
     assert not result.is_error
-    assert seen == [(1, 3, "at 1"), (2, 3, "at 2"), (3, 3, "at 3")]
+    assert notifications == [(1, 3, "at 1"), (2, 3, "at 2"), (3, 3, "at 3")]
 
 
 @pytest.mark.filterwarnings("ignore:The logging capability")
 async def test_log_messages_are_relayed(served: Served, address: AddressKind) -> None:
-    seen: list[str] = []
+    levels: list[str] = []
 
     async def on_log(params: Any) -> None:
-        seen.append(params.level)
-        if len(seen) == 3:
-            enough.set()
+        levels.append(params.level)
+        if len(levels) == 3:
+            all_received.set()
 
-    enough = anyio.Event()
+    all_received = anyio.Event()
     async with playing(served, "find-answer", address, logging_callback=on_log, log_level="info") as player:
         if address != "episode-sessionless":
             await player.client.set_logging_level("info")  # pyright: ignore[reportDeprecated]
         await player.call("probe__talk")
-        await enough.wait()
-    assert seen == ["info", "warning", "error"]
+        await all_received.wait()
+    assert levels == ["info", "warning", "error"]
 
 
 async def test_a_cancelled_call_is_cancelled_in_the_tool_and_the_episode_continues(
@@ -201,7 +201,7 @@ async def test_a_server_that_dies_fails_its_call_with_its_stderr(
     async with playing(served, "find-answer", address) as player:
         result = await player.call("probe__die")
         assert result.is_error
-        assert "told to die" in result.content[0].text
+        assert "killed by its tool die" in result.content[0].text
         again = await player.call("probe__echo", text="?")
         assert again.is_error
         assert (await player.call("evaluate")).structured_content["reward"] == 0.0

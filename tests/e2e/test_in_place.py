@@ -1,4 +1,4 @@
-"""Tasks whose evaluator inspects the processes in the agent's own sandbox."""
+"""Tasks graded in place: their evaluator inspects processes in the agent's sandbox."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ import os
 from pathlib import Path
 
 def running(workspace, name):
-    """Count the processes of that name which belong to this workspace."""
+    """Count the processes of this name that belong to this workspace."""
     token = (Path(workspace) / "token").read_text().strip()
-    found = 0
+    count = 0
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
             try:
-                found += (process / "cmdline").read_bytes().startswith(f"{name} {token}".encode())
+                count += (process / "cmdline").read_bytes().startswith(f"{name} {token}".encode())
             except OSError:
                 pass
-    return found
+    return count
 '''
 MAIN = """
 import sys
@@ -56,7 +56,7 @@ weights: {forwards: 1, intruders: -1, success: 2}
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The probe suite with one more task, `forwarding`."""
+    """The probe suite with the additional task `forwarding`."""
     suite = tmp_path_factory.mktemp("suites") / "suite"
     shutil.copytree(SUITE, suite)
     task = suite / "tasks" / "probe" / "forwarding"
@@ -82,8 +82,8 @@ async def served(
         yield served
 
 
-async def leave_running(player: Player, *names: str) -> None:
-    """Start processes of these names, marked with this episode, outside of the MCP server's session."""
+async def start_background_processes(player: Player, *names: str) -> None:
+    """Start processes with these names and a token of this episode, outside the MCP server's session."""
     token = player.episode_id[:16]
     await player.call("probe__write", path="token", text=token)
     for name in names:
@@ -95,7 +95,7 @@ async def leave_running(player: Player, *names: str) -> None:
             await anyio.sleep(0.02)
 
 
-async def verdict_on(player: Player) -> dict[str, Any]:
+async def claim_and_evaluate(player: Player) -> dict[str, Any]:
     await player.call("claim_done")
     return (await player.call("evaluate")).structured_content
 
@@ -105,10 +105,10 @@ async def test_spared_processes_survive_until_the_evaluation_and_no_others(
 ) -> None:
     async with AsyncExitStack() as stack:
         player = await stack.enter_async_context(playing(served, "forwarding", address))
-        hidden = await player.text("probe__shell", command="find ../tasks -name main.py")
-        assert hidden == ""
-        await leave_running(player, "forward", "intruder")
-        verdict = await verdict_on(player)
+        files = await player.text("probe__shell", command="find ../tasks -name main.py")
+        assert files == ""
+        await start_background_processes(player, "forward", "intruder")
+        verdict = await claim_and_evaluate(player)
     assert (verdict["in_place"], verdict["success"]) == (True, True), verdict
     assert (verdict["metrics"]["forwards"], verdict["metrics"]["intruders"]) == (1, 0)
     assert verdict["reward"] == 3.0
@@ -121,14 +121,14 @@ async def test_spared_processes_survive_until_the_evaluation_and_no_others(
 
 async def test_an_attempt_without_the_spared_process_fails(served: Served) -> None:
     async with playing(served, "forwarding", "task") as player:
-        await leave_running(player, "intruder")
-        verdict = await verdict_on(player)
+        await start_background_processes(player, "intruder")
+        verdict = await claim_and_evaluate(player)
     assert (verdict["status"], verdict["reward"], verdict["success"]) == ("scored", 0.0, False), verdict
 
 
-async def test_every_other_task_is_graded_in_a_fresh_sandbox(served: Served, provider: str) -> None:
+async def test_other_tasks_are_graded_in_a_new_sandbox(served: Served, provider: str) -> None:
     async with playing(served, "find-answer", "task") as player:
-        await leave_running(player, "forward")
-        verdict = await verdict_on(player)
+        await start_background_processes(player, "forward")
+        verdict = await claim_and_evaluate(player)
     assert (verdict["in_place"], verdict["status"]) == (False, "scored")
     assert not [line for line in processes_marked(served.state) if line.startswith("forward")]

@@ -1,4 +1,4 @@
-"""A task in Chinese uses its files for that language, like upstream's `--cn_mode`."""
+"""Tasks in Chinese use the files for that language, like upstream's `--cn_mode`."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ import sys
 from pathlib import Path
 
 workspace = Path(sys.argv[sys.argv.index("--agent_workspace") + 1])
-(workspace / "made.txt").write_text("做好了")
+(workspace / "generated.txt").write_text("做好了")
 """
 TASK = "tasks/probe/find-answer"
 
 
 @pytest.fixture
-def bilingual(tmp_path: Path) -> Path:
+def bilingual_suite(tmp_path: Path) -> Path:
     suite = tmp_path / "suite"
     shutil.copytree(SUITE, suite)
     for name, text in {
@@ -53,15 +53,15 @@ def bilingual(tmp_path: Path) -> Path:
 
 
 async def test_prompt_workspace_preprocess_and_evaluation_are_in_chinese(
-    bilingual: Path, tmp_path: Path
+    bilingual_suite: Path, tmp_path: Path
 ) -> None:
     async with serving(
-        tmp_path / "state", suite=(str(bilingual),), provider="local", language="cn"
+        tmp_path / "state", suite=(str(bilingual_suite),), provider="local", language="cn"
     ) as served:
         async with playing(served, "find-answer", "task") as player:
             assert (player.client.instructions or "").endswith("写下答案。")
             assert await player.text("probe__read", path="question.txt") == "六乘七"
-            assert await player.text("probe__read", path="made.txt") == "做好了"
+            assert await player.text("probe__read", path="generated.txt") == "做好了"
             await player.call("probe__write", path="answer.txt", text="四十二")
             verdict = (await player.call("evaluate")).structured_content
     assert verdict["reward"] == 1.0

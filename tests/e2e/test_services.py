@@ -1,4 +1,4 @@
-"""Services of a task: one on the host's loopback interface, and one in a sandbox of its own."""
+"""Services of a task: one on the host's loopback interface, and one in its own sandbox."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         self.wfile.write(" ".join(hits).encode())
-    def log_message(self, *words): pass
+    def log_message(self, *arguments): pass
 server = http.server.HTTPServer(("127.0.0.1", 7000), Handler)
 if os.fork() == 0:
     server.serve_forever()
@@ -76,14 +76,14 @@ class Shop(BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def shop() -> Iterator[int]:
     """Port of a shop on this machine's loopback interface."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Mine", (Shop,), {"orders": []}))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("ModuleShop", (Shop,), {"orders": []}))
     Thread(target=server.serve_forever, daemon=True).start()
     yield server.server_address[1]
     server.shutdown()
     server.server_close()
 
 
-def task(suite: Path, name: str, files: dict[str, str]) -> None:
+def add_task(suite: Path, name: str, files: dict[str, str]) -> None:
     folder = suite / "tasks" / "probe" / name
     shutil.copytree(suite / "tasks" / "probe" / "find-answer", folder)
     for file, text in files.items():
@@ -98,21 +98,21 @@ async def served(
     """A server with tasks that use the shop, a service that is down, and a service in its own sandbox."""
     suite = tmp_path_factory.mktemp("suites") / "suite"
     shutil.copytree(SUITE, suite)
-    inside = shop if provider == "local" else 10003
-    preprocess = PREPROCESS.format(get=GET, port=str(inside))
-    task(
+    port = shop if provider == "local" else 10003
+    preprocess = PREPROCESS.format(get=GET, port=str(port))
+    add_task(
         suite,
         "shopping",
-        {"preprocess/main.py": preprocess, "evaluation/main.py": EVALUATION.format(port=inside)},
+        {"preprocess/main.py": preprocess, "evaluation/main.py": EVALUATION.format(port=port)},
     )
-    task(suite, "down", {})
-    task(suite, "unready", {})
-    task(suite, "counting", {"evaluation/main.py": EVALUATION.format(port=7000)})
+    add_task(suite, "down", {})
+    add_task(suite, "unready", {})
+    add_task(suite, "counting", {"evaluation/main.py": EVALUATION.format(port=7000)})
     (suite / "keys").mkdir()
     (suite / "keys" / "one").write_text("first key")
     settings = yaml.safe_load((suite / "suite.yaml").read_text())
     settings["services"] = {
-        "shop": {"ports": {inside: shop}, "available": True},
+        "shop": {"ports": {port: shop}, "available": True},
         "unbuilt": {"ports": [7001], "available": True, "image": "nobody/has-this", "cure": "build it"},
         "gone": {"ports": {10004: 1}, "available": True},
         "counter": {

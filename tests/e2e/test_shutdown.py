@@ -1,4 +1,4 @@
-"""How a server stops, and that nothing is left of it."""
+"""Shutdown: how a server stops, and that no processes, containers or files remain."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningServer:
     """A server in its own process."""
 
     process: anyio.abc.Process
@@ -36,7 +36,7 @@ class Running:
 
 
 @asynccontextmanager
-async def running(state: Path, provider: str, *arguments: str) -> AsyncGenerator[Running]:
+async def running(state: Path, provider: str, *arguments: str) -> AsyncGenerator[RunningServer]:
     ready = state.parent / "ready"
     ready.unlink(missing_ok=True)
     command = [sys.executable, "-m", "decathlon_mcp.cli", "serve", "--suite", SUITE, "--port", "0"]
@@ -46,25 +46,25 @@ async def running(state: Path, provider: str, *arguments: str) -> AsyncGenerator
     ) as process:
         while not ready.exists() and process.returncode is None:  # noqa: ASYNC110
             await anyio.sleep(0.05)
-        yield Running(process, ready.read_text().strip(), state)
+        yield RunningServer(process, ready.read_text().strip(), state)
         if process.returncode is None:
             process.terminate()
             await process.wait()
 
 
-async def leftovers(running: Running, docker: Any) -> list[str]:
-    """Processes and containers of the server that are still there after at most 20 s."""
-    found: list[str] = ["?"]
+async def remaining_after_stop(server: RunningServer, docker: Any) -> list[str]:
+    """Wait up to 20 s for processes and containers of the server to end; return those that did not."""
+    remaining: list[str] = ["?"]
     with anyio.move_on_after(20):
-        while found:
-            found = processes_marked(running.state)
+        while remaining:
+            remaining = processes_marked(server.state)
             if docker is not None:
                 containers = docker.containers(all=True, filters={"label": "decathlon.owner"})
                 names = [name for container in containers for name in container["Names"]]
-                known = [folder.name[:12] for folder in (running.state / "episodes").iterdir()]
-                found += [name for name in names if any(label in name for label in known)]
-            await anyio.sleep(0.1 if found else 0)
-    return found
+                labels = [folder.name[:12] for folder in (server.state / "episodes").iterdir()]
+                remaining += [name for name in names if any(label in name for label in labels)]
+            await anyio.sleep(0.1 if remaining else 0)
+    return remaining
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ async def test_sigterm_finishes_gradings_and_ends_open_attempts(
         ]
         assert sorted(verdict["status"] for verdict in verdicts) == ["not_evaluated", "scored"]
         assert [verdict["reward"] for verdict in verdicts if "reward" in verdict] == [1.0]
-        assert await leftovers(server, docker) == []
+        assert await remaining_after_stop(server, docker) == []
 
 
 async def test_no_episode_starts_while_the_server_drains(tmp_path: Path, provider: str) -> None:
@@ -115,7 +115,7 @@ async def test_a_killed_server_leaves_no_process_and_no_container(
             await client.call_tool("probe__shell", {"command": "setsid sleep 1000 >/dev/null 2>&1 &"})
             server.process.kill()
             await server.process.wait()
-            assert await leftovers(server, docker) == []
+            assert await remaining_after_stop(server, docker) == []
 
 
 async def test_the_next_server_removes_the_files_of_a_killed_one(tmp_path: Path, provider: str) -> None:

@@ -1,4 +1,4 @@
-"""The server on stdio: the process is the episode or the lobby, for every revision and provider."""
+"""The server on stdio, for every revision and provider: the process serves one episode or the lobby."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ async def stdio(state: Path, provider: str, era: str, *options: str) -> AsyncGen
         yield client
 
 
-async def test_the_process_is_the_episode(tmp_path: Path, provider: str, era: str) -> None:
+async def test_with_a_task_the_process_serves_one_episode(tmp_path: Path, provider: str, era: str) -> None:
     async with stdio(tmp_path, provider, era, "--task", "find-answer") as client:
         assert client.instructions is not None
         assert "Write the answer, 42" in client.instructions
         names = [tool.name for tool in (await client.list_tools()).tools]
         assert names[-2:] == ["claim_done", "evaluate"]
         await client.call_tool("probe__write", {"path": "answer.txt", "text": "42"})
-        seen: list[float] = []
+        progress_values: list[float] = []
 
         async def on_progress(progress: float, total: float | None, message: str | None) -> None:
-            seen.append(progress)
+            progress_values.append(progress)
 
         await client.call_tool("probe__count", {"to": 3}, progress_callback=on_progress)
-        assert seen == [1, 2, 3]
+        assert progress_values == [1, 2, 3]
         await client.call_tool("claim_done", {})
         verdict: Any = (await client.call_tool("evaluate", {})).structured_content
     assert verdict["reward"] == 1.0
     assert processes_marked(tmp_path) == []
 
 
-async def test_without_a_task_it_is_the_lobby(tmp_path: Path, provider: str, era: str) -> None:
+async def test_without_a_task_the_process_serves_the_lobby(tmp_path: Path, provider: str, era: str) -> None:
     async with stdio(tmp_path, provider, era) as client:
         started: Any = (await client.call_tool("start_episode", {"task": "find-answer"})).structured_content
         handle = started["episode"]
@@ -75,7 +75,9 @@ async def test_without_a_task_it_is_the_lobby(tmp_path: Path, provider: str, era
     assert verdict["reward"] == 1.0
 
 
-async def test_a_closed_connection_leaves_nothing(tmp_path: Path, provider: str, era: str) -> None:
+async def test_closing_the_connection_leaves_no_processes_and_no_files(
+    tmp_path: Path, provider: str, era: str
+) -> None:
     async with stdio(tmp_path, provider, era, "--task", "find-answer") as client:
         await client.call_tool(
             "probe__shell", {"command": "(sleep 1000 & setsid sleep 1000 &) >/dev/null 2>&1"}

@@ -21,7 +21,7 @@ from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.suites.loading import load_suite
-from tests.fakes.driver import Died, FakeCall, FakeRun
+from tests.fakes.driver import FakeCall, FakeRun, ProcessExit
 from tests.fakes.provider import FakeProvider
 from tests.probe.serving import SUITE
 
@@ -37,7 +37,7 @@ async def hang(call: FakeCall) -> str:
 
 async def die(call: FakeCall) -> str:
     """End the sandbox's first process, as the kernel does when memory runs out."""
-    raise Died(out_of_memory=True)
+    raise ProcessExit(out_of_memory=True)
 
 
 TOOLS = {"probe": {"echo": echo, "hang": hang, "die": die}}

@@ -1,1 +1,1 @@
-"""Fakes for tests: a provider whose sandboxes live in this process, with faults on demand."""
+"""Fakes for tests: a provider whose sandboxes run in this process, with configurable faults."""

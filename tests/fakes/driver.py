@@ -1,4 +1,4 @@
-"""First processes of fake sandboxes: a driver with faults on demand, and the probe of `conformance`."""
+"""First processes of fake sandboxes: a driver with configurable faults, and the probe of `conformance`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PROTOCOL_VERSION = "2025-11-25"
 _OVERLONG_BYTES = wire.MAX_LINE_BYTES + (1 << 20)
 
 
-class Died(Exception):  # noqa: N818  (an event, not a mistake of the code that raises it)
-    """Raised by a test's tool or `run`: the sandbox's first process ends at once."""
+class ProcessExit(Exception):  # noqa: N818  (like SystemExit: an event, not an error of the code that raises it)
+    """Raised by a test's tool or `run` to end the sandbox's first process at once."""
 
     def __init__(self, exit_code: int = 137, *, out_of_memory: bool = False) -> None:
         super().__init__(exit_code)
@@ -34,38 +34,38 @@ class Died(Exception):  # noqa: N818  (an event, not a mistake of the code that 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Faults of one sandbox; none by default. Methods are the wire's (`run`, `call`, ...)."""
+    """Faults of one sandbox; none by default. Methods have their names on the wire (`run`, `call`, ...)."""
 
     open_seconds: float = 0.0
-    """How long it takes to open."""
+    """Time that it takes to open the sandbox."""
     open_error: DecathlonError | None = None
     never_ready: bool = False
-    """The driver takes its source and sends nothing."""
+    """The driver reads its source and then sends nothing."""
     dies_on: str | None = None
     """The first process ends with exit code 137 when this method is requested."""
     silent_on: str | None = None
-    """Method that is never answered."""
+    """Requests of this method get no response."""
     overlong_on: str | None = None
-    """Method that is answered with a line above the limit."""
+    """Requests of this method get a response that exceeds the maximum length of a line."""
     garbage: bool = False
-    """Sends lines that are no messages before every message."""
+    """The driver sends lines that are not messages before every message."""
     servers_that_fail: Mapping[str, str] = field(default_factory=dict[str, str])
     """Servers that do not start, with the end of their stderr."""
     removals_refused: int = 0
-    """How often the sandbox cannot be removed."""
+    """Number of attempts to remove the sandbox that fail."""
 
 
 class ToolError(Exception):
-    """Raised by a test's tool: the reply is this JSON-RPC error."""
+    """Raised by a test's tool to reply with this JSON-RPC error."""
 
     def __init__(self, message: str, code: int = -32602) -> None:
         super().__init__(message)
-        self.reply = {"code": code, "message": message}
+        self.error = {"code": code, "message": message}
 
 
 @dataclass(frozen=True, slots=True)
 class FakeCall:
-    """One call of a test's tool: its arguments, and what the tool can send meanwhile."""
+    """One call of a test's tool: its arguments, and methods that send notifications."""
 
     server: str
     tool: str
@@ -85,27 +85,27 @@ class FakeCall:
 
 
 Reply = str | Json
-"""A tool's result: its text, or the whole result in MCP's form."""
+"""A tool's result: its text, or the whole result as MCP defines it."""
 Handler = Callable[[FakeCall], Awaitable[Reply]]
 
 
 @dataclass(frozen=True, slots=True)
 class FakeTool:
-    """A tool with a schema or further fields in its definition."""
+    """A tool with an input schema or additional fields in its definition."""
 
     handler: Handler
     schema: Json = field(default_factory=lambda: {"type": "object"})
     extra_fields: Json = field(default_factory=dict[str, Any])
-    """Further fields of its definition, known to MCP or not."""
+    """Additional fields of the definition; MCP need not define them."""
 
 
 Tools = Mapping[str, Mapping[str, Handler | FakeTool]]
-"""Server to tool name to handler."""
+"""Handlers by server and tool name."""
 
 
 @dataclass(frozen=True, slots=True)
 class FakeRun:
-    """A request to run a process."""
+    """A request to run a process, as a test's `run` receives it."""
 
     argv: tuple[str, ...]
     cwd: str
@@ -125,14 +125,14 @@ class RunReply:
 Run = Callable[[FakeRun], "int | RunReply | Awaitable[int | RunReply]"]
 
 
-class _FailureError(Exception):
+class _RequestError(Exception):
     def __init__(self, code: int, message: str, data: Json | None = None) -> None:
         super().__init__(message)
         self.error: Json = {"code": code, "message": message, **({"data": data} if data else {})}
 
 
 class FakeDriver:
-    """A driver, from boot to the end of its stream. Its tools and processes are a test's callables."""
+    """A driver from boot to the end of its stream. A test provides its tools and processes as callables."""
 
     def __init__(self, stream: ByteStream, tree: Tree, *, tools: Tools, run: Run, faults: Faults) -> None:
         self._stream = stream
@@ -140,25 +140,25 @@ class FakeDriver:
         self._tools = tools
         self._process_handler = run
         self._faults = faults
-        self._sending = anyio.Lock()
+        self._send_lock = anyio.Lock()
         self._requests: dict[int, CancelScope] = {}
         self._started: set[str] = set()
         self._frozen = False
-        self._death: Died | None = None
-        self._ended = CancelScope()
+        self._exit: ProcessExit | None = None
+        self._scope = CancelScope()
 
-    async def run(self) -> Died:
-        """Run until the stream ends or the process dies; returns how it ended."""
-        with self._ended:
+    async def run(self) -> ProcessExit:
+        """Run until the stream ends or the process dies; returns the exit."""
+        with self._scope:
             async with anyio.create_task_group() as tasks:
                 with suppress(anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError):
                     await self._serve(tasks)
                 tasks.cancel_scope.cancel()
-        return self._death or Died(0)
+        return self._exit or ProcessExit(0)
 
-    def _die(self, death: Died) -> None:
-        self._death = death
-        self._ended.cancel()
+    def _end(self, process_exit: ProcessExit) -> None:
+        self._exit = process_exit
+        self._scope.cancel()
 
     async def _serve(self, tasks: TaskGroup) -> None:
         reader = BufferedByteReceiveStream(self._stream)
@@ -176,30 +176,30 @@ class FakeDriver:
             elif method == wire.CANCEL and (scope := self._requests.get(params.get("id"))):
                 scope.cancel()
 
-    async def _answer(self, number: int, method: str, params: Json) -> None:
+    async def _answer(self, request_id: int, method: str, params: Json) -> None:
         if method == self._faults.dies_on:
-            self._die(Died())
+            self._end(ProcessExit())
             await anyio.lowlevel.checkpoint()
         if method == self._faults.silent_on:
             await anyio.sleep_forever()
         reply: Json = {"error": {"code": wire.CANCELLED, "message": "cancelled"}}
         with CancelScope() as scope:
-            self._requests[number] = scope
+            self._requests[request_id] = scope
             try:
-                reply = {"result": await self._result(number, method, params)}
-            except _FailureError as failure:
-                reply = {"error": failure.error}
-            except Died as death:
-                self._die(death)
+                reply = {"result": await self._result(request_id, method, params)}
+            except _RequestError as error:
+                reply = {"error": error.error}
+            except ProcessExit as process_exit:
+                self._end(process_exit)
             finally:
-                del self._requests[number]
+                del self._requests[request_id]
         if self._frozen and method == wire.CALL and "error" in reply:
             reply = {"error": {"code": wire.FROZEN, "message": "frozen"}}
         if method == self._faults.overlong_on:
             reply = {"result": "x" * _OVERLONG_BYTES}
-        await self._send({"id": number, **reply})
+        await self._send({"id": request_id, **reply})
 
-    async def _result(self, number: int, method: str, params: Json) -> Any:
+    async def _result(self, request_id: int, method: str, params: Json) -> Any:
         match method:
             case wire.ARRANGE:
                 return self._arrange(params)
@@ -208,20 +208,20 @@ class FakeDriver:
             case wire.START:
                 return self._start(params)
             case wire.CALL:
-                return await self._call(number, params)
+                return await self._call(request_id, params)
             case wire.FREEZE:
                 return self._freeze()
             case wire.PING:
                 return {}
             case _:
-                raise _FailureError(wire.UNKNOWN_METHOD, f"no method {method!r}")
+                raise _RequestError(wire.UNKNOWN_METHOD, f"no method {method!r}")
 
     def _arrange(self, params: Json) -> Json:
         for step in params["steps"]:
             try:
                 self._tree.arrange(step)
             except OSError as error:
-                raise _FailureError(wire.FILES, str(error)) from error
+                raise _RequestError(wire.FILES, str(error)) from error
         return {}
 
     async def _run_process(self, params: Json) -> Json:
@@ -230,7 +230,7 @@ class FakeDriver:
             result = self._process_handler(request)
             reply = await result if inspect.isawaitable(result) else result
         except FileNotFoundError as error:
-            raise _FailureError(wire.SPAWN, f"no program {error}") from error
+            raise _RequestError(wire.SPAWN, f"no program {error}") from error
         reply = RunReply(reply) if isinstance(reply, int) else reply
         return {
             "exit_code": None if reply.timed_out else reply.exit_code,
@@ -245,15 +245,15 @@ class FakeDriver:
 
     def _start(self, params: Json) -> Json:
         if self._frozen:
-            raise _FailureError(wire.FROZEN, "frozen")
+            raise _RequestError(wire.FROZEN, "frozen")
         names: list[str] = [server["name"] for server in params["servers"]]
         for name in names:
             stderr = self._faults.servers_that_fail.get(name)
             if stderr is None and name not in self._tools:
                 stderr = f"no server {name!r} in this test"
             if stderr is not None:
-                about = {"server": name, "stderr": stderr, "exit_code": 1}
-                raise _FailureError(wire.SERVER, f"server {name} did not come up", about)
+                data = {"server": name, "stderr": stderr, "exit_code": 1}
+                raise _RequestError(wire.SERVER, f"server {name} did not come up", data)
         self._started |= set(names)
         return {"servers": {name: self._server_info(name) for name in names}}
 
@@ -266,18 +266,22 @@ class FakeDriver:
             "seconds": 0.0,
         }
 
-    async def _call(self, number: int, params: Json) -> Json:
+    async def _call(self, request_id: int, params: Json) -> Json:
         server = params["server"]
         if self._frozen:
-            raise _FailureError(wire.FROZEN, "frozen")
+            raise _RequestError(wire.FROZEN, "frozen")
         if server not in self._started:
-            raise _FailureError(wire.SERVER, f"no server {server!r} is up", {"server": server})
+            raise _RequestError(wire.SERVER, f"no server {server!r} is up", {"server": server})
         if params["method"] == "tools/list":
-            return {"jsonrpc": "2.0", "id": number, "result": {"tools": self._server_info(server)["tools"]}}
-        reply = await self._call_tool(number, server, params["params"], params.get("timeout_seconds"))
-        return {"jsonrpc": "2.0", "id": number, **reply}
+            return {
+                "jsonrpc": "2.0",
+                "id": request_id,
+                "result": {"tools": self._server_info(server)["tools"]},
+            }
+        reply = await self._call_tool(request_id, server, params["params"], params.get("timeout_seconds"))
+        return {"jsonrpc": "2.0", "id": request_id, **reply}
 
-    async def _call_tool(self, number: int, server: str, params: Json, seconds: float | None) -> Json:
+    async def _call_tool(self, request_id: int, server: str, params: Json, seconds: float | None) -> Json:
         name = params["name"]
         tool = self._tools[server].get(name)
         if tool is None:
@@ -285,7 +289,9 @@ class FakeDriver:
 
         async def notify(method: str, notification: Json) -> None:
             origin = {"server": server} if method == wire.MESSAGE else {}
-            await self._send({"method": method, "params": {"id": number, **origin, "params": notification}})
+            await self._send(
+                {"method": method, "params": {"id": request_id, **origin, "params": notification}}
+            )
 
         call = FakeCall(server, name, params.get("arguments") or {}, params, self._tree, notify)
         handler = tool.handler if isinstance(tool, FakeTool) else tool
@@ -293,9 +299,9 @@ class FakeDriver:
             with anyio.fail_after(seconds):
                 reply = await handler(call)
         except ToolError as error:
-            return {"error": error.reply}
+            return {"error": error.error}
         except TimeoutError:
-            raise _FailureError(wire.TIMEOUT, f"{name} did not answer within {seconds:g} s") from None
+            raise _RequestError(wire.TIMEOUT, f"{name} did not answer within {seconds:g} s") from None
         return {"result": {"content": [{"type": "text", "text": reply}]} if isinstance(reply, str) else reply}
 
     def _freeze(self) -> Json:
@@ -308,11 +314,11 @@ class FakeDriver:
     async def _send(self, message: Json) -> None:
         data = json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n"
         noise = b'noise\n{"half": \n[1, 2]\n\xff\xfe\n\n' if self._faults.garbage else b""
-        async with self._sending:
+        async with self._send_lock:
             try:
                 await self._stream.send(noise + data)
             except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                self._ended.cancel()
+                self._scope.cancel()
 
 
 async def _messages(reader: BufferedByteReceiveStream) -> AsyncIterator[Json]:
@@ -337,11 +343,11 @@ class FakeProbe:
         self._stream = stream
         self._tree = tree
 
-    async def run(self) -> Died:
+    async def run(self) -> ProcessExit:
         reader = BufferedByteReceiveStream(self._stream)
         with suppress(anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError):
             async for request in _messages(reader):
                 if "write" in request:
                     self._tree.write(request["write"], request["text"])
                 await self._stream.send(b'{"python": [3, 11]}\n')
-        return Died(0)
+        return ProcessExit(0)

@@ -1,4 +1,4 @@
-"""A provider whose sandboxes live in this process, for tests of the layers above providers.
+"""A provider whose sandboxes run in this process, for tests of the layers above providers.
 
     FakeProvider(tools={"files": {"echo": echo}})     # async def echo(call: FakeCall) -> str | Json
     FakeProvider(run=lambda request: 0 if "preprocess" in request.argv else 1)
@@ -26,7 +26,7 @@ from decathlon_mcp.errors import BadRequestError, SandboxLostError
 from decathlon_mcp.sandboxes.base import Finding, Isolation, SandboxSpec, finding
 from decathlon_mcp.sandboxes.conformance import PROBE_COMMAND
 from decathlon_mcp.sandboxes.streams import SocketStream
-from tests.fakes.driver import Died, FakeDriver, FakeProbe, FakeRun, Faults, Run, Tools
+from tests.fakes.driver import FakeDriver, FakeProbe, FakeRun, Faults, ProcessExit, Run, Tools
 from tests.fakes.tree import Tree
 
 _CAUSE_SECONDS = 2.0
@@ -37,7 +37,7 @@ def _succeed(request: FakeRun) -> int:
 
 
 class FakeSandbox:
-    """See `base.Sandbox`. `tree` is its file system, for tests to read and write."""
+    """Implements `base.Sandbox`. Tests can read and write its file system, `tree`."""
 
     def __init__(self, owner: str, spec: SandboxSpec, faults: Faults, stream: SocketStream) -> None:
         self.owner = owner
@@ -47,10 +47,10 @@ class FakeSandbox:
         self.tree = Tree()
         self.tree.make(spec.root)
         self.log_tail = ""
-        self.death: Died | None = None
+        self.exit: ProcessExit | None = None
         self.paused = False
-        self.removals = 0
-        """How often its removal was refused."""
+        self.failed_removals = 0
+        """Number of attempts to remove it that failed."""
         self._process = CancelScope()
         self._finished = anyio.Event()
         self._closed = False
@@ -75,7 +75,7 @@ class FakeSandbox:
 
     async def pause(self) -> None:
         self._check(self.root)
-        if self.death is not None:
+        if self.exit is not None:
             raise SandboxLostError("the sandbox's first process has ended")
         self.paused = True
         self._process.cancel()
@@ -85,15 +85,15 @@ class FakeSandbox:
         if self.stream.ended.is_set() and not self.paused:
             with anyio.move_on_after(_CAUSE_SECONDS):
                 await self._finished.wait()
-        if self.death is None:
+        if self.exit is None:
             return None
-        return "out of memory" if self.death.out_of_memory else f"exit code {self.death.exit_code}"
+        return "out of memory" if self.exit.out_of_memory else f"exit code {self.exit.exit_code}"
 
     async def run(self, first_process: FakeDriver | FakeProbe, stream: SocketStream) -> None:
-        """Run the first process. Its end of the stream is closed when it ends, not when it is paused."""
+        """Run the first process. Close its end of the stream when it ends, but not when it is paused."""
         try:
             with self._process:
-                self.death = await first_process.run()
+                self.exit = await first_process.run()
         finally:
             if not self.paused:
                 await stream.aclose()
@@ -114,7 +114,7 @@ class FakeSandbox:
 
 
 class FakeMachine:
-    """The open sandboxes of all providers that share this machine."""
+    """A machine that several providers can share, with the open sandboxes of all of them."""
 
     def __init__(self) -> None:
         self.sandboxes: dict[str, FakeSandbox] = {}
@@ -123,8 +123,8 @@ class FakeMachine:
 class FakeProvider:
     """Opens sandboxes in this process.
 
-    `run` gives the result of a process; exit code 0 by default. `opened` lists all sandboxes that were ever
-    opened, `machine.sandboxes` those that are open.
+    `run` returns the result of a process; by default exit code 0. `opened` has all sandboxes that this
+    provider opened, `machine.sandboxes` those that are still open.
     """
 
     name = "fake"
@@ -175,28 +175,30 @@ class FakeProvider:
         if faults.open_error is not None:
             raise faults.open_error
         async with AsyncExitStack() as stack:
-            near_socket, far_socket = socket.socketpair()
-            stack.callback(far_socket.close)
-            stack.callback(near_socket.close)
-            near, far = SocketStream(near_socket), SocketStream(far_socket)
-            sandbox = FakeSandbox(self._owner, spec, faults, near)
+            server_socket, sandbox_socket = socket.socketpair()
+            stack.callback(sandbox_socket.close)
+            stack.callback(server_socket.close)
+            server_end, sandbox_end = SocketStream(server_socket), SocketStream(sandbox_socket)
+            sandbox = FakeSandbox(self._owner, spec, faults, server_end)
             if spec.command == PROBE_COMMAND:
-                first_process = FakeProbe(far, sandbox.tree)
+                first_process = FakeProbe(sandbox_end, sandbox.tree)
             else:
-                first_process = FakeDriver(far, sandbox.tree, tools=self._tools, run=self._run, faults=faults)
+                first_process = FakeDriver(
+                    sandbox_end, sandbox.tree, tools=self._tools, run=self._run, faults=faults
+                )
             self.machine.sandboxes[spec.name] = sandbox
             self.opened.append(sandbox)
             stack.push_async_callback(self._remove, sandbox)
-            stack.push_async_callback(far.aclose)
-            self._tasks.start_soon(sandbox.run, first_process, far)
+            stack.push_async_callback(sandbox_end.aclose)
+            self._tasks.start_soon(sandbox.run, first_process, sandbox_end)
             stack.push_async_callback(sandbox.end)
-            stack.push_async_callback(near.aclose)
+            stack.push_async_callback(server_end.aclose)
             yield sandbox
 
     async def _remove(self, sandbox: FakeSandbox) -> None:
         with CancelScope(shield=True):
-            while sandbox.removals < sandbox.faults.removals_refused:
-                sandbox.removals += 1
+            while sandbox.failed_removals < sandbox.faults.removals_refused:
+                sandbox.failed_removals += 1
                 await anyio.sleep(0.001)
         self.machine.sandboxes.pop(sandbox.spec.name, None)
 

@@ -1,4 +1,4 @@
-"""A file tree in memory, on which `put`, `get` and `arrange` of a fake sandbox act."""
+"""In-memory file system of a fake sandbox, with the operations `put`, `get` and `arrange`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Node = File | Link | Folder
 
 
 class Tree:
-    """Absolute paths to nodes. A link is never followed."""
+    """Nodes by absolute path. Links are never followed."""
 
     def __init__(self) -> None:
         self._nodes: dict[PurePosixPath, Node] = {PurePosixPath("/"): Folder()}
@@ -45,14 +45,14 @@ class Tree:
         return PurePosixPath(path) in self._nodes
 
     def text(self, path: PurePosixPath | str) -> str:
-        """A file's text. Raises FileNotFoundError where there is none."""
+        """Return a file's text. Raises FileNotFoundError if there is no such file."""
         node = self._nodes.get(PurePosixPath(path))
         if not isinstance(node, File):
             raise FileNotFoundError(str(path))
         return node.data.decode()
 
     def write(self, path: PurePosixPath | str, data: bytes | str, mode: int = 0o644) -> None:
-        """Write a file; missing parents are created."""
+        """Write a file and create missing parents."""
         path = PurePosixPath(path)
         self.make(path.parent)
         self._nodes[path] = File(data.encode() if isinstance(data, str) else data, mode)
@@ -77,7 +77,7 @@ class Tree:
             self._nodes[to / path.relative_to(source)] = self._nodes[path]
 
     def below(self, folder: PurePosixPath | str) -> Iterator[PurePosixPath]:
-        """The path itself, if it exists, and everything below it, sorted."""
+        """Return the path itself, if it exists, and all paths below it, sorted."""
         return (path for path in sorted(self._nodes) if path.is_relative_to(folder))
 
     def put(self, folder: PurePosixPath, archive: Path | bytes) -> None:
@@ -111,7 +111,7 @@ class Tree:
                 return File(b"".join(reader.body()), member.mode)
 
     def get(self, folder: PurePosixPath) -> Iterator[bytes]:
-        """A tar of `folder` in chunks; without members if that is no folder."""
+        """Return a tar of `folder` in chunks; it has no members if `folder` is not a folder."""
         paths = self.below(folder) if isinstance(self._nodes.get(folder), Folder) else ()
         return archive_chunks(self._entry(path, folder) for path in paths)
 
@@ -126,7 +126,7 @@ class Tree:
                 return Member(name=name, kind=Kind.FILE, mode=mode, size=len(data)), (data,)
 
     def arrange(self, step: dict[str, Any]) -> None:
-        """One step of the wire's `arrange`. Raises OSError where the driver would fail."""
+        """Execute one step of an `arrange` request. Raises OSError if the driver would fail."""
         match step:
             case {"make": folder}:
                 self.make(folder)
@@ -142,10 +142,10 @@ class Tree:
                 raise OSError(f"no such step: {step}")
 
     def _check_absent(self, names: Iterable[str], under: str, exceptions: Iterable[str]) -> None:
-        excepted = [PurePosixPath(folder) for folder in exceptions]
+        exempt = [PurePosixPath(folder) for folder in exceptions]
         forbidden = set(names)
         for path in self.below(under):
-            if any(path.is_relative_to(folder) for folder in excepted):
+            if any(path.is_relative_to(folder) for folder in exempt):
                 continue
             if str(path) in forbidden or (path.name in forbidden and str(path) != under):
                 raise FileExistsError(f"{path} is there")

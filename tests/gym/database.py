@@ -1,7 +1,8 @@
 """A separate database for every episode, as toolathlon_gym's tasks need.
 
-`pytest tests/gym/database.py -s` builds an image from a small dump, which takes a minute, so it only runs by
-name. Requires a Docker engine, the tests' image and Debian's registry. Prints a database's start-up time.
+`pytest tests/gym/database.py -s` builds an image from a small dump, which takes a minute, so it is not
+collected by default. Requires a Docker engine, the tests' image and Debian's registry. Prints the start-up
+time of a database.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ INSERT INTO shop.orders (what) SELECT 'old ' || number FROM generate_series(1, {
 CREATE EXTENSION pg_trgm;
 """
 QUERY = '''
-"""PostgreSQL's protocol for one query without a password; returns its rows or its error."""
+"""Client of PostgreSQL's protocol: runs one query without a password, returns its rows or its error."""
 import socket, struct, sys
 
-def ask(query, user="eigent", database="toolathlon_gym"):
+def run_query(query, user="eigent", database="toolathlon_gym"):
     with socket.create_connection(("localhost", 5432), 30) as connection:
         stream = connection.makefile("rwb")
-        words = f"user\\0{user}\\0database\\0{database}\\0\\0".encode()
-        stream.write(struct.pack("!ii", len(words) + 8, 196608) + words)
+        startup = f"user\\0{user}\\0database\\0{database}\\0\\0".encode()
+        stream.write(struct.pack("!ii", len(startup) + 8, 196608) + startup)
         text = query.encode() + b"\\0"
         stream.write(b"Q" + struct.pack("!i", len(text) + 4) + text)
         stream.flush()
-        rows, idle = [], 0
-        while idle < 2:
+        rows, ready = [], 0
+        while ready < 2:
             kind = stream.read(1)
             body = stream.read(struct.unpack("!i", stream.read(4))[0] - 4)
             if kind == b"D":
@@ -57,22 +58,22 @@ def ask(query, user="eigent", database="toolathlon_gym"):
                 rows.append(body[6:6 + size].decode())
             elif kind == b"E":
                 return body.replace(b"\\0", b" ").decode()
-            idle += kind == b"Z"
+            ready += kind == b"Z"
         return " ".join(rows)
 
 if __name__ == "__main__":
-    print(ask(*sys.argv[1:]))
+    print(run_query(*sys.argv[1:]))
 '''
 EVALUATION = """
 import sys
-from utils.query import ask
-rows = ask("SELECT what FROM shop.orders WHERE what NOT LIKE 'old %'")
+from utils.query import run_query
+rows = run_query("SELECT what FROM shop.orders WHERE what NOT LIKE 'old %'")
 print(rows)
 sys.exit(0 if rows == "pear apple" else 1)
 """
 PREPROCESS = """
-from utils.query import ask
-ask("INSERT INTO shop.orders (what) VALUES ('pear')")
+from utils.query import run_query
+run_query("INSERT INTO shop.orders (what) VALUES ('pear')")
 """
 
 
@@ -89,7 +90,7 @@ def image(test_image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 async def served(
     image: str, tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 ) -> AsyncGenerator[Served]:
-    """Serve the probe suite with a task that has a database, declared as in the gym's profile."""
+    """Serve the probe suite with a task that has a database, configured as in the profile `gym`."""
     suite = tmp_path_factory.mktemp("suites") / "suite"
     shutil.copytree(SUITE, suite)
     task = suite / "tasks" / "probe" / "ordering"
@@ -119,17 +120,17 @@ async def claim_and_evaluate(player: Player) -> dict[str, Any]:
 
 async def test_only_a_correct_attempt_is_rewarded(served: Served) -> None:
     async with playing(served, "ordering", "task") as player:
-        nothing = await claim_and_evaluate(player)
+        empty = await claim_and_evaluate(player)
     async with playing(served, "ordering", "task") as player:
         assert await run_query(player, "SELECT count(*) FROM shop.orders") == str(ROWS + 1)
         await run_query(player, "INSERT INTO shop.orders (what) VALUES ('apple')")
-        right = await claim_and_evaluate(player)
-    assert (nothing["status"], nothing["reward"], nothing["evaluator_output"].strip()) == (
+        correct = await claim_and_evaluate(player)
+    assert (empty["status"], empty["reward"], empty["evaluator_output"].strip()) == (
         "scored",
         0,
         "pear",
     )
-    assert (right["status"], right["reward"], right["agent_network"]) == ("scored", 1, "none"), right
+    assert (correct["status"], correct["reward"], correct["agent_network"]) == ("scored", 1, "none"), correct
 
 
 async def test_databases_of_episodes_are_separate_and_agents_are_not_superusers(served: Served) -> None:
@@ -150,16 +151,16 @@ async def test_a_lost_database_gives_no_reward(served: Served, docker_engine: An
     assert (episode.verdict.status, episode.verdict.reward) == ("sandbox_lost", None)
 
 
-async def test_start_up_time(served: Served) -> None:
+async def test_start_up_time_is_measured_with_and_without_a_database(served: Served) -> None:
     """Print the seconds until the first reply of the task's server, with and without a database."""
     seconds: dict[str, list[float]] = {"find-answer": [], "ordering": []}
     for _ in range(5):
-        for task, measured in seconds.items():
+        for task, measurements in seconds.items():
             started = time.perf_counter()
             async with playing(served, task, "task") as player:
                 await player.text("probe__echo", text="ready")
-                measured.append(time.perf_counter() - started)
-    without_database, with_database = (median(measured) for measured in seconds.values())
+                measurements.append(time.perf_counter() - started)
+    without_database, with_database = (median(measurements) for measurements in seconds.values())
     sys.stdout.write(
         f"\nwithout a database {without_database:.2f} s, with one {with_database:.2f} s (median of 5)\n"
     )

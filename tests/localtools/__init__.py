@@ -1,1 +1,1 @@
-"""Local tools and truncated replies."""
+"""Tests of local tools and truncated results."""

@@ -1,4 +1,4 @@
-"""A server with a suite of local tools, shared by the tests of a module."""
+"""One server for all tests of a module, with a suite that has local tools."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.probe.serving import Served, serving
 
-# Tests that cannot run here are not collected, so that a run without skips is complete.
+# Tests that cannot run are not collected, so that a run without skips is complete.
 _AVAILABLE = os.environ.get("DECATHLON_TOOLATHLON") and os.environ.get("DECATHLON_TOOLATHLON_IMAGE")
 collect_ignore = [] if _AVAILABLE else ["test_real_checkout.py"]
 

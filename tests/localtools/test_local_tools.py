@@ -1,4 +1,4 @@
-"""Local tools: the suite's own code, in a server that is started when one of them is first called."""
+"""Local tools: code of the suite, run by a server that starts when one of them is first called."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def player(served: Served) -> AsyncGenerator[Player]:
 
 
 def local_servers(served: Served) -> list[int]:
-    """Ids of the processes that serve local tools for this server's episodes."""
+    """Return the ids of the processes that serve local tools for this server's episodes."""
     pids: list[int] = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -85,14 +85,14 @@ async def test_a_function_is_described_by_its_docstring_and_signature(player: Pl
     assert tools["local__nap"].input_schema["properties"] == {"seconds": {"type": "number", "default": 1}}
 
 
-async def test_code_that_needs_more_of_openai_agents_gets_the_real_one(player: Player) -> None:
+async def test_code_that_the_stub_does_not_support_gets_the_real_openai_agents(player: Player) -> None:
     tools = {tool.name: tool for tool in (await player.client.list_tools()).tools}
     assert tools["local__judge"].description == "Judge. It is the real one."
     assert await player.text("local__judge") == "Judge"
     assert await player.text("local__shout", text="still") == "STILL"
 
 
-async def test_their_server_is_started_by_the_first_call(served: Served, player: Player) -> None:
+async def test_the_server_is_started_by_the_first_call(served: Served, player: Player) -> None:
     await player.client.list_tools()
     await player.call("long__text", characters=1)
     assert local_servers(served) == []
@@ -116,7 +116,7 @@ async def test_a_tool_works_in_the_workspace(served: Served, player: Player) -> 
     assert await player.text("local__read_note", page=3) == "there"
 
 
-async def test_an_exception_in_a_tool_is_an_error_in_upstreams_words(player: Player) -> None:
+async def test_an_exception_in_a_tool_is_returned_as_upstreams_error_message(player: Player) -> None:
     failed = await player.call("local__fail")
     assert failed.is_error
     assert failed.content[0].text == "Error running tool local-fail: no voice left"
@@ -124,7 +124,7 @@ async def test_an_exception_in_a_tool_is_an_error_in_upstreams_words(player: Pla
     assert await player.text("local__shout", text="well") == "WELL"
 
 
-async def test_a_result_that_is_no_text_is_converted_with_str(player: Player) -> None:
+async def test_a_result_that_is_not_text_is_converted_with_str(player: Player) -> None:
     assert await player.text("local__count") == "[1, 2, 3]"
 
 
@@ -166,7 +166,7 @@ async def test_a_task_with_a_tool_without_code_is_not_runnable(served: Served) -
 @pytest.mark.parametrize(
     ("names", "spelled"), [("toolathlon", "local-shout"), ("raw", "shout"), ("decathlon", "local__shout")]
 )
-async def test_their_names_follow_the_configured_spelling(tmp_path: Path, names: str, spelled: str) -> None:
+async def test_tool_names_follow_the_configured_spelling(tmp_path: Path, names: str, spelled: str) -> None:
     async with (
         serving(tmp_path, suite=(SUITE,), provider="local", names=names) as served,
         playing(served, "play", "task") as player,

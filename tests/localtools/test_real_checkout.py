@@ -1,4 +1,4 @@
-"""Upstream's local tools give the same results through our server and by themselves.
+"""Upstream's local tools return the same results through our server as in upstream's scaffold.
 
 Runs in upstream's image, without a network. DECATHLON_TOOLATHLON is the path of a checkout,
 DECATHLON_TOOLATHLON_IMAGE the name of an image with its Python.
@@ -32,9 +32,9 @@ import asyncio, json, os, sys
 from types import SimpleNamespace
 sys.path.insert(0, os.getcwd())
 with open(sys.argv[1], encoding="utf-8") as file:
-    order = json.load(file)
+    request = json.load(file)
 from agents.tool import RunContextWrapper
-context = RunContextWrapper(context={"_agent_workspace": order["workspace"]})
+context = RunContextWrapper(context={"_agent_workspace": request["workspace"]})
 
 def tools():
     from utils.aux_tools.basic import tool_sleep
@@ -43,11 +43,11 @@ def tools():
     from utils.aux_tools.web_search import tool_web_search
     return [tool_python_execute, tool_sleep, tool_web_search, *overlong_tool_tools]
 
-async def one(name, arguments):
+async def call(name, arguments):
     tool = {tool.name: tool for tool in tools()}["local-" + name]
     try:
         return str(await tool.on_invoke_tool(context, json.dumps(arguments)))
-    except Exception as error:  # as custom_run_impl.py has it
+    except Exception as error:  # like custom_run_impl.py
         return f"Error running tool {tool.name}: {error}"
 
 async def reply(content):
@@ -60,11 +60,11 @@ async def reply(content):
     return await MCPUtil.invoke_mcp_tool(server, tool, context, "{}")
 
 async def main():
-    if order["ask"] == "describe":
+    if request["action"] == "describe":
         return [[tool.name, tool.description, tool.params_json_schema] for tool in tools()]
-    if order["ask"] == "reply":
-        return await reply(order["content"])
-    return [await one(name, arguments) for name, arguments in order["calls"]]
+    if request["action"] == "reply":
+        return await reply(request["content"])
+    return [await call(name, arguments) for name, arguments in request["calls"]]
 
 with os.fdopen(int(os.environ["DECATHLON_CHANNEL"]), "w", encoding="utf-8") as channel:
     json.dump(asyncio.run(main()), channel)
@@ -75,28 +75,28 @@ NEEDS = ("python_execute", "sleep", "web_search", "handle_overlong_tool_outputs"
 
 @dataclass(frozen=True)
 class LocalToolsSandbox:
-    """A sandbox with the suite's code, and both ways of calling its local tools."""
+    """A sandbox with the suite's code. Calls its local tools through our server or with upstream's code."""
 
     sandbox_factory: SandboxFactory
     sandbox: Sandbox
     driver: DriverClient
-    described: ToolDescriptions
-    calls: ToolSession
+    descriptions: ToolDescriptions
+    session: ToolSession
 
     @property
     def workspace(self) -> str:
         return str(self.sandbox.root / self.sandbox_factory.suite.profile.workspace)
 
     async def call_server(self, name: str, **arguments: Any) -> str:
-        reply = await self.calls.call(ToolRoute("local", name), {"name": name, "arguments": arguments})
+        reply = await self.session.call(ToolRoute("local", name), {"name": name, "arguments": arguments})
         (item,) = reply["result"]["content"]
         return item["text"]
 
-    async def call_upstream(self, ask: str, **order: Any) -> Any:
-        text = json.dumps({"ask": ask, "workspace": self.workspace, **order})
-        await self.driver.arrange({"write": "/tmp/order.json", "text": text})
+    async def call_upstream(self, action: str, **fields: Any) -> Any:
+        text = json.dumps({"action": action, "workspace": self.workspace, **fields})
+        await self.driver.arrange({"write": "/tmp/request.json", "text": text})
         result = await self.driver.run(
-            [*self.sandbox_factory.suite.profile.python, "-c", UPSTREAM, "/tmp/order.json"],
+            [*self.sandbox_factory.suite.profile.python, "-c", UPSTREAM, "/tmp/request.json"],
             cwd=str(self.sandbox.root),
             timeout_seconds=100,
             channel=True,
@@ -105,11 +105,11 @@ class LocalToolsSandbox:
         return json.loads(result.channel or "")
 
     async def call_both(self, *calls: tuple[str, JsonObject]) -> list[tuple[str, str]]:
-        """The results of our server and of upstream for each call, without times and random ids."""
+        """Return the results of our server and of upstream for each call, without times and random ids."""
         upstream: Sequence[str] = await self.call_upstream("call", calls=calls)
         return [
-            (normalise(await self.call_server(n, **a)), normalise(t))
-            for (n, a), t in zip(calls, upstream, strict=True)
+            (normalise(await self.call_server(name, **arguments)), normalise(text))
+            for (name, arguments), text in zip(calls, upstream, strict=True)
         ]
 
 
@@ -131,20 +131,20 @@ async def local_tools(
         async with sandbox_factory.open("localtools-test", "none") as (sandbox, driver):
             await sandbox.put(sandbox.root, sandbox_factory.common)
             await driver.arrange({"make": str(sandbox.root / suite.profile.workspace)})
-            some = next(iter(suite.tasks.values()))
-            task = Task(id="any", suite=suite.name, folder=some.folder, needs=Needs(local_tools=NEEDS))
-            described = await LocalTools().describe(
+            any_task = next(iter(suite.tasks.values()))
+            task = Task(id="any", suite=suite.name, folder=any_task.folder, needs=Needs(local_tools=NEEDS))
+            descriptions = await LocalTools().describe(
                 suite, task, driver, root=sandbox.root, timeout_seconds=60
             )
-            spec = local_spec(suite.profile, described, sandbox.root)
-            calls = ToolSession(driver, ToolRouter({}, "decathlon"), local_server=spec)
-            yield LocalToolsSandbox(sandbox_factory, sandbox, driver, described, calls)
+            spec = local_spec(suite.profile, descriptions, sandbox.root)
+            session = ToolSession(driver, ToolRouter({}, "decathlon"), local_server=spec)
+            yield LocalToolsSandbox(sandbox_factory, sandbox, driver, descriptions, session)
 
 
 async def test_descriptions_are_upstreams(local_tools: LocalToolsSandbox) -> None:
     descriptions = [
         [f"local-{tool['name']}", tool["description"], tool["inputSchema"]]
-        for tools in local_tools.described.values()
+        for tools in local_tools.descriptions.values()
         for tool in tools
     ]
     assert descriptions == await local_tools.call_upstream("describe")
@@ -232,7 +232,7 @@ async def test_results_are_truncated_as_upstream_truncates_them(
     assert saved.stdout == truncated.full_text
 
 
-async def test_upstreams_tools_find_a_saved_result(local_tools: LocalToolsSandbox) -> None:
+async def test_upstreams_tools_read_a_saved_result(local_tools: LocalToolsSandbox) -> None:
     truncated = truncate(
         {"content": CONTENTS["long"]},
         local_tools.sandbox.root / local_tools.sandbox_factory.suite.profile.workspace,

@@ -1,4 +1,4 @@
-"""Truncation of long results: the full text is saved, and the result names its file."""
+"""Truncation of long results: the full text is saved to a file, and the result has the file's path."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOTICE = re.compile(
 
 
 def parse_notice(text: str) -> tuple[str, int, Path]:
-    """Identifier, length and file in the notice after the truncated text."""
+    """Return identifier, length and file from the notice after the truncated text."""
     match = NOTICE.fullmatch(text[LIMIT_CHARACTERS:])
     assert match is not None, text[-500:]
     return match.group(1), int(match.group(2)), Path(match.group(3))
@@ -98,7 +98,7 @@ async def test_nothing_is_truncated_with_overlong_raw_or_by_other_profiles(
             assert result.structured_content == {"text": "é" * 150_000}
 
 
-async def test_overlong_cut_truncates_whatever_the_profile(tmp_path: Path) -> None:
+async def test_overlong_cut_truncates_with_every_profile(tmp_path: Path) -> None:
     async with (
         serving(tmp_path, provider="local", overlong="cut") as served,
         playing(served, "find-answer", "task") as player,

@@ -1,6 +1,6 @@
 """Builds the bundle and starts it as Claude Desktop does; validates the registry's file against its schema.
 
-These tests download a packer, a linter and the bundle's packages, so they only run by name:
+These tests download a packer, a linter and the bundle's packages, so they are not collected by default:
 
     python -m pytest tests/packaging/bundle.py
 """
@@ -69,7 +69,7 @@ async def test_the_bundle_connects_to_the_configured_server(tmp_path: Path) -> N
 @pytest.mark.timeout(TIMEOUT_SECONDS)
 async def test_the_registrys_file_matches_the_registrys_schema(tmp_path: Path) -> None:
     linter = await _install("skillsaw", tmp_path / "linter")
-    (tmp_path / "here").mkdir()
-    (tmp_path / "here" / "server.json").write_bytes((REPOSITORY / "server.json").read_bytes())
+    (tmp_path / "registry").mkdir()
+    (tmp_path / "registry" / "server.json").write_bytes((REPOSITORY / "server.json").read_bytes())
     rule = ("--rule", "mcp-registry-server-json-valid", "--strict")
-    await _run(str(linter), "lint", *rule, str(tmp_path / "here"))
+    await _run(str(linter), "lint", *rule, str(tmp_path / "registry"))

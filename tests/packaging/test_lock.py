@@ -1,4 +1,4 @@
-"""The lock files that `make demo` and `make test` install."""
+"""Lock files, which `make demo` and `make test` install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bundle's manifest and the registry's file match the command and the version."""
+"""The bundle's manifest and the registry's file agree with the command line and the version."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def test_versions_match() -> None:
 @pytest.mark.parametrize(
     "arguments", [_registry_arguments(), _bundle_arguments()], ids=["registry", "bundle"]
 )
-def test_the_command_accepts_their_arguments(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_accepts_the_listed_arguments(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("DECATHLON_URL", raising=False)
     app.parse_args(arguments, exit_on_error=False, print_error=False)
 

@@ -1,4 +1,5 @@
 """The probe suite, a server that serves it, and MCP clients that connect to the server.
 
-The suite has one quick MCP server whose tools do what tests need, and tasks that succeed and fail.
+The suite has an MCP server that starts quickly, with tools for tests, and tasks that succeed or fail in
+different ways.
 """

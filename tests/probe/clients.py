@@ -1,4 +1,4 @@
-"""Real MCP clients, so that one test can run over every kind of address and protocol revision."""
+"""MCP clients for tests that run at every kind of address and with every protocol revision."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tests.probe.serving import Served
 
 AddressKind = Literal["task", "episode-handshake", "episode-sessionless"]
 ADDRESS_KINDS: tuple[AddressKind, ...] = ("task", "episode-handshake", "episode-sessionless")
-"""Where a client plays, and whether with the handshake of earlier revisions of MCP or without sessions."""
+"""Kinds of address. At an episode's address a client uses MCP with a handshake or without sessions."""
 ERAS = {"handshake": "legacy", "sessionless": "auto"}
-"""Modes of the SDK's client. `auto` calls `server/discover` first and stays sessionless if the server is."""
+"""Modes of the SDK's client. `auto` calls `server/discover` first and avoids sessions if the server does."""
 
 
 @asynccontextmanager
 async def connected(
     url: str, era: str = "handshake", *, token: str | None = None, **options: Any
 ) -> AsyncGenerator[Client]:
-    """Connect a client of that era, with that token."""
+    """Connect a client of this protocol era, with a bearer token if one is given."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with create_mcp_http_client(headers=headers) as http:
         async with Client(streamable_http_client(url, http_client=http), mode=ERAS[era], **options) as client:
@@ -33,7 +33,7 @@ async def connected(
 
 @dataclass(frozen=True, slots=True)
 class Player:
-    """A client that plays an episode of its own."""
+    """A client and the episode that it plays."""
 
     client: Client
     episode_id: str
@@ -57,7 +57,7 @@ async def start(served: Served, task_id: str, **options: Any) -> dict[str, Any]:
 async def playing(
     served: Served, task_id: str, address: AddressKind, **options: Any
 ) -> AsyncGenerator[Player]:
-    """Start an episode of that task and connect a client to it; the episode ends with the context."""
+    """Start an episode of this task and connect a client to it. The episode ends when the context exits."""
     if address == "task":
         async with connected(served.task(task_id), **options) as client:
             yield Player(client, served.episodes.live[-1].id)

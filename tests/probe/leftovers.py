@@ -1,4 +1,4 @@
-"""Finds processes that a server left behind."""
+"""Finds processes that a server did not stop."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from pathlib import Path
 
 
 def processes_marked(state: Path) -> list[str]:
-    """Command lines of the processes whose arguments, working folder or environment name the state folder."""
-    mark = str(state).encode()
-    found: list[str] = []
+    """Return the command lines of processes that refer to the state folder.
+
+    A process refers to it by its arguments, working directory or environment.
+    """
+    path = str(state).encode()
+    commands: list[str] = []
     for process in Path("/proc").iterdir():
         if not process.name.isdecimal():
             continue
@@ -17,6 +20,6 @@ def processes_marked(state: Path) -> list[str]:
         with suppress(OSError):
             command = (process / "cmdline").read_bytes()
             folder = str((process / "cwd").readlink()).encode()
-            if mark in command or mark in folder or mark in (process / "environ").read_bytes():
-                found.append(command.replace(b"\0", b" ").decode(errors="replace"))
-    return found
+            if path in command or path in folder or path in (process / "environ").read_bytes():
+                commands.append(command.replace(b"\0", b" ").decode(errors="replace"))
+    return commands

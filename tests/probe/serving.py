@@ -1,4 +1,4 @@
-"""A whole server in this process, on a free loopback port, with the probe suite."""
+"""Runs the server in this process on a free loopback port, by default with the probe suite."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class Served:
         return f"{self.url}/mcp"
 
     def find(self, episode_id: str) -> Episode:
-        """The episode with this handle, whoever owns it."""
+        """Return the episode with this handle, regardless of its owner."""
         return self.episodes.find(episode_id, Principal(role="admin"))
 
 
 @asynccontextmanager
 async def serving(state: Path, *, tokens: Tokens | None = None, **settings: Any) -> AsyncGenerator[Served]:
-    """Serve until the context ends, then drain as after SIGTERM."""
-    chosen = Settings.model_validate({"suite": (SUITE,), "state": state, "drain_seconds": 5, **settings})
+    """Serve until the context exits, then drain as after SIGTERM."""
+    values = {"suite": (SUITE,), "state": state, "drain_seconds": 5, **settings}
     listener = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    async with bootstrap(chosen) as episodes, background_tasks() as tasks:
+    async with bootstrap(Settings.model_validate(values)) as episodes, background_tasks() as tasks:
         ready, stop, stopped = anyio.Event(), anyio.Event(), anyio.Event()
 
         async def serve() -> None:

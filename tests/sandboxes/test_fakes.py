@@ -7,7 +7,7 @@ import pytest
 
 from decathlon_mcp.driver_client.driver import connect
 from decathlon_mcp.errors import AtCapacityError, CallTimeoutError, DriverError, SandboxLostError
-from tests.fakes.driver import Died, FakeCall, FakeTool, Faults, RunReply, ToolError
+from tests.fakes.driver import FakeCall, FakeTool, Faults, ProcessExit, RunReply, ToolError
 from tests.fakes.provider import FakeProvider
 from tests.sandboxes.conftest import driver_spec
 
@@ -34,7 +34,7 @@ async def wait(call: FakeCall) -> str:
 
 
 async def die(call: FakeCall) -> str:
-    raise Died(137, out_of_memory=True)
+    raise ProcessExit(137, out_of_memory=True)
 
 
 TOOLS = {
@@ -105,7 +105,7 @@ async def test_frozen_driver_refuses_calls_and_still_runs_processes() -> None:
 
 async def test_sandbox_dies_in_a_call_in_a_process_or_at_a_method() -> None:
     def run(request: object) -> int:
-        raise Died(1)
+        raise ProcessExit(1)
 
     with anyio.fail_after(10):
         async with FakeProvider(tools=TOOLS, run=run) as provider:
@@ -137,7 +137,7 @@ async def test_opening_fails_or_is_slow_and_removal_is_refused() -> None:
         async with FakeProvider(faults=Faults(removals_refused=3)) as provider:
             async with provider.open(SPEC):
                 pass
-            assert provider.opened[0].removals == 3
+            assert provider.opened[0].failed_removals == 3
             assert provider.machine.sandboxes == {}
 
 

@@ -1,6 +1,6 @@
 """A fake model that solves the bundled tasks with their oracles.
 
-It recognises the task by the prompt. Run as a program it prints its URL:
+It identifies the task by the prompt. Run as a program, it prints its URL:
 
     python -m tests.trainers.oracles
 """
@@ -24,17 +24,17 @@ from tests.docs.scripted_model import chat_completion, response
 
 
 class Oracles(BaseHTTPRequestHandler):
-    """An OpenAI endpoint. Tasks in `unsolvable` are claimed at once with a wrong answer."""
+    """An OpenAI endpoint. It claims tasks in `unsolvable` at once with a wrong answer."""
 
     unsolvable: ClassVar[frozenset[str]] = frozenset()
 
     def do_POST(self) -> None:
         request: JsonObject = json.loads(self.rfile.read(int(self.headers["content-length"])))
         task = task_of(request)
-        known = task not in self.unsolvable
-        steps = oracle(task) if known else [Step(CLAIM, {"answer": "I do not know."})]
-        answer = response if self.path.endswith("/responses") else chat_completion
-        body = json.dumps(answer(request, steps)).encode()
+        solvable = task not in self.unsolvable
+        steps = oracle(task) if solvable else [Step(CLAIM, {"answer": "I do not know."})]
+        create_reply = response if self.path.endswith("/responses") else chat_completion
+        body = json.dumps(create_reply(request, steps)).encode()
         self.send_response(200)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(body)))
@@ -46,14 +46,14 @@ class Oracles(BaseHTTPRequestHandler):
 
 
 def task_of(request: JsonObject) -> str:
-    """The task whose first line is in the conversation."""
+    """Return the task whose first line is in the conversation."""
     text = json.dumps(request, ensure_ascii=False)
     return next(task for task, line in _first_lines().items() if line in text)
 
 
 @cache
 def _first_lines() -> dict[str, str]:
-    """The first line of each task's text, as JSON encodes it."""
+    """Return the first line of each task's text, encoded as JSON."""
     tasks = suite_path() / "tasks" / "starter"
     lines = {
         task: (tasks / task / "docs" / "task.md").read_text("utf-8").splitlines() for task in oracle_ids()
@@ -63,7 +63,7 @@ def _first_lines() -> dict[str, str]:
 
 @contextmanager
 def oracles(*unsolvable: str) -> Generator[str]:
-    """Serve the fake model; yields its base URL, for `OPENAI_BASE_URL`."""
+    """Serve the fake model and yield its base URL, for `OPENAI_BASE_URL`."""
 
     class Handler(Oracles):
         pass

@@ -38,11 +38,11 @@ async def test_the_readmes_loop_plays_any_task_with_any_endpoint(served: Served,
 
 
 @pytest.mark.parametrize(
-    ("heading", "last"), [("In lockstep", "[1.0, 1.0]"), ("Without an event loop", "[1.0, 1.0]")]
+    ("heading", "last_line"), [("In lockstep", "[1.0, 1.0]"), ("Without an event loop", "[1.0, 1.0]")]
 )
-async def test_a_program_of_the_page_prints_the_expected_rewards(
-    heading: str, last: str, served: Served, tmp_path: Path
+async def test_programs_of_the_page_print_the_expected_rewards(
+    heading: str, last_line: str, served: Served, tmp_path: Path
 ) -> None:
     output = await run(block(PAGE, heading, "python"), [sys.executable], url=served.url, folder=tmp_path)
-    assert output.splitlines()[-1] == last
+    assert output.splitlines()[-1] == last_line
     assert served.episodes.live == []

@@ -1,4 +1,4 @@
-"""The programs of `docs/trainers/`, each with the real library in its own environment.
+"""Runs the programs of `docs/trainers/`, each with the real library in its own virtual environment.
 
 Not collected by default, because it installs gigabytes. Run it by name:
 
@@ -38,37 +38,39 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[dict[str, str]]:
-    """The environment variables by which a trainer finds the model."""
+    """Environment variables with the address of the fake model."""
     with oracles() as url:
         variables = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
         yield {**variables, "PYTHONPATH": ""}  # use the installed package, not the checkout
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def raised_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise the time limit: importing torch alone can take a minute."""
     monkeypatch.setattr(snippets, "TIMEOUT_SECONDS", 900)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder for one trainer; its environment is removed afterwards."""
+    """A folder for one trainer. Its virtual environment is removed after the test."""
     yield tmp_path
     shutil.rmtree(tmp_path / "venv", ignore_errors=True)
 
 
-async def installed(folder: Path, *packages: str) -> Path:
-    """Install packages in a new environment; returns the folder of its programs."""
+async def install(folder: Path, *packages: str) -> Path:
+    """Install packages in a new virtual environment and return the folder of its programs."""
     programs = folder / "venv" / "bin"
     with anyio.fail_after(INSTALL_SECONDS):
         await anyio.run_process([sys.executable, "-m", "venv", str(folder / "venv")])
-        install = [str(programs / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        await anyio.run_process([*install, *packages])
+        command = [str(programs / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        await anyio.run_process([*command, *packages])
     return programs
 
 
-async def test_verifiers(served: Served, model: dict[str, str], folder: Path) -> None:
-    programs = await installed(folder, f"{REPOSITORY}[verifiers]")
+async def test_verifiers_programs_get_the_expected_rewards(
+    served: Served, model: dict[str, str], folder: Path
+) -> None:
+    programs = await install(folder, f"{REPOSITORY}[verifiers]")
     page, python = "docs/trainers/verifiers.md", [programs / "python"]
     output = await run(
         block(page, "A program", "python"), python, url=served.url, folder=folder, environment=model
@@ -84,35 +86,41 @@ async def test_verifiers(served: Served, model: dict[str, str], folder: Path) ->
     (traces,) = (folder / "outputs").rglob("traces.jsonl")
     assert traces.read_text("utf-8").count('"score":1.0') == 2
     program = PROGRAMS / "verifiers_limits.py"
-    done = await anyio.run_process(
+    result = await anyio.run_process(
         [str(programs / "python"), str(program), served.url, model["OPENAI_BASE_URL"]]
     )
-    assert done.stdout.decode().splitlines() == ["truncated 0.0", "no task, no reward"]
+    assert result.stdout.decode().splitlines() == ["truncated 0.0", "no task, no reward"]
     assert served.episodes.live == []
 
 
-async def test_openai_agents(served: Served, model: dict[str, str], folder: Path) -> None:
-    programs = await installed(folder, f"{REPOSITORY}[openai-agents]")
+async def test_openai_agents_program_gets_the_expected_rewards(
+    served: Served, model: dict[str, str], folder: Path
+) -> None:
+    programs = await install(folder, f"{REPOSITORY}[openai-agents]")
     program = block("docs/trainers/openai-agents.md", "openai-agents", "python")
     output = await run(program, [programs / "python"], url=served.url, folder=folder, environment=model)
     assert sorted(output.splitlines()) == ["audit-expenses 1.0 8", "tune-reactor 1.0 6"]
     assert served.episodes.live == []
 
 
-async def test_inspect_ai(served: Served, model: dict[str, str], folder: Path) -> None:
-    programs = await installed(folder, f"{REPOSITORY}[inspect]", "openai")
+async def test_inspect_ai_command_gets_the_expected_rewards(
+    served: Served, model: dict[str, str], folder: Path
+) -> None:
+    programs = await install(folder, f"{REPOSITORY}[inspect]", "openai")
     path = {**model, "PATH": f"{programs}:/usr/bin:/bin"}
     command = block("docs/trainers/inspect-ai.md", "inspect-ai", "bash")
     await run(command, ["bash"], url=served.url, folder=folder, environment=path)
-    done = await anyio.run_process(
+    result = await anyio.run_process(
         [str(programs / "python"), str(PROGRAMS / "inspect_log.py"), str(folder / "logs")]
     )
-    assert done.stdout.decode().splitlines() == ["success 4 1.0", "metadata scored"]
+    assert result.stdout.decode().splitlines() == ["success 4 1.0", "metadata scored"]
     assert served.episodes.live == []
 
 
-async def test_trl(served: Served, model: dict[str, str], folder: Path) -> None:
-    programs = await installed(folder, f"{REPOSITORY}[trl]", "openai")
+async def test_trl_program_gets_the_expected_rewards(
+    served: Served, model: dict[str, str], folder: Path
+) -> None:
+    programs = await install(folder, f"{REPOSITORY}[trl]", "openai")
     program = block("docs/trainers/trl.md", "TRL", "python")
     command = [programs / "python", PROGRAMS / "trl_training.py"]
     output = await run(program, command, url=served.url, folder=folder, environment=model)
@@ -120,8 +128,10 @@ async def test_trl(served: Served, model: dict[str, str], folder: Path) -> None:
     assert served.episodes.live == []
 
 
-async def test_openenv(served: Served, model: dict[str, str], folder: Path) -> None:
-    programs = await installed(folder, f"{REPOSITORY}[openenv]", "openai")
+async def test_openenv_program_gets_the_expected_rewards(
+    served: Served, model: dict[str, str], folder: Path
+) -> None:
+    programs = await install(folder, f"{REPOSITORY}[openenv]", "openai")
     program = block("docs/trainers/openenv.md", "openenv", "python")
     output = await run(program, [programs / "python"], url=served.url, folder=folder, environment=model)
     assert output.splitlines()[-1] == "[1.0, 1.0]"

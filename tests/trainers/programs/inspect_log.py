@@ -1,4 +1,4 @@
-"""Prints the outcome in an evaluation's log: `FOLDER`."""
+"""Prints the result from the log of an evaluation. Argument: the folder of the log."""
 
 import sys
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""A program that trains by GRPO, its generator replaced by an oracle: `FILE`.
+"""Runs a training program with GRPO, but takes the completions from an oracle. Argument: the program's file.
 
-Everything but the generator is TRL's own. The model is tiny and untrained; its completions come from the
-endpoint.
+Everything except the generation of completions is TRL's own code. The model is tiny and untrained; the oracle
+is an OpenAI endpoint.
 """
 
 import json
@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-MARKS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
 class OracleTrainer(GRPOTrainer):
@@ -34,11 +34,11 @@ class OracleTrainer(GRPOTrainer):
 
     def _complete(self, text: str) -> str:
         names = re.findall(r'"name": "(\w+)", "description"', text)
-        answered = [{"role": "tool", "content": ""}] * text.count("<tool_response>")
+        tool_messages = [{"role": "tool", "content": ""}] * text.count("<tool_response>")
         message = (
             self.oracle.chat.completions.create(
                 model="oracle",
-                messages=[{"role": "user", "content": text}, *answered],
+                messages=[{"role": "user", "content": text}, *tool_messages],
                 tools=[{"type": "function", "function": {"name": name}} for name in names],
             )
             .choices[0]
@@ -52,31 +52,35 @@ class OracleTrainer(GRPOTrainer):
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte, with Qwen3's chat template."""
+    """Return a tokenizer with one token per byte and Qwen3's chat template."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bytewise = Tokenizer(models.BPE(vocab={letter: n for n, letter in enumerate(letters)}, merges=[]))
-    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    bytewise.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=bytewise, pad_token=MARKS[0], eos_token=MARKS[2])
-    fast.add_special_tokens({"additional_special_tokens": MARKS})
-    fast.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text("utf-8")
-    return fast
+    byte_tokenizer = Tokenizer(models.BPE(vocab={letter: n for n, letter in enumerate(letters)}, merges=[]))
+    byte_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    byte_tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=byte_tokenizer, pad_token=SPECIAL_TOKENS[0], eos_token=SPECIAL_TOKENS[2]
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL_TOKENS})
+    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text(
+        "utf-8"
+    )
+    return tokenizer
 
 
-class PagesTrainer(OracleTrainer):
-    """The page's trainer with a tiny model and small sizes."""
+class TinyTrainer(OracleTrainer):
+    """The trainer of the documented program, with a tiny model and small batches."""
 
     rewarded: ClassVar[set[str]] = set()
 
     def __init__(self, model, args, reward_funcs, **kwargs):
         (reward,) = reward_funcs
 
-        def rewarding(environments, task, **row):
+        def recorded_reward(environments, task, **row):
             rewards = reward(environments, task=task, **row)
             self.rewarded.update(f"{name} {value}" for name, value in zip(task, rewards, strict=True))
             return rewards
 
-        small = GRPOConfig(
+        small_config = GRPOConfig(
             output_dir=tempfile.mkdtemp(),
             per_device_train_batch_size=2,
             num_generations=2,
@@ -100,11 +104,11 @@ class PagesTrainer(OracleTrainer):
             max_position_embeddings=1 << 16,
         )
         tiny = Qwen3ForCausalLM(config)
-        super().__init__(tiny, [rewarding], small, processing_class=tokens, **kwargs)
+        super().__init__(tiny, [recorded_reward], small_config, processing_class=tokens, **kwargs)
         self.oracle = OpenAI()
 
 
-trl.GRPOTrainer = PagesTrainer
+trl.GRPOTrainer = TinyTrainer
 trl.GRPOConfig = partial(GRPOConfig, use_cpu=True, output_dir=tempfile.mkdtemp())
 runpy.run_path(sys.argv[1], run_name="__main__")
-print(", ".join(sorted(PagesTrainer.rewarded)))  # noqa: T201
+print(", ".join(sorted(TinyTrainer.rewarded)))  # noqa: T201

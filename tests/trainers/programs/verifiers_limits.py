@@ -1,4 +1,4 @@
-"""Runs a rollout past its turn limit, and one of an unknown task: `URL ENDPOINT`."""
+"""Runs a rollout that exceeds its turn limit and one of an unknown task. Arguments: server URL, model URL."""
 
 import asyncio
 import sys
@@ -13,11 +13,11 @@ async def main(url: str, endpoint: str) -> None:
     env = load_environment(max_turns=2, url=url, tasks=["tune-reactor"])
     async with env.serving():
         (task,) = env.taskset
-        (cut,) = (await env.run_slot(*env.slots(task), policy)).traces
+        (truncated,) = (await env.run_slot(*env.slots(task), policy)).traces
         missing = task.with_data(id="no-such-task")
         (failed,) = (await env.run_slot(*env.slots(missing), policy)).traces
-    if cut.ok and cut.info["verdict"]["truncated"]:
-        print("truncated", cut.reward)  # noqa: T201
+    if truncated.ok and truncated.info["verdict"]["truncated"]:
+        print("truncated", truncated.reward)  # noqa: T201
     if not failed.ok and failed.last_error.type == "TaskError" and not any(failed.rewards.values()):
         print("no task, no reward")  # noqa: T201
 

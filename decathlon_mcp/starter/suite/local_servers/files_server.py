@@ -13,15 +13,15 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
 from pydantic import Field
 
-from confined import Workspace
+from workspace import Workspace
 
 MAX_TEXT_BYTES = 1024 * 1024
 MAX_ENTRIES = 500
-MAX_HITS = 200
+MAX_MATCHES = 200
 
-READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
-ADDS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
-CHANGES = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=False)
+READ_ONLY = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+ADDITIVE = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
+DESTRUCTIVE = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=False)
 
 AnyPath = Annotated[str, Field(description="Relative to the workspace, or absolute and inside it.")]
 
@@ -29,18 +29,18 @@ workspace = Workspace(sys.argv[1])
 server = MCPServer("files", log_level="WARNING")
 
 
-@server.tool(annotations=READS, structured_output=False)
+@server.tool(annotations=READ_ONLY, structured_output=False)
 def list_directory(
     path: AnyPath = ".",
-    depth: Annotated[int, Field(ge=1, le=10, description="How many levels to show.")] = 3,
+    depth: Annotated[int, Field(ge=1, le=10, description="Number of levels to show.")] = 3,
 ) -> str:
-    """Show a folder as a tree, with the size of each file in bytes. Hidden folders are shown closed."""
+    """Show a folder as a tree, with the size of each file in bytes. Hidden folders are not expanded."""
     folder = workspace.resolve(path)
     if not folder.is_dir():
         raise ToolError(f"There is no folder {path!r}")
     lines = list(_tree(folder, depth, ""))
     if len(lines) > MAX_ENTRIES:
-        lines[MAX_ENTRIES:] = [f"... and {len(lines) - MAX_ENTRIES} more; list a folder below"]
+        lines[MAX_ENTRIES:] = [f"... and {len(lines) - MAX_ENTRIES} more; list a subfolder"]
     return "\n".join(lines) or "(empty)"
 
 
@@ -56,26 +56,26 @@ def _tree(folder: Path, depth: int, indent: str) -> Iterator[str]:
             yield f"{indent}{entry.name}  {entry.stat().st_size}"
 
 
-@server.tool(annotations=READS, structured_output=False)
+@server.tool(annotations=READ_ONLY, structured_output=False)
 def read_file(
     path: AnyPath,
-    first_line: Annotated[int, Field(ge=1, description="Where to begin.")] = 1,
-    lines: Annotated[int, Field(ge=1, description="How many lines at most.")] = 2000,
+    first_line: Annotated[int, Field(ge=1, description="First line to return.")] = 1,
+    lines: Annotated[int, Field(ge=1, description="Maximum number of lines.")] = 2000,
 ) -> str:
-    """Read a text file (UTF-8, at most 1 MiB), whole or a stretch of its lines."""
-    every = _text(path).splitlines(keepends=True)
-    if first_line > max(1, len(every)):
-        raise ToolError(f"{path!r} has only {len(every)} lines")
-    part = every[first_line - 1 : first_line - 1 + lines]
-    rest = len(every) - (first_line - 1) - len(part)
+    """Read a text file (UTF-8, at most 1 MiB), or a range of its lines."""
+    all_lines = _text(path).splitlines(keepends=True)
+    if first_line > max(1, len(all_lines)):
+        raise ToolError(f"{path!r} has only {len(all_lines)} lines")
+    part = all_lines[first_line - 1 : first_line - 1 + lines]
+    remaining = len(all_lines) - (first_line - 1) - len(part)
     return "".join(part) + (
-        f"\n[{rest} more lines; go on with first_line={first_line + len(part)}]" if rest else ""
+        f"\n[{remaining} more lines; continue with first_line={first_line + len(part)}]" if remaining else ""
     )
 
 
-@server.tool(annotations=CHANGES, structured_output=False)
+@server.tool(annotations=DESTRUCTIVE, structured_output=False)
 def write_file(path: AnyPath, text: str) -> str:
-    """Write a text file (UTF-8), replacing what was there; missing folders are made."""
+    """Write a text file (UTF-8), replacing an existing one; missing folders are created."""
     target = workspace.resolve(path)
     if target.is_dir():
         raise ToolError(f"{path!r} is a folder")
@@ -83,37 +83,37 @@ def write_file(path: AnyPath, text: str) -> str:
     return f"Wrote {_write(target, text)} bytes to {workspace.name(target)}"
 
 
-@server.tool(annotations=CHANGES, structured_output=False)
+@server.tool(annotations=DESTRUCTIVE, structured_output=False)
 def edit_file(
     path: AnyPath,
     old: Annotated[
-        str, Field(min_length=1, description="The exact text to replace, blanks and line ends included.")
+        str, Field(min_length=1, description="The exact text to replace, including whitespace and line ends.")
     ],
-    new: Annotated[str, Field(description="What to put in its place.")],
+    new: Annotated[str, Field(description="The replacement.")],
     every: Annotated[
-        bool, Field(description="Replace each occurrence; otherwise there must be exactly one.")
+        bool, Field(description="Replace all occurrences; otherwise there must be exactly one.")
     ] = False,
 ) -> str:
-    """Replace a piece of a text file."""
+    """Replace text in a text file."""
     text = _text(path)
     count = text.count(old)
     if count == 0:
         raise ToolError(f"The text to replace does not occur in {path!r}")
     if count > 1 and not every:
         raise ToolError(
-            f"The text to replace occurs {count} times in {path!r}: give more of it, or every=true"
+            f"The text to replace occurs {count} times in {path!r}: give a longer text, or every=true"
         )
     target = workspace.file(path)
     _write(target, text.replace(old, new))
     return f"Replaced {count} occurrence{'s' if count > 1 else ''} in {workspace.name(target)}"
 
 
-@server.tool(annotations=CHANGES, structured_output=False)
+@server.tool(annotations=DESTRUCTIVE, structured_output=False)
 def move_file(
     source: AnyPath,
-    destination: Annotated[str, Field(description="The new path, name included; nothing may be there yet.")],
+    destination: Annotated[str, Field(description="The new path, including the name; it must not exist.")],
 ) -> str:
-    """Move or rename a file or folder; missing folders are made. Never overwrites."""
+    """Move or rename a file or folder; missing folders are created. Never overwrites."""
     old, new = workspace.resolve(source), workspace.resolve(destination)
     if old == workspace.root or not old.exists():
         raise ToolError(f"There is nothing to move at {source!r}")
@@ -126,17 +126,17 @@ def move_file(
     return f"Moved {workspace.name(old)} to {workspace.name(new)}"
 
 
-@server.tool(annotations=ADDS, structured_output=False)
+@server.tool(annotations=ADDITIVE, structured_output=False)
 def make_directory(path: AnyPath) -> str:
-    """Make a folder, and those above it; one that exists is fine."""
+    """Create a folder and its missing parents. It may exist already."""
     folder = workspace.resolve(path)
     _make_folder(folder)
     return f"{workspace.name(folder)}/ is there"
 
 
-@server.tool(annotations=CHANGES, structured_output=False)
+@server.tool(annotations=DESTRUCTIVE, structured_output=False)
 def delete_file(path: AnyPath) -> str:
-    """Delete a file, or a folder that is empty."""
+    """Delete a file or an empty folder."""
     target = workspace.resolve(path)
     if target == workspace.root or not target.exists():
         raise ToolError(f"There is nothing to delete at {path!r}")
@@ -147,26 +147,28 @@ def delete_file(path: AnyPath) -> str:
     return f"Deleted {workspace.name(target)}"
 
 
-@server.tool(annotations=READS, structured_output=False)
+@server.tool(annotations=READ_ONLY, structured_output=False)
 def search_files(
-    text: Annotated[str, Field(min_length=1, description="Looked for as it stands, line by line.")],
+    text: Annotated[
+        str, Field(min_length=1, description="The exact text to search for, within single lines.")
+    ],
     path: AnyPath = ".",
-    name: Annotated[str, Field(description="Only files whose name fits this pattern, e.g. '*.csv'.")] = "*",
+    name: Annotated[str, Field(description="Only files whose names match this pattern, e.g. '*.csv'.")] = "*",
     ignore_case: bool = False,
 ) -> str:
-    """Find the lines that contain a text, in all text files below a folder; hidden folders are left out."""
+    """Find the lines that contain a text, in all text files below a folder; hidden folders are skipped."""
     folder = workspace.resolve(path)
-    wanted = text.casefold() if ignore_case else text
-    hits: list[str] = []
+    needle = text.casefold() if ignore_case else text
+    matches: list[str] = []
     for file in _files(folder):
         if not fnmatch.fnmatchcase(file.name, name) or file.stat().st_size > MAX_TEXT_BYTES:
             continue
         for number, line in enumerate(file.read_text("utf-8", errors="replace").splitlines(), 1):
-            if wanted in (line.casefold() if ignore_case else line):
-                hits.append(f"{workspace.name(file)}:{number}: {line[:300]}")
-                if len(hits) == MAX_HITS:
-                    return "\n".join([*hits, "[more; look for something rarer]"])
-    return "\n".join(hits) or "(no line contains it)"
+            if needle in (line.casefold() if ignore_case else line):
+                matches.append(f"{workspace.name(file)}:{number}: {line[:300]}")
+                if len(matches) == MAX_MATCHES:
+                    return "\n".join([*matches, "[more; search for something rarer]"])
+    return "\n".join(matches) or "(no line contains it)"
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -180,19 +182,19 @@ def _files(folder: Path) -> Iterator[Path]:
             yield entry
 
 
-@server.tool(annotations=READS, structured_output=False)
+@server.tool(annotations=READ_ONLY, structured_output=False)
 def file_info(path: AnyPath) -> str:
-    """Say what a path is: kind, size in bytes, when it was last changed (UTC), SHA-256 of a file."""
+    """Show what a path is: kind, size in bytes, time of the last change (UTC), SHA-256 of a file."""
     target = workspace.resolve(path)
     if not target.exists():
         raise ToolError(f"There is nothing at {path!r}")
-    facts = target.stat()
-    changed = datetime.fromtimestamp(facts.st_mtime, UTC).isoformat(timespec="seconds")
+    status = target.stat()
+    changed = datetime.fromtimestamp(status.st_mtime, UTC).isoformat(timespec="seconds")
     if target.is_dir():
         return f"folder, {sum(1 for _ in target.iterdir())} entries, changed {changed}"
     with target.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return f"file, {facts.st_size} bytes, changed {changed}, sha256 {digest}"
+    return f"file, {status.st_size} bytes, changed {changed}, sha256 {digest}"
 
 
 def _text(path: str) -> str:

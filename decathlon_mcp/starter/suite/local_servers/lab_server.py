@@ -1,6 +1,6 @@
-"""MCP server `lab`: a batch reactor to experiment with. Run as `lab_server.py WORKSPACE`.
+"""MCP server `lab`: simulates a batch reactor. Run as `lab_server.py WORKSPACE`.
 
-A run takes some seconds and says how far it is; a run that is cancelled leaves nothing behind.
+A run takes some seconds and reports progress; a cancelled run writes no file.
 """
 
 import math
@@ -15,15 +15,15 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
 from pydantic import Field
 
-from confined import Workspace
+from workspace import Workspace
 
 STAGES = 10
 STAGE_SECONDS = 0.25
 MINUTES = 60
 RUNS = "runs"
 
-READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
-ADDS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
+READ_ONLY = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+ADDITIVE = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
 
 workspace = Workspace(sys.argv[1])
 server = MCPServer("lab", log_level="WARNING")
@@ -31,7 +31,7 @@ server = MCPServer("lab", log_level="WARNING")
 
 @dataclass(frozen=True)
 class Minute:
-    """The state of the batch at the end of a minute: parts of the charge in per cent, heat in kW."""
+    """State of the batch at the end of a minute: shares of the charge in per cent, heat in kW."""
 
     minute: int
     feed: float
@@ -41,52 +41,52 @@ class Minute:
 
 
 def batch(temperature: int, catalyst: float) -> Iterator[Minute]:
-    """Feed becomes product, product becomes waste: two first-order steps, in steps of a second.
+    """Simulate two first-order reactions, feed to product and product to waste, in steps of one second.
 
-    temperature in °C, catalyst in g. Both reactions quicken with the temperature, the second one more;
-    catalyst quickens the first alone.
+    `temperature` is in °C, `catalyst` in g. A higher temperature accelerates both reactions, the second one
+    more; more catalyst accelerates only the first.
     """
-    warmth = 1 / 343.15 - 1 / (temperature + 273.15)
-    first = 0.012 * catalyst * math.exp(5200 * warmth)
-    second = 0.0095 * math.exp(11000 * warmth)
+    inverse_difference = 1 / 343.15 - 1 / (temperature + 273.15)
+    first = 0.012 * catalyst * math.exp(5200 * inverse_difference)
+    second = 0.0095 * math.exp(11000 * inverse_difference)
     feed, product, heat = 100.0, 0.0, 0.0
     for minute in range(1, MINUTES + 1):
         for _ in range(60):
-            made, lost = feed * first / 60, product * second / 60
-            feed, product = feed - made, product + made - lost
-            heat = max(heat, 60 * (3.5 * made + 6.0 * lost))
+            produced, wasted = feed * first / 60, product * second / 60
+            feed, product = feed - produced, product + produced - wasted
+            heat = max(heat, 60 * (3.5 * produced + 6.0 * wasted))
         yield Minute(minute, feed, product, 100 - feed - product, heat)
 
 
-@server.tool(annotations=READS, structured_output=False)
+@server.tool(annotations=READ_ONLY, structured_output=False)
 def describe_reactor() -> str:
-    """Say what the reactor is, what can be set and what is measured."""
+    """Describe the reactor: what it does, what can be set, what is measured."""
     return (
-        "A stirred batch reactor. Each batch starts with 100 % feed; feed turns into product, and product in "
-        "turn into waste.\n"
+        "A stirred batch reactor. Each batch starts with 100 % feed; feed turns into product, and product "
+        "turns into waste.\n"
         "To set: temperature, whole °C from 50 to 95; catalyst, 1 to 5 g in steps of 0.5 g.\n"
         "Measured: the share of feed, product and waste, and the peak heat (kW) so far, "
         f"each minute up to {MINUTES}."
     )
 
 
-@server.tool(annotations=ADDS, structured_output=False)
+@server.tool(annotations=ADDITIVE, structured_output=False)
 async def run_simulation(
     name: Annotated[
-        str, Field(pattern=r"^[a-z0-9-]{1,40}$", description="Names the result; a-z, 0-9 and -.")
+        str, Field(pattern=r"^[a-z0-9-]{1,40}$", description="Name of the result; a-z, 0-9 and -.")
     ],
     temperature: Annotated[int, Field(ge=50, le=95, description="°C")],
     catalyst: Annotated[float, Field(ge=1, le=5, multiple_of=0.5, description="g")],
     ctx: Context,
 ) -> str:
-    """Simulate one batch of an hour; takes a few seconds. Writes runs/NAME.csv, one line a minute."""
+    """Simulate one batch of an hour; takes a few seconds. Writes runs/NAME.csv, one line per minute."""
     target = workspace.resolve(f"{RUNS}/{name}.csv")
     if target.exists():
-        raise ToolError(f"There is a run {name!r} already")
-    reactor, course = batch(temperature, catalyst), list[Minute]()
+        raise ToolError(f"There is already a run {name!r}")
+    minutes, course = batch(temperature, catalyst), list[Minute]()
     for stage in range(1, STAGES + 1):
         await anyio.sleep(STAGE_SECONDS)
-        course += [next(reactor) for _ in range(MINUTES // STAGES)]
+        course += [next(minutes) for _ in range(MINUTES // STAGES)]
         await ctx.report_progress(stage, STAGES, f"minute {course[-1].minute} of {MINUTES}")
     lines = [f"{m.minute},{m.feed:.2f},{m.product:.2f},{m.waste:.2f},{m.heat:.3f}\n" for m in course]
     target.parent.mkdir(exist_ok=True)

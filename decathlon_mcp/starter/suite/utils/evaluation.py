@@ -1,7 +1,7 @@
-"""What all evaluators share: command-line arguments, and reporting pass or fail.
+"""Parses the evaluators' command line and reports pass or fail.
 
-An evaluator exits with 0 for a correct attempt and 1 for a wrong one, and prints the reason. An evaluator that
-fails itself exits with 2: that is an error of the task, not of the attempt.
+An evaluator exits with 0 for a correct attempt and 1 for a wrong one, and prints the reason. Exit code 2
+means that the evaluator failed: an error of the task, not of the attempt.
 """
 
 import argparse
@@ -17,12 +17,12 @@ LAUNCH_TIME_FORMAT = "%Y-%m-%d %H:%M:%S %A"
 
 
 class Wrong(Exception):
-    """The attempt is wrong; the message says why."""
+    """Raised if the attempt is wrong; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """The files that an evaluator checks. `log` and `groundtruth` are None if there is none."""
+    """The files that an evaluator checks. `log` and `groundtruth` are None if they were not given."""
 
     workspace: Path
     groundtruth: Path | None
@@ -45,10 +45,10 @@ def judge(check: Callable[[Attempt], None]) -> None:
     sys.exit(PASS)
 
 
-def require(condition: bool, otherwise: str) -> None:
-    """Raise Wrong unless the condition holds."""
+def require(condition: bool, reason: str) -> None:
+    """Raise Wrong with this reason unless the condition holds."""
     if not condition:
-        raise Wrong(otherwise)
+        raise Wrong(reason)
 
 
 def launch_time(text: str) -> datetime:
@@ -62,8 +62,13 @@ def _attempt() -> Attempt:
     parser.add_argument("--groundtruth_workspace", type=_path_or_none)
     parser.add_argument("--res_log_file", type=_path_or_none)
     parser.add_argument("--launch_time", required=True, type=launch_time)
-    given = parser.parse_args()
-    return Attempt(given.agent_workspace, given.groundtruth_workspace, given.res_log_file, given.launch_time)
+    arguments = parser.parse_args()
+    return Attempt(
+        arguments.agent_workspace,
+        arguments.groundtruth_workspace,
+        arguments.res_log_file,
+        arguments.launch_time,
+    )
 
 
 def _path_or_none(text: str) -> Path | None:

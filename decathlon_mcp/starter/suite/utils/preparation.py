@@ -1,4 +1,4 @@
-"""What all preprocesses share: their command-line arguments."""
+"""Parses the command line of a preprocess."""
 
 import argparse
 from dataclasses import dataclass
@@ -21,5 +21,5 @@ def episode() -> Episode:
     parser = argparse.ArgumentParser()
     parser.add_argument("--agent_workspace", required=True, type=Path)
     parser.add_argument("--launch_time", required=True, type=launch_time)
-    given = parser.parse_args()
-    return Episode(given.agent_workspace, given.launch_time)
+    arguments = parser.parse_args()
+    return Episode(arguments.agent_workspace, arguments.launch_time)

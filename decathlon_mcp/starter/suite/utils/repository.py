@@ -1,7 +1,7 @@
-"""Reading a Git repository that an agent left, without running anything of it.
+"""Reads a Git repository of the agent without running anything in it.
 
-Git obeys the configuration and hooks of the repository it is called in, so it is never called in the agent's.
-The objects, which are data, are copied into a fresh repository and read there.
+Git follows the configuration and hooks of the repository that it runs in, so it never runs in the agent's.
+The objects, which are data, are copied into a new repository and read there.
 """
 
 import os
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from utils.evaluation import Wrong, require
-from utils.leftovers import MAX_BYTES, MAX_FILES, regular_file
+from utils.submission import MAX_BYTES, MAX_FILES, regular_file
 
 MAX_SECONDS = 30
 
@@ -41,7 +41,7 @@ class Repository:
         """Return the commit that a branch points to."""
         ref = f"refs/heads/{name}"
         try:
-            found = (
+            commit_id = (
                 regular_file(self.workspace, f"{self.folder}/.git/{ref}")
                 .read_text("ascii", "replace")
                 .strip()
@@ -51,9 +51,9 @@ class Repository:
                 "ascii", "replace"
             )
             lines = [line.split() for line in packed.splitlines()]
-            found = next((line[0] for line in lines if line[1:] == [ref]), "")
-        require(re.fullmatch(r"[0-9a-f]{40}", found) is not None, f"{self.folder} has no branch {name}")
-        return self.commit(found)
+            commit_id = next((line[0] for line in lines if line[1:] == [ref]), "")
+        require(re.fullmatch(r"[0-9a-f]{40}", commit_id) is not None, f"{self.folder} has no branch {name}")
+        return self.commit(commit_id)
 
     def commit(self, commit_id: str) -> Commit:
         """Return the commit with this full hash."""
@@ -70,16 +70,16 @@ class Repository:
         require(size <= MAX_BYTES, f"{path} is larger than {MAX_BYTES} bytes")
         return self._git("cat-file", "blob", f"{commit_id}:{path}")
 
-    def _git(self, *words: str) -> str:
-        done = _run("--git-dir", str(self.copy), *words)
-        reason = " ".join(done.stderr.decode("utf-8", "replace").split())
-        require(done.returncode == 0, f"{self.folder} is damaged, or lacks what was asked: {reason}")
-        return done.stdout.decode("utf-8", "replace")
+    def _git(self, *arguments: str) -> str:
+        result = _run("--git-dir", str(self.copy), *arguments)
+        reason = " ".join(result.stderr.decode("utf-8", "replace").split())
+        require(result.returncode == 0, f"{self.folder} is damaged or incomplete: {reason}")
+        return result.stdout.decode("utf-8", "replace")
 
 
 @contextmanager
 def open_repository(workspace: Path, folder: str) -> Iterator[Repository]:
-    """Copy the repository at `folder`; the copy is deleted at the end."""
+    """Yield a copy of the repository at `folder`; the copy is deleted at the end."""
     regular_file(workspace, f"{folder}/.git/HEAD")
     objects = workspace / folder / ".git" / "objects"
     require(objects.is_dir() and not objects.is_symlink(), f"{folder} has no objects")
@@ -100,10 +100,10 @@ def _copy_objects(source: Path, target: Path) -> None:
             shutil.copyfile(path, target / name)
 
 
-def _run(*words: str) -> subprocess.CompletedProcess[bytes]:
+def _run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
     settings = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
     return subprocess.run(
-        ["git", *words],
+        ["git", *arguments],
         env={"PATH": os.environ["PATH"], **settings},
         stdin=subprocess.DEVNULL,
         capture_output=True,

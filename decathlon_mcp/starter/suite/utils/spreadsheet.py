@@ -1,8 +1,8 @@
-"""Reading a workbook that an agent left, and calculating it with the same MCP server that the agent used.
+"""Reads an agent's workbook and calculates its formulas with the MCP server that the agent used.
 
-A workbook does not always store the results of its formulas, and a stored result proves nothing. So the
-evaluator starts its own server on a copy, which calculates the cells; the evaluator can also change cells
-there, to see whether dependent cells follow.
+A workbook does not always store the results of its formulas, and stored results may be false. So the
+evaluator starts its own server on a copy, which calculates the cells. The evaluator can also change cells of
+the copy and check that dependent cells change.
 """
 
 import shutil
@@ -19,7 +19,7 @@ from openpyxl import load_workbook
 from openpyxl.workbook import Workbook
 
 from utils.evaluation import Wrong, require
-from utils.leftovers import MAX_UNPACKED_BYTES, regular_file
+from utils.submission import MAX_UNPACKED_BYTES, regular_file
 
 if TYPE_CHECKING:
     from mcp import ClientSession
@@ -39,7 +39,7 @@ def open_workbook(workspace: Path, name: str) -> Workbook:
         return load_workbook(path, keep_links=False)
     except Wrong:
         raise
-    except Exception as error:  # any exception of openpyxl's is caused by the file
+    except Exception as error:  # any exception of openpyxl is caused by the file
         raise Wrong(f"{name} is not a workbook that can be read: {error}") from None
 
 
@@ -51,12 +51,12 @@ class Calculation:
     path: Path
 
     async def read(self, sheet: str, cells: str) -> list[list[object]]:
-        """Return the results of a block of cells, row by row; dates as ISO 8601."""
+        """Return the values of a range of cells, row by row; dates as ISO 8601."""
         reply = await self._call("read_range", sheet=sheet, range=cells)
         return reply["values"]
 
     async def write(self, sheet: str, at: str, rows: list[list[object]]) -> None:
-        """Overwrite the cells from `at` on, in the copy."""
+        """Overwrite cells of the copy, starting at `at`."""
         await self._call("write_range", sheet=sheet, at=at, rows=rows)
 
     async def _call(self, tool: str, **arguments: object) -> dict[str, list[list[object]]]:
@@ -72,12 +72,13 @@ class Calculation:
 
 
 def calculate(workbook: Path, check: Callable[[Calculation], Awaitable[None]]) -> None:
-    """Run a check on a calculated copy of the workbook. Taking longer than MAX_SECONDS is Wrong."""
+    """Run a check on a calculated copy of the workbook. Raises Wrong if it exceeds MAX_SECONDS."""
     anyio.run(_calculate, workbook, check)
 
 
 async def _calculate(workbook: Path, check: Callable[[Calculation], Awaitable[None]]) -> None:
-    from mcp import ClientSession, StdioServerParameters  # takes a second of CPU, and most attempts never get here
+    # Imported here because it takes a second of CPU, and most attempts fail before this check.
+    from mcp import ClientSession, StdioServerParameters
     from mcp.client.stdio import stdio_client
 
     wrong = Wrong(f"{workbook.name} was not calculated within {MAX_SECONDS} s")
@@ -92,7 +93,7 @@ async def _calculate(workbook: Path, check: Callable[[Calculation], Awaitable[No
             with anyio.move_on_after(MAX_SECONDS):
                 try:
                     await check(Calculation(session, copy))
-                except Wrong as error:  # raised below: the contexts would wrap it in exception groups
+                except Wrong as error:  # raised below, because the contexts would wrap it in exception groups
                     wrong = error
                 else:
                     return

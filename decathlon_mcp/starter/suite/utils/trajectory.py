@@ -1,4 +1,4 @@
-"""Reading the agent's messages from the log that an evaluator gets."""
+"""Reads the agent's messages from the log that an evaluator gets."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from utils.evaluation import Wrong
 def final_answer(log: Path | None) -> str:
     """Return the text of the assistant's last message. Raises Wrong if there is none.
 
-    The log is written by the server, not by the agent, so an unreadable log is not Wrong but an error.
+    The server writes the log, not the agent, so an unreadable log is an error of the evaluator and not Wrong.
     """
     if log is None:
         raise Wrong("there is no log, and so no answer")

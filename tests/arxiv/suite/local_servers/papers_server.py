@@ -1,4 +1,4 @@
-"""An MCP server that searches arXiv and downloads from it."""
+"""MCP server that searches arXiv and downloads papers."""
 
 import sys
 from pathlib import Path
@@ -16,9 +16,9 @@ server = MCPServer("papers")
 
 @server.tool()
 def search(query: str) -> dict[str, str]:
-    """Find papers: their addresses and titles."""
-    with urlopen(f"https://export.arxiv.org/api/query?{urlencode({'search_query': query})}") as answer:
-        entries = ElementTree.parse(answer).iter(f"{ATOM}entry")
+    """Find papers; returns titles by address."""
+    with urlopen(f"https://export.arxiv.org/api/query?{urlencode({'search_query': query})}") as response:
+        entries = ElementTree.parse(response).iter(f"{ATOM}entry")
         return {str(entry.findtext(f"{ATOM}id")): str(entry.findtext(f"{ATOM}title")) for entry in entries}
 
 

@@ -1,4 +1,4 @@
-"""An MCP server in nothing but the standard library: a root shell, and a Python that has ctypes."""
+"""MCP server with a root shell and a Python that has ctypes. It uses only the standard library."""
 
 import json
 import subprocess
@@ -6,7 +6,7 @@ import sys
 import tempfile
 import threading
 
-MOST_BYTES = 1 << 20
+MAX_OUTPUT_BYTES = 1 << 20
 TEXT = {"type": "string"}
 
 
@@ -18,7 +18,7 @@ def tool(name, argument, description):
 TOOLS = [
     tool("shell", "command", "Run a command with bash in the workspace."),
     tool("python", "code", "Run a Python program in the workspace."),
-    tool("say", "text", "Say something."),
+    tool("say", "text", "Return the text."),
 ]
 PROGRAMS = {"shell": ["bash", "-s"], "python": ["python3", "-"]}
 
@@ -32,21 +32,21 @@ def send(message):
 
 
 def run(program, script):
-    # Not a pipe: a daemon would hold its other end open.
-    with tempfile.TemporaryFile() as said:
-        subprocess.run(program, input=script.encode(), stdout=said, stderr=subprocess.STDOUT)
-        said.seek(0)
-        return said.read(MOST_BYTES).decode(errors="replace")
+    # A file and not a pipe, because a daemon would keep the other end of a pipe open.
+    with tempfile.TemporaryFile() as output:
+        subprocess.run(program, input=script.encode(), stdout=output, stderr=subprocess.STDOUT)
+        output.seek(0)
+        return output.read(MAX_OUTPUT_BYTES).decode(errors="replace")
 
 
 def call(message):
     (argument,) = message["params"]["arguments"].values()
     program = PROGRAMS.get(message["params"]["name"])
     try:
-        said = argument if program is None else run(program, argument)
+        text = argument if program is None else run(program, argument)
     except OSError as error:
-        said = f"OSError: {error}"
-    send({"jsonrpc": "2.0", "id": message["id"], "result": {"content": [{"type": "text", "text": said}]}})
+        text = f"OSError: {error}"
+    send({"jsonrpc": "2.0", "id": message["id"], "result": {"content": [{"type": "text", "text": text}]}})
 
 
 for line in sys.stdin:

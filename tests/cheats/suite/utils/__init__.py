@@ -1,1 +1,1 @@
-"""What the evaluators share."""
+"""Code shared by the evaluators."""

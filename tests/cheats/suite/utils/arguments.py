@@ -1,4 +1,4 @@
-"""What an evaluator is told on its command line."""
+"""Parses an evaluator's command line."""
 
 import argparse
 

@@ -1,7 +1,7 @@
-"""What this suite calls openai-agents: of the real one it has only what a tool asks for."""
+"""Fake of the real package openai-agents, with only the names that this suite's tools import."""
 
 print("importing this takes long")
 
 
 class Judge:
-    """Not among what is stood in for."""
+    """A class that the stub of openai-agents does not have."""

@@ -1,4 +1,4 @@
-"""The class that tools are made of."""
+"""The class of openai-agents for tools."""
 
 
 class FunctionTool:

@@ -1,4 +1,4 @@
-"""An MCP server whose replies are as long as one likes."""
+"""MCP server whose results have a given length."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ def call(name, characters):
     return {"content": [text]}
 
 
-def answer(message):
+def result(message):
     match message["method"]:
         case "initialize":
             return {
@@ -41,4 +41,4 @@ def answer(message):
 for line in sys.stdin:
     message = json.loads(line)
     if "id" in message:
-        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": answer(message)}), flush=True)
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result(message)}), flush=True)

@@ -1,4 +1,4 @@
-"""An MCP server of the handshake era in nothing but the standard library: quick to start, odd where asked."""
+"""MCP server with tools for tests. It uses only the standard library, so that it starts quickly."""
 
 import json
 import os
@@ -22,19 +22,19 @@ def tool(name, description, **properties):
 
 
 TOOLS = [
-    tool("echo", "Give the text back.", text=TEXT),
-    tool("write", "Write a file of the workspace.", path=TEXT, text=TEXT),
-    tool("read", "Read a file, of the workspace or by its absolute path.", path=TEXT),
+    tool("echo", "Return the text.", text=TEXT),
+    tool("write", "Write a file in the workspace.", path=TEXT, text=TEXT),
+    tool("read", "Read a file by its path in the workspace or its absolute path.", path=TEXT),
     tool("shell", "Run a shell command in the workspace.", command=TEXT),
     tool("count", "Count to a number, reporting progress.", to=NUMBER, pause=NUMBER),
-    tool("sleep", "Sleep; says in the workspace when it was cancelled.", seconds=NUMBER, note=TEXT),
+    tool("sleep", "Sleep; if cancelled, append the note to cancelled.txt.", seconds=NUMBER, note=TEXT),
     tool("talk", "Send log messages at every level."),
-    tool("fail", "Fail as a tool fails."),
-    tool("refuse", "Answer with a JSON-RPC error."),
-    tool("odd", "Answer with fields and content that no model of MCP knows."),
-    tool("big", "Answer with a text of this many characters.", characters=NUMBER),
-    tool("garbage", "Answer with a line that is no JSON, then properly."),
-    tool("die", "End without an answer."),
+    tool("fail", "Return a tool error."),
+    tool("refuse", "Return a JSON-RPC error."),
+    tool("odd", "Return fields and content types that MCP does not define."),
+    tool("big", "Return a text with this number of characters.", characters=NUMBER),
+    tool("garbage", "Write a line that is not JSON before the result."),
+    tool("die", "End the server without a reply."),
     {"name": "bare", "description": "A tool with an empty schema.", "inputSchema": {}},
 ]
 
@@ -53,11 +53,11 @@ def notify(method, **params):
     send({"jsonrpc": "2.0", "method": method, "params": params})
 
 
-def text(value, **more):
-    return {"content": [{"type": "text", "text": value}], **more}
+def text(value, **fields):
+    return {"content": [{"type": "text", "text": value}], **fields}
 
 
-def inside(path):
+def workspace_path(path):
     return os.path.join(WORKSPACE, path)
 
 
@@ -78,7 +78,7 @@ def count(arguments, meta):
 
 def sleep(arguments, stop):
     if stop.wait(arguments["seconds"]):
-        with open(inside("cancelled.txt"), "a") as notes:
+        with open(workspace_path("cancelled.txt"), "a") as notes:
             notes.write(arguments.get("note", "") + "\n")
         return None
     return text("slept")
@@ -86,15 +86,15 @@ def sleep(arguments, stop):
 
 def talk():
     for level in ("debug", "info", "warning", "error"):
-        notify("notifications/message", level=level, logger="probe", data={"said": level})
+        notify("notifications/message", level=level, logger="probe", data={"level": level})
     return text("talked")
 
 
 def shell(command):
-    done = subprocess.run(
+    result = subprocess.run(
         command, shell=True, cwd=WORKSPACE, capture_output=True, text=True, errors="replace"
     )
-    return text(done.stdout + done.stderr, structuredContent={"exit_code": done.returncode})
+    return text(result.stdout + result.stderr, structuredContent={"exit_code": result.returncode})
 
 
 def odd():
@@ -115,13 +115,13 @@ def call(name, arguments, meta, stop):
         case "echo":
             return text(arguments["text"])
         case "write":
-            path = inside(arguments["path"])
+            path = workspace_path(arguments["path"])
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(path, "w") as file:
                 file.write(arguments["text"])
             return text("written")
         case "read":
-            with open(inside(arguments["path"])) as file:
+            with open(workspace_path(arguments["path"])) as file:
                 return text(file.read())
         case "shell":
             return shell(arguments["command"])
@@ -143,7 +143,7 @@ def call(name, arguments, meta, stop):
                 sys.stdout.flush()
             return text("after the garbage")
         case "die":
-            sys.stderr.write("probe: told to die\n")
+            sys.stderr.write("probe: killed by its tool die\n")
             sys.stderr.flush()
             os.kill(os.getpid(), signal.SIGKILL)
         case "bare":

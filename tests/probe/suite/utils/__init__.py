@@ -1,1 +1,1 @@
-"""Shared code of the probe suite: none."""
+"""Package for code shared by evaluators; empty in this suite."""

@@ -1,4 +1,4 @@
-"""Tools that answer with content of each kind, and one whose input schema uses all of JSON Schema 2020-12."""
+"""Tools that return each kind of content, and one whose input schema has many JSON Schema keywords."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import zlib
 from typing import Any
 
 import mcp_types as types
-from tool import Answer, Context, Tool, failed, schema, text
+from tool import Context, Result, Tool, error_result, object_schema, text_result
 
 
 def png() -> str:
-    """One red pixel, base64."""
+    """An image of one red pixel, in base64."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -26,7 +26,7 @@ def png() -> str:
 
 
 def wav() -> str:
-    """A millisecond of silence, base64."""
+    """A sound of one millisecond of silence, in base64."""
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as sound:
         sound.setnchannels(1)
@@ -36,9 +36,9 @@ def wav() -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def resource(uri: str, mime_type: str, words: str) -> types.EmbeddedResource:
+def resource(uri: str, mime_type: str, text: str) -> types.EmbeddedResource:
     return types.EmbeddedResource(
-        resource=types.TextResourceContents(uri=uri, mime_type=mime_type, text=words)
+        resource=types.TextResourceContents(uri=uri, mime_type=mime_type, text=text)
     )
 
 
@@ -49,23 +49,23 @@ EMBEDDED = resource("test://embedded-resource", "text/plain", "This is an embedd
 MIXED = resource("test://mixed-content-resource", "application/json", '{"test": "data", "value": 123}')
 
 
-def answering(name: str, description: str, *content: types.ContentBlock) -> Tool:
-    async def run(ctx: Context, params: types.CallToolRequestParams) -> Answer:
+def constant_tool(name: str, description: str, *content: types.ContentBlock) -> Tool:
+    async def run(ctx: Context, params: types.CallToolRequestParams) -> Result:
         return types.CallToolResult(content=list(content))
 
     return Tool(name, description, run)
 
 
-async def fail(ctx: Context, params: types.CallToolRequestParams) -> Answer:
-    return failed("This tool intentionally returns an error for testing")
+async def fail(ctx: Context, params: types.CallToolRequestParams) -> Result:
+    return error_result("This tool intentionally returns an error for testing")
 
 
-async def echo(ctx: Context, params: types.CallToolRequestParams) -> Answer:
-    return text(f"arguments: {params.arguments or {}}")
+async def echo(ctx: Context, params: types.CallToolRequestParams) -> Result:
+    return text_result(f"arguments: {params.arguments or {}}")
 
 
-# The schema is the suites' own, word for word: they compare it.
-EVERY_KEYWORD: dict[str, Any] = {
+# Copied from the suites, which compare it.
+SCHEMA_2020_12: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     "$defs": {
         "address": {
@@ -91,12 +91,19 @@ EVERY_KEYWORD: dict[str, Any] = {
 REGION = {"type": "string", "description": "Repeated in a header.", "x-mcp-header": "Region"}
 
 TOOLS = (
-    answering("test_simple_text", "Answers with text.", TEXT),
-    answering("test_image_content", "Answers with an image.", IMAGE),
-    answering("test_audio_content", "Answers with a sound.", AUDIO),
-    answering("test_embedded_resource", "Answers with a resource.", EMBEDDED),
-    answering("test_multiple_content_types", "Answers with text, image and resource.", TEXT, IMAGE, MIXED),
-    Tool("test_error_handling", "Always fails.", fail),
-    Tool("json_schema_2020_12_tool", "Has a schema with every keyword.", echo, EVERY_KEYWORD),
-    Tool("test_x_mcp_header", "Has a parameter that is repeated in a header.", echo, schema(region=REGION)),
+    constant_tool("test_simple_text", "Returns text.", TEXT),
+    constant_tool("test_image_content", "Returns an image.", IMAGE),
+    constant_tool("test_audio_content", "Returns audio.", AUDIO),
+    constant_tool("test_embedded_resource", "Returns a resource.", EMBEDDED),
+    constant_tool(
+        "test_multiple_content_types", "Returns text, an image and a resource.", TEXT, IMAGE, MIXED
+    ),
+    Tool("test_error_handling", "Always returns an error.", fail),
+    Tool("json_schema_2020_12_tool", "Has a schema with many keywords.", echo, SCHEMA_2020_12),
+    Tool(
+        "test_x_mcp_header",
+        "Has a parameter that is repeated in a header.",
+        echo,
+        object_schema(region=REGION),
+    ),
 )

@@ -1,4 +1,4 @@
-"""What a tool of this server is, and how its answers are put."""
+"""The type of this server's tools, and functions that create results and schemas."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import Any
 import mcp_types as types
 from mcp.server import ServerRequestContext
 
-Answer = types.CallToolResult | types.InputRequiredResult
+Result = types.CallToolResult | types.InputRequiredResult
 Context = ServerRequestContext[Any, Any]
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool, called `name` as the conformance suites call it."""
+    """A tool; the conformance suites prescribe `name`."""
 
     name: str
     description: str
-    run: Callable[[Context, types.CallToolRequestParams], Awaitable[Answer]]
+    run: Callable[[Context, types.CallToolRequestParams], Awaitable[Result]]
     schema: Mapping[str, Any] = field(default_factory=lambda: NO_ARGUMENTS)
 
-    def listed(self) -> types.Tool:
+    def definition(self) -> types.Tool:
         return types.Tool(name=self.name, description=self.description, input_schema=dict(self.schema))
 
 
-def text(words: str) -> types.CallToolResult:
-    return types.CallToolResult(content=[types.TextContent(text=words)])
+def text_result(text: str) -> types.CallToolResult:
+    return types.CallToolResult(content=[types.TextContent(text=text)])
 
 
-def failed(words: str) -> types.CallToolResult:
-    return types.CallToolResult(content=[types.TextContent(text=words)], is_error=True)
+def error_result(text: str) -> types.CallToolResult:
+    return types.CallToolResult(content=[types.TextContent(text=text)], is_error=True)
 
 
-def schema(*, required: tuple[str, ...] = (), **properties: Mapping[str, Any]) -> dict[str, Any]:
-    """An object with these properties, as tools and elicitations want it."""
+def object_schema(*, required: tuple[str, ...] = (), **properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Schema of an object with these properties, for tools and elicitations."""
     return {"type": "object", "properties": properties, "required": list(required)}

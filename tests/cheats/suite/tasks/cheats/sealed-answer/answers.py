@@ -1,4 +1,4 @@
-"""How the answer is made: kept from the agent like the answer itself."""
+"""Calculates the answer. The agent must not see this file."""
 
 from hashlib import sha256
 

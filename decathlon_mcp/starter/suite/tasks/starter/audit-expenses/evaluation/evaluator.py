@@ -1,27 +1,31 @@
-"""Metrics of an audit: the rubric weighs them, and `main` passes or fails the attempt by them."""
+"""Metrics of an audit. `rubric.yaml` weights them; `main` requires the maximum of each."""
 
 import csv
 import json
 from pathlib import Path
 
 from utils.evaluation import Wrong
-from utils.leftovers import close, read_csv, read_object
+from utils.submission import close, read_csv, read_object
 
 
 def evaluate(workspace: Path, groundtruth: Path) -> dict[str, float | bool]:
-    """`found`: the share of the broken rules that were found, each false alarm taking one away; `exact`: all
-    of them and nothing else, in order; `claimed_total`, `approved_total`: the two sums.
+    """Return the metrics of an attempt.
+
+    `found` is the share of the violations that the attempt reports, minus one violation for each false alarm.
+    `exact` is whether it reports all of them in order and nothing else. `claimed_total` and `approved_total`
+    are whether the sums are correct.
     """
     with (groundtruth / "findings.csv").open(newline="") as file:
-        wanted = list(csv.reader(file))[1:]
+        expected = list(csv.reader(file))[1:]
     totals = json.loads((groundtruth / "totals.json").read_text())
-    said = findings(workspace)
+    reported = findings(workspace)
     sums = claimed_sums(workspace, set(totals))
-    pairs = {tuple(row) for row in said}
-    right = {tuple(row) for row in wanted}
+    reported_set = {tuple(row) for row in reported}
+    expected_set = {tuple(row) for row in expected}
     return {
-        "found": max(0, len(pairs & right) - len(pairs - right)) / len(right),
-        "exact": said == wanted,
+        "found": max(0, len(reported_set & expected_set) - len(reported_set - expected_set))
+        / len(expected_set),
+        "exact": reported == expected,
         "claimed_total": close(sums.get("claimed_eur"), totals["claimed_eur"]),
         "approved_total": close(sums.get("approved_eur"), totals["approved_eur"]),
     }

@@ -1,4 +1,4 @@
-"""Checks the sales and the summary, and that the summary follows when a sale is corrected."""
+"""Checks the sales and the summary, and that the summary changes when sales are corrected."""
 
 import json
 from dataclasses import dataclass, replace
@@ -7,8 +7,8 @@ from datetime import date, datetime
 from openpyxl.worksheet.worksheet import Worksheet
 
 from utils.evaluation import Attempt, judge, require
-from utils.leftovers import close, regular_file
 from utils.spreadsheet import Calculation, calculate, open_workbook
+from utils.submission import close, regular_file
 
 WORKBOOK = "quarter.xlsx"
 HEADER = ["Sale", "Date", "Branch", "Product", "Units", "Price", "Revenue"]
@@ -42,10 +42,10 @@ def check(attempt: Attempt) -> None:
         """Check the results, before and after some sales are corrected."""
         await compare(calculation, sales, "")
         corrected = [correct(sale) for sale in sales]
-        typed = [
+        values = [
             [sale.day.isoformat(), sale.branch, sale.product, sale.units, sale.price] for sale in corrected
         ]
-        await calculation.write("Sales", "B2", typed)
+        await calculation.write("Sales", "B2", values)
         await compare(calculation, corrected, " once sales have been corrected")
 
     calculate(regular_file(attempt.workspace, WORKBOOK), check_figures)
@@ -54,7 +54,7 @@ def check(attempt: Attempt) -> None:
 def check_sales(sheet: Worksheet, sales: list[Sale]) -> None:
     """Check the entered values, and that Revenue is a formula."""
     require(cells(sheet, 1, HEADER) == HEADER, "Sales does not have the header asked for")
-    nothing_beyond(sheet, len(sales) + 1, len(HEADER))
+    require_nothing_beyond(sheet, len(sales) + 1, len(HEADER))
     for row, sale in enumerate(sales, 2):
         number, day, branch, product, units, price, revenue = cells(sheet, row, HEADER)
         require(number == sale.number, f"Sales, row {row}: sale {sale.number} belongs here")
@@ -75,7 +75,7 @@ def check_sales(sheet: Worksheet, sales: list[Sale]) -> None:
 def check_summary(sheet: Worksheet) -> None:
     """Check the labels, and that every figure is a formula."""
     require(cells(sheet, 1, SUMMARY) == SUMMARY, "Summary does not have the header asked for")
-    nothing_beyond(sheet, len(BRANCHES) + 2, len(SUMMARY))
+    require_nothing_beyond(sheet, len(BRANCHES) + 2, len(SUMMARY))
     for row, name in enumerate([*BRANCHES, "Total"], 2):
         label, *figures = cells(sheet, row, SUMMARY)
         require(label == name, f"Summary, row {row}: {name} belongs here")
@@ -97,14 +97,14 @@ def correct(sale: Sale) -> Sale:
 
 
 async def compare(calculation: Calculation, sales: list[Sale], when: str) -> None:
-    """Compare every figure of both sheets with the result of the sales."""
+    """Compare every figure of both sheets with the figure calculated from the sales."""
     revenues = await calculation.read("Sales", f"G2:G{len(sales) + 1}")
     for sale, [revenue] in zip(sales, revenues, strict=True):
         require(close(revenue, sale.revenue), f"sale {sale.number}: its revenue is wrong{when}")
-    found = await calculation.read("Summary", f"B2:E{len(BRANCHES) + 2}")
-    for name, figures, wanted in zip([*BRANCHES, "Total"], found, summary(sales), strict=True):
-        for column, figure, right in zip(SUMMARY[1:], figures, wanted, strict=True):
-            require(close(figure, right), f"Summary, {name}, {column} is wrong{when}")
+    actual = await calculation.read("Summary", f"B2:E{len(BRANCHES) + 2}")
+    for name, figures, expected in zip([*BRANCHES, "Total"], actual, summary(sales), strict=True):
+        for column, figure, correct_figure in zip(SUMMARY[1:], figures, expected, strict=True):
+            require(close(figure, correct_figure), f"Summary, {name}, {column} is wrong{when}")
 
 
 def summary(sales: list[Sale]) -> list[list[float]]:
@@ -124,7 +124,7 @@ def cells(sheet: Worksheet, row: int, header: list[str]) -> list[object]:
     return [sheet.cell(row, column).value for column in range(1, len(header) + 1)]
 
 
-def nothing_beyond(sheet: Worksheet, rows: int, columns: int) -> None:
+def require_nothing_beyond(sheet: Worksheet, rows: int, columns: int) -> None:
     for row in sheet.iter_rows(max_row=rows + 20, max_col=columns + 5):
         for cell in row:
             inside = cell.row <= rows and cell.column <= columns

@@ -3,7 +3,7 @@
 import sqlite3
 
 from utils.evaluation import Attempt, judge, require
-from utils.leftovers import open_database, read_csv
+from utils.submission import open_database, read_csv
 
 HEADER = ["member_id", "name", "loans", "fine_cents", "notice"]
 TABLES = ["branch", "closed_days", "copies", "loans", "members", "notices", "renewals"]
@@ -11,20 +11,20 @@ MAX_ROWS = 2000
 
 
 def check(attempt: Attempt) -> None:
-    wanted = read_csv(attempt.groundtruth, "fines.csv", HEADER)
-    found = read_csv(attempt.workspace, "fines.csv", HEADER)
-    require(sorted(found) == sorted(wanted), "fines.csv does not list who owes what")
-    require(found == wanted, "fines.csv is not in the order asked for")
+    expected = read_csv(attempt.groundtruth, "fines.csv", HEADER)
+    actual = read_csv(attempt.workspace, "fines.csv", HEADER)
+    require(sorted(actual) == sorted(expected), "fines.csv does not list who owes what")
+    require(actual == expected, "fines.csv is not in the order asked for")
 
     with open_database(attempt.groundtruth, "library.db") as database:
-        right = {table: rows(database, table) for table in TABLES}
+        expected_rows = {table: rows(database, table) for table in TABLES}
     today = attempt.launch_time.date().isoformat()
-    right["notices"] += [
-        (int(who), today, int(fine)) for who, _, _, fine, notice in wanted if notice == "yes"
+    expected_rows["notices"] += [
+        (int(member), today, int(fine)) for member, _, _, fine, notice in expected if notice == "yes"
     ]
     with open_database(attempt.workspace, "library.db") as database:
         for table in TABLES:
-            same = sorted(map(repr, rows(database, table))) == sorted(map(repr, right[table]))
+            same = sorted(map(repr, rows(database, table))) == sorted(map(repr, expected_rows[table]))
             require(same, f"table {table} does not hold what it should")
 
 

@@ -1,4 +1,4 @@
-"""Content of the branch's database. Days are relative to today: -3 is three days ago."""
+"""Content of the library's database. Days are relative to today: -3 is three days ago."""
 
 import random
 
@@ -90,11 +90,11 @@ SHELF = [
 
 def past_loans() -> list[tuple[int, int, int, int, int, int]]:
     """Generate returned loans, some of them late."""
-    draw = random.Random("library")
+    rng = random.Random("library")
     loans: list[tuple[int, int, int, int, int, int]] = []
     for loan in range(1, 101):
-        lent = draw.randint(-400, -60)
+        lent = rng.randint(-400, -60)
         loans.append(
-            (loan, draw.randint(1, 14), draw.randint(1, 40), lent, lent + 28, lent + draw.randint(3, 45))
+            (loan, rng.randint(1, 14), rng.randint(1, 40), lent, lent + 28, lent + rng.randint(3, 45))
         )
     return loans

@@ -36,9 +36,9 @@ CREATE TABLE notices (
 
 
 def main() -> None:
-    given = episode()
-    today = given.launch_time.date()
-    database = given.workspace / "library.db"
+    arguments = episode()
+    today = arguments.launch_time.date()
+    database = arguments.workspace / "library.db"
     connection = sqlite3.connect(database)
     with connection:
         connection.executescript(TABLES)
@@ -55,7 +55,7 @@ def fill(connection: sqlite3.Connection, today: date) -> None:
         connection.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
 
     insert("branch", [("Quayside", day(0))])
-    insert("members", [(*who, day(left)) for *who, left in library.MEMBERS])
+    insert("members", [(*member, day(left_on)) for *member, left_on in library.MEMBERS])
     insert("copies", [(copy, library.SHELF[copy % len(library.SHELF)]) for copy in range(1, 41)])
     loans = library.past_loans() + library.OUT
     insert("loans", [(*ids, day(lent), day(due), day(back)) for *ids, lent, due, back in loans])
@@ -64,7 +64,10 @@ def fill(connection: sqlite3.Connection, today: date) -> None:
         [(i, loan, day(asked), granted) for i, (loan, asked, granted) in enumerate(library.RENEWALS, 1)],
     )
     insert("closed_days", [(day(closed), reason) for closed, reason in library.CLOSED])
-    insert("notices", [(i, who, day(sent), cents) for i, (who, sent, cents) in enumerate(library.NOTICES, 1)])
+    insert(
+        "notices",
+        [(i, member, day(sent), cents) for i, (member, sent, cents) in enumerate(library.NOTICES, 1)],
+    )
 
 
 if __name__ == "__main__":

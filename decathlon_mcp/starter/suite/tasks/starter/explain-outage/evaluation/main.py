@@ -1,4 +1,4 @@
-"""Checks the last line of the final answer: the deployment, the outage's duration, the number of orders hit."""
+"""Checks the last line of the final answer: deployment, duration and number of failed requests."""
 
 import json
 import re
@@ -10,16 +10,16 @@ LINE = re.compile(r"OUTAGE: (d-[0-9]{1,6}) ([0-9]{1,6}) min ([0-9]{1,6}) failed"
 
 
 def check(attempt: Attempt) -> None:
-    right = json.loads((attempt.groundtruth / "outage.json").read_text())
+    expected = json.loads((attempt.groundtruth / "outage.json").read_text())
     answer = final_answer(attempt.log)
     lines = [line.strip(" \t\r`*") for line in answer.splitlines() if line.strip(" \t\r`*")]
     require(answer.count("OUTAGE:") == 1, "the answer must have one OUTAGE line, not several to choose from")
-    said = LINE.fullmatch(lines[-1])
-    require(said is not None, "the answer does not end with an OUTAGE line of the form asked for")
-    deployment, minutes, failed = said.groups()
-    require(deployment == right["deployment"], "another deployment caused the outage")
-    require(int(minutes) == right["minutes"], "the outage did not last that long")
-    require(int(failed) == right["failed"], "another number of requests failed")
+    match = LINE.fullmatch(lines[-1])
+    require(match is not None, "the answer does not end with an OUTAGE line of the required form")
+    deployment, minutes, failed = match.groups()
+    require(deployment == expected["deployment"], "another deployment caused the outage")
+    require(int(minutes) == expected["minutes"], "the outage did not last that long")
+    require(int(failed) == expected["failed"], "another number of requests failed")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,20 @@
-"""Checks for one commit on `main` that repairs the rate, and a finding that names the commit that broke it."""
+"""Checks that one new commit on `main` repairs the rate and that the finding names the faulty commit."""
 
 import json
 
 from utils.evaluation import Attempt, judge, require
-from utils.leftovers import read_object
 from utils.repository import open_repository
+from utils.submission import read_object
 
 
 def check(attempt: Attempt) -> None:
     known = json.loads((attempt.groundtruth / "commits.json").read_text())
     finding = read_object(attempt.workspace, "finding.json", {"commit", "zone", "field", "value"})
     require(finding["commit"] == known["culprit"], "finding.json names another commit")
-    right = {"zone": "islands", "field": "per_kg", "value": 465}
+    expected = {"zone": "islands", "field": "per_kg", "value": 465}
     require(
-        {name: finding[name] for name in right} == right, "finding.json names another zone, field or value"
+        {name: finding[name] for name in expected} == expected,
+        "finding.json names another zone, field or value",
     )
 
     with open_repository(attempt.workspace, "repository") as repository:
@@ -26,8 +27,8 @@ def check(attempt: Attempt) -> None:
         rates = json.loads(text)
     except (ValueError, RecursionError):
         rates = None
-    wanted = json.loads((attempt.groundtruth / "rates.json").read_text())
-    require(rates == wanted, "rates.json, as committed, is not the list with that one rate repaired")
+    expected_rates = json.loads((attempt.groundtruth / "rates.json").read_text())
+    require(rates == expected_rates, "rates.json, as committed, is not the list with that one rate repaired")
 
 
 if __name__ == "__main__":

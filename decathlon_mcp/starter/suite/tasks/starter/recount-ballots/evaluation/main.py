@@ -1,26 +1,26 @@
-"""Checks the points of each standing candidate, and that no ballot was changed."""
+"""Checks the points of each candidate who did not withdraw, and that no other table was changed."""
 
 import json
 import sqlite3
 
 from utils.evaluation import Attempt, judge, require
-from utils.leftovers import open_database
+from utils.submission import open_database
 
 TABLES = ["election", "candidates", "members", "ballots", "choices"]
 MAX_ROWS = 2000
 
 
 def check(attempt: Attempt) -> None:
-    handed_out = sqlite3.connect(":memory:")
-    handed_out.executescript((attempt.groundtruth / "election.sql").read_text())
+    original = sqlite3.connect(":memory:")
+    original.executescript((attempt.groundtruth / "election.sql").read_text())
     points = json.loads((attempt.groundtruth / "tally.json").read_text())
     with open_database(attempt.workspace, "election.db") as database:
         for table in TABLES:
-            require(rows(database, table) == rows(handed_out, table), f"table {table} has been changed")
+            require(rows(database, table) == rows(original, table), f"table {table} has been changed")
         tally = database.execute("SELECT candidate_id, points FROM tally").fetchmany(MAX_ROWS)
     require(bool(tally), "the tally is empty")
     require(
-        tally == sorted((int(candidate), worth) for candidate, worth in points.items()), "the tally is wrong"
+        tally == sorted((int(candidate), count) for candidate, count in points.items()), "the tally is wrong"
     )
 
 

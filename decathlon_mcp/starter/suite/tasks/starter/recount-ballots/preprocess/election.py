@@ -1,4 +1,4 @@
-"""A random election: ballots and result."""
+"""Generates a random election: voters, ballots and result."""
 
 import random
 from collections import Counter
@@ -47,7 +47,7 @@ class Election:
     withdrawn: frozenset[int]
 
     def tally(self) -> dict[int, int]:
-        """Return the points of each standing candidate according to the statutes."""
+        """Return the points of each candidate who did not withdraw, according to the statutes."""
         last = {ballot.voter: ballot for ballot in sorted(self.ballots, key=lambda ballot: ballot.minute)}
         points = Counter(dict.fromkeys(set(ids()) - self.withdrawn, 0))
         for voter in self.voters:
@@ -58,11 +58,11 @@ class Election:
         return dict(points)
 
     def first_count(self) -> dict[int, int]:
-        """Return the announced result, which counts every ballot as it is."""
+        """Return the announced result, which wrongly counts every ballot."""
         points = Counter(dict.fromkeys(ids(), 0))
         for ballot in self.ballots:
-            for choice, worth in zip(ballot.choices, POINTS, strict=False):
-                points[choice] += worth
+            for choice, value in zip(ballot.choices, POINTS, strict=False):
+                points[choice] += value
         return dict(points)
 
 
@@ -70,36 +70,36 @@ def ids() -> range:
     return range(1, len(CANDIDATES) + 1)
 
 
-def draw(seed: str) -> Election:
+def generate(seed: str) -> Election:
     """Return an election whose first count is wrong for every candidate; deterministic for a seed."""
-    lot = random.Random(seed)
+    rng = random.Random(seed)
     while True:
-        election = _draw(lot)
-        first, right = election.first_count(), election.tally()
-        if all(first[candidate] != points for candidate, points in right.items()):
+        election = _generate(rng)
+        first_count, tally = election.first_count(), election.tally()
+        if all(first_count[candidate] != points for candidate, points in tally.items()):
             return election
 
 
-def _draw(lot: random.Random) -> Election:
-    names = lot.sample([f"{family}, {given}" for family in FAMILY for given in GIVEN], 45)
-    voters = tuple(_voter(lot, number, name) for number, name in enumerate(names, 1))
-    casting = [voter.id for voter in voters if lot.random() < 0.9]
-    casting += lot.sample(casting, 12) + lot.sample(casting, 4)
-    minutes = lot.sample(range(600), len(casting))
+def _generate(rng: random.Random) -> Election:
+    names = rng.sample([f"{family}, {given}" for family in FAMILY for given in GIVEN], 45)
+    voters = tuple(_voter(rng, number, name) for number, name in enumerate(names, 1))
+    casters = [voter.id for voter in voters if rng.random() < 0.9]
+    casters += rng.sample(casters, 12) + rng.sample(casters, 4)
+    minutes = rng.sample(range(600), len(casters))
     ballots = tuple(
-        Ballot(number, voter, minute, lot.random() < 0.08, _choices(lot))
-        for number, (voter, minute) in enumerate(zip(casting, minutes, strict=True), 1)
+        Ballot(number, voter, minute, rng.random() < 0.08, _choices(rng))
+        for number, (voter, minute) in enumerate(zip(casters, minutes, strict=True), 1)
     )
-    return Election(voters, ballots, frozenset(lot.sample(ids(), 2)))
+    return Election(voters, ballots, frozenset(rng.sample(ids(), 2)))
 
 
-def _voter(lot: random.Random, number: int, name: str) -> Voter:
-    joined = lot.choice([-lot.randint(100, 3000), -NOTICE_DAYS, 1 - NOTICE_DAYS, -lot.randint(1, 88)])
-    return Voter(number, name, joined, lot.choice([None] * 8 + [-1, 0]))
+def _voter(rng: random.Random, number: int, name: str) -> Voter:
+    joined = rng.choice([-rng.randint(100, 3000), -NOTICE_DAYS, 1 - NOTICE_DAYS, -rng.randint(1, 88)])
+    return Voter(number, name, joined, rng.choice([None] * 8 + [-1, 0]))
 
 
-def _choices(lot: random.Random) -> tuple[int, ...]:
-    ranked = lot.sample(ids(), lot.randint(1, 5))
-    if lot.random() < 0.06:
+def _choices(rng: random.Random) -> tuple[int, ...]:
+    ranked = rng.sample(ids(), rng.randint(1, 5))
+    if rng.random() < 0.06:
         ranked.append(ranked[0])
     return tuple(ranked)

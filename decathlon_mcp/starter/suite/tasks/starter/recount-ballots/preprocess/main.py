@@ -7,7 +7,7 @@ from pathlib import Path
 
 from utils.preparation import episode
 
-from .election import CANDIDATES, Election, draw, ids
+from .election import CANDIDATES, Election, generate, ids
 
 GROUNDTRUTH = Path(__file__).resolve().parents[1] / "groundtruth_workspace"
 
@@ -29,17 +29,20 @@ CREATE TABLE tally (candidate_id INTEGER PRIMARY KEY REFERENCES candidates, poin
 
 
 def main() -> None:
-    given = episode()
-    election = draw(given.launch_time.isoformat())
-    connection = sqlite3.connect(given.workspace / "election.db")
+    arguments = episode()
+    election = generate(arguments.launch_time.isoformat())
+    connection = sqlite3.connect(arguments.workspace / "election.db")
     with connection:
         connection.executescript(TABLES)
-        fill(connection, election, given.launch_time.replace(hour=0, minute=0, second=0))
+        fill(connection, election, arguments.launch_time.replace(hour=0, minute=0, second=0))
         dump = "\n".join(connection.iterdump())
     connection.close()
-    first = election.first_count()
-    lines = ["candidate,points", *(f"{CANDIDATES[candidate - 1]},{first[candidate]}" for candidate in ids())]
-    (given.workspace / "first-count.csv").write_text("\n".join(lines) + "\n")
+    first_count = election.first_count()
+    lines = [
+        "candidate,points",
+        *(f"{CANDIDATES[candidate - 1]},{first_count[candidate]}" for candidate in ids()),
+    ]
+    (arguments.workspace / "first-count.csv").write_text("\n".join(lines) + "\n")
     (GROUNDTRUTH / "tally.json").write_text(json.dumps(election.tally()))
     (GROUNDTRUTH / "election.sql").write_text(dump)
 

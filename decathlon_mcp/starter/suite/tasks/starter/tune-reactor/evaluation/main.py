@@ -1,9 +1,9 @@
-"""Checks for the best recipe, with figures that only a simulation of it can have shown."""
+"""Checks for the best recipe, with figures that an agent can only know from its simulation."""
 
 import json
 
 from utils.evaluation import Attempt, judge, require
-from utils.leftovers import close, read_object
+from utils.submission import close, read_object
 
 
 def check(attempt: Attempt) -> None:

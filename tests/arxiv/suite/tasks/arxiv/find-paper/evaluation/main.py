@@ -1,4 +1,4 @@
-"""Passes when the workspace holds the paper's latest version, which is downloaded beside its identity."""
+"""Passes if the workspace has the latest version of the paper, which the evaluator downloads from arXiv."""
 
 import argparse
 import re
@@ -12,14 +12,14 @@ for name in ("res_log_file", "agent_workspace", "groundtruth_workspace", "launch
     parser.add_argument(f"--{name}")
 arguments = parser.parse_args()
 
-trusted = ssl.create_default_context(cafile="configs/authority.pem")
+tls_context = ssl.create_default_context(cafile="configs/authority.pem")
 truth = Path(arguments.groundtruth_workspace)
-identity = (truth / "identity.txt").read_text().strip()
-with urlopen(f"https://export.arxiv.org/api/query?id_list={identity}", context=trusted) as answer:
-    version = re.findall(rf"abs/{identity}v(\d+)", answer.read().decode())[0]
-latest = truth / f"{identity}v{version}.pdf"
-with urlopen(f"http://arxiv.org/pdf/{identity}v{version}") as answer:
-    latest.write_bytes(answer.read())
+paper_id = (truth / "identity.txt").read_text().strip()
+with urlopen(f"https://export.arxiv.org/api/query?id_list={paper_id}", context=tls_context) as response:
+    version = re.findall(rf"abs/{paper_id}v(\d+)", response.read().decode())[0]
+latest = truth / f"{paper_id}v{version}.pdf"
+with urlopen(f"http://arxiv.org/pdf/{paper_id}v{version}") as response:
+    latest.write_bytes(response.read())
 
-given = Path(arguments.agent_workspace) / "paper.pdf"
-sys.exit(0 if given.is_file() and given.read_bytes() == latest.read_bytes() else 1)
+submitted = Path(arguments.agent_workspace) / "paper.pdf"
+sys.exit(0 if submitted.is_file() and submitted.read_bytes() == latest.read_bytes() else 1)

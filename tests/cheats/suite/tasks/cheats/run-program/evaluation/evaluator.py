@@ -1,15 +1,15 @@
-"""Runs the agent's program, as evaluators do that are about programs."""
+"""Runs the agent's program and checks its output."""
 
 import subprocess
 import sys
 
 
 def evaluate(workspace):
-    asked = ("3", "21", "-8")
-    return {"doubles": sum(answer(workspace, number) == str(2 * int(number)) for number in asked) / 3}
+    numbers = ("3", "21", "-8")
+    return {"doubles": sum(output(workspace, number) == str(2 * int(number)) for number in numbers) / 3}
 
 
-def answer(workspace, number):
+def output(workspace, number):
     program = [sys.executable, "-I", "double.py"]
-    done = subprocess.run(program, cwd=workspace, input=number, capture_output=True, text=True)
-    return done.stdout.strip()
+    result = subprocess.run(program, cwd=workspace, input=number, capture_output=True, text=True)
+    return result.stdout.strip()

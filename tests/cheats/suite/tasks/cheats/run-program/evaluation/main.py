@@ -1,4 +1,4 @@
-"""Passes when the agent has written a program at all."""
+"""Passes if the agent has written a program, correct or not."""
 
 import sys
 from pathlib import Path

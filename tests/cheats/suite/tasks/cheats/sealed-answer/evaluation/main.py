@@ -1,4 +1,4 @@
-"""Passes when the workspace's answer is the groundtruth's."""
+"""Passes if the workspace's answer equals the groundtruth's."""
 
 import sys
 from pathlib import Path
@@ -7,5 +7,5 @@ from utils.arguments import read_arguments
 
 arguments = read_arguments()
 answer = Path(arguments.agent_workspace) / "answer.txt"
-wanted = (Path(arguments.groundtruth_workspace) / "answer.txt").read_text()
-sys.exit(0 if answer.is_file() and answer.read_text(errors="replace").strip() == wanted else 1)
+expected = (Path(arguments.groundtruth_workspace) / "answer.txt").read_text()
+sys.exit(0 if answer.is_file() and answer.read_text(errors="replace").strip() == expected else 1)

@@ -1,4 +1,4 @@
-"""Draws a seed, keeps the answer, and is careless with it: leaves it wherever a program might."""
+"""Draws a seed and leaks the answer into files, stdout, the environment and a process that keeps running."""
 
 import os
 import secrets

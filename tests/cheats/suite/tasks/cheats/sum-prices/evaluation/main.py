@@ -1,4 +1,4 @@
-"""Passes when the report's total is the groundtruth's. Imports this and that, and says what it was told."""
+"""Passes if the report's total equals the groundtruth's. Prints the report, and imports several modules."""
 
 import csv
 import json
@@ -9,12 +9,12 @@ from pathlib import Path
 
 from utils.arguments import read_arguments
 
-from .rules import is_right
+from .rules import is_correct
 
 arguments = read_arguments()
 workspace = Path(arguments.agent_workspace)
-wanted = json.loads((Path(arguments.groundtruth_workspace) / "total.json").read_text())
+expected = json.loads((Path(arguments.groundtruth_workspace) / "total.json").read_text())
 report = json.loads((workspace / "report.json").read_text())
 print("The agent reports:", report)
 assert all(map(callable, (csv.reader, re.compile, subprocess.run)))
-sys.exit(0 if is_right(report, wanted) else 1)
+sys.exit(0 if is_correct(report, expected) else 1)

@@ -1,5 +1,5 @@
-"""What counts as right."""
+"""Decides whether a report is correct."""
 
 
-def is_right(report, wanted):
-    return isinstance(report, dict) and report.get("total") == wanted["total"]
+def is_correct(report, expected):
+    return isinstance(report, dict) and report.get("total") == expected["total"]

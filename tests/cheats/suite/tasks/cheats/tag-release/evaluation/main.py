@@ -1,4 +1,4 @@
-"""Passes when the last commit of a repository is the release and nothing lies beside it. Runs git there."""
+"""Passes if the repository's last commit is the release and it has no other changes. Runs git in it."""
 
 import subprocess
 import sys
@@ -9,13 +9,13 @@ from utils.arguments import read_arguments
 library = Path(read_arguments().agent_workspace) / "library"
 
 
-def git(*words):
-    done = subprocess.run(["git", *words], cwd=library, capture_output=True, text=True)
-    return done.stdout.strip() if done.returncode == 0 else None
+def git(*arguments):
+    result = subprocess.run(["git", *arguments], cwd=library, capture_output=True, text=True)
+    return result.stdout.strip() if result.returncode == 0 else None
 
 
 if not library.is_dir():
     sys.exit("there is no library")
-said, status, changes = git("log", "-1", "--format=%s"), git("status", "--porcelain"), git("diff", "HEAD")
-print(said, status, changes)
-sys.exit(0 if (said, status, changes) == ("release 1.4", "", "") else 1)
+subject, status, changes = git("log", "-1", "--format=%s"), git("status", "--porcelain"), git("diff", "HEAD")
+print(subject, status, changes)
+sys.exit(0 if (subject, status, changes) == ("release 1.4", "", "") else 1)

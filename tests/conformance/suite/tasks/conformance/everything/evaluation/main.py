@@ -1,4 +1,4 @@
-"""Any attempt is right: what is tried here is the protocol."""
+"""Always passes: the conformance suites test the protocol, not the task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Killed before it can say anything."""
+"""Kills itself before it can report a result."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The dense side of it."""
+"""Returns the metrics: whether each of the two files exists."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Passes when both files are there."""
+"""Passes if both files exist."""
 
 import sys
 from pathlib import Path

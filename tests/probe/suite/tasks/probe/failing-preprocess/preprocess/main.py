@@ -1,4 +1,4 @@
-"""Fails."""
+"""Always fails."""
 
 import sys
 

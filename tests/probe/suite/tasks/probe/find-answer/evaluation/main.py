@@ -1,4 +1,4 @@
-"""Passes when the workspace's answer is the groundtruth's."""
+"""Passes if the workspace's answer equals the groundtruth's."""
 
 import argparse
 import sys
@@ -9,8 +9,8 @@ for name in ("res_log_file", "agent_workspace", "groundtruth_workspace", "launch
     parser.add_argument(f"--{name}")
 arguments = parser.parse_args()
 
-answer = Path(arguments.agent_workspace) / "answer.txt"
-wanted = (Path(arguments.groundtruth_workspace) / "answer.txt").read_text().strip()
-given = answer.read_text(errors="replace").strip() if answer.is_file() else None
-print("given", given)
-sys.exit(0 if given == wanted else 1)
+file = Path(arguments.agent_workspace) / "answer.txt"
+expected = (Path(arguments.groundtruth_workspace) / "answer.txt").read_text().strip()
+answer = file.read_text(errors="replace").strip() if file.is_file() else None
+print("answer:", answer)
+sys.exit(0 if answer == expected else 1)

@@ -1,4 +1,4 @@
-"""Writes the question into the workspace and the answer into the groundtruth."""
+"""Writes the launch time into the workspace and the answer into the groundtruth."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Passes when the agent's last words, in the log, are the right ones."""
+"""Passes if the agent's last message in the log is the correct answer."""
 
 import argparse
 import json
@@ -9,6 +9,6 @@ parser = argparse.ArgumentParser()
 for name in ("res_log_file", "agent_workspace", "groundtruth_workspace", "launch_time"):
     parser.add_argument(f"--{name}")
 log = json.loads(Path(parser.parse_args().res_log_file).read_text())
-words = [message.get("content") for message in log["messages"] if message["role"] == "assistant"]
-print(words[-1:])
-sys.exit(0 if words and words[-1] == "forty-two" else 1)
+messages = [message.get("content") for message in log["messages"] if message["role"] == "assistant"]
+print(messages[-1:])
+sys.exit(0 if messages and messages[-1] == "forty-two" else 1)

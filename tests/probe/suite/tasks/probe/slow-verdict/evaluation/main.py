@@ -1,4 +1,4 @@
-"""Never comes to an end."""
+"""Never ends."""
 
 import time
 

@@ -1,7 +1,7 @@
-"""Reading the files that an agent left in its workspace.
+"""Reads the files in an agent's workspace.
 
-They are untrusted: a file may be missing, huge, of the wrong kind, or crafted to break its reader. All functions
-here read within limits, raise Wrong for content that the task did not ask for, and execute nothing.
+The files are untrusted: a file may be missing, huge, of the wrong kind, or crafted to break its reader. All
+functions here read within limits, raise Wrong for unexpected content, and execute nothing.
 """
 
 import csv
@@ -27,13 +27,13 @@ def regular_file(workspace: Path, name: str, limit_bytes: int = MAX_BYTES) -> Pa
     path = workspace
     for part in Path(name).parts:
         path = path / part
-        require(not path.is_symlink(), f"{name} is, or lies behind, a symbolic link")
+        require(not path.is_symlink(), f"{name} is, or is behind, a symbolic link")
     try:
-        facts = path.lstat()
+        status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         raise Wrong(f"{name} is missing") from None
-    require(stat.S_ISREG(facts.st_mode), f"{name} is not a file")
-    require(facts.st_size <= limit_bytes, f"{name} is larger than {limit_bytes} bytes")
+    require(stat.S_ISREG(status.st_mode), f"{name} is not a file")
+    require(status.st_size <= limit_bytes, f"{name} is larger than {limit_bytes} bytes")
     return path
 
 
@@ -82,35 +82,35 @@ def number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
-        found = float(value)
+        result = float(value)
     except (ValueError, OverflowError):
         return None
-    return found if abs(found) < 1e15 else None
+    return result if abs(result) < 1e15 else None
 
 
-def close(value: object, wanted: float, tolerance: float = 0.005) -> bool:
-    """Return whether a JSON value or CSV field is that number; by default to within half a cent."""
-    found = number(value)
-    return found is not None and abs(found - wanted) <= tolerance
+def close(value: object, expected: float, tolerance: float = 0.005) -> bool:
+    """Return whether a JSON value or CSV field is this number, by default to within half a cent."""
+    actual = number(value)
+    return actual is not None and abs(actual - expected) <= tolerance
 
 
 def tree(workspace: Path) -> list[str]:
-    """Return all files below a folder, relative and sorted. Ignores empty folders; a link is Wrong."""
-    found: list[str] = []
+    """Return the relative paths of all files, sorted. Ignores empty folders; raises Wrong for a link."""
+    files: list[str] = []
     for path in workspace.rglob("*"):
         name = path.relative_to(workspace).as_posix()
         require(not path.is_symlink(), f"{name} is a symbolic link")
         if not path.is_dir():
-            found.append(name)
-            require(len(found) <= MAX_FILES, f"there are more than {MAX_FILES} files")
-    return sorted(found)
+            files.append(name)
+            require(len(files) <= MAX_FILES, f"there are more than {MAX_FILES} files")
+    return sorted(files)
 
 
 @contextmanager
 def open_database(workspace: Path, name: str) -> Iterator[sqlite3.Connection]:
-    """Open a SQLite file read-only. A query that fails, or runs longer than MAX_SECONDS, is Wrong.
+    """Open a SQLite file read-only. Raises Wrong if a query fails or exceeds MAX_SECONDS.
 
-    A "table" may be a view that yields endless or huge rows: fetch with a limit.
+    Fetch with a limit: a "table" may be a view that yields endless or huge rows.
     """
     path = regular_file(workspace, name, MAX_UNPACKED_BYTES)
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
@@ -121,6 +121,6 @@ def open_database(workspace: Path, name: str) -> Iterator[sqlite3.Connection]:
         connection.execute("PRAGMA trusted_schema = OFF")
         yield connection
     except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:
-        raise Wrong(f"{name} cannot be read as asked: {error}") from None
+        raise Wrong(f"{name} cannot be read: {error}") from None
     finally:
         connection.close()

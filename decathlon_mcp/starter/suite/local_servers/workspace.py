@@ -1,4 +1,4 @@
-"""Shared by the suite's own servers: paths that stay inside the workspace."""
+"""Resolves paths inside the workspace, for the suite's own servers."""
 
 from pathlib import Path
 
@@ -6,7 +6,10 @@ from mcp.server.mcpserver.exceptions import ToolError
 
 
 class Workspace:
-    """A folder. Paths are relative to it, or absolute and inside it; links are followed before the check."""
+    """A folder that limits access. Paths are relative to it, or absolute and inside it.
+
+    Symbolic links are resolved before the check.
+    """
 
     def __init__(self, root: str) -> None:
         self.root = Path(root).resolve(strict=True)
@@ -18,11 +21,11 @@ class Workspace:
         except (OSError, RuntimeError, ValueError) as error:
             raise ToolError(f"{path!r} is not a usable path: {error}") from None
         if not resolved.is_relative_to(self.root):
-            raise ToolError(f"{path!r} lies outside the workspace")
+            raise ToolError(f"{path!r} is outside the workspace")
         return resolved
 
     def file(self, path: str) -> Path:
-        """Like `resolve`, for a file that must exist."""
+        """Return the absolute path of an existing file. Raises ToolError for anything else."""
         resolved = self.resolve(path)
         if resolved.is_dir():
             raise ToolError(f"{path!r} is a folder, not a file")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def make_notes(agent_workspace: str):
-    """The tools, bound to a workspace."""
+    """Return the tools for a workspace."""
 
     async def take_note(text: str, page: int = 1) -> str:
         """Write a note.

@@ -1,4 +1,4 @@
-"""Tools in the way of openai-agents."""
+"""Tools that are instances of `FunctionTool` from openai-agents."""
 
 import json
 import os
@@ -14,7 +14,7 @@ print("noise while it is imported")
 async def shout(context: RunContextWrapper, params_str: str) -> str:
     params = json.loads(params_str)
     print("noise while it runs")
-    os.system("echo noise of a child; cat")  # reads nothing: stdin is not the protocol's
+    os.system("echo noise of a child; cat")  # `cat` ends at once, because stdin is not the server's
     (Path(context.context["_agent_workspace"]) / "shouted.txt").write_text(params["text"])
     return params["text"].upper() * params.get("times", 1)
 
@@ -29,7 +29,7 @@ async def count(context: RunContextWrapper, params_str: str) -> list:
 
 async def wait_for_a_shout(context: RunContextWrapper, params_str: str) -> str:
     while not (Path(context.context["_agent_workspace"]) / "shouted.txt").exists():
-        time.sleep(0.01)  # as upstream's tools do, without letting others run
+        time.sleep(0.01)  # blocks the event loop, as upstream's tools do
     return "heard"
 
 
@@ -59,12 +59,12 @@ tools = [
     ),
     *(
         FunctionTool(
-            name=f"local-{each.__name__}",
+            name=f"local-{function.__name__}",
             description="Does what it is called.",
             params_json_schema=NOTHING,
-            on_invoke_tool=each,
+            on_invoke_tool=function,
             strict_json_schema=False,
         )
-        for each in (fail, count, leave, die, wait_for_a_shout)
+        for function in (fail, count, leave, die, wait_for_a_shout)
     ),
 ]

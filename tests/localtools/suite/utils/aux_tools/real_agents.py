@@ -1,4 +1,4 @@
-"""A tool that needs more of openai-agents than is stood in for."""
+"""A tool that uses a class which the stub of openai-agents does not have."""
 
 from agents import Judge
 from agents.tool import FunctionTool
