@@ -118,7 +118,7 @@ def walkthroughs() -> list[Walkthrough]:
         Walkthrough(
             "quickstart",
             (
-                Step("command", "docs/quickstart.md", "1. See an episode"),
+                Step("command", "docs/quickstart.md", "1. Watch an episode"),
                 Step("server", "docs/quickstart.md", "2. Start a server"),
                 Step("program", "docs/quickstart.md", "3. Play"),
             ),

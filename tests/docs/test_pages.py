@@ -19,6 +19,7 @@ from decathlon_mcp.grading.attempt import SERVER_METRICS
 from decathlon_mcp.grading.signing import PublicKey
 from decathlon_mcp.grading.verdict import Status, Verdict
 from decathlon_mcp.settings import RewardPolicy
+from docs.first_reward import walkthroughs
 from docs.tables import with_tables
 from tests.docs.pages import DOCS, PAGES, REPOSITORY, anchors, block, blocks, inline_code, links, rows
 
@@ -138,3 +139,8 @@ def test_pictures_and_site_files_load_nothing_remote() -> None:
     assert [match for text in pictures for match in re.findall(r"(?:href|src)=|url\((?!#)", text)] == []
     files = [file.read_text("utf-8") for file in (DOCS / "site").iterdir()]
     assert [match for text in files for match in re.findall(r"https?://|@import", text)] == []
+
+
+def test_every_step_to_the_first_reward_is_on_its_page() -> None:
+    steps = [step for walkthrough in walkthroughs() for step in walkthrough.steps]
+    assert all(step.text() for step in steps)
