@@ -90,12 +90,8 @@ class Catalogue:
         """How often the task was passed; None if nothing is known."""
         return None if self.pass_rates is None else self.pass_rates.of(task.suite, task.id)
 
-    def ids(self) -> list[str]:
-        """Every catalogue id, suite by suite, sorted within each."""
-        return list(self._entries)
-
     def __iter__(self) -> Iterator[tuple[str, Suite, Task]]:
-        """Every task with its catalogue id; tasks with errors are included."""
+        """Every task with its catalogue id, suite by suite, sorted within each; also tasks with errors."""
         for catalogue_id, (suite, task) in self._entries.items():
             yield catalogue_id, suite, task
 

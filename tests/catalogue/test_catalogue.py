@@ -21,7 +21,7 @@ def suite(path: Path, *tasks: str) -> Suite:
 
 def test_an_id_that_two_suites_have_gets_the_suites_name(tmp_path: Path) -> None:
     catalogue = Catalogue([suite(tmp_path / "one", "a", "both"), suite(tmp_path / "two", "both", "c")])
-    assert catalogue.ids() == ["a", "one:both", "two:both", "c"]
+    assert [name for name, _, _ in catalogue] == ["a", "one:both", "two:both", "c"]
     assert [(name, suite.name, task.id) for name, suite, task in catalogue] == [
         ("a", "one", "a"),
         ("one:both", "one", "both"),
@@ -52,7 +52,7 @@ def test_an_unknown_id_is_an_error_with_similar_ids(tmp_path: Path) -> None:
 def test_a_task_with_errors_is_listed_and_finding_it_raises_the_error(tmp_path: Path) -> None:
     (tmp_path / "one" / "tasks" / "finalpool" / "bad" / "docs").mkdir(parents=True)
     catalogue = Catalogue([suite(tmp_path / "one", "good")])
-    assert catalogue.ids() == ["bad", "good"]
+    assert [name for name, _, _ in catalogue] == ["bad", "good"]
     assert catalogue.find("good")[1].id == "good"
     with pytest.raises(SuiteError, match=r"task_config\.json"):
         catalogue.find("bad")

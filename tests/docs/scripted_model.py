@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from decathlon_client.script import Step
 from decathlon_client.values import as_objects
@@ -23,6 +23,8 @@ from decathlon_client.values import as_objects
 from decathlon_mcp.starter import oracle
 from decathlon_mcp.types import JsonObject
 
+ChooseSteps: TypeAlias = Callable[[JsonObject], Sequence[Step]]
+"""From the body of a request to the steps of the attempt that it belongs to."""
 TASK = "tune-reactor"
 FINAL_MESSAGE = "I am done."
 SUBMIT = "submit"
@@ -112,12 +114,12 @@ def response(request: JsonObject, steps: Sequence[Step]) -> JsonObject:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    steps: ClassVar[Sequence[Step]] = ()
+    steps_for: ClassVar[ChooseSteps]
 
     def do_POST(self) -> None:
         request: JsonObject = json.loads(self.rfile.read(int(self.headers["content-length"])))
         answer = response if self.path.endswith("/responses") else chat_completion
-        body = json.dumps(answer(request, self.steps)).encode()
+        body = json.dumps(answer(request, type(self).steps_for(request))).encode()
         self.send_response(200)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(body)))
@@ -128,12 +130,18 @@ class _Handler(BaseHTTPRequestHandler):
         """Logs nothing: stderr belongs to the tests."""
 
 
-@contextmanager
-def scripted_model(task: str = TASK) -> Generator[str]:
+def scripted_model(task: str = TASK) -> AbstractContextManager[str]:
     """Serve the model that plays `task`. Yields its base URL, for `OPENAI_BASE_URL`."""
+    steps = oracle(task)
+    return serve_model(lambda request: steps)
+
+
+@contextmanager
+def serve_model(choose: ChooseSteps) -> Generator[str]:
+    """Serve a model that plays the steps chosen for each request. Yields its base URL."""
 
     class Handler(_Handler):
-        steps = oracle(task)
+        steps_for = staticmethod(choose)
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

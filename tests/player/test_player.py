@@ -152,7 +152,7 @@ async def test_leaving_asks_before_losing_work_and_ctrl_c_twice_leaves(
         await ui.screen(PlayScreen)
         await ui.press("escape", "y")
         await ui.screen(TasksScreen)
-        await ui.until(lambda: play.session.left)
+        await ui.until(lambda: play.session.closed)
         await ui.type("find-answer")
         await ui.press("enter")
         play = await ui.wait_until_open()

@@ -108,10 +108,6 @@ class TextView(FieldView):
             return TextArea(text, compact=True, classes="long")
         return SingleLineInput(text, compact=True)
 
-    @property
-    def text_input(self) -> Input | TextArea:
-        return self._input
-
     async def write(self, text: str) -> None:
         """Replace the text; a multi-line text gets a multi-line input."""
         if isinstance(self._input, TextArea):

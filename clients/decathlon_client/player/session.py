@@ -95,7 +95,7 @@ class PlaySession:
         self.calls: list[ToolCall] = []
         self.verdict: Verdict | None = None
         self.failed_verdict: JsonObject | None = None
-        self.left = False
+        self.closed = False
         self.started = anyio.current_time()
         self._changed = changed
         self._numbers = itertools.count(1)
@@ -139,7 +139,7 @@ class PlaySession:
         except ClientError as error:
             self._fail(error)
         finally:
-            self.left = True
+            self.closed = True
 
     async def _opening(self, progress: float, total: float | None, message: str | None) -> None:
         self.status_message = message or ""
