@@ -81,6 +81,12 @@ class Settings(BaseModel):
         256, ge=0, description="Maximum number of episodes waiting for a sandbox. More are refused."
     )
 
+    max_body_mib: Count = Field(4, description="Largest request body over HTTP, in MiB.")
+    max_peer_connections: Count = Field(
+        4096,
+        description="Maximum number of HTTP connections from one address (IPv6: from one /64 network).",
+    )
+
     idle_seconds: Seconds = Field(1800, description="Time without a request after which an episode ends.")
     episode_seconds: Seconds = Field(
         14_400, description="Maximum time from the start of an episode's set-up to its claim."

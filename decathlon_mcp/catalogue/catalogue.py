@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from decathlon_mcp.catalogue.requirements import (
     missing_requirements,
 )
 from decathlon_mcp.errors import SuiteError, UnknownTaskError
+from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS, quoted, similar
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 
@@ -57,7 +57,7 @@ class Catalogue:
         if entry is None:
             near = self._similar_ids(task_id)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise UnknownTaskError(f"there is no task {task_id!r}{hint}", near=near)
+            raise UnknownTaskError(f"there is no task {quoted(task_id)}{hint}", near=near)
         suite, task = entry
         return suite, suite.task(task.id)
 
@@ -102,10 +102,12 @@ class Catalogue:
         return self._entries.get(self._ids.get(task_id, task_id))
 
     def _similar_ids(self, task_id: str) -> list[str]:
+        if len(task_id) >= MAX_NAME_CHARACTERS:
+            return []
         lower_id = task_id.lower()
         by_lower = {catalogue_id.lower(): catalogue_id for catalogue_id in self._entries}
         same = [catalogue_id for catalogue_id in self._entries if catalogue_id.endswith(f":{task_id}")]
-        close_matches = difflib.get_close_matches(lower_id, by_lower, n=MAX_SUGGESTIONS, cutoff=0.6)
+        close_matches = similar(lower_id, by_lower, count=MAX_SUGGESTIONS)
         close = [by_lower[match] for match in close_matches]
         containing = [name for lower, name in by_lower.items() if len(lower_id) > 2 and lower_id in lower]
         return list(dict.fromkeys([*same, *close, *containing]))[:MAX_SUGGESTIONS]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal, TypeAlias, cast
 
@@ -21,6 +21,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS, quoted
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Needs, Task
 
@@ -33,19 +34,29 @@ KINDS = ("network", "credentials", "services")
 """Filter words for any need of a kind."""
 
 
+MAX_SEED = 1 << 63
+"""In numbers of thousands of digits, arithmetic is slow and conversion to text an error."""
+MAX_FILTER_WORDS = 100
+"""Words of `needs` and of `without`. Each is compared with every need of every task, as a pattern."""
+
+
 def _split(value: object) -> object:
-    """Split strings at commas: `a,b` is the same as two strings."""
+    """Split strings at commas: `a,b` is the same as two strings. Raises ValueError for too many words."""
     if isinstance(value, str):
         value = [value]
     if isinstance(value, list | tuple):
-        items = cast("Iterable[object]", value)
+        items = cast("Sequence[object]", value)
+        # Before anything is split, because a request could hold millions of them.
+        if len(items) + sum(item.count(",") for item in items if isinstance(item, str)) > MAX_FILTER_WORDS:
+            raise ValueError(f"more than {MAX_FILTER_WORDS} words")
         return tuple(
             part for item in items for part in (item.split(",") if isinstance(item, str) else (item,))
         )
     return value
 
 
-CommaSeparated = Annotated[tuple[str, ...], BeforeValidator(_split)]
+Name = Annotated[str, Field(max_length=MAX_NAME_CHARACTERS)]
+CommaSeparated = Annotated[tuple[Name, ...], BeforeValidator(_split)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -54,14 +65,14 @@ class Filters(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    split: str | None = Field(None, description="Only tasks of this split, e.g. `train`.")
+    split: Name | None = Field(None, description="Only tasks of this split, e.g. `train`.")
     needs: CommaSeparated = Field(
         (),
         description="Only tasks that need all of these: servers, local tools, hosted services by name, or "
         "`network`, `credentials`, `services`. `*` matches anything.",
     )
     without: CommaSeparated = Field((), description="Only tasks that need none of these.")
-    search: str | None = Field(None, description="Only tasks whose id contains this.")
+    search: Name | None = Field(None, description="Only tasks whose id contains this.")
     min_pass_rate: Share | None = Field(None, description="Only tasks with at least this pass rate, 0 to 1.")
     max_pass_rate: Share | None = Field(None, description="Only tasks with at most this pass rate, 0 to 1.")
     order: Order | None = Field(
@@ -74,7 +85,7 @@ class Filters(BaseModel):
 class Draw(Filters):
     """Filters with a seed."""
 
-    seed: int | None = Field(
+    seed: Annotated[int, Field(ge=-MAX_SEED, le=MAX_SEED)] | None = Field(
         None,
         description="Makes the draw repeatable; with an `order` it is the position in it, from 0.",
     )
@@ -175,7 +186,7 @@ def _validate(catalogue: Catalogue, filters: Filters) -> None:
     splits = sorted({split for _, _, task in catalogue for split in task.splits})
     if filters.split is not None and filters.split not in splits:
         raise BadRequestError(
-            f"there is no split {filters.split!r}; the splits are {', '.join(splits) or '(none)'}",
+            f"there is no split {quoted(filters.split)}; the splits are {', '.join(splits) or '(none)'}",
             splits=splits,
         )
     words = frozenset(KINDS).union(*(filter_words(task.needs) for _, _, task in catalogue))
@@ -183,7 +194,7 @@ def _validate(catalogue: Catalogue, filters: Filters) -> None:
         if not _any_matches(words, pattern):
             valid = [*KINDS, *sorted(words - {*KINDS})]
             raise BadRequestError(
-                f"no task here needs {pattern!r}; what they need is {', '.join(valid)}", needs=valid
+                f"no task here needs {quoted(pattern)}; what they need is {', '.join(valid)}", needs=valid
             )
     if catalogue.pass_rates is None:
         for name in ("order", "min_pass_rate", "max_pass_rate"):

@@ -38,7 +38,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "pids",
         "workspace_mib",
     ),
-    "Limits": ("max_sandboxes", "max_opening", "max_queue"),
+    "Limits": ("max_sandboxes", "max_opening", "max_queue", "max_body_mib", "max_peer_connections"),
     "Time limits (seconds)": (
         "idle_seconds",
         "episode_seconds",

@@ -54,11 +54,20 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
         # Imported late: it takes a second, and a missing engine is reported before that.
         from decathlon_mcp.http.application import http_app
         from decathlon_mcp.http.authentication import Tokens
+        from decathlon_mcp.http.protocol import ConnectionLimits
         from decathlon_mcp.http.server import hosts_for, listen, serve_http
 
         tokens = Tokens.read(settings.tokens)
         hosts = hosts_for(address.host, address.allowed_host, tokens)
-        app = http_app(episodes, tokens=tokens, hosts=hosts, public_url=address.public_url)
+        max_body_bytes = settings.max_body_mib << 20
+        app = http_app(
+            episodes,
+            tokens=tokens,
+            hosts=hosts,
+            public_url=address.public_url,
+            max_body_bytes=max_body_bytes,
+        )
+        limits = ConnectionLimits.for_bodies(max_body_bytes, per_peer=settings.max_peer_connections)
         with listen(address.host, address.port) as listener, _ready_file(address.ready_file) as write_url:
             url = address.url(listener.getsockname()[1])
 
@@ -66,7 +75,7 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
                 write_url(url)
                 _announce(episodes, url, settings.log_format)
 
-            await serve_http(app, listener, drain=episodes.drain, on_ready=announce)
+            await serve_http(app, listener, drain=episodes.drain, on_ready=announce, limits=limits)
     return 0
 
 

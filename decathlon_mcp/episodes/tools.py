@@ -7,7 +7,6 @@ never call one.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -17,6 +16,7 @@ import anyio
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.driver_client.rpc import NotificationHandler
 from decathlon_mcp.errors import DriverError, SetUpError, SuiteError, UnknownToolError
+from decathlon_mcp.foreign_names import quoted, similar
 from decathlon_mcp.suites.local_tools import (
     ToolDescriptions,
     describe_command,
@@ -117,9 +117,9 @@ class ToolRouter:
     def route(self, name: str) -> ToolRoute:
         """The route of a tool. Raises UnknownToolError with the names that are similar."""
         if (route := self._routes.get(name)) is None:
-            near = difflib.get_close_matches(name, [tool["name"] for tool in self.tools], n=3, cutoff=0.5)
+            near = similar(name, (tool["name"] for tool in self.tools), count=3, cutoff=0.5)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise UnknownToolError(f"there is no tool {name!r} in this episode{hint}", near=near)
+            raise UnknownToolError(f"there is no tool {quoted(name)} in this episode{hint}", near=near)
         return route
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -16,19 +16,15 @@ from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.http.authentication import AllowedHosts, Tokens
+from decathlon_mcp.http.bodies import MAX_BODY_BYTES, BodyDisconnectError, BodyError, BodyReader, replay
 from decathlon_mcp.http.errors import (
     UnauthorizedError,
+    handle_body_error,
     handle_decathlon_error,
     handle_unauthorized,
     session_not_found,
 )
-from decathlon_mcp.http.requests import (
-    MAX_BODY_BYTES,
-    RANDOM_TASK,
-    RawEndpoint,
-    draw_from_query,
-    read_body,
-)
+from decathlon_mcp.http.requests import RANDOM_TASK, RawEndpoint, draw_from_query
 from decathlon_mcp.protocol.context import (
     SCOPE_KEY,
     AddressResolver,
@@ -58,11 +54,17 @@ class McpEndpoints:
     """ASGI endpoints of the three kinds of MCP address: task, episode and lobby."""
 
     def __init__(
-        self, registry: EpisodeRegistry, tokens: Tokens, hosts: AllowedHosts, public_url: str | None = None
+        self,
+        registry: EpisodeRegistry,
+        tokens: Tokens,
+        hosts: AllowedHosts,
+        bodies: BodyReader,
+        public_url: str | None = None,
     ) -> None:
         self._registry = registry
         self._tokens = tokens
         self._hosts = hosts
+        self._bodies = bodies
         self._public_url = public_url.rstrip("/") if public_url else None
         # Only at a task's address does the episode end with its session.
         self._tasks = self._manager(EpisodeServer(TaskSessionResolver(registry)), closes_episode=True)
@@ -75,7 +77,7 @@ class McpEndpoints:
             server.server,
             security=self._hosts.security(),
             idle_seconds=self._registry.idle_seconds,
-            max_body_bytes=MAX_BODY_BYTES,
+            max_body_bytes=self._bodies.max_bytes,
             on_close=_close_episode if closes_episode else lambda request_context: None,
         )
 
@@ -93,8 +95,6 @@ class McpEndpoints:
                 # Before the SDK makes a session, so that a refusal has a status and leaves nothing behind.
                 self._registry.refuse_unless_startable(request_context.task_id)
         await self._serve(self._tasks, request_context, request, send)
-        if request_context.initialize_failed:
-            await self._tasks.discard_opened_by(request_context)
 
     async def serve_episode(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve `/episodes/{episode_id}/mcp`, where the id is a handle or an agent id."""
@@ -149,16 +149,31 @@ class McpEndpoints:
         if manager.belongs_to_other(session_id, request_context):
             await session_not_found()(request.scope, request.receive, send)
             return
-        receive = request.receive
-        if request.method == "POST":
-            body, receive = await read_body(receive)
-            request_context.can_stream = prefers_sse(body, request.headers.get("accept", ""))
-            use_json_response(not request_context.can_stream)
         request.scope[SCOPE_KEY] = request_context
         current_request_context.set(request_context)
         # A long request, such as an open GET stream, must not let the episode's lease expire.
         with request_context.access.episode.hold() if request_context.access else nullcontext():
-            await manager.handle_request(request.scope, receive, send)
+            if request.method != "POST":
+                self._bodies.check_length(request)
+                await manager.handle_request(request.scope, request.receive, send)
+                return
+            with suppress(BodyDisconnectError):
+                async with self._bodies.read(request) as body:
+                    await self._serve_post(manager, request_context, request, body, send)
+
+    async def _serve_post(
+        self,
+        manager: SessionManager,
+        request_context: RequestContext,
+        request: Request,
+        body: bytes,
+        send: Send,
+    ) -> None:
+        request_context.can_stream = prefers_sse(body, request.headers.get("accept", ""))
+        use_json_response(not request_context.can_stream)
+        await manager.handle_request(request.scope, replay(body, request.receive), send)
+        if request_context.initialize_failed:
+            await manager.discard_opened_by(request_context)
 
 
 def _close_episode(request_context: RequestContext) -> None:
@@ -172,9 +187,11 @@ def http_app(
     tokens: Tokens | None = None,
     hosts: AllowedHosts | None = None,
     public_url: str | None = None,
+    max_body_bytes: int = MAX_BODY_BYTES,
 ) -> Starlette:
     """The ASGI application. The caller keeps ownership of `registry`."""
-    endpoints = McpEndpoints(registry, tokens or Tokens(), hosts or AllowedHosts(), public_url)
+    bodies = BodyReader(max_body_bytes)
+    endpoints = McpEndpoints(registry, tokens or Tokens(), hosts or AllowedHosts(), bodies, public_url)
 
     async def index(request: Request) -> Response:
         return PlainTextResponse(INDEX_TEXT)
@@ -219,6 +236,7 @@ def http_app(
         exception_handlers={
             DecathlonError: handle_decathlon_error,
             UnauthorizedError: handle_unauthorized,
+            BodyError: handle_body_error,
         },
         lifespan=lifespan,
     )

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from decathlon_mcp.errors import DecathlonError
+from decathlon_mcp.http.bodies import BodyError
 from decathlon_mcp.protocol.results import error_code, error_data
 
 STATUS = {
@@ -59,3 +60,11 @@ async def handle_unauthorized(request: Request, error: Exception) -> Response:
     """Starlette's handler of UnauthorizedError."""
     message = "a token is needed: send it as `Authorization: Bearer TOKEN`"
     return error_response(401, UNAUTHORIZED, message, headers={"WWW-Authenticate": "Bearer"})
+
+
+async def handle_body_error(request: Request, error: Exception) -> Response:
+    """Starlette's handler of BodyError."""
+    assert isinstance(error, BodyError)
+    retry_after = error.retry_after_seconds
+    headers = None if retry_after is None else {"Retry-After": str(retry_after)}
+    return error_response(error.status, INVALID_REQUEST, error.message, headers=headers)

@@ -1,47 +1,29 @@
-"""Reading requests before MCP does: the body, header values, and the parameters of a random draw."""
+"""Reading requests before MCP does: header values, and the parameters of a random draw."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.datastructures import QueryParams
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.catalogue.draws import Draw
+from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.protocol.lobby_tools import validate
 
-MAX_BODY_BYTES = 64 << 20
 RANDOM_TASK = "random"
 """Name in a task's address that stands for a drawn task."""
 LIST_PARAMETERS = frozenset({"needs", "without"})
+MAX_PARAMETERS = 100
+"""Parameters in a query. To group them takes quadratic time."""
 
 Endpoint = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-async def read_body(receive: Receive) -> tuple[bytes, Receive]:
-    """Read a request's body. Returns it with a `receive` that delivers the same messages again.
-
-    Stops early past `MAX_BODY_BYTES`; the SDK then refuses the request with status 413.
-    """
-    messages: list[Message] = []
-    size = 0
-    while True:
-        message = await receive()
-        messages.append(message)
-        size += len(message.get("body", b""))
-        if message["type"] != "http.request" or not message.get("more_body") or size > MAX_BODY_BYTES:
-            break
-    body = b"".join(message.get("body", b"") for message in messages)
-    unread = iter(messages)
-
-    async def receive_again() -> Message:
-        return next(unread, None) or await receive()
-
-    return body, receive_again
-
-
 def draw_from_query(query: QueryParams) -> Draw:
     """The filters in an address's query. Raises BadRequestError for parameters that do not fit."""
+    if len(query.multi_items()) > MAX_PARAMETERS:
+        raise BadRequestError(f"{RANDOM_TASK}: more than {MAX_PARAMETERS} parameters")
     values: Mapping[str, object] = {
         name: items if name in LIST_PARAMETERS or len(items) > 1 else items[0]
         for name, items in ((name, query.getlist(name)) for name in query)

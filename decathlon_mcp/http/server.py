@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import logging
@@ -9,6 +10,7 @@ import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Generator
+from typing import cast
 
 import anyio
 import uvicorn
@@ -16,6 +18,7 @@ from starlette.applications import Starlette
 
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.http.authentication import AllowedHosts, Tokens
+from decathlon_mcp.http.protocol import ConnectionLimits, Connections
 from decathlon_mcp.telemetry.logs import fields
 
 log = logging.getLogger("decathlon.edge")
@@ -97,19 +100,24 @@ async def serve_http(
     drain: Callable[[], Awaitable[None]],
     on_ready: Callable[[], None],
     stop: anyio.Event | None = None,
+    limits: ConnectionLimits | None = None,
 ) -> None:
     """Serve until SIGTERM, SIGINT or `stop`; then drain, then close the connections that are still open.
 
-    A second signal ends it at once.
+    A second signal ends it at once. `limits`: by default, those of a server with default settings.
     """
     raise_file_limit()
+    connections = Connections(limits or ConnectionLimits())
     config = uvicorn.Config(
         app,
+        # A function instead of a class, which uvicorn calls in the same way.
+        http=cast("type[asyncio.Protocol]", connections.protocol),
+        ws="none",
         log_config=None,
         access_log=False,
         lifespan="on",
         timeout_graceful_shutdown=GRACE_SECONDS,
-        timeout_keep_alive=75,
+        timeout_keep_alive=int(connections.limits.idle_seconds),
         server_header=False,
     )
     server = _Server(config, on_ready)
@@ -131,5 +139,6 @@ async def serve_http(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stop_on_signal)
         tasks.start_soon(drain_and_stop)
+        tasks.start_soon(connections.sweep)
         await server.serve(sockets=[listener])
         tasks.cancel_scope.cancel()

@@ -13,12 +13,14 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from decathlon_mcp import __version__
 from decathlon_mcp.episodes.episode import EpisodeAccess
+from decathlon_mcp.foreign_names import quoted
 from decathlon_mcp.protocol.context import (
     EpisodeResolver,
     current_request_context,
     episode_address,
     request_context_of,
 )
+from decathlon_mcp.protocol.limits import check_request
 from decathlon_mcp.protocol.relay import LOG_LEVEL_KEY, LOG_LEVELS, call_tool, list_tools, require_object
 from decathlon_mcp.protocol.results import INVALID_PARAMS, is_sessionless, translate_errors, with_envelope
 from decathlon_mcp.protocol.sdk import Context, connection_of
@@ -50,6 +52,7 @@ class EpisodeServer:
         self.server.middleware.append(self._serve)
 
     async def _serve(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+        check_request(ctx)
         if self._resolver.handshake_only and is_sessionless(ctx.protocol_version):
             return _reject_sessionless(ctx)
         match ctx.method:
@@ -120,7 +123,8 @@ class EpisodeServer:
     async def _get_prompt(self, ctx: Context, params: types.GetPromptRequestParams) -> types.GetPromptResult:
         if params.name != PROMPT_NAME:
             raise MCPError(
-                INVALID_PARAMS, f"there is no prompt {params.name!r}; the only prompt is {PROMPT_NAME!r}"
+                INVALID_PARAMS,
+                f"there is no prompt {quoted(params.name)}; the only prompt is {PROMPT_NAME!r}",
             )
         with translate_errors():
             prompt = self._resolver.access(ctx).episode.prompt

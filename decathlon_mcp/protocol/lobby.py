@@ -20,6 +20,7 @@ from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import AccessDeniedError, BadRequestError, DecathlonError, UnknownEpisodeError
+from decathlon_mcp.foreign_names import quoted
 from decathlon_mcp.protocol import relay
 from decathlon_mcp.protocol.context import episode_address, request_context_of
 from decathlon_mcp.protocol.episode_server import (
@@ -28,6 +29,7 @@ from decathlon_mcp.protocol.episode_server import (
     set_log_level,
     unreachable_handler,
 )
+from decathlon_mcp.protocol.limits import check_request
 from decathlon_mcp.protocol.lobby_tools import (
     LOBBY_TOOLS,
     CallTool,
@@ -85,6 +87,7 @@ class Lobby:
         self.server.middleware.append(self._serve)
 
     async def _serve(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+        check_request(ctx)
         match ctx.method:
             case "initialize":
                 result = as_object(await call_next(ctx)) or {}
@@ -156,7 +159,7 @@ class Lobby:
         if access is None:
             raise MCPError(
                 INVALID_PARAMS,
-                f"there is no tool {name!r} in the lobby; its tools are {', '.join(allowed)}",
+                f"there is no tool {quoted(name)} in the lobby; its tools are {', '.join(allowed)}",
             )
         with access.episode.hold():
             return await relay.call_tool(access, ctx, name, arguments)

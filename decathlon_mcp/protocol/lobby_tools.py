@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from decathlon_mcp.catalogue.draws import Draw
 from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS, quoted
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.types import JsonObject
 
@@ -17,6 +18,12 @@ HANDLE = "The episode's handle, as returned by `start_episode`."
 OPTIONAL_HANDLE = f"{HANDLE} Default: the episode that this MCP session started last."
 SAMPLE_LIMIT = 10_000
 """Bounds the size of a `list_tasks` result."""
+
+MAX_ARGUMENTS = 100
+MAX_FAULTS = 5
+"""Invalid values that an error message lists."""
+MAX_PROMPTS = 1_000
+"""Prompts in a `list_tasks` result; each has some kilobytes."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -26,15 +33,24 @@ def validate(model: type[Model], source: str, values: Mapping[str, Any]) -> Mode
 
     `source` names where the values come from, for the error message.
     """
+    if len(values) > MAX_ARGUMENTS:
+        raise BadRequestError(f"{source}: more than {MAX_ARGUMENTS} arguments")
     try:
         return model.model_validate(values)
     except ValidationError as error:
         faults = "; ".join(
-            f"`{'.'.join(str(part) for part in fault['loc']) or 'arguments'}`: {fault['msg'].lower()}"
-            for fault in error.errors(include_url=False, include_context=False, include_input=False)
+            f"`{'.'.join(_shown(part) for part in fault['loc']) or 'arguments'}`: {fault['msg'].lower()}"
+            for fault in error.errors(include_url=False, include_context=False, include_input=False)[
+                :MAX_FAULTS
+            ]
         )
         fields = ", ".join(f"`{name}`" for name in model.model_fields) or "no arguments"
         raise BadRequestError(f"{source}: {faults}; it takes {fields}") from None
+
+
+def _shown(part: int | str) -> str:
+    """A part of a value's place in an error message: an index, or a name that may be the client's."""
+    return str(part) if isinstance(part, int) or len(part) < MAX_NAME_CHARACTERS else quoted(part)
 
 
 class LobbyTool(BaseModel):
@@ -79,7 +95,9 @@ class ListTasks(Draw, LobbyTool):
     prompts: bool = Field(False, description="Include each task's prompt.")
 
     @model_validator(mode="after")
-    def _seed_requires_sample(self) -> Self:
+    def _check_sample(self) -> Self:
+        if self.prompts and self.sample is not None and self.sample > MAX_PROMPTS:
+            raise ValueError(f"with `prompts`, `sample` is at most {MAX_PROMPTS}")
         if self.seed is not None and self.sample is None:
             raise ValueError("`seed` requires `sample`")
         return self

@@ -13,6 +13,7 @@ from mcp_types import LOG_LEVEL_META_KEY
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.errors import BadRequestError, DecathlonError, EpisodeClaimedError
+from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS
 from decathlon_mcp.protocol.context import request_context_of
 from decathlon_mcp.protocol.results import (
     EVALUATE_HINT,
@@ -30,6 +31,8 @@ from decathlon_mcp.types import JsonObject, as_object
 
 PROGRESS_SECONDS = 5.0
 """Time between two progress notifications while a client waits."""
+MAX_UNKNOWN_SHOWN = 5
+"""Unknown arguments that an error message names."""
 ENVELOPE_PREFIX = "io.modelcontextprotocol/"
 LOG_LEVEL_KEY = "log_level"
 """Key in a connection's state of the level that `logging/setLevel` has set."""
@@ -150,6 +153,8 @@ def _only_argument(arguments: JsonObject | None, tool: str, allowed: str | None 
     unknown = sorted(set(arguments or {}) - {allowed})
     if unknown:
         takes = f"takes only `{allowed}`" if allowed else "takes no arguments"
+        if len(unknown) > MAX_UNKNOWN_SHOWN or max(map(len, unknown)) >= MAX_NAME_CHARACTERS:
+            raise BadRequestError(f"{tool}: {len(unknown):,} unknown arguments; it {takes}")
         raise BadRequestError(f"{tool}: unknown argument `{'`, `'.join(unknown)}`; it {takes}")
     return (arguments or {}).get(allowed) if allowed else None
 

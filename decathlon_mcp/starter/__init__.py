@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from decathlon_mcp.errors import UnknownTaskError
+from decathlon_mcp.foreign_names import quoted
 
 if TYPE_CHECKING:
     from decathlon_client.script import Step
@@ -36,5 +37,5 @@ def oracle(task_id: str) -> list[Step]:
 
     known = oracle_ids()
     if task_id not in known:
-        raise UnknownTaskError(f"The starter suite has no task {task_id!r}", near=known)
+        raise UnknownTaskError(f"The starter suite has no task {quoted(task_id)}", near=known)
     return read_steps((_HERE / "oracles" / f"{task_id}.jsonl").read_text("utf-8"))

@@ -1,18 +1,30 @@
-"""Reading requests: the body twice, header values without spaces."""
+"""Reading requests: bodies within their limits, header values without spaces."""
 
 from __future__ import annotations
 
+import anyio
 import pytest
+from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from decathlon_mcp.http.requests import MAX_BODY_BYTES, RawEndpoint, read_body
+from decathlon_mcp.http import bodies
+from decathlon_mcp.http.bodies import (
+    SMALL_BODY_BYTES,
+    BodyDisconnectError,
+    BodyError,
+    BodyReader,
+    MemoryBudget,
+    replay,
+)
+from decathlon_mcp.http.requests import RawEndpoint
 
 pytestmark = pytest.mark.anyio
 
 DISCONNECT: Message = {"type": "http.disconnect"}
+LARGE = b" " * (SMALL_BODY_BYTES + 1)
 
 
-def body_part(body: bytes, *, more: bool) -> Message:
+def body_part(body: bytes, *, more: bool = False) -> Message:
     return {"type": "http.request", "body": body, "more_body": more}
 
 
@@ -25,24 +37,96 @@ def receive_from(*messages: Message) -> Receive:
     return receive
 
 
+def request_of(*messages: Message, length: int | None = None) -> Request:
+    headers = [] if length is None else [(b"content-length", str(length).encode())]
+    return Request({"type": "http", "method": "POST", "headers": headers}, receive_from(*messages))
+
+
 async def test_a_body_that_was_read_is_delivered_again() -> None:
-    parts = (body_part(b"one ", more=True), body_part(b"two", more=False))
-    body, receive = await read_body(receive_from(*parts, DISCONNECT))
-    assert body == b"one two"
-    assert [await receive() for _ in range(3)] == [*parts, DISCONNECT]
+    async with BodyReader().read(request_of(body_part(b"one ", more=True), body_part(b"two"))) as body:
+        assert body == b"one two"
+    receive = replay(body, receive_from(DISCONNECT))
+    assert [await receive() for _ in range(2)] == [body_part(b"one two"), DISCONNECT]
 
 
 async def test_reading_stops_at_a_disconnect() -> None:
-    body, receive = await read_body(receive_from(body_part(b"half", more=True), DISCONNECT))
-    assert body == b"half"
-    assert [(await receive())["type"] for _ in range(2)] == ["http.request", "http.disconnect"]
+    with pytest.raises(BodyDisconnectError):
+        async with BodyReader().read(request_of(body_part(b"half", more=True), DISCONNECT)):
+            pass
 
 
-async def test_reading_stops_past_the_limit() -> None:
-    large, rest = body_part(bytes(MAX_BODY_BYTES + 1), more=True), body_part(b"rest", more=False)
-    body, receive = await read_body(receive_from(large, rest))
-    assert len(body) == MAX_BODY_BYTES + 1
-    assert [await receive() for _ in range(2)] == [large, rest]
+async def test_a_body_over_the_limit_is_refused_by_its_announced_length_before_it_is_read() -> None:
+    with pytest.raises(BodyError, match="limited to 4 MiB") as refusal:
+        async with BodyReader().read(request_of(length=(4 << 20) + 1)):
+            pass
+    assert refusal.value.status == 413
+
+
+async def test_a_body_without_a_length_is_refused_where_it_passes_the_limit() -> None:
+    reader = BodyReader(4)
+    with pytest.raises(BodyError, match="limited to") as refusal:
+        async with reader.read(
+            request_of(body_part(b"[1,", more=True), body_part(b"2", more=True), body_part(b"]"))
+        ):
+            pass
+    assert refusal.value.status == 413
+
+
+@pytest.mark.parametrize("body", [b"[" * 200, b"[0," * 50_000, b"{}\0", '["\u2201"]'.encode("utf-16")])
+async def test_json_over_the_limits_is_refused_before_it_is_decoded(body: bytes) -> None:
+    with pytest.raises(BodyError) as refusal:
+        async with BodyReader().read(request_of(body_part(body))):
+            pass
+    assert refusal.value.status == 400
+
+
+async def test_large_bodies_wait_for_each_other_and_small_ones_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bodies, "BODIES_IN_FLIGHT_BYTES", 1)
+    monkeypatch.setattr(bodies, "WAIT_SECONDS", 0.05)
+    reader = BodyReader(len(LARGE))
+    async with reader.read(request_of(body_part(LARGE), length=len(LARGE))):
+        async with reader.read(request_of(body_part(b"{}"))) as body:
+            assert body == b"{}"
+        with pytest.raises(BodyError) as refusal:
+            async with reader.read(request_of(body_part(LARGE))):
+                pass
+        assert (refusal.value.status, refusal.value.retry_after_seconds) == (503, 5)
+        monkeypatch.setattr(bodies, "WAIT_SECONDS", 10)
+        async with anyio.create_task_group() as tasks:
+
+            async def read_another() -> None:
+                async with reader.read(request_of(body_part(LARGE))):
+                    pass
+
+            tasks.start_soon(read_another)
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+    # Nothing of the refused and the cancelled one is reserved for ever.
+    async with reader.read(request_of(body_part(LARGE))):
+        pass
+
+
+async def test_the_memory_budget_is_granted_in_order_of_arrival() -> None:
+    budget, order = MemoryBudget(10), list[int]()
+
+    async def take(size_bytes: int) -> None:
+        await budget.acquire(size_bytes)
+        order.append(size_bytes)
+
+    await budget.acquire(8)
+    async with anyio.create_task_group() as tasks:
+        for size_bytes in (10, 1):
+            tasks.start_soon(take, size_bytes)
+            await anyio.wait_all_tasks_blocked()
+        assert order == []
+        budget.release(8)
+        await anyio.wait_all_tasks_blocked()
+        assert order == [10]
+        budget.release(10)
+    assert order == [10, 1]
+    assert budget.free_bytes == 9
 
 
 async def test_spaces_around_header_values_are_removed() -> None:

@@ -17,6 +17,7 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.authentication import Tokens
+from decathlon_mcp.http.protocol import ConnectionLimits
 from decathlon_mcp.http.server import listen, serve_http
 from decathlon_mcp.settings import Settings
 
@@ -47,17 +48,22 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(state: Path, *, tokens: Tokens | None = None, **settings: Any) -> AsyncGenerator[Served]:
+async def serving(
+    state: Path, *, tokens: Tokens | None = None, limits: ConnectionLimits | None = None, **settings: Any
+) -> AsyncGenerator[Served]:
     """Serve until the context exits, then drain as after SIGTERM."""
     values = {"suite": (SUITE,), "state": state, "drain_seconds": 5, **settings}
     listener = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    async with bootstrap(Settings.model_validate(values)) as episodes, background_tasks() as tasks:
+    configured = Settings.model_validate(values)
+    async with bootstrap(configured) as episodes, background_tasks() as tasks:
         ready, stop, stopped = anyio.Event(), anyio.Event(), anyio.Event()
 
         async def serve() -> None:
-            app = http_app(episodes, tokens=tokens)
-            await serve_http(app, listener, drain=episodes.drain, on_ready=ready.set, stop=stop)
+            app = http_app(episodes, tokens=tokens, max_body_bytes=configured.max_body_mib << 20)
+            await serve_http(
+                app, listener, drain=episodes.drain, on_ready=ready.set, stop=stop, limits=limits
+            )
             stopped.set()
 
         tasks.start_soon(serve)

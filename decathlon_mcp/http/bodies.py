@@ -1,0 +1,140 @@
+"""Reading the bodies of requests: limits for each, and for the memory of all that are in flight."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import anyio
+from starlette.requests import Request
+from starlette.types import Message, Receive
+
+from decathlon_mcp.json_limits import JsonLimitError, check_json
+
+MAX_BODY_BYTES = 4 << 20
+"""Default limit of one body, as in the SDK: a file's content, and arguments around it."""
+BODIES_IN_FLIGHT_BYTES = 256 << 20
+"""Limit of all large bodies together: 64 of the largest. The server needs a few times their size."""
+SMALL_BODY_BYTES = 64 << 10
+"""Bodies up to this size are always read: the number of connections limits them."""
+WAIT_SECONDS = 20.0
+"""How long a large body waits for others, before the request is refused."""
+
+
+class BodyError(Exception):
+    """A request is refused because of its body, with this HTTP status."""
+
+    def __init__(self, status: int, message: str, *, retry_after_seconds: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.retry_after_seconds = retry_after_seconds
+
+
+class BodyDisconnectError(Exception):
+    """The client disconnected before the end of its request's body."""
+
+
+def replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that delivers the body in one message, then what `receive` delivers."""
+    unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_again() -> Message:
+        return unread.pop() if unread else await receive()
+
+    return receive_again
+
+
+class MemoryBudget:
+    """A number of bytes that is shared in the order of arrival."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.free_bytes = size_bytes
+        self._waiting: deque[tuple[int, anyio.Event]] = deque()
+
+    async def acquire(self, size_bytes: int) -> None:
+        """Take bytes from the budget, waiting until it has as many. Cancellation takes nothing."""
+        if not self._waiting and self.free_bytes >= size_bytes:
+            self.free_bytes -= size_bytes
+            return
+        place = (size_bytes, anyio.Event())
+        self._waiting.append(place)
+        try:
+            await place[1].wait()
+        except BaseException:
+            if place[1].is_set():
+                self.release(size_bytes)
+            else:
+                self._waiting.remove(place)
+                self.release(0)
+            raise
+
+    def release(self, size_bytes: int) -> None:
+        """Return bytes to the budget."""
+        self.free_bytes += size_bytes
+        while self._waiting and self._waiting[0][0] <= self.free_bytes:
+            granted_bytes, event = self._waiting.popleft()
+            self.free_bytes -= granted_bytes
+            event.set()
+
+
+class BodyReader:
+    """Reads bodies of at most `max_bytes` whose JSON is within the limits of `json_limits`."""
+
+    def __init__(self, max_bytes: int = MAX_BODY_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self._budget = MemoryBudget(max(BODIES_IN_FLIGHT_BYTES, max_bytes))
+
+    def check_length(self, request: Request) -> None:
+        """Raise BodyError if the length that a request announces is over the limit."""
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self.max_bytes:
+            raise self._too_large()
+
+    @asynccontextmanager
+    async def read(self, request: Request) -> AsyncGenerator[bytes]:
+        """The body of a request, counted as in flight while the context is open.
+
+        Raises BodyError, BodyDisconnectError.
+        """
+        self.check_length(request)
+        length = request.headers.get("content-length", "")
+        reserved_bytes = 0
+        try:
+            body = bytearray()
+            more = True
+            while more:
+                message = await request.receive()
+                if message["type"] != "http.request":
+                    raise BodyDisconnectError
+                body += message.get("body", b"")
+                more = message.get("more_body", False)
+                if len(body) > self.max_bytes:
+                    raise self._too_large()
+                if len(body) > SMALL_BODY_BYTES and not reserved_bytes:
+                    # All at once: with reservations that grow, many bodies could wait for each other.
+                    reserved_bytes = await self._reserve(int(length) if length else self.max_bytes)
+            if reserved_bytes > len(body):
+                self._budget.release(reserved_bytes - len(body))
+                reserved_bytes = len(body)
+            try:
+                check_json(body)
+            except JsonLimitError as error:
+                raise BodyError(400, str(error)) from None
+            yield bytes(body)
+        finally:
+            if reserved_bytes:
+                self._budget.release(reserved_bytes)
+
+    async def _reserve(self, size_bytes: int) -> int:
+        """Reserve memory for a body. Returns its size; raises BodyError if there is none in time."""
+        with anyio.move_on_after(WAIT_SECONDS):
+            await self._budget.acquire(size_bytes)
+            return size_bytes
+        raise BodyError(
+            503, "the server has too many large requests in progress; try again", retry_after_seconds=5
+        )
+
+    def _too_large(self) -> BodyError:
+        return BodyError(413, f"the body of a request is limited to {self.max_bytes / (1 << 20):g} MiB")

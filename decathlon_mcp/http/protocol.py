@@ -1,0 +1,324 @@
+"""HTTP connections with limits on everything that a client can send, hold open or leave unread.
+
+httptools, uvicorn's fastest parser, limits neither the head of a request nor the time it takes, and uvicorn
+reads ahead while a response is in progress. Only bodies reach the application, which limits them itself
+(`bodies.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import resource
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Self
+
+import anyio
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from decathlon_mcp.http.bodies import MAX_BODY_BYTES
+
+FEED_BYTES = 16 << 10
+"""Data is parsed in pieces of this size. The limits are checked between pieces, so they are exact to one."""
+SWEEP_SECONDS = 1.0
+"""Interval at which the deadlines of all connections are checked."""
+MIN_RATE = 64 << 10
+"""Bytes per second that a client must send of a body, or read of a response, beyond a fixed time."""
+MAX_CONNECTIONS_PER_PEER = 4096
+"""Connections from one address: four for each of 1,024 episodes, which may all come from one trainer."""
+FILES_SHARE = 0.75
+"""Share of the limit of open files that connections may use; drivers and logs need the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Limits for each connection and for all of them together. Times are in seconds.
+
+    `head_bytes`: request line and headers; also the framing of a chunked body with its trailers.
+    `head_seconds`: from the connection's acceptance, or a further request's first byte, to the head's end.
+    `body_seconds`: for a body, from the end of the head.
+    `idle_seconds`: between two requests.
+    `stalled_seconds`: for reading what waits to be sent, beyond the time at `MIN_RATE`.
+    `linger_seconds`: how long data is discarded after a refusal, so that the client can read the reason.
+    `pipelined`: requests that wait for the response to an earlier one on the same connection.
+    """
+
+    head_bytes: int = 64 << 10
+    head_lines: int = 100
+    head_seconds: float = 30
+    body_seconds: float = 60 + MAX_BODY_BYTES / MIN_RATE
+    idle_seconds: float = 75
+    stalled_seconds: float = 60
+    linger_seconds: float = 3
+    pipelined: int = 8
+    per_peer: int = MAX_CONNECTIONS_PER_PEER
+
+    @classmethod
+    def for_bodies(cls, max_bytes: int, *, per_peer: int) -> Self:
+        """The default limits, with time for bodies of up to that size."""
+        return cls(body_seconds=60 + max_bytes / MIN_RATE, per_peer=per_peer)
+
+
+class Connections:
+    """All connections of a server. Their number is limited by the limit of open files as it is now."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self._max_open = int(resource.getrlimit(resource.RLIMIT_NOFILE)[0] * FILES_SHARE)
+        self._open: set[LimitedHttpProtocol] = set()
+        self._by_peer: Counter[str] = Counter()
+
+    def protocol(self, **options: Any) -> LimitedHttpProtocol:
+        """A protocol for a new connection, with uvicorn's keyword arguments."""
+        return LimitedHttpProtocol(self, **options)
+
+    def add(self, connection: LimitedHttpProtocol) -> bool:
+        """Count a connection until `remove`. False if there are too many of its peer's, or in all."""
+        refused = len(self._open) >= self._max_open or self._by_peer[connection.peer] >= self.limits.per_peer
+        self._open.add(connection)
+        self._by_peer[connection.peer] += 1
+        return not refused
+
+    def remove(self, connection: LimitedHttpProtocol) -> None:
+        """Stop counting a connection that is closed."""
+        self._open.discard(connection)
+        self._by_peer[connection.peer] -= 1
+        if self._by_peer[connection.peer] <= 0:
+            del self._by_peer[connection.peer]
+
+    async def sweep(self) -> None:
+        """Close connections that are over a deadline, until cancelled."""
+        # One task for all: timers would have to be set and cancelled for every request.
+        loop = asyncio.get_running_loop()
+        while True:
+            await anyio.sleep(SWEEP_SECONDS)
+            now = loop.time()
+            for connection in list(self._open):
+                connection.enforce_deadlines(now)
+
+
+def peer_of(address: tuple[str, int] | None) -> str:
+    """Whom a connection is counted for: an IPv4 address, or the network of an IPv6 address."""
+    # Whoever has one IPv6 address usually has a whole /64 network of them.
+    host = address[0] if address else ""
+    if ":" not in host:
+        return host
+    ip = ipaddress.IPv6Address(host.partition("%")[0])
+    return str(ip.ipv4_mapped or ipaddress.ip_network((ip, 64), strict=False))
+
+
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """One HTTP connection: uvicorn's, with the limits of `ConnectionLimits`. Checked with uvicorn 0.54."""
+
+    def __init__(self, connections: Connections, **options: Any) -> None:
+        super().__init__(**options)
+        self._connections = connections
+        self._limits = connections.limits
+        self.peer = ""
+        self._refused = False
+        self._running: RequestResponseCycle | None = None
+        # Parsing: whether a body is expected, and what has arrived since the last event.
+        self._in_body = False
+        self._head_begun = False
+        self._event = False
+        self._head_bytes = 0
+        self._framing_bytes = 0
+        self._body_bytes = 0
+        self._piece_body_bytes = 0
+        # Deadlines, as the event loop's time; None where none applies.
+        self._deadline: float | None = None
+        self._stalled_deadline: float | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.peer = peer_of(self.client)
+        self._expire_in(self._limits.head_seconds)
+        if not self._connections.add(self):
+            self._refuse(503, "there are too many connections", linger=False)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.remove(self)
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        # uvicorn tells the last request only, which may be one that waits for the response to this one.
+        self.pipeline.clear()
+        self._disconnect(self._running)
+
+    @staticmethod
+    def _disconnect(cycle: RequestResponseCycle | None) -> None:
+        """Tell the application that the client of a request is gone."""
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        if len(data) <= FEED_BYTES:
+            self._feed(data)
+            return
+        view = memoryview(data)
+        for start in range(0, len(view), FEED_BYTES):
+            self._feed(view[start : start + FEED_BYTES])
+
+    def _feed(self, data: bytes | memoryview) -> None:
+        """Parse one piece of data, then check what it added to the head or to a body's framing."""
+        if self._refused or self.transport.is_closing():
+            return
+        self._event, self._piece_body_bytes = False, 0
+        size = len(data)
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                # There is no other protocol here: the request is served as HTTP, and so is what follows.
+                data = data[upgrade.args[0] :]
+                if data and not self._refused:
+                    continue
+            except httptools.HttpParserError:
+                if not self._refused:
+                    self._refuse(400, "this is not a valid HTTP request")
+            break
+        if self._refused:
+            return
+        self._count(size)
+        if self._deadline is None and self._response_complete and not self._in_body:
+            # Only line breaks, or the rest of a body that was not needed for the response. uvicorn's timer
+            # for idle connections has been cancelled.
+            self._expire_in(self._limits.head_seconds)
+
+    def _count(self, size: int) -> None:
+        """Count a piece of `size` bytes towards the current head or body."""
+        if self._in_body:
+            self._body_bytes += self._piece_body_bytes
+            self._framing_bytes += 0 if self._event else size - self._piece_body_bytes
+            # Chunks of a few bytes cost a callback each.
+            if self._framing_bytes > self._limits.head_bytes + self._body_bytes // 2:
+                self._refuse(
+                    400, "the body consists of too small chunks, or has too long extensions or trailers"
+                )
+            return
+        if self._event:
+            self._head_bytes = size if self._head_begun else 0
+        else:
+            # Also line breaks before a request, which do not begin one.
+            self._head_bytes += size
+        if self._head_bytes > self._limits.head_bytes:
+            self._refuse_head()
+
+    # Callbacks of the parser. An exception in one of them would be reported as an invalid request.
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._event = self._head_begun = True
+        if self._deadline is None or self._response_complete:
+            self._expire_in(self._limits.head_seconds)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_body:
+            return  # a trailer, which the application does not expect in the headers that it was given
+        if len(self.headers) >= self._limits.head_lines:
+            self._refuse_head()
+            return
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._event, self._head_begun, self._in_body = True, False, True
+        self._head_bytes = self._framing_bytes = self._body_bytes = 0
+        if self._refused:
+            return
+        if len(self.pipeline) >= self._limits.pipelined:
+            self._refuse(400, "too many requests before the response to an earlier one")
+            return
+        self._expire_in(self._limits.body_seconds)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._piece_body_bytes += len(body)
+        if not self._refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._event, self._in_body = True, False
+        self._deadline = None
+        if not self._refused:
+            super().on_message_complete()
+
+    # Responses.
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    @property
+    def _response_complete(self) -> bool:
+        return self.cycle is not None and self.cycle.response_complete
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._in_body:
+            # The rest of the body is discarded. The client should first notice the response, not an error.
+            self._expire_in(self._limits.linger_seconds)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        waiting_seconds = self.transport.get_write_buffer_size() / MIN_RATE
+        self._stalled_deadline = self.loop.time() + self._limits.stalled_seconds + waiting_seconds
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stalled_deadline = None
+
+    # Refusals and deadlines.
+
+    def _expire_in(self, seconds: float) -> None:
+        self._deadline = self.loop.time() + seconds
+
+    def _refuse_head(self) -> None:
+        limits = self._limits
+        self._refuse(
+            431, f"the head is over {limits.head_bytes >> 10} KiB or {limits.head_lines} header lines"
+        )
+
+    def _refuse(self, status: int, message: str, *, linger: bool = True) -> None:
+        """Answer with an error unless a response is in progress, and close the connection."""
+        self._refused = True
+        self.headers = []
+        if self.transport.is_closing():
+            return
+        if self._running is not None and not self._running.response_complete:
+            if self._running is not self.cycle or self._running.response_started:
+                self.transport.abort()
+                return
+            self._disconnect(self._running)
+        text = message.encode("ascii")
+        self.transport.write(
+            STATUS_LINE[status] + b"content-type: text/plain; charset=utf-8\r\n"
+            b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(text), text)
+        )
+        if linger:
+            # Closed with data unread, the connection would be reset and the client would lose the response.
+            self.transport.write_eof()
+            self._expire_in(self._limits.linger_seconds)
+        else:
+            self.transport.close()
+
+    def enforce_deadlines(self, now: float) -> None:
+        """Close the connection if it is over a deadline."""
+        if self.transport.is_closing() and self._stalled_deadline is None:
+            # Closing waits until the client has read what was sent.
+            self._stalled_deadline = now + self._limits.stalled_seconds
+        if self._stalled_deadline is not None and now > self._stalled_deadline:
+            self.transport.abort()
+            return
+        if self._deadline is None or now <= self._deadline or self.transport.is_closing():
+            return
+        if self._refused:
+            self.transport.abort()
+        elif self.cycle is None or (self._response_complete and self._head_begun):
+            self._refuse(408, "the request was not complete in time")
+        elif self._response_complete:
+            self.transport.close()
+        elif self._in_body:
+            self.transport.abort()
