@@ -119,7 +119,12 @@ class Relay:
                 await self._to_client.send(_parse_error())
                 continue
             message = item.message
-            item.metadata = ClientMessageMetadata(headers=self._headers(message))
+            # The SDK's HTTP client raises for other values, which would end the bridge; without the header
+            # the server refuses the request.
+            headers = {
+                name: value for name, value in self._headers(message).items() if _is_header_value(value)
+            }
+            item.metadata = ClientMessageMetadata(headers=headers)
             if not (isinstance(message, types.JSONRPCRequest) and message.method == "initialize"):
                 await self._to_server.send(item)
                 continue
@@ -272,6 +277,10 @@ class BridgeHttpClient(httpx2.AsyncClient):
                 await renewed.wait()
             if renewed.is_set():
                 yield b"data: " + TOOLS_CHANGED + b"\n\n"
+
+
+def _is_header_value(value: str) -> bool:
+    return value.isascii() and value.isprintable()
 
 
 def _has_type(response: httpx2.Response, content_type: str) -> bool:

@@ -12,12 +12,17 @@ from typing import Self
 import anyio
 
 CHUNK_BYTES = 1 << 16
+MAX_LINE_BYTES = 16 << 20
+"""Longest line that is passed on: four times the largest request that a server accepts by default."""
+OVERLONG_LINE = b"(a line over the limit)\n"
+"""Passed on in place of an overlong line. It is not JSON, so it is answered with a parse error."""
 
 
 class StdinPump:
-    """Copies a file descriptor into a socket until the descriptor ends or `stop` is called.
+    """Copies the lines of a file descriptor into a socket until the descriptor ends or `stop` is called.
 
-    Readers of the socket's other end then see the end of the file.
+    Readers of the socket's other end then see the end of the file. A line over `MAX_LINE_BYTES` is replaced
+    by `OVERLONG_LINE`.
     """
 
     # A thread that blocks in a read of stdin cannot be interrupted. This daemon thread need not be: readers
@@ -36,8 +41,23 @@ class StdinPump:
 
     def _copy(self) -> None:
         with suppress(OSError):
+            # The beginning of a line whose end has not been read; None for the rest of an overlong line.
+            line: bytearray | None = bytearray()
             while chunk := os.read(self._source, CHUNK_BYTES):
-                self._sink.sendall(chunk)
+                complete, newline, rest = chunk.rpartition(b"\n")
+                if newline:
+                    if line is None:
+                        complete = complete.partition(b"\n")[2]
+                        self._sink.sendall(OVERLONG_LINE + complete + (newline if complete else b""))
+                    else:
+                        self._sink.sendall(bytes(line) + complete + newline)
+                    line = bytearray(rest)
+                elif line is not None:
+                    line += rest
+                    if len(line) > MAX_LINE_BYTES:
+                        line = None
+            if line:
+                self._sink.sendall(line)
         self.stop()
 
     def stop(self) -> None:

@@ -16,7 +16,14 @@ from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.http.authentication import AllowedHosts, Tokens
-from decathlon_mcp.http.bodies import MAX_BODY_BYTES, BodyDisconnectError, BodyError, BodyReader, replay
+from decathlon_mcp.http.bodies import (
+    MAX_BODY_BYTES,
+    SMALL_BODY_BYTES,
+    BodyDisconnectError,
+    BodyError,
+    BodyReader,
+    replay,
+)
 from decathlon_mcp.http.errors import (
     UnauthorizedError,
     handle_body_error,
@@ -174,6 +181,8 @@ class McpEndpoints:
         await manager.handle_request(request.scope, replay(body, request.receive), send)
         if request_context.initialize_failed:
             await manager.discard_opened_by(request_context)
+        elif len(body) > SMALL_BODY_BYTES and (session_id := request.headers.get(SESSION_HEADER)):
+            manager.forget_message(session_id, SCOPE_KEY, request_context)
 
 
 def _close_episode(request_context: RequestContext) -> None:

@@ -164,13 +164,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _feed(self, data: bytes | memoryview) -> None:
         """Parse one piece of data, then check what it added to the head or to a body's framing."""
-        if self._refused or self.transport.is_closing():
+        parser = self.parser
+        if parser is None or self._refused or self.transport.is_closing():
             return
         self._event, self._piece_body_bytes = False, 0
         size = len(data)
         while True:
             try:
-                self.parser.feed_data(data)
+                parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
                 # There is no other protocol here: the request is served as HTTP, and so is what follows.
                 data = data[upgrade.args[0] :]
@@ -252,8 +253,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     @property
+    def _last(self) -> RequestResponseCycle | None:
+        """The last request whose head is complete. uvicorn does not annotate that there may be none."""
+        return self.cycle
+
+    @property
     def _response_complete(self) -> bool:
-        return self.cycle is not None and self.cycle.response_complete
+        return self._last is not None and self._last.response_complete
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -316,7 +322,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         if self._refused:
             self.transport.abort()
-        elif self.cycle is None or (self._response_complete and self._head_begun):
+        elif self._last is None or (self._response_complete and self._head_begun):
             self._refuse(408, "the request was not complete in time")
         elif self._response_complete:
             self.transport.close()

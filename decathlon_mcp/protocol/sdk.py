@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 from uuid import uuid4
 
 from mcp.server.auth.middleware.bearer_auth import AuthorizationContext
@@ -22,6 +22,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 # mcp 2.3 has no public name for the protocols that annotate `Server.run` and the transports.
 from mcp.shared._stream_protocols import ReadStream, WriteStream
 from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCNotification
 
 Context: TypeAlias = ServerRequestContext[Any, Any]
 MessageReadStream: TypeAlias = ReadStream[SessionMessage | Exception]
@@ -49,6 +50,31 @@ def use_json_response(enabled: bool) -> None:
     _json_response.set(enabled)
 
 
+class _LastMessage:
+    """The SDK's stream of a session's messages from the client, with a reference to the last of them."""
+
+    # The loop that dispatches a session's messages keeps the last one, with its body, until the next comes.
+    # Sessions are idle for half an hour, so a few thousand requests of 4 MiB would fill the memory.
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+        self._last: SessionMessage | None = None
+
+    async def send(self, item: SessionMessage | Exception) -> None:
+        self._last = item if isinstance(item, SessionMessage) else None
+        await self._writer.send(item)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)
+
+    def forget(self, key: str, value: object) -> None:
+        """Empty the last message if the scope of its request has this entry."""
+        last = self._last
+        request = getattr(None if last is None else last.metadata, "request_context", None)
+        if last is not None and request is not None and request.scope.get(key) is value:
+            last.message = JSONRPCNotification(jsonrpc="2.0", method="notifications/forgotten")
+            last.metadata = self._last = None
+
+
 class SessionTransport(StreamableHTTPServerTransport):
     """A session's transport that answers each POST with JSON or SSE, as chosen by `use_json_response`."""
 
@@ -60,6 +86,8 @@ class SessionTransport(StreamableHTTPServerTransport):
         """Whether the POST served in the current context is answered with JSON."""
         return _json_response.get()
 
+    _last_message: _LastMessage | None = None
+
     @is_json_response_enabled.setter
     def is_json_response_enabled(self, value: bool) -> None:
         del value  # `__init__` assigns the default
@@ -70,7 +98,16 @@ class SessionTransport(StreamableHTTPServerTransport):
         # reads the mode as well, and in JSON mode it would drop the notifications of every later request.
         _json_response.set(False)
         async with super().connect() as streams:
+            writer = self._read_stream_writer
+            assert writer is not None
+            self._last_message = last_message = _LastMessage(writer)
+            self._read_stream_writer = cast("Any", last_message)
             yield streams
+
+    def forget_message(self, key: str, value: object) -> None:
+        """Drop the message of a served request, which has this entry in its scope."""
+        if self._last_message is not None:
+            self._last_message.forget(key, value)
 
 
 class SessionManagerBase(StreamableHTTPSessionManager):
@@ -85,6 +122,12 @@ class SessionManagerBase(StreamableHTTPSessionManager):
     async def discard(self, session_id: str) -> None:
         """End a session; its id is unknown from now on."""
         await self._discard_session(session_id, self._server_instances[session_id])
+
+    def forget_message(self, session_id: str, key: str, value: object) -> None:
+        """Drop a session's last message if the scope of its request, which was served, has this entry."""
+        transport = self._server_instances.get(session_id)
+        if isinstance(transport, SessionTransport):
+            transport.forget_message(key, value)
 
     def close_standalone_streams(self) -> None:
         """Close the GET stream of every session. Replies in progress are not affected."""

@@ -227,6 +227,14 @@ async def sessions_with_large_names(host: str, port: int) -> None:
         await open_session(host, port, title="a" * (4 * MIB - 500))
 
 
+async def sessions_with_large_requests(host: str, port: int) -> None:
+    """100 sessions, each with a last request of nearly 4 MiB, which a server could keep."""
+    body = rpc("ping", {"_meta": {"filler": "a" * (4 * MIB - 500)}})
+    for _ in range(100):
+        session = await open_session(host, port)
+        await send(host, port, request("/mcp", body, Connection="close", Mcp_Session_Id=session))
+
+
 async def unfinished_requests(host: str, port: int, *, count: int = 200, seconds: float = 90) -> None:
     """Connections whose request is never complete: nothing, a part of the head, a part of the body."""
     beginnings = (b"", b"P", HEAD, b"\r\n", HEAD + b"Content-Length: 100000\r\n\r\n" + b"[" * 60_000, CHUNKED)
@@ -298,6 +306,7 @@ ATTACKS: tuple[Attack, ...] = (
     expensive_bodies,
     long_names,
     sessions_with_large_names,
+    sessions_with_large_requests,
     unfinished_requests,
     responses_that_are_never_read,
     many_connections,

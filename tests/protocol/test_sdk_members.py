@@ -17,7 +17,7 @@ from tests.protocol.sdk_members import FINGERPRINTS, MEMBERS, changed, normalize
 
 SERVER = Path(decathlon_mcp.__file__).parent
 PRIVATE_NAMES = re.compile(
-    r"\b(_admit_session|_discard_session|_server_instances|_request_outbound|is_json_response_enabled"
+    r"\b(_admit_session|_discard_session|_server_instances|_request_outbound|_read_stream_writer|is_json_response_enabled"
     r"|session\._connection)\b"
 )
 
