@@ -28,6 +28,7 @@ MIN_RATE = 64 << 10
 """Bytes per second that a client must send of a body, or read of a response, beyond a fixed time."""
 MAX_CONNECTIONS_PER_PEER = 4096
 """Connections from one address: four for each of 1,024 episodes, which may all come from one trainer."""
+MAX_LENGTH_DIGITS = 15
 FILES_SHARE = 0.75
 """Share of the limit of open files that connections may use; drivers and logs need the rest."""
 
@@ -127,6 +128,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._framing_bytes = 0
         self._body_bytes = 0
         self._piece_body_bytes = 0
+        self._unparsed_bytes = 0
         # Deadlines, as the event loop's time; None where none applies.
         self._deadline: float | None = None
         self._stalled_deadline: float | None = None
@@ -170,6 +172,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._event, self._piece_body_bytes = False, 0
         size = len(data)
         while True:
+            if self._unparsed_bytes:
+                data = self._feed_unparsed(data)
+                if not data:
+                    break
             try:
                 parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
@@ -188,6 +194,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             # Only line breaks, or the rest of a body that was not needed for the response. uvicorn's timer
             # for idle connections has been cancelled.
             self._expire_in(self._limits.head_seconds)
+
+    def _feed_unparsed(self, data: bytes | memoryview) -> bytes | memoryview:
+        """Take what belongs to the body of a request that offered another protocol; return the rest."""
+        body = bytes(data[: self._unparsed_bytes])
+        self._unparsed_bytes -= len(body)
+        self.on_body(body)
+        if not self._unparsed_bytes:
+            self.on_message_complete()
+        return data[len(body) :]
 
     def _count(self, size: int) -> None:
         """Count a piece of `size` bytes towards the current head or body."""
@@ -232,8 +247,25 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= self._limits.pipelined:
             self._refuse(400, "too many requests before the response to an earlier one")
             return
+        parser = self.parser
+        if parser is not None and parser.should_upgrade() and not self._expect_unparsed_body():
+            return
         self._expire_in(self._limits.body_seconds)
         super().on_headers_complete()
+        # uvicorn stops to read when a request has to wait, and would not notice that the client disconnects.
+        self.flow.resume_reading()
+
+    def _expect_unparsed_body(self) -> bool:
+        """Prepare for the body of a request that offers another protocol. False if it was refused."""
+        # The parser leaves everything after the head to the other protocol. Java's client offers HTTP/2 with
+        # every request.
+        headers = dict(self.headers)
+        length = headers.get(b"content-length", b"0").strip()
+        if b"transfer-encoding" in headers or not length.isdigit() or len(length) > MAX_LENGTH_DIGITS:
+            self._refuse(400, "a request that offers another protocol needs a Content-Length")
+            return False
+        self._unparsed_bytes = int(length)
+        return True
 
     def on_body(self, body: bytes) -> None:
         self._piece_body_bytes += len(body)
@@ -241,6 +273,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._unparsed_bytes:
+            return  # called by the parser, for which the other protocol begins here
         self._event, self._in_body = True, False
         self._deadline = None
         if not self._refused:

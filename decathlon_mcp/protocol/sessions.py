@@ -8,7 +8,7 @@ from typing import Any
 from mcp.server.lowlevel import Server
 from mcp.server.transport_security import TransportSecuritySettings
 
-from decathlon_mcp.protocol.context import RequestContext, current_request_context
+from decathlon_mcp.protocol.context import SCOPE_KEY, RequestContext, current_request_context
 from decathlon_mcp.protocol.sdk import SessionManagerBase
 
 _SSE_MARKERS = (
@@ -76,6 +76,8 @@ class SessionManager(SessionManagerBase):
         """End the session that this request opened, if it is still there."""
         # A failed `initialize` is answered with status 200, so the SDK keeps its session until it is idle.
         for session_id in [key for key, opener in self._openers.items() if opener is request_context]:
+            # References in cycles keep an ended session's objects until they are collected, which is rare.
+            self.forget_message(session_id, SCOPE_KEY, request_context)
             await self.discard(session_id)
 
     def session_opened(self, session_id: str) -> None:
