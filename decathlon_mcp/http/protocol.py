@@ -153,6 +153,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Tell the application that the client of a request is gone."""
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
+            cycle.waiting_for_100_continue = False
             cycle.message_event.set()
 
     def data_received(self, data: bytes) -> None:

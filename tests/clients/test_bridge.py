@@ -115,6 +115,58 @@ async def test_a_tasks_episode_ends_with_its_client(shell: Shell, served: Served
     await episode.state.reach(Phase.ENDED)
 
 
+VERSION = '"io.modelcontextprotocol/protocolVersion"'
+RUDE_LINES = (
+    b'{"jsonrpc":"2.0","id":5,"method":"ping","params":{"a":%b}}' % (b"[" * 190 + b"]" * 190),
+    b'{"jsonrpc":"2.0","id":5,"method":"ping","params":{"a":%b}}' % (b'{"a":' * 9_000 + b"1" + b"}" * 9_000),
+    b'{"jsonrpc":"2.0","id":5,"method":"ping","params":{"a":[%b0]}}' % (b"[]," * 200_000),
+    *(
+        b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":%b}}' % number
+        for number in (b"[1]", b'{"a":1}', b"null", b"true", b"1.5", b"1e400", b"1" * 4_000)
+    ),
+    *(
+        b'{"jsonrpc":"2.0","id":%b,"method":"ping"}' % number
+        for number in (b"[1]", b'{"a":1}', b"null", b"true", b"1.5", b"1e400", b"1" * 9_000, b'"\\ud800"')
+    ),
+    b'{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":[1],"progress":NaN}}',
+    b'[{"jsonrpc":"2.0","id":7,"method":"ping"}]',
+    b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"a","arguments":{"a":NaN,"b":1e999}}}',
+    b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":[1]}',
+    b'{"jsonrpc":"2.0","id":7,"method":"\\u0416\\n","params":{"_meta":{%b:"2026-07-28"}}}' % VERSION.encode(),
+    b'{"jsonrpc":"2.0","id":7,"method":"ping","params":{"_meta":{%b:"\\u0416"}}}' % VERSION.encode(),
+    b'{"jsonrpc":"2.0","id":7,"method":"ping","params":{"_meta":{%b:"2026-07-28\\r\\nX: y"}}}'
+    % VERSION.encode(),
+    b'{"jsonrpc":"2.0","id":99,"result":{}}',
+    b'{"jsonrpc":"2.0","id":null,"error":{"code":1,"message":"x"}}',
+    b'{"jsonrpc":"2.0","id":7,"method":"\xff\xfe"}',
+    b'\xef\xbb\xbf{"jsonrpc":"2.0","id":7,"method":"ping"}',
+    b"\0\0",
+    b"",
+    b"a" * (20 << 20),
+)
+"""Lines that no client should send: depth, ids, versions, methods, encodings, lengths."""
+
+
+@pytest.mark.parametrize("address", ["bridge", "server"])
+async def test_rude_lines_end_neither_the_bridge_nor_the_stdio_server(
+    address: str, shell: Shell, served: Served
+) -> None:
+    options = ["--url", served.url] if address == "bridge" else ["--suite", SUITE, "--provider", "local"]
+    async with await anyio.open_process(
+        [*COMMAND, "stdio", *options], env=shell.environment, cwd=shell.folder, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        await process.stdin.send(initialize(1) + line({"method": "notifications/initialized"}))
+        for number, rude in enumerate(RUDE_LINES):
+            await process.stdin.send(rude + b"\n" + line({"id": f"after-{number}", "method": "ping"}))
+            output = b""
+            while b'"after-%d"' % number not in output:
+                output += await process.stdout.receive()
+        await process.stdin.aclose()
+        assert await process.wait() == 0
+
+
 @pytest.mark.parametrize("end", ["SIGTERM", "eof"])
 async def test_replies_pass_unchanged_and_the_end_of_stdin_or_sigterm_ends_the_episode(
     end: str, shell: Shell, served: Served
