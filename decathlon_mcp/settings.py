@@ -99,8 +99,8 @@ class Settings(BaseModel):
     workspace_mib: Count = Field(2048, description="Largest workspace that is graded, in MiB.")
     max_reply_mib: Annotated[int, Field(ge=1, le=60)] = Field(
         4,
-        description="Longest reply of a tool call, in MiB of JSON, after `--overlong cut`. A longer one is an "
-        "error.",
+        description="Longest reply of a tool call, in MiB of JSON, after `--overlong cut`. A longer one is "
+        "an error.",
     )
     max_log_mib: Count = Field(
         256,

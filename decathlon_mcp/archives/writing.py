@@ -112,7 +112,7 @@ def pack_files(files: Mapping[str, bytes], *, mode: int = 0o666) -> bytes:
 
 
 def file_chunks(files: Mapping[str, bytes | Path], *, mode: int = 0o666) -> Iterator[bytes]:
-    """An archive of files, by name, in chunks; each content is given as bytes or as a file of this machine."""
+    """An archive of files, by name, in chunks; a content is bytes or a file of this machine."""
     return archive_chunks(_content_entry(name, content, mode) for name, content in files.items())
 
 

@@ -38,7 +38,14 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "pids",
         "workspace_mib",
     ),
-    "Limits": ("max_sandboxes", "max_opening", "max_queue"),
+    "Limits": (
+        "max_sandboxes",
+        "max_opening",
+        "max_queue",
+        "max_reply_mib",
+        "max_log_mib",
+        "min_free_mib",
+    ),
     "Time limits (seconds)": (
         "idle_seconds",
         "episode_seconds",

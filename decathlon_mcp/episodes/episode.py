@@ -248,8 +248,8 @@ class Episode:
         size = len(answer.encode("utf-8", "surrogatepass")) if answer else 0
         if size > MAX_ANSWER_BYTES:
             raise LimitExceededError(
-                f"the answer has {size} bytes, more than the limit of {MAX_ANSWER_BYTES} bytes; the attempt is "
-                "still open: claim it again with a shorter answer",
+                f"the answer has {size} bytes, more than the limit of {MAX_ANSWER_BYTES} bytes; the attempt "
+                "is still open: claim it again with a shorter answer",
                 limit_bytes=MAX_ANSWER_BYTES,
             )
         await self.ready()

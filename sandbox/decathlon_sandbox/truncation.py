@@ -30,7 +30,7 @@ _ID_CHARACTERS = 22
 
 
 class CutResult:
-    """A shortened result. `full_text`, of `characters` characters, must be saved at `path`, which it names."""
+    """A shortened result. `full_text`, of `characters` characters, must be saved at `path`."""
 
     __slots__ = ("characters", "full_text", "path", "result")
 
@@ -62,7 +62,7 @@ def cut(result: dict[str, Any], folder: str, limit_characters: int) -> CutResult
 
 def model_text(result: dict[str, Any]) -> str:
     """The text of a result that Toolathlon's models read."""
-    # The same as in the server's `suites/truncation.py`, which cannot import this module; a test compares them.
+    # The same as in the server's `suites/truncation.py`, which cannot import it; a test compares them.
     items = [_dump(item) for item in as_list(result.get("content")) or []]
     if len(items) == 1:
         return json.dumps(items[0], ensure_ascii=False, separators=(",", ":"))
