@@ -1,0 +1,8 @@
+"""Fuzzing of the readers of foreign bytes: short property tests in CI, and long forms guided by coverage.
+
+    python -m tests.fuzz.server_line --minutes 30
+    python -m tests.fuzz.driver_line --minutes 30
+
+The long forms need atheris, which is no dependency because it is large and has wheels for few platforms:
+`pip install atheris`. They keep what they find in `corpus/`.
+"""
