@@ -29,6 +29,7 @@ from decathlon_mcp.sandboxes.base import Limits, Provider
 from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvider
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.settings import ProviderName, Settings
+from decathlon_mcp.storage.disk import DiskSpace
 from decathlon_mcp.storage.instance import forget, instance_lock
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.suite import Suite
@@ -96,6 +97,7 @@ def create_sandbox_factory(
         limits=Limits(memory_mib=settings.memory_mib, cpus=settings.cpus, pids=settings.pids),
         common=common,
         cuts_overlong=cuts_overlong,
+        reply_bytes=settings.max_reply_mib << 20,
     )
 
 
@@ -129,6 +131,8 @@ def create_registry(
             drain_seconds=settings.drain_seconds,
             journals=settings.state / "episodes",
             scratch=scratch,
+            disk=DiskSpace(settings.state, settings.min_free_mib << 20),
+            max_log_bytes=settings.max_log_mib << 20,
         ),
     )
 

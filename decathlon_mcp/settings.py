@@ -103,6 +103,20 @@ class Settings(BaseModel):
     cpus: Annotated[float, Field(gt=0)] = Field(2.0, description="CPU limit of one sandbox.")
     pids: Count = Field(1024, description="Maximum number of processes in one sandbox.")
     workspace_mib: Count = Field(2048, description="Largest workspace that is graded, in MiB.")
+    max_reply_mib: Annotated[int, Field(ge=1, le=60)] = Field(
+        4,
+        description="Longest reply of a tool call, in MiB of JSON, after `--overlong cut`. A longer one is "
+        "an error.",
+    )
+    max_log_mib: Count = Field(
+        256,
+        description="Largest log of one episode's calls, in MiB. At the limit the attempt is closed.",
+    )
+    min_free_mib: Annotated[int, Field(ge=0)] = Field(
+        1024,
+        description="Free space in the state folder, in MiB, below which no episode starts and the logs of "
+        "running ones stay under 1 MiB.",
+    )
 
     state: Path = Field(
         default_factory=default_state, description="Folder for trajectories, verdicts and the signing key."

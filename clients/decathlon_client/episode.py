@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 
 from decathlon_client.errors import (
     CallTimeoutError,
+    ClientError,
+    EpisodeEndedError,
     NoVerdictError,
     ProtocolError,
     RequestError,
@@ -97,11 +99,27 @@ class Episode:
         RequestError, CallTimeoutError, EpisodeEndedError, SandboxLostError, ConnectionLostError.
         """
         params: dict[str, Any] = {"name": name, "arguments": arguments or {}}
-        raw = await self._session.request("tools/call", params, on_progress=on_progress, timeout=timeout)
+        try:
+            raw = await self._session.request("tools/call", params, on_progress=on_progress, timeout=timeout)
+        except (SandboxLostError, EpisodeEndedError) as error:
+            if await self._continues():
+                raise RequestError(
+                    f"{name} failed as if the episode were over, but the server says that it continues: "
+                    f"{error.message}"
+                ) from error
+            raise
         reply = Reply.read(raw)
         closed = (as_object(reply.meta.get(ERROR_KEY)) or {}).get("code") == "episode_claimed"
         self.claimed |= closed or (name in (self._claim_name, EVALUATE_NAME) and not reply.is_error)
         return reply
+
+    async def _continues(self) -> bool:
+        """Whether the server says that this episode has not ended; false if it does not say."""
+        try:
+            status = (await self._call_lobby("episode_status", {"episode": self.id})).structured or {}
+        except ClientError:
+            return False
+        return status.get("phase") not in (None, "ended")
 
     async def act(
         self,

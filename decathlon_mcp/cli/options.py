@@ -38,7 +38,16 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "pids",
         "workspace_mib",
     ),
-    "Limits": ("max_sandboxes", "max_opening", "max_queue", "max_body_mib", "max_peer_connections"),
+    "Limits": (
+        "max_sandboxes",
+        "max_opening",
+        "max_queue",
+        "max_body_mib",
+        "max_peer_connections",
+        "max_reply_mib",
+        "max_log_mib",
+        "min_free_mib",
+    ),
     "Time limits (seconds)": (
         "idle_seconds",
         "episode_seconds",

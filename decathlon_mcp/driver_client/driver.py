@@ -21,11 +21,20 @@ from decathlon_sandbox import wire
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from decathlon_mcp.background import background_tasks
+from decathlon_mcp.driver_client.replies import Cut, read_reply, without_own_keys
 from decathlon_mcp.driver_client.rpc import NotificationHandler, RpcClient
 from decathlon_mcp.driver_client.tunnels import Dialer
-from decathlon_mcp.errors import CallTimeoutError, DecathlonError, DriverError, ImageError, SandboxLostError
+from decathlon_mcp.errors import (
+    CallTimeoutError,
+    DecathlonError,
+    DriverError,
+    ImageError,
+    LimitExceededError,
+    SandboxLostError,
+)
+from decathlon_mcp.json_limits import MAX_NODES
 from decathlon_mcp.sandboxes.base import Sandbox
-from decathlon_mcp.types import as_object
+from decathlon_mcp.types import JsonObject, as_json, as_object
 
 BOOT_COMMAND = wire.BOOT_COMMAND
 BOOT_SECONDS = 60.0
@@ -34,6 +43,10 @@ LOSS_SECONDS = 2.0
 GRACE_SECONDS = 10.0
 """Time beyond the driver's own deadline in which its reply may still arrive."""
 FREEZE_SECONDS = 30.0
+DEFAULT_REPLY_BYTES = 4 << 20
+MAX_TOOLS = 2_000
+MAX_TOOL_BYTES = 256 << 10
+"""Limits on the tools of one server: their number, and the length of one definition."""
 
 
 class RunResult(BaseModel):
@@ -67,9 +80,10 @@ class DriverClient:
     wire's reasons if the driver refuses or fails.
     """
 
-    def __init__(self, rpc: RpcClient, tasks: TaskGroup) -> None:
+    def __init__(self, rpc: RpcClient, tasks: TaskGroup, *, reply_bytes: int = DEFAULT_REPLY_BYTES) -> None:
         self._rpc = rpc
         self._tasks = tasks
+        self._reply_bytes = reply_bytes
 
     @property
     def closed(self) -> anyio.Event:
@@ -121,17 +135,19 @@ class DriverClient:
     ) -> dict[str, ServerInfo]:
         """Start the task's MCP servers concurrently and list their tools.
 
-        Raises DriverError with reason `server` and data `server`, `stderr` if one does not start.
+        Raises DriverError with reason `server` and data `server`, `stderr` if one does not start, and
+        LimitExceededError for a list of tools over MAX_TOOLS or a definition over MAX_TOOL_BYTES.
         """
         reply = await self._rpc.request(
             wire.START,
             {"servers": [dict(server) for server in servers], "deadline_seconds": deadline_seconds},
             timeout_seconds=deadline_seconds + GRACE_SECONDS,
+            max_nodes=MAX_NODES,
         )
         infos = as_object((as_object(reply) or {}).get("servers"))
         if infos is None:
-            raise DriverError("the driver sent an invalid reply: no servers", reason="invalid_request")
-        return {name: _validated(ServerInfo, info) for name, info in infos.items()}
+            raise DriverError("the driver sent an invalid reply: no servers", reason="invalid_reply")
+        return {name: _checked_tools(name, _validated(ServerInfo, info)) for name, info in infos.items()}
 
     async def call(
         self,
@@ -140,26 +156,37 @@ class DriverClient:
         params: Mapping[str, Any],
         *,
         timeout_seconds: float | None,
+        cut: Cut | None = None,
         on_progress: NotificationHandler | None = None,
         on_message: NotificationHandler | None = None,
-    ) -> dict[str, Any]:
-        """Relay one request to a server of the task; returns its reply (`result` or `error`) unchanged.
+    ) -> JsonObject:
+        """Relay one request to a server of the task; returns its reply, an object with `result` or `error`.
 
-        `on_progress` and `on_message` are called, in order, with the params of the notifications that come
-        before the reply. Raises CallTimeoutError. Cancelling the call cancels it in the sandbox too.
+        Members of `_meta` that look like this server's own are removed; nothing else is changed, unless `cut`
+        makes the driver shorten the result. `on_progress` and `on_message` are called, in order, with the
+        params of the notifications that come before the reply. Raises CallTimeoutError, and
+        LimitExceededError for a reply that is too long, too deep or has too many values. Cancelling the call
+        cancels it in the sandbox too.
         """
-        result = await self._rpc.request(
-            wire.CALL,
-            {"server": server, "method": method, "params": params, "timeout_seconds": timeout_seconds},
-            timeout_seconds=None if timeout_seconds is None else timeout_seconds + GRACE_SECONDS,
-            handlers={wire.PROGRESS: on_progress, wire.MESSAGE: on_message},
-        )
-        reply = as_object(result)
-        if reply is None or ("result" in reply) == ("error" in reply):
-            raise DriverError(
-                f"server {server} sent a reply that is neither a result nor an error", reason="server"
+        request: JsonObject = {
+            "server": server,
+            "method": method,
+            "params": params,
+            "timeout_seconds": timeout_seconds,
+            "max_bytes": self._reply_bytes,
+        }
+        try:
+            message = await self._rpc.request_message(
+                wire.CALL,
+                request if cut is None else {**request, "cut": cut.to_json()},
+                timeout_seconds=None if timeout_seconds is None else timeout_seconds + GRACE_SECONDS,
+                handlers={wire.PROGRESS: _cleaning(on_progress), wire.MESSAGE: _cleaning(on_message)},
             )
-        return reply
+        except DriverError as error:
+            if error.data.get("reason") == "too_long":
+                raise LimitExceededError(error.message, limit_bytes=self._reply_bytes) from None
+            raise
+        return read_reply(message, server=server, limit_bytes=self._reply_bytes)
 
     async def freeze(self, *, spare: Sequence[str] = ()) -> None:
         """Kill every process of the sandbox except the driver; no server can be started or called again.
@@ -195,8 +222,12 @@ class DriverClient:
 
 
 @asynccontextmanager
-async def connect(sandbox: Sandbox) -> AsyncGenerator[DriverClient]:
+async def connect(
+    sandbox: Sandbox, *, reply_bytes: int = DEFAULT_REPLY_BYTES
+) -> AsyncGenerator[DriverClient]:
     """Boot the driver of an open sandbox and keep the connection to it.
+
+    `reply_bytes`: longest reply of a tool call.
 
     Yields at once: requests wait until the driver is up. If it never comes up, requests raise ImageError if
     the sandbox's Python cannot run the driver, else SandboxLostError.
@@ -207,9 +238,10 @@ async def connect(sandbox: Sandbox) -> AsyncGenerator[DriverClient]:
         reason = reason or "the sandbox's first process ended"
         return SandboxLostError(f"sandbox lost: {reason}{f' ({cause})' if cause else ''}", cause=cause)
 
-    rpc = RpcClient(sandbox.stream, describe_loss)
+    max_read_bytes = max(wire.MAX_RESPONSE_BYTES, reply_bytes + wire.ENVELOPE_BYTES)
+    rpc = RpcClient(sandbox.stream, describe_loss, max_read_bytes=max_read_bytes)
     async with background_tasks() as tasks:
-        driver = DriverClient(rpc, tasks)
+        driver = DriverClient(rpc, tasks, reply_bytes=reply_bytes)
         tasks.start_soon(rpc.read)
         try:
             await rpc.send_bytes(boot_message())
@@ -275,5 +307,32 @@ def _validated(kind: type[_Reply], reply: Any) -> _Reply:
         return kind.model_validate(reply)
     except ValidationError as error:
         raise DriverError(
-            f"the driver sent an invalid reply: {error.error_count()} errors", reason="invalid_request"
+            f"the driver sent an invalid reply: {error.error_count()} errors", reason="invalid_reply"
         ) from None
+
+
+def _cleaning(handler: NotificationHandler | None) -> NotificationHandler | None:
+    """A handler that gets notifications without keys that look like our own."""
+    if handler is None:
+        return None
+
+    async def handle(params: JsonObject) -> None:
+        await handler(without_own_keys(params))
+
+    return handle
+
+
+def _checked_tools(server: str, info: ServerInfo) -> ServerInfo:
+    """A server's tools without keys that look like our own. Raises LimitExceededError."""
+    if len(info.tools) > MAX_TOOLS:
+        raise LimitExceededError(
+            f"server {server} lists {len(info.tools)} tools, more than the limit of {MAX_TOOLS}"
+        )
+    for tool in info.tools:
+        if (size := len(as_json(tool))) > MAX_TOOL_BYTES:
+            name = str(tool.get("name"))[:200]
+            raise LimitExceededError(
+                f"the definition of server {server}'s tool {name} has {size} bytes, more than the limit of "
+                f"{MAX_TOOL_BYTES}"
+            )
+    return ServerInfo(tools=[without_own_keys(tool) for tool in info.tools])

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
 import anyio
+import msgspec
 from anyio.abc import ByteStream, TaskGroup
 from decathlon_sandbox import wire
 
@@ -29,6 +29,23 @@ MAX_TUNNELS = 256
 DIAL_SECONDS = 20.0
 TUNNEL_NOTIFICATIONS = frozenset({wire.OPENED, wire.DATA, wire.TAKEN, wire.FINISHED, wire.RESET})
 
+
+class TunnelParams(msgspec.Struct, frozen=True):
+    """The parameters of a notification about a tunnel; which are there depends on its method."""
+
+    conn: int
+    port: int | None = None
+    data: str = ""
+    count: int | None = msgspec.field(default=None, name="bytes")
+
+
+class _TunnelNumber(msgspec.Struct, frozen=True):
+    conn: int
+
+
+_decode_params = msgspec.json.Decoder(TunnelParams).decode
+_decode_number = msgspec.json.Decoder(_TunnelNumber).decode
+
 _Notify = Callable[[str, JsonObject], Awaitable[None]]
 _BROKEN = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError, DecathlonError)
 
@@ -40,8 +57,8 @@ class Tunnel(ByteStream):
         self.number = number
         self._notify = notify
         self._on_close = on_close
-        self._chunks: deque[bytes] = deque()
-        self._buffered_bytes = 0
+        # One buffer and no list of chunks: a driver that sends single bytes would multiply the window.
+        self._buffer = bytearray()
         self._send_window_bytes = wire.WINDOW_BYTES
         self._eof_received = False
         self._eof_sent = False
@@ -51,17 +68,14 @@ class Tunnel(ByteStream):
         self._changed = anyio.Event()
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        while not self._chunks:
+        while not self._buffer:
             if self._broken:
                 raise anyio.BrokenResourceError
             if self._eof_received:
                 raise anyio.EndOfStream
             await self._changed.wait()
-        chunk = self._chunks.popleft()
-        if len(chunk) > max_bytes:
-            self._chunks.appendleft(chunk[max_bytes:])
-            chunk = chunk[:max_bytes]
-        self._buffered_bytes -= len(chunk)
+        chunk = bytes(self._buffer[:max_bytes])
+        del self._buffer[:max_bytes]
         await self._send_notification(wire.TAKEN, bytes=len(chunk))
         return chunk
 
@@ -93,22 +107,19 @@ class Tunnel(ByteStream):
             with anyio.CancelScope(shield=True), suppress(anyio.BrokenResourceError):
                 await self._send_notification(wire.RESET)
 
-    def handle(self, method: str, params: JsonObject) -> None:
-        """Process one notification of the driver. Raises ValueError or TypeError if it is invalid."""
+    def handle(self, method: str, params: TunnelParams) -> None:
+        """Process one notification of the driver. Raises ValueError if it is invalid."""
         if method == wire.DATA:
-            chunk = base64.b64decode(params.get("data", ""), validate=True)
-            self._buffered_bytes += len(chunk)
-            if self._buffered_bytes > wire.WINDOW_BYTES:
+            chunk = base64.b64decode(params.data, validate=True)
+            if len(self._buffer) + len(chunk) > wire.WINDOW_BYTES:
                 raise ValueError("more data than its window")
             if self._eof_received:
                 raise ValueError("data after the end")
-            if chunk:
-                self._chunks.append(chunk)
+            self._buffer += chunk
         elif method == wire.TAKEN:
-            count = params.get("bytes")
-            if not isinstance(count, int) or count < 0:
+            if params.count is None or params.count < 0:
                 raise ValueError("not a number of bytes")
-            self._send_window_bytes = min(self._send_window_bytes + count, wire.WINDOW_BYTES)
+            self._send_window_bytes = min(self._send_window_bytes + params.count, wire.WINDOW_BYTES)
         elif method == wire.FINISHED:
             self._eof_received = True
         else:
@@ -152,18 +163,33 @@ class Tunnels:
         self._last_number -= 1
         return self._add(self._last_number)
 
-    def handle(self, method: str, params: JsonObject) -> None:
-        """Process one of `TUNNEL_NOTIFICATIONS`; those for an unknown tunnel are ignored."""
-        number = params.get("conn")
-        if not isinstance(number, int):
+    def handle(self, method: str, params: bytes) -> None:
+        """Process one of `TUNNEL_NOTIFICATIONS` with its params as JSON.
+
+        Those that are invalid or for an unknown tunnel are ignored; an invalid one breaks its tunnel if it
+        has the tunnel's number.
+        """
+        try:
+            read = _decode_params(params)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            self._fail_tunnel_of(params)
             return
         if method == wire.OPENED:
-            self._accept(number, params.get("port"))
-        elif (tunnel := self._open.get(number)) is not None:
+            self._accept(read.conn, read.port)
+        elif (tunnel := self._open.get(read.conn)) is not None:
             try:
-                tunnel.handle(method, params)
-            except (ValueError, TypeError, binascii.Error):
+                tunnel.handle(method, read)
+            except (ValueError, binascii.Error):
                 tunnel.fail()
+
+    def _fail_tunnel_of(self, params: bytes) -> None:
+        """Break the tunnel of a notification whose other parameters have the wrong types."""
+        try:
+            number = _decode_number(params).conn
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return
+        if (tunnel := self._open.get(number)) is not None:
+            tunnel.fail()
 
     def close(self) -> None:
         """Break every tunnel, because the connection to the driver has ended."""
@@ -174,8 +200,8 @@ class Tunnels:
         self._open[number] = tunnel = Tunnel(number, self._notify, lambda: self._open.pop(number, None))
         return tunnel
 
-    def _accept(self, number: int, port: object) -> None:
-        dial = self._targets.get(port) if isinstance(port, int) else None
+    def _accept(self, number: int, port: int | None) -> None:
+        dial = None if port is None else self._targets.get(port)
         if self._tasks is None or dial is None or number in self._open or len(self._open) >= MAX_TUNNELS:
             return
         self._tasks.start_soon(_connect, self._add(number), dial)

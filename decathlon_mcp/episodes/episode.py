@@ -7,8 +7,9 @@ in a request, so that any connection can reach it, or none.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from typing import Self
@@ -23,17 +24,26 @@ from decathlon_mcp.episodes.limits import EpisodeLimits
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.state import Ending, Phase, State
 from decathlon_mcp.episodes.tools import ToolRoute, ToolRouter, ToolSession
-from decathlon_mcp.errors import DecathlonError, EpisodeClaimedError, EpisodeEndedError
-from decathlon_mcp.grading.attempt import Attempt, CallRecord
+from decathlon_mcp.errors import (
+    DecathlonError,
+    EpisodeClaimedError,
+    EpisodeEndedError,
+    LimitExceededError,
+)
+from decathlon_mcp.grading.attempt import Attempt, CallCounts, CallRecord
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.settings import RewardPolicy
-from decathlon_mcp.storage.journal import Journal
+from decathlon_mcp.storage.journal import NOT_KEPT, CallPositions, Journal
 from decathlon_mcp.suites.prompts import Prompt
 from decathlon_mcp.suites.tasks import Task
-from decathlon_mcp.types import JsonObject, as_object
+from decathlon_mcp.types import JsonObject, as_json, as_object
 
 LOST_SECONDS = 5.0
 """How long a call whose sandbox was lost waits for the runner to record why."""
+MAX_ANSWER_BYTES = 1 << 20
+"""Longest answer of a claim, in UTF-8."""
+MAX_CAUSE_BYTES = 16 << 10
+"""An ended episode, of which the registry keeps thousands, keeps the data of its cause up to this length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +84,17 @@ class Claim:
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
+@dataclass(frozen=True, slots=True)
+class _JournalCalls:
+    """The calls of an attempt, read from its journal one by one each time it is iterated."""
+
+    journal: Journal
+    positions: Sequence[int]
+
+    def __iter__(self) -> Iterator[CallRecord]:
+        return map(CallRecord.from_journal, self.journal.calls_at(self.positions))
+
+
 class Episode:
     """One attempt at one task. Its runner alone calls `record_verdict` and the methods `mark_...`."""
 
@@ -96,6 +117,11 @@ class Episode:
         self._verdict: Verdict | None = None
         self._requested_ending: Ending | None = None
         self._calls = 0
+        self._call_positions = CallPositions()
+        self._recorded_calls = 0
+        self._failed_calls = 0
+        self._used_routes: set[ToolRoute] = set()
+        self._limit_reached = ""
 
     @property
     def id(self) -> str:
@@ -216,9 +242,16 @@ class Episode:
     ) -> bool:
         """Close the attempt; grading starts in the background. False if it was closed before.
 
-        `truncated`: not the agent ended the attempt, but its client. Raises the cause of a failed set-up, or
-        EpisodeEndedError.
+        `truncated`: not the agent ended the attempt, but its client. Raises LimitExceededError for an answer
+        over MAX_ANSWER_BYTES (the attempt stays open), the cause of a failed set-up, or EpisodeEndedError.
         """
+        size = len(answer.encode("utf-8", "surrogatepass")) if answer else 0
+        if size > MAX_ANSWER_BYTES:
+            raise LimitExceededError(
+                f"the answer has {size} bytes, more than the limit of {MAX_ANSWER_BYTES} bytes; the attempt "
+                "is still open: claim it again with a shorter answer",
+                limit_bytes=MAX_ANSWER_BYTES,
+            )
         await self.ready()
         if self.state.phase is Phase.ENDED and self._claim is None:
             raise self._end_error()
@@ -243,10 +276,7 @@ class Episode:
             self.lease.end()
 
     def attempt(self) -> Attempt:
-        """What grading needs to know about the attempt; complete once it is claimed.
-
-        Reads the whole trajectory from disk: run it in a worker thread.
-        """
+        """What grading needs to know about the attempt; complete once it is claimed."""
         spec, factory, claim = self.spec, self.sandbox_factory, self._claim
         network = factory.network_for(spec.task)
         return Attempt(
@@ -259,7 +289,8 @@ class Episode:
             grader_network=network if spec.task.in_place else factory.grader_network_for(spec.task),
             launch_time=spec.launch_time,
             prompt=self.prompt,
-            calls=[CallRecord.from_journal(event) for event in self.journal.events("call")],
+            calls=_JournalCalls(self.journal, self._call_positions.snapshot()),
+            call_counts=CallCounts(self._recorded_calls, self._failed_calls, len(self._used_routes)),
             tools=self._tool_session.router.offered if self._tool_session else {},
             claimed=claim is not None and claim.by_agent,
             truncated=claim is not None and claim.truncated,
@@ -289,6 +320,9 @@ class Episode:
         """Keep the verdict, in memory and on disk. The phase changes later, with `mark_scored`."""
         self._verdict = verdict
         self.journal.write_verdict(verdict.to_json())
+        if self._claim is not None:
+            # The trajectory has it; the registry keeps thousands of ended episodes.
+            self._claim = replace(self._claim, answer=None)
 
     def mark_scored(self) -> None:
         """The sandboxes are gone and the verdict is a score: CLAIMED to SCORED."""
@@ -296,8 +330,11 @@ class Episode:
 
     def mark_ended(self, ending: Ending, cause: DecathlonError | None = None) -> None:
         """The episode is over and nothing of it is left but its journal."""
-        self.state.end(ending, cause)
+        self.state.end(ending, None if cause is None else _without_frames(cause))
         self._tool_session = None
+        self._call_positions = CallPositions()
+        # Read again if a client asks for it.
+        self.__dict__.pop("prompt", None)
         self.journal.add("end", ending=str(ending), cause=cause.message if cause else None)
         self.journal.close()
 
@@ -323,6 +360,8 @@ class Episode:
         if self.state.phase is Phase.ENDED:
             raise self._end_error()
         if self._tool_session is None or self.state.phase is not Phase.READY:
+            if self._limit_reached:
+                raise EpisodeClaimedError(self._limit_reached, truncated=True)
             raise EpisodeClaimedError("this attempt was claimed and is closed: no tool works any more")
         max_calls = self.spec.limits.max_calls
         if max_calls is not None and self._calls >= max_calls:
@@ -345,18 +384,29 @@ class Episode:
         failed: bool,
         result: JsonObject,
     ) -> None:
-        self.journal.add(
-            "call",
+        self._recorded_calls += 1
+        self._failed_calls += failed
+        self._used_routes.add(route)
+        write = partial(
+            self.journal.add_call,
             seq=seq,
             server=route.server,
             tool=route.tool,
             name=name,
-            arguments=arguments or {},
             started_at=started_at,
             seconds=round(time.time() - started_at, 6),
             failed=failed,
-            result=result,
         )
+        position = write(arguments=arguments or {}, result=result)
+        if position == NOT_KEPT and self.state.phase is Phase.READY:
+            # An evaluator must not judge a log that lacks calls in its middle, so the attempt ends here.
+            self._limit_reached = (
+                "this attempt is closed and will be graded as it is: its log has reached its limit, or the "
+                "server's disk is full"
+            )
+            position = write(arguments={}, result={"error": "not kept: the log has reached its limit"})
+            self._accept_claim(Claim(by_agent=False, truncated=True))
+        self._call_positions.set(seq, position)
 
     async def _explain_call_error(self, error: DecathlonError) -> DecathlonError:
         """The reason why a call failed, if it is the end of the attempt or of the episode; else `error`."""
@@ -368,9 +418,16 @@ class Episode:
         return self._end_error() if self.state.phase is Phase.ENDED else error
 
     def _end_error(self) -> DecathlonError:
-        if self.state.cause is not None:
-            return self.state.cause
+        if (cause := self.state.cause) is not None:
+            # A copy: an exception that is raised again and again collects the frames of every request.
+            return type(cause)(cause.message, **cause.data)
         return EpisodeEndedError(f"this episode is over: {self.state.ending}", reason=str(self.state.ending))
+
+
+def _without_frames(cause: DecathlonError) -> DecathlonError:
+    """An error that keeps nothing alive: without the frames it passed through and without long data."""
+    data = cause.data if len(as_json(cause.data)) <= MAX_CAUSE_BYTES else {}
+    return type(cause)(cause.message[:MAX_CAUSE_BYTES], **data)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from anyio import CancelScope
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.services import EpisodeResources
-from decathlon_mcp.errors import LimitExceededError
+from decathlon_mcp.errors import AtCapacityError, LimitExceededError
 from decathlon_mcp.grading.attempt import Attempt
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
@@ -30,15 +30,22 @@ async def capture_workspace(
 ) -> CapturedWorkspace:
     """Stop every process in the agent's sandbox, then copy its workspace to an archive in `scratch`.
 
-    A workspace over the limit is not copied.
+    A workspace over its limit is not copied. Raises AtCapacityError for one that the disk has no room for.
     """
     await driver.freeze()
     await sandbox.pause()
     archive = scratch / "workspace.tar"
     folder = sandbox.root / episode.sandbox_factory.suite.profile.workspace
+    disk, limit_bytes = episode.journal.disk, episode.spec.limits.workspace_bytes
+    allowed_bytes = limit_bytes if disk is None else disk.limit_archive(limit_bytes)
     try:
-        await sandbox.get(folder, archive, episode.spec.limits.workspace_bytes)
+        await sandbox.get(folder, archive, allowed_bytes)
     except LimitExceededError as error:
+        if allowed_bytes < limit_bytes:
+            # Not the agent's fault, so it must not be graded as an empty workspace.
+            raise AtCapacityError(
+                "the server's disk is nearly full: there is no room for the workspace"
+            ) from None
         return CapturedWorkspace(None, sealed, (f"the whole workspace: {error.message}",))
     return CapturedWorkspace(archive, sealed)
 
@@ -89,7 +96,7 @@ class EpisodeGrader:
         self, open_sandbox: OpenSandbox, captured: CapturedWorkspace, *, in_place: bool = False
     ) -> Verdict:
         episode, factory = self.episode, self.episode.sandbox_factory
-        attempt = await anyio.to_thread.run_sync(episode.attempt)
+        attempt = episode.attempt()
         job = GradingJob(
             attempt=attempt,
             suite=factory.suite,
@@ -110,5 +117,5 @@ class EpisodeGrader:
         # Toolathlon's viewer (vis_traj) shows folders with files of these names.
         suite, journal = self.episode.sandbox_factory.suite, self.episode.journal
         log = trajectory_log(attempt, suite=suite, task=self.episode.spec.task, root=suite.profile.root)
-        journal.write("traj_log.json", log)
+        journal.write_chunks("traj_log.json", log)
         journal.write("eval_res.json", {"pass": verdict.success, "details": verdict.detail})

@@ -28,6 +28,7 @@ from decathlon_mcp.errors import AtCapacityError, NotRunnableError, UnknownEpiso
 from decathlon_mcp.grading.rubric import load_rubric
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.settings import RewardPolicy
+from decathlon_mcp.storage.disk import DiskSpace
 from decathlon_mcp.storage.journal import Journal
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
@@ -44,7 +45,8 @@ class RegistryOptions:
     """What applies to every episode of a server.
 
     `journals`: folder in which each episode gets a folder named by its handle. `scratch`: folder for the
-    archives of running episodes. `drain_seconds`: how long a stopping server waits for gradings.
+    archives of running episodes. `disk`: their file system. `max_log_bytes`: limit on the calls in one
+    episode's trajectory. `drain_seconds`: how long a stopping server waits for gradings.
     """
 
     reward_policy: RewardPolicy
@@ -52,6 +54,8 @@ class RegistryOptions:
     drain_seconds: float
     journals: Path
     scratch: Path
+    disk: DiskSpace
+    max_log_bytes: int
 
 
 class EpisodeRegistry:
@@ -160,14 +164,14 @@ class EpisodeRegistry:
         """
         # Checked first, because a draw without a seed moves the order on.
         self._require_open()
-        self.admission.refuse_if_full()
+        self._refuse_if_full()
         (name,) = self.draws.take(filters, token=principal.token)
         return name
 
     def refuse_unless_startable(self, task_id: str) -> None:
         """Raise what `start` would raise, without starting anything."""
         self._runnable_task(task_id)
-        self.admission.refuse_if_full()
+        self._refuse_if_full()
 
     def find(self, episode_id: str, principal: Principal) -> Episode:
         """The episode with this handle.
@@ -220,13 +224,18 @@ class EpisodeRegistry:
 
     def _create_episode(self, spec: EpisodeSpec, suite: Suite) -> Episode:
         """Raises AtCapacityError, SuiteError if the prompt cannot be read, and OSError."""
+        self.options.disk.refuse_if_low()
         ticket = self.admission.reserve(spec.task_name, suite.shared_resources(spec.task.id))
         try:
             episode = Episode(
                 spec,
                 sandbox_factory=self._sandbox_factories[suite.name],
                 ticket=ticket,
-                journal=Journal(self.options.journals / spec.id),
+                journal=Journal(
+                    self.options.journals / spec.id,
+                    max_calls_bytes=self.options.max_log_bytes,
+                    disk=self.options.disk,
+                ),
             )
             # Read here, so that a task with a broken prompt fails at its start.
             _ = episode.prompt
@@ -234,6 +243,10 @@ class EpisodeRegistry:
             self.admission.release(ticket)
             raise
         return episode
+
+    def _refuse_if_full(self) -> None:
+        self.options.disk.refuse_if_low()
+        self.admission.refuse_if_full()
 
     def _require_open(self) -> None:
         if self._closing:

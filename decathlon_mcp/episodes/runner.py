@@ -196,7 +196,7 @@ class EpisodeRunner:
             if episode.verdict is None:
                 detail = cause.message if cause is not None else str(ending)
                 status = STATUS_WITHOUT_GRADING.get(ending, "not_evaluated")
-                attempt = await anyio.to_thread.run_sync(episode.attempt)
+                attempt = episode.attempt()
                 self._record_verdict(verdict_without_grading(attempt, status=status, detail=detail))
         except Exception:
             log.exception("no verdict could be made", extra=fields(episode=episode.spec.label))

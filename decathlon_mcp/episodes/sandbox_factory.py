@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, connect
+from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DEFAULT_REPLY_BYTES, DriverClient, connect
 from decathlon_mcp.driver_client.tunnels import Dialer
 from decathlon_mcp.episodes.tools import LocalTools
 from decathlon_mcp.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
@@ -23,6 +23,7 @@ class SandboxFactory:
 
     `image` is None for a provider without images. `common` is the archive of the files that every sandbox of
     the suite needs. `cuts_overlong`: whether overlong replies of tools are cut, as Toolathlon does.
+    `reply_bytes`: longest reply of a tool, after that.
     `local_tools` holds the definitions that all episodes of the suite share.
     """
 
@@ -34,6 +35,7 @@ class SandboxFactory:
     limits: Limits
     common: Path
     cuts_overlong: bool = False
+    reply_bytes: int = DEFAULT_REPLY_BYTES
     local_tools: LocalTools = field(default_factory=LocalTools)
 
     def network_for(self, task: Task) -> Network:
@@ -67,7 +69,10 @@ class SandboxFactory:
         ignored if the sandbox shares the loopback interface of its machine.
         """
         spec = self.spec(name, network, image=image or self.image)
-        async with self.provider.open(spec) as sandbox, connect(sandbox) as driver:
+        async with (
+            self.provider.open(spec) as sandbox,
+            connect(sandbox, reply_bytes=self.reply_bytes) as driver,
+        ):
             if forwards and not self.provider.shares_loopback(spec):
                 await driver.forward(forwards)
             yield sandbox, driver

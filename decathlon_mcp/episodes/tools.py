@@ -14,6 +14,7 @@ from pathlib import PurePosixPath
 import anyio
 
 from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver_client.replies import Cut
 from decathlon_mcp.driver_client.rpc import NotificationHandler
 from decathlon_mcp.errors import DriverError, SetUpError, SuiteError, UnknownToolError
 from decathlon_mcp.foreign_names import quoted, similar
@@ -27,7 +28,7 @@ from decathlon_mcp.suites.profile import SuiteProfile
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.suites.tool_names import LOCAL, spell
-from decathlon_mcp.suites.truncation import truncate
+from decathlon_mcp.suites.truncation import FOLDER, LIMIT_CHARACTERS
 from decathlon_mcp.types import JsonObject, Names, as_object
 
 OUTPUT_TAIL = 2000
@@ -159,7 +160,7 @@ class ToolSession:
         self._driver = driver
         self._local_server = local_server
         self._start_seconds = start_seconds
-        self._workspace = workspace
+        self._cut = None if workspace is None else Cut(workspace / FOLDER, LIMIT_CHARACTERS)
         self._local_running = False
         self._starting = anyio.Lock()
 
@@ -179,11 +180,12 @@ class ToolSession:
         if is_local:
             await self._ensure_local_server()
         try:
-            reply = await self._driver.call(
+            return await self._driver.call(
                 route.server,
                 "tools/call",
                 params,
                 timeout_seconds=None,
+                cut=None if is_local else self._cut,
                 on_progress=on_progress,
                 on_message=on_message,
             )
@@ -192,7 +194,6 @@ class ToolSession:
                 # The server has died; the next call starts it again.
                 self._local_running = False
             raise
-        return reply if is_local else await self._cut_overlong(reply)
 
     async def _ensure_local_server(self) -> None:
         async with self._starting:
@@ -202,18 +203,6 @@ class ToolSession:
                 with anyio.CancelScope(shield=True):
                     await self._driver.start([self._local_server], deadline_seconds=self._start_seconds)
                 self._local_running = True
-
-    async def _cut_overlong(self, reply: JsonObject) -> JsonObject:
-        result = as_object(reply.get("result"))
-        if self._workspace is None or result is None:
-            return reply
-        overlong = truncate(result, self._workspace)
-        if overlong is None:
-            return reply
-        await self._driver.arrange(
-            {"make": str(overlong.path.parent)}, {"write": str(overlong.path), "text": overlong.full_text}
-        )
-        return {**reply, "result": overlong.result}
 
 
 @dataclass(slots=True)

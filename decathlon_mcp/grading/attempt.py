@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -48,12 +48,23 @@ class CallRecord:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class CallCounts:
+    """Numbers of calls: all of them, those that failed, and different tools."""
+
+    calls: int = 0
+    failed: int = 0
+    tools: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One closed attempt at one task.
 
     `task` and `suite` are names as clients spell them. `tools` are the tool definitions of each server, as
-    the server sent them. `turns` is None unless the client reports it. `started_at` is the time when the
+    the server sent them. `calls` can be iterated any number of times, in a worker thread: it reads them from
+    disk one by one, in the order in which they began. `call_counts` includes those that the disk does not
+    have. `turns` is None unless the client reports it. `started_at` is the time when the
     tools were ready, `claimed_at` the time when they were closed. `claimed`: the agent called `claim_done`.
     `truncated`: a limit ended the attempt. `image_digest`: the agent's image, None without one.
     """
@@ -67,7 +78,8 @@ class Attempt:
     grader_network: Network
     launch_time: datetime
     prompt: Prompt
-    calls: Sequence[CallRecord] = ()
+    calls: Iterable[CallRecord] = ()
+    call_counts: CallCounts = CallCounts()
     tools: Mapping[str, Sequence[JsonObject]] = field(default_factory=dict[str, Sequence[JsonObject]])
     claimed: bool = False
     truncated: bool = False
@@ -81,9 +93,9 @@ class Attempt:
     def counts(self) -> dict[str, float]:
         """The metrics of `SERVER_METRICS` that are known before the evaluation; `claim_done` is no call."""
         counts = {
-            "calls": float(len(self.calls)),
-            "failed_calls": float(sum(call.failed for call in self.calls)),
-            "tools_used": float(len({(call.server, call.tool) for call in self.calls})),
+            "calls": float(self.call_counts.calls),
+            "failed_calls": float(self.call_counts.failed),
+            "tools_used": float(self.call_counts.tools),
         }
         if self.started_at is not None and self.claimed_at is not None:
             counts["seconds"] = max(0.0, (self.claimed_at - self.started_at).total_seconds())

@@ -12,12 +12,13 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
+from uuid import uuid4
 
 import anyio
 import anyio.to_thread
 
-from decathlon_mcp.archives.writing import pack_files
+from decathlon_mcp.archives.writing import file_chunks, save
 from decathlon_mcp.driver_client.driver import DriverClient, RunResult
 from decathlon_mcp.grading.inputs import GradingInputs
 from decathlon_mcp.grading.job import GradingJob
@@ -123,7 +124,9 @@ class Grader:
         )
         for folder, archive in self.inputs.archives:
             await sandbox.put(root / folder, archive)
-        await sandbox.put(root, await anyio.to_thread.run_sync(self._log_and_harness, root))
+        log_and_harness = await anyio.to_thread.run_sync(self._log_and_harness, root)
+        await sandbox.put(root, log_and_harness)
+        log_and_harness.unlink()
 
     def _paths_to_remove(self) -> list[PurePosixPath]:
         """Paths that the image or, in place, the agent may have put where the suite's files go."""
@@ -134,16 +137,23 @@ class Grader:
             paths.add(self.job.task.folder)
         return sorted(paths)
 
-    def _log_and_harness(self, root: PurePosixPath) -> bytes:
-        """A tar archive with Toolathlon's log and the harness."""
-        suite = self.job.suite
-        traj_log = trajectory_log(self.job.attempt, suite=suite, task=self.job.task, root=root)
-        return pack_files(
-            {
-                str(suite.profile.log_file): json.dumps(traj_log).encode(),
+    def _log_and_harness(self, root: PurePosixPath) -> Path:
+        """A tar archive with Toolathlon's log and the harness; the caller removes it."""
+        suite, scratch = self.job.suite, self.inputs.scratch
+        log_file = scratch / f"{uuid4().hex}.json"
+        archive = log_file.with_suffix(".tar")
+        try:
+            chunks = trajectory_log(self.job.attempt, suite=suite, task=self.job.task, root=root)
+            # A file, because a log may have hundreds of megabytes, and a member's size comes before its body.
+            save(chunks, log_file)
+            files = {
+                str(suite.profile.log_file): log_file,
                 f"{OWN_FOLDER}/harness.py": source("rubric_function").encode(),
             }
-        )
+            save(file_chunks(files), archive)
+        finally:
+            log_file.unlink(missing_ok=True)
+        return archive
 
     def _evaluator_command(self, root: PurePosixPath) -> list[str]:
         profile = self.job.suite.profile

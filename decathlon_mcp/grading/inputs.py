@@ -25,11 +25,13 @@ class GradingInputs:
     """The archives of one grading, in the order in which they are unpacked.
 
     `refused` lists what was left out of the workspace. `evaluator_digest` identifies the evaluator's files.
+    `scratch` is a folder for files of the grading; it is removed afterwards.
     """
 
     archives: Sequence[Archive]
     refused: tuple[str, ...]
     evaluator_digest: str
+    scratch: Path
 
 
 def prepare_inputs(job: GradingJob, scratch: Path) -> GradingInputs:
@@ -40,7 +42,7 @@ def prepare_inputs(job: GradingJob, scratch: Path) -> GradingInputs:
     archives: list[Archive] = [(root, job.common), *job.credentials, task_files]
     if workspace is not None:
         archives.append((root, workspace))
-    return GradingInputs(archives, refused, evaluator)
+    return GradingInputs(archives, refused, evaluator, scratch)
 
 
 def _task_files(job: GradingJob, scratch: Path) -> tuple[Archive, str]:

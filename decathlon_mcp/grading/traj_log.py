@@ -9,6 +9,7 @@ values of the task's tokens, which Toolathlon writes into the log, are left out.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Any, cast
@@ -25,17 +26,22 @@ MAX_TURNS, MAX_STEPS = 50, 200
 """Toolathlon's limits (scripts/formal_run_v0.json). They are only reported, never enforced."""
 
 
-def trajectory_log(attempt: Attempt, *, suite: Suite, task: Task, root: PurePosixPath) -> JsonObject:
-    """The log of a closed attempt; `root` is the suite's folder in the sandbox that reads it."""
+def trajectory_log(attempt: Attempt, *, suite: Suite, task: Task, root: PurePosixPath) -> Iterator[bytes]:
+    """The log of a closed attempt as JSON, in chunks of one message each.
+
+    `root` is the suite's folder in the sandbox that reads it. Reads the calls from disk while it is iterated:
+    run it in a worker thread.
+    """
     config = _config(attempt, suite, task, root)
-    return {
+    before: JsonObject = {
         "config": config,
         "request_id": str(uuid4()),
         "initial_run_time": _time(attempt.started_at),
         "completion_time": _time(attempt.claimed_at),
         "tool_calls": {"tools": _tools(attempt), "tool_choice": "auto"},
         "status": "success",
-        "messages": _messages(attempt),
+    }
+    after: JsonObject = {
         "key_stats": _key_stats(attempt),
         "agent_cost": _NO_COST,
         "user_cost": _NO_COST,
@@ -43,6 +49,12 @@ def trajectory_log(attempt: Attempt, *, suite: Suite, task: Task, root: PurePosi
         "session_id": f"task_{config['id']}_session",
         "history_file": None,
     }
+    yield json.dumps(before)[:-1].encode() + b', "messages": ['
+    separator = b""
+    for message in _messages(attempt):
+        yield separator + json.dumps(message).encode()
+        separator = b", "
+    yield b"], " + json.dumps(after)[1:].encode()
 
 
 def _config(attempt: Attempt, suite: Suite, task: Task, root: PurePosixPath) -> JsonObject:
@@ -95,13 +107,12 @@ def _tools(attempt: Attempt) -> list[JsonObject]:
     ]
 
 
-def _messages(attempt: Attempt) -> list[JsonObject]:
-    messages: list[JsonObject] = [{"role": "user", "content": attempt.prompt.task}]
-    for call in sorted(attempt.calls, key=lambda call: call.seq):
-        messages += _exchange(call)
+def _messages(attempt: Attempt) -> Iterator[JsonObject]:
+    yield {"role": "user", "content": attempt.prompt.task}
+    for call in attempt.calls:
+        yield from _exchange(call)
     if attempt.answer is not None:
-        messages.append({"role": "assistant", "content": attempt.answer})
-    return messages
+        yield {"role": "assistant", "content": attempt.answer}
 
 
 def _exchange(call: CallRecord) -> list[JsonObject]:
@@ -139,7 +150,7 @@ def _content(call: CallRecord, name: str) -> str:
 def _key_stats(attempt: Attempt) -> JsonObject:
     """Toolathlon's counters, 0 where the server cannot know them, and the server's own metrics."""
     counts = {name: round(number, 3) for name, number in attempt.counts.items()}
-    calls = len(attempt.calls)
+    calls = attempt.call_counts.calls
     turns = attempt.turns if attempt.turns is not None else calls + (attempt.answer is not None)
     return {
         "interaction_turns": 1,

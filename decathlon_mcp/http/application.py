@@ -207,9 +207,10 @@ def http_app(
 
     async def health(request: Request) -> Response:
         admission = registry.admission
+        disk_is_low = registry.options.disk.is_low()
         return JSONResponse(
             {
-                "status": "draining" if registry.closing else "ok",
+                "status": "draining" if registry.closing else "disk_full" if disk_is_low else "ok",
                 "episodes": len(registry.live),
                 "sandboxes": admission.active,
                 "waiting": admission.queued,

@@ -17,12 +17,12 @@ from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS
 from decathlon_mcp.protocol.context import request_context_of
 from decathlon_mcp.protocol.results import (
     EVALUATE_HINT,
-    INTERNAL_ERROR,
     INVALID_PARAMS,
     TOOL_FAILURES,
     claim_result,
     error_result,
     is_sessionless,
+    relayed_error,
     translate_errors,
     verdict_result,
 )
@@ -126,13 +126,7 @@ async def _relay(episode: Episode, ctx: Context, name: str, arguments: JsonObjec
     )
     if (result := as_object(reply.get("result"))) is not None:
         return result
-    error = as_object(reply.get("error")) or {}
-    code, message = error.get("code"), error.get("message")
-    raise MCPError(
-        code if isinstance(code, int) else INTERNAL_ERROR,
-        message if isinstance(message, str) else "the task's server answered with an error without a message",
-        error.get("data"),
-    )
+    raise relayed_error(as_object(reply.get("error")) or {})
 
 
 def _accepts_log_message(ctx: Context, meta: JsonObject, params: JsonObject) -> bool:

@@ -21,6 +21,7 @@ VERDICT_KEY = "decathlon/verdict"
 ERROR_KEY = "decathlon/error"
 EVALUATE_HINT = "; `evaluate` gives the verdict"
 SERVER_INFO: JsonObject = {"name": "decathlon-mcp", "title": "Toolathlon", "version": __version__}
+NO_MESSAGE = "the task's server answered with an error without a message"
 STDERR_CHARACTERS = 2_000
 """How much of a dead server's stderr an error result quotes."""
 
@@ -40,6 +41,13 @@ CODES = {
 }
 """JSON-RPC codes by `DecathlonError.code`; all others are `INTERNAL_ERROR`."""
 
+RELAYED_CODES = frozenset({INVALID_PARAMS, INTERNAL_ERROR})
+"""Codes that errors of a task's server keep; every other becomes INTERNAL_ERROR.
+
+The others have a meaning between client and server: this server's own, the SDK's for connections and sessions
+that ended, and those that the SDK turns into an HTTP status."""
+RELAYED_MESSAGE_CHARACTERS = 4_000
+
 TOOL_FAILURES = frozenset({"episode_claimed", "call_timeout", "driver_error", "limit_exceeded"})
 """Codes that a tool call answers with an `isError` result: the agent reads it, the episode continues."""
 
@@ -56,8 +64,10 @@ def with_envelope(result: JsonObject, version: str, *, cacheable: bool = False) 
     if not is_sessionless(version):
         return result
     caching = {"ttlMs": 0, "cacheScope": "private"} if cacheable else {}
-    meta = {SERVER_INFO_META_KEY: SERVER_INFO, **(as_object(result.get("_meta")) or {})}
-    return {"resultType": "complete", **caching, **result, "_meta": meta}
+    # Last, because a task's server may have sent the same fields: `input_required` would ask the client for
+    # sampling or elicitation.
+    meta = {**(as_object(result.get("_meta")) or {}), SERVER_INFO_META_KEY: SERVER_INFO}
+    return {**result, "resultType": "complete", **caching, "_meta": meta}
 
 
 def structured_result(value: JsonObject, *, text: str | None = None) -> JsonObject:
@@ -86,6 +96,19 @@ def verdict_result(verdict: Verdict, policy: RewardPolicy) -> JsonObject:
         # With policy `controller` only controllers evaluate, and they read all of it.
         text, value = verdict.text(), {"structuredContent": verdict.to_json()}
     return {"content": [{"type": "text", "text": text}], "isError": not scored, **value}
+
+
+def relayed_error(error: JsonObject) -> MCPError:
+    """An error of a task's server for the client, which cannot be taken for one of this server.
+
+    Errors of this server have `data.code`; here `data` has `source` "task", and the error's own code and data
+    are below `error`.
+    """
+    code, message = error.get("code"), error.get("message")
+    number = code if type(code) is int and code in RELAYED_CODES else INTERNAL_ERROR
+    text = message[:RELAYED_MESSAGE_CHARACTERS] if isinstance(message, str) and message else NO_MESSAGE
+    own = {key: error[key] for key in ("code", "data") if key in error}
+    return MCPError(number, text, {"source": "task", "error": own})
 
 
 def error_code(error: DecathlonError) -> int:

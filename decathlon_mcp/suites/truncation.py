@@ -3,15 +3,14 @@
 Follows `my_invoke_mcp_tool` (utils/openai_agents_monkey_patch/custom_mcp_util.py). The length is that of the
 text that Toolathlon's model would read: one content item as the JSON of the SDK's model, several as a JSON
 array. Results of local tools are never truncated.
+
+The driver truncates (`decathlon_sandbox.truncation`), so that the server never receives the whole text.
 """
 
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any, cast
 
 from decathlon_mcp.types import JsonObject, as_object
@@ -30,42 +29,6 @@ _FIELDS = {
 }
 _INNER = {"annotations": ("audience", "priority"), "resource": ("uri", "mimeType")}
 
-_ALPHABET = "23456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-_ID_CHARACTERS = 22
-
-
-@dataclass(frozen=True, slots=True)
-class TruncatedResult:
-    """A truncated tool result. `full_text` must be saved at `path`, which the result names."""
-
-    result: JsonObject
-    path: PurePosixPath
-    full_text: str
-
-
-def truncate(result: JsonObject, workspace: PurePosixPath) -> TruncatedResult | None:
-    """Truncate a tool result; None if it is short enough. `workspace` is absolute, in the sandbox."""
-    full_text = model_text(result)
-    if len(full_text) <= LIMIT_CHARACTERS:
-        return None
-    name = short_id()
-    path = workspace / FOLDER / f"{name}.json"
-    # Upstream's words.
-    text = (
-        f"{full_text[:LIMIT_CHARACTERS]} ...\n\n(The output of the tool call (shortuuid identifier: {name}) "
-        f"is too long! Only the first {LIMIT_CHARACTERS} characters are shown here. The original output "
-        f"length is {len(full_text)} characters. The full output has been saved to the file {path}. Please "
-        "check this file carefully, as it may be very long!)"
-    )
-    meta = {
-        **(as_object(result.get("_meta")) or {}),
-        OVERLONG_KEY: {"path": str(path), "characters": len(full_text)},
-    }
-    # `structuredContent` would be as long, and Toolathlon's models never see it.
-    rest = {key: value for key, value in result.items() if key != "structuredContent"}
-    truncated = {**rest, "content": [{"type": "text", "text": text}], "_meta": meta}
-    return TruncatedResult(truncated, path, full_text)
-
 
 def without_output_schemas(tools: Sequence[JsonObject]) -> list[JsonObject]:
     """Tool descriptions without `outputSchema`, for tools whose results may be truncated."""
@@ -75,20 +38,12 @@ def without_output_schemas(tools: Sequence[JsonObject]) -> list[JsonObject]:
 
 def model_text(result: JsonObject) -> str:
     """The text of a result that Toolathlon's models read."""
+    # The driver has the same function, which the server cannot import; a test compares them.
     content = result.get("content")
     items = [_dump(item) for item in cast("list[Any]", content)] if isinstance(content, list) else []
     if len(items) == 1:
         return json.dumps(items[0], ensure_ascii=False, separators=(",", ":"))
     return json.dumps(items)
-
-
-def short_id() -> str:
-    """A random identifier in the format of the shortuuid package: 22 characters without look-alikes."""
-    number, name = uuid.uuid4().int, ""
-    for _ in range(_ID_CHARACTERS):
-        number, digit = divmod(number, len(_ALPHABET))
-        name = _ALPHABET[digit] + name
-    return name
 
 
 def _dump(value: Any) -> Any:

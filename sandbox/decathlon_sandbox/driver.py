@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 
 
 _TUNNEL_NOTIFICATIONS = (wire.DATA, wire.TAKEN, wire.FINISHED, wire.RESET)
+
+_LIMITED_NOTIFICATIONS = (wire.PROGRESS, wire.MESSAGE, wire.CHANGED)
+"""Notifications that a task's server causes."""
+_REQUEST_ID = re.compile(rb'\{"jsonrpc":"2\.0","id":(\d{1,18}),')
+"""How the server begins a request. For lines that cannot be read."""
 
 
 def main() -> int:
@@ -93,6 +99,7 @@ class Driver:
                 signal.signal(number, signal.SIG_IGN)
             else:
                 self._loop.add_signal_handler(number, self._loop.stop)
+        self._notification_rate = _Rate(wire.NOTIFICATIONS_PER_SECOND, wire.NOTIFICATIONS_BURST)
         self._lease_seconds = _lease_seconds()
         self._last_input_at = time.monotonic()
         self._requests: dict[int, Request] = {}
@@ -139,7 +146,7 @@ class Driver:
             # Unpaired surrogates are accepted: they may be part of a tool's arguments.
             message = as_object(json.loads(line.decode("utf-8", "surrogatepass")))
         except (ValueError, RecursionError) as error:
-            self._send_error(None, RequestError(wire.PARSE, f"not JSON: {error}"))
+            self._send_error(_request_id(line), RequestError(wire.PARSE, f"not JSON: {error}"))
             return
         if message is None or not isinstance(message.get("method"), str):
             self._send_error(None, RequestError(wire.INVALID, "a message must be an object with a method"))
@@ -150,7 +157,7 @@ class Driver:
 
     def _on_overlong_line(self, head: bytes, tail: bytes) -> None:
         message = f"a line of more than {wire.MAX_LINE_BYTES} bytes"
-        self._send_error(None, RequestError(wire.TOO_LONG, message))
+        self._send_error(_request_id(head), RequestError(wire.TOO_LONG, message))
 
     def _on_request(self, message: dict[str, Any]) -> None:
         request_id = message["id"]
@@ -198,8 +205,10 @@ class Driver:
         self._writer.send(error_response(request_id, error))
 
     def _notify(self, method: str, params: dict[str, Any]) -> None:
+        if method in _LIMITED_NOTIFICATIONS and not self._notification_rate.take():
+            return
         data = encode({"jsonrpc": "2.0", "method": method, "params": params}) + b"\n"
-        if len(data) <= wire.MAX_LINE_BYTES:
+        if len(data) <= wire.MAX_NOTIFICATION_BYTES:
             self._writer.send(data)
 
     def _check_lease(self) -> None:
@@ -263,6 +272,31 @@ class Driver:
 
     def _ping(self, request: Request, params: Params) -> None:
         request.reply({})
+
+
+def _request_id(line: bytes) -> int | None:
+    """The id of a request that cannot be read, so that it does not wait for an answer for ever."""
+    match = _REQUEST_ID.match(line)
+    return int(match.group(1)) if match is not None else None
+
+
+class _Rate:
+    """A token bucket: `per_second` events on average, `burst` at once."""
+
+    def __init__(self, per_second: float, burst: float) -> None:
+        self._per_second = per_second
+        self._burst = self._available = burst
+        self._refilled_at = time.monotonic()
+
+    def take(self) -> bool:
+        """Whether one more event is allowed now."""
+        now = time.monotonic()
+        refilled = self._available + (now - self._refilled_at) * self._per_second
+        self._available, self._refilled_at = min(self._burst, refilled), now
+        if self._available < 1:
+            return False
+        self._available -= 1
+        return True
 
 
 class _UsedIds:

@@ -44,16 +44,18 @@ def error_response(request_id: int | None, error: RequestError) -> bytes:
 class Request:
     """A request in progress.
 
-    `on_cancel` is called when the server cancels the request; it must lead to a response.
+    `on_cancel` is called when the server cancels the request; it must lead to a response. `max_bytes` is the
+    longest response, as a line.
     """
 
-    __slots__ = ("_answered", "_on_response", "id", "on_cancel")
+    __slots__ = ("_answered", "_on_response", "id", "max_bytes", "on_cancel")
 
     def __init__(self, request_id: int, on_response: Callable[[Request, bytes], object]) -> None:
         self.id = request_id
         self._on_response = on_response
         self._answered = False
         self.on_cancel: Callable[[], object] | None = None
+        self.max_bytes = wire.MAX_RESPONSE_BYTES
 
     def reply(self, result: dict[str, Any]) -> None:
         try:
@@ -63,9 +65,13 @@ class Request:
         else:
             self.reply_encoded(data)
 
-    def reply_encoded(self, result: bytes) -> None:
-        """Reply with a result that is JSON already."""
-        self._respond(b'{"jsonrpc":"2.0","id":%d,"result":%b}\n' % (self.id, result))
+    def reply_encoded(self, result: bytes, overlong: bytes | None = None) -> None:
+        """Reply with a result that is JSON already. `overlong`: JSON about a result that was shortened."""
+        if overlong is None:
+            self._respond(b'{"jsonrpc":"2.0","id":%d,"result":%b}\n' % (self.id, result))
+        else:
+            parts = (self.id, overlong, result)
+            self._respond(b'{"jsonrpc":"2.0","id":%d,"overlong":%b,"result":%b}\n' % parts)
 
     def fail(self, error: RequestError) -> None:
         self._respond(error_response(self.id, error))
@@ -77,9 +83,9 @@ class Request:
     def _respond(self, data: bytes) -> None:
         if self._answered:
             return
-        if len(data) > wire.MAX_LINE_BYTES:
-            too_long = RequestError(wire.TOO_LONG, f"the response has {len(data)} bytes")
-            data = error_response(self.id, too_long)
+        if len(data) > self.max_bytes:
+            message = f"the response has {len(data)} bytes, more than the limit of {self.max_bytes} bytes"
+            data = error_response(self.id, RequestError(wire.TOO_LONG, message))
         self._answered = True
         self.on_cancel = None
         self._on_response(self, data)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 
 from decathlon_sandbox import wire
 from decathlon_sandbox.mcp_session import Handshake, ReplyHandler
-from decathlon_sandbox.rpc import RequestError
+from decathlon_sandbox.rpc import Params, RequestError, describe_error
 from decathlon_sandbox.server import Server, ServerState, StdioServer
+from decathlon_sandbox.strict_json import as_object, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from decathlon_sandbox.event_loop import EventLoop, Timer
-    from decathlon_sandbox.rpc import Params, Request
+    from decathlon_sandbox.rpc import Request
     from decathlon_sandbox.streams import Backpressure
     from decathlon_sandbox.supervisor import ProcessSupervisor
 
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 CLOSE_SECONDS = 1.0
 """How long a frozen server may take to exit after its stdin is closed, and again after SIGTERM."""
 EXIT_POLL_SECONDS = 0.01
+MAX_TEXT_GROWTH = 8
+"""How much longer than a reply's line the text of its result can be (`9e15` becomes 9000000000000000.0)."""
 CALLABLE_METHODS = ("tools/call", "tools/list")
 
 
@@ -66,8 +71,11 @@ class Servers:
             raise server.error
         method = params.one_of("method", *CALLABLE_METHODS)
         timeout_seconds = params.optional_number("timeout_seconds")
+        limits = ReplyLimits(params)
         running = self._calls.setdefault(server.name, {})
-        call = RelayedCall(self._loop, request, server, self._notify, lambda: running.pop(request.id, None))
+        call = RelayedCall(
+            self._loop, request, server, limits, self._notify, lambda: running.pop(request.id, None)
+        )
         running[request.id] = call
         call.begin(method, params.mapping("params"), timeout_seconds)
 
@@ -242,6 +250,20 @@ class Startup:
         self._on_end(self)
 
 
+class ReplyLimits:
+    """How long a reply may be, and how a longer result is cut: the parameters `max_bytes` and `cut`."""
+
+    def __init__(self, params: Params) -> None:
+        self.max_bytes = wire.MAX_RESPONSE_BYTES - wire.ENVELOPE_BYTES
+        if params.has("max_bytes"):
+            self.max_bytes = params.integer("max_bytes", maximum=wire.MAX_LINE_BYTES)
+        self.folder: str | None = None
+        if params.has("cut"):
+            cut = Params(params.mapping("cut"))
+            self.folder = cut.path("folder")
+            self.characters = cut.integer("characters", maximum=wire.MAX_LINE_BYTES)
+
+
 class RelayedCall(ReplyHandler):
     """One `call` request: ends with the server's reply, a timeout, a cancellation or the server's end."""
 
@@ -250,12 +272,14 @@ class RelayedCall(ReplyHandler):
         loop: EventLoop,
         request: Request,
         server: Server,
+        limits: ReplyLimits,
         notify: Notify,
         on_end: Callable[[], object],
     ) -> None:
         self._loop = loop
         self._request = request
         self._server = server
+        self._limits = limits
         self._notify = notify
         self._on_end = on_end
         self._deadline: Timer | None = None
@@ -278,7 +302,47 @@ class RelayedCall(ReplyHandler):
 
     def on_reply(self, message: dict[str, Any], line: bytes) -> None:
         self._end()
-        self._request.reply_encoded(line)
+        result = as_object(message.get("result"))
+        if self._limits.folder is None or result is None:
+            self._reply(line)
+            return
+        if len(line) * MAX_TEXT_GROWTH <= self._limits.characters:
+            self._reply(line)
+            return
+        # In a thread: the text may have 64 MiB, and the other calls go on.
+        threading.Thread(target=self._cut, args=(result, line), daemon=True).start()
+
+    def _cut(self, result: dict[str, Any], line: bytes) -> None:
+        """Shorten the result if it is too long, and reply. Runs in a thread."""
+        from decathlon_sandbox.truncation import cut
+
+        assert self._limits.folder is not None
+        try:
+            shortened = cut(result, self._limits.folder, self._limits.characters)
+            overlong = None
+            if shortened is not None:
+                os.makedirs(self._limits.folder, exist_ok=True)
+                with open(shortened.path, "x", encoding="utf-8", errors="replace") as file:
+                    file.write(shortened.full_text)
+                overlong = encode({"path": shortened.path, "characters": shortened.characters})
+                line = encode({"result": shortened.result})
+        except (OSError, ValueError, RecursionError) as error:
+            failure = RequestError(wire.FILES, f"the whole reply cannot be saved: {describe_error(error)}")
+            self._loop.call_soon_threadsafe(lambda: self._request.fail(failure))
+            return
+        self._loop.call_soon_threadsafe(lambda: self._reply(line, overlong))
+
+    def _reply(self, line: bytes, overlong: bytes | None = None) -> None:
+        if len(line) > self._limits.max_bytes:
+            message = (
+                f"the reply has {len(line)} bytes, more than the limit of {self._limits.max_bytes} bytes"
+            )
+            self._request.fail(RequestError(wire.TOO_LONG, message))
+            return
+        self._request.max_bytes = self._limits.max_bytes + wire.ENVELOPE_BYTES
+        if overlong is not None:
+            self._request.max_bytes += len(overlong)
+        self._request.reply_encoded(line, overlong)
 
     def on_error(self, error: RequestError) -> None:
         self._end()

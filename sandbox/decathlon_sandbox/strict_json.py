@@ -11,8 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any, TypeGuard
 
-# The server's parser stops at a depth of 200, and the envelopes around a reply take some of that.
-MAX_DEPTH = 150
+# The server refuses a depth of more than 128, and the envelopes around a reply take some of that.
+MAX_DEPTH = 120
+# Values and keys. Decoding 64 MiB of `[]` would take 4 GB of memory. The server refuses more than 100,000, but
+# results that are shortened may have more.
+MAX_NODES = 500_000
 
 # In longer lines, counting brackets costs more than walking the decoded values.
 _MAX_COUNTED_BYTES = 1 << 16
@@ -21,14 +24,18 @@ _ESCAPE = re.compile(
     rb"\\(?:(u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.S,
 )
+_NOT_NODES = bytes(set(range(256)) - set(b"[{,:"))
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b'[{,:"'))
 
 
 def parse(line: bytes) -> tuple[Any, bytes]:
     """Return the decoded value and the line to relay.
 
     The line is unchanged, except that unpaired surrogates become U+FFFD. Raises ValueError if the line is not
-    UTF-8, not JSON, contains NaN or an infinity, or is nested too deeply.
+    UTF-8, not JSON, contains NaN or an infinity, is nested too deeply or has more than MAX_NODES values.
     """
+    if _has_too_many_nodes(line):
+        raise ValueError(f"more than {MAX_NODES} values")
     # Servers in JavaScript cut texts by UTF-16 units and so send half pairs, which strict parsers refuse.
     if _SURROGATE.search(line):
         line = _ESCAPE.sub(_replace_unpaired, line)
@@ -58,6 +65,18 @@ def _is_object(value: Any) -> TypeGuard[dict[str, Any]]:
 
 def _is_list(value: Any) -> TypeGuard[list[Any]]:
     return isinstance(value, list)
+
+
+def _has_too_many_nodes(line: bytes) -> bool:
+    """Whether the line has more than MAX_NODES values and keys; checked before it is decoded."""
+    # First with the characters in strings: few in all settle it in one pass.
+    if len(line) <= MAX_NODES or len(line.translate(None, _NOT_NODES)) < MAX_NODES:
+        return False
+    # First the escaped backslashes, so that every backslash that remains escapes what follows it.
+    structure = line.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NOT_STRUCTURE)
+    if structure.count(b'"') > 2 * MAX_NODES:
+        return True
+    return len(b"".join(structure.split(b'"')[::2])) >= MAX_NODES
 
 
 def _replace_unpaired(match: re.Match[bytes]) -> bytes:

@@ -3,7 +3,10 @@
 Transport
 ---------
 JSON-RPC 2.0 in UTF-8, one message per line, terminated by `\\n`. The server writes to the driver's stdin and
-reads its stdout; the driver's stderr is a log. A line has at most MAX_LINE_BYTES.
+reads its stdout; the driver's stderr is a log. A line from the server has at most MAX_LINE_BYTES. A response
+has at most MAX_RESPONSE_BYTES, unless a `call` allows more; one that would be longer is an error (code
+TOO_LONG). A notification has at most MAX_NOTIFICATION_BYTES; longer ones are dropped. So are notifications of
+the task's servers above NOTIFICATIONS_PER_SECOND, after NOTIFICATIONS_BURST of them.
 
 The sandbox's first process runs `BOOT_COMMAND`. It reads one line with a decimal number of bytes, then that
 many bytes: a JSON object that maps the names of this package's modules to their source code. It imports them
@@ -47,13 +50,18 @@ Requests: params -> result
             deadline fails the request (code SERVER) with data {"server": NAME, "stderr": STR (its end),
             "exit_code": INT | null (negative: the signal)}; all servers of the request are then stopped.
             `start` can be called again with names that are not running.
-`call`      {"server": NAME, "method": STR, "params": {...}, "timeout_seconds": NUM | null}
+`call`      {"server": NAME, "method": STR, "params": {...}, "timeout_seconds": NUM | null,
+             "max_bytes": INT?, "cut": {"folder": DIR, "characters": INT}?}
             -> the task server's whole reply: {"jsonrpc": "2.0", "id": ..., "result" | "error": ...}
             Relays one request. `method` is `tools/call` or `tools/list`. The bytes of the reply are embedded
-            unchanged, except that unpaired surrogates become U+FFFD. `timeout_seconds` null means the
-            server's `request_seconds`. `progress` and `message` notifications may come before the reply. A
-            progress token in `params` is replaced on the way. Codes: TIMEOUT (the task's server receives a
-            cancellation), SERVER (it exited, or its reply is not valid JSON; data as for `start`), TOO_LONG.
+            unchanged, except that unpaired surrogates become U+FFFD. A reply of more than `max_bytes` is an
+            error (TOO_LONG). With `cut`, a result whose text has more than that many characters is replaced
+            by {"result": ...} with its beginning, the whole text is written to a new file in `folder`, and
+            the response has a further member "overlong": {"path": PATH, "characters": INT}.
+            `timeout_seconds` null means the server's `request_seconds`. `progress` and `message`
+            notifications may come before the reply. A progress token in `params` is replaced on the way.
+            Codes: TIMEOUT (the task's server receives a cancellation), SERVER (it exited, or its reply is not
+            valid JSON; data as for `start`), TOO_LONG, FILES (the whole text cannot be written).
 `freeze`    {"spare": [PATTERN...]?} -> {"killed": INT}
             Kills every server and every other process of the sandbox except the driver. Permanent: `call` and
             `start` fail with FROZEN from then on, also those in progress; `run` and `arrange` keep working.
@@ -113,6 +121,11 @@ CHANNEL_VARIABLE = "DECATHLON_CHANNEL"
 SANDBOX_VARIABLE = "DECATHLON_SANDBOX"
 MARK_VARIABLE = "DECATHLON_MARK"
 MAX_LINE_BYTES = 64 * 1024 * 1024
+MAX_RESPONSE_BYTES = 4 * 1024 * 1024 + 64 * 1024
+ENVELOPE_BYTES = 1024
+MAX_NOTIFICATION_BYTES = 256 * 1024
+NOTIFICATIONS_PER_SECOND = 100
+NOTIFICATIONS_BURST = 1000
 WINDOW_BYTES = 256 * 1024
 CHUNK_BYTES = 48 * 1024
 

@@ -95,7 +95,8 @@ async def test_a_failing_tool_is_a_reply_and_a_refusal_an_error(d: Decathlon) ->
         assert (reply.is_error, reply.text) == (True, "it did not work")
         with pytest.raises(RequestError, match="not today") as caught:
             await e.call("probe__refuse")
-    assert (caught.value.number, caught.value.data) == (-31999, {"again": "tomorrow"})
+    relayed = {"source": "task", "error": {"code": -31999, "data": {"again": "tomorrow"}}}
+    assert (caught.value.number, caught.value.data) == (-32603, relayed)
 
 
 async def test_structured_content_is_unchanged(d: Decathlon) -> None:

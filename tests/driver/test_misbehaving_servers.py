@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -217,7 +219,68 @@ async def test_overlong_reply_fails_the_call(peer: DriverPeer, id_first: bool) -
 
 async def test_large_reply_is_relayed_whole(peer: DriverPeer) -> None:
     await peer.start(peer.scripted_server("plain"))
-    assert len(await peer.text("scripted", "text", unit="é" * 1000, times=3000)) == 3_000_000
+    assert len(await peer.text("scripted", "text", unit="x" * 1000, times=4000)) == 4_000_000
+
+
+async def call_text(peer: DriverPeer, characters: int, **options: Any) -> Any:
+    params = {"name": "text", "arguments": {"unit": "é", "times": characters}}
+    return await peer.result(
+        await peer.begin(
+            wire.CALL,
+            server="scripted",
+            method="tools/call",
+            params=params,
+            timeout_seconds=30,
+            **options,
+        )
+    )
+
+
+async def test_reply_over_the_limit_of_its_call_is_an_error(peer: DriverPeer) -> None:
+    await peer.start(peer.scripted_server("plain"))
+    with pytest.raises(WireError, match=r"has \d+ bytes, more than the limit of 1000 bytes") as error:
+        await call_text(peer, 1000, max_bytes=1000)
+    assert error.value.reason == "too_long"
+    assert "result" in await call_text(peer, 10, max_bytes=1000)
+    long = await call_text(peer, 4_000_000, max_bytes=30_000_000)
+    assert len(long["result"]["content"][0]["text"]) == 4_000_000
+
+
+async def test_reply_over_the_usual_limit_is_an_error(peer: DriverPeer) -> None:
+    await peer.start(peer.scripted_server("plain"))
+    with pytest.raises(WireError, match="more than the limit of"):
+        await call_text(peer, 4_000_000)
+    await check_answers(peer)
+
+
+async def test_long_result_is_cut_before_its_length_counts(peer: DriverPeer, tmp_path: Path) -> None:
+    await peer.start(peer.scripted_server("plain"))
+    folder = tmp_path / "not there"
+    options = {"max_bytes": 10_000, "cut": {"folder": str(folder), "characters": 1000}}
+    reply = await call_text(peer, 1_000_000, **options)
+    text = reply["result"]["content"][0]["text"]
+    (file,) = folder.iterdir()
+    assert str(file) in text
+    assert "é" * 900 in text
+    assert json.loads(file.read_text("utf-8"))["text"] == "é" * 1_000_000
+    short = await call_text(peer, 900, **options)
+    assert short["result"]["content"][0]["text"] == "é" * 900
+
+
+async def test_result_that_cannot_be_saved_is_an_error(peer: DriverPeer, tmp_path: Path) -> None:
+    await peer.start(peer.scripted_server("plain"))
+    (tmp_path / "file").touch()
+    with pytest.raises(WireError, match="the whole reply cannot be saved") as error:
+        await call_text(peer, 2000, cut={"folder": str(tmp_path / "file"), "characters": 1000})
+    assert error.value.reason == "files"
+
+
+async def test_reply_with_too_many_values_fails_its_call(peer: DriverPeer) -> None:
+    await peer.start(peer.scripted_server("plain"))
+    line = '{"jsonrpc":"2.0","id":$id,"result":[' + "[]," * 600_000 + "0]}"
+    with pytest.raises(WireError, match="more than 500000 values"):
+        await peer.tool("scripted", "raw", line=line)
+    await check_answers(peer)
 
 
 async def test_reply_sent_byte_by_byte_is_relayed(peer: DriverPeer) -> None:

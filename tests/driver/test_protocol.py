@@ -272,7 +272,7 @@ async def test_sandbox_variable_is_always_inherited(python: str) -> None:
             assert f"{wire.SANDBOX_VARIABLE}=owner/name\n" in result["stdout"]
 
 
-async def test_backpressure_bounds_memory_and_loses_no_message(python: str) -> None:
+async def test_backpressure_bounds_memory_and_loses_no_reply(python: str) -> None:
     """The servers send ten times what fits into pipes and buffers."""
     process = await anyio.open_process([python, *wire.BOOT_COMMAND[1:]], stderr=None)
     async with process:
@@ -293,7 +293,8 @@ async def test_backpressure_bounds_memory_and_loses_no_message(python: str) -> N
                 assert len((await unread.result(number))["result"]["content"][0]["text"]) == 1_000_000
             await unread.result(12)
             await unread.close()
-        assert sum(method == wire.MESSAGE for method, _ in unread.notifications) == 20_000
+        messages = sum(method == wire.MESSAGE for method, _ in unread.notifications)
+        assert wire.NOTIFICATIONS_BURST <= messages < 20_000
 
 
 def _resident_mib(pid: int) -> float:

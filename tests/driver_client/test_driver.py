@@ -126,7 +126,7 @@ async def test_invalid_result_of_run_is_a_driver_error(result: Any) -> None:
         )
     assert isinstance(error, DriverError)
     assert "invalid reply" in error.message
-    assert error.data == {"reason": "invalid_request"}
+    assert error.data == {"reason": "invalid_reply"}
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ async def test_invalid_result_of_start_is_a_driver_error(result: Any) -> None:
     async with connected() as (driver, peer):
         _, error = await answered(peer, lambda: driver.start([], deadline_seconds=5), result=result)
     assert isinstance(error, DriverError)
-    assert error.data == {"reason": "invalid_request"}
+    assert error.data == {"reason": "invalid_reply"}
 
 
 @pytest.mark.parametrize("reply", [{"result": {"content": []}}, {"error": {"code": -1, "message": "no"}}])
@@ -155,6 +155,7 @@ async def test_call_returns_the_servers_reply_unchanged(reply: JsonObject) -> No
             "method": "tools/call",
             "params": {"name": "read"},
             "timeout_seconds": 5,
+            "max_bytes": 4 << 20,
         },
     }
     assert result == reply

@@ -14,12 +14,15 @@ from anyio.lowlevel import checkpoint
 from decathlon_sandbox import wire
 
 from decathlon_mcp.driver_client import rpc as rpc_module
-from decathlon_mcp.driver_client.rpc import MAX_NOTIFICATIONS_BYTES, MessageStream, RpcClient
+from decathlon_mcp.driver_client.rpc import MAX_NOTIFICATIONS_BYTES, MessageStream, RpcClient, read_message
 from decathlon_mcp.errors import CallTimeoutError, DriverError, LimitExceededError, SandboxLostError
 from decathlon_mcp.types import JsonObject
 from tests.driver_client.support import Peer, connection, line
 
 pytestmark = pytest.mark.anyio
+
+TOO_MANY = "the driver sent an invalid reply to ping: the JSON text has more than 1,000 values and keys"
+TOO_DEEP = "the driver sent an invalid reply to ping: the JSON text is nested deeper than 128 levels"
 
 
 class SlowStream(ByteStream):
@@ -48,10 +51,10 @@ async def describe_loss(reason: str | None) -> SandboxLostError:
 
 
 @asynccontextmanager
-async def rpc_client() -> AsyncGenerator[tuple[RpcClient, Peer]]:
+async def rpc_client(**options: Any) -> AsyncGenerator[tuple[RpcClient, Peer]]:
     """A client that reads, and its peer."""
     async with connection() as (stream, peer), anyio.create_task_group() as tasks:
-        rpc = RpcClient(stream, describe_loss)
+        rpc = RpcClient(stream, describe_loss, **options)
         tasks.start_soon(rpc.read)
         yield rpc, peer
         tasks.cancel_scope.cancel()
@@ -79,13 +82,13 @@ class Request:
         return self.outcome
 
 
-async def read_all(*chunks: bytes, max_bytes: int = 1000) -> list[JsonObject]:
-    """The messages that a stream of these chunks consists of."""
+async def read_all(*chunks: bytes, max_bytes: int = 1000) -> list[bytes]:
+    """The lines that a stream of these chunks consists of."""
     async with connection() as (stream, peer):
         for chunk in chunks:
             await peer.send_bytes(chunk)
         await peer.end()
-        return [message async for message, _ in MessageStream(stream, max_bytes=max_bytes).messages()]
+        return [received async for received in MessageStream(stream, max_bytes=max_bytes).lines()]
 
 
 # MessageStream
@@ -143,18 +146,10 @@ async def test_concurrent_messages_are_not_mixed() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
-async def test_messages_are_read_whatever_the_chunks(size: int) -> None:
+async def test_lines_are_read_whatever_the_chunks(size: int) -> None:
     data = b'{"a":1}\n{"b":"\xc3\xa9"}\n\n{"c":[]}\n'
     chunks = [data[start : start + size] for start in range(0, len(data), size)]
-    assert await read_all(*chunks) == [{"a": 1}, {"b": "é"}, {"c": []}]
-
-
-async def test_size_of_a_message_is_that_of_its_line() -> None:
-    async with connection() as (stream, peer):
-        await peer.send_bytes(b'{"a":1}\n{"a": 22}\n')
-        await peer.end()
-        sizes = [size async for _, size in MessageStream(stream, max_bytes=100).messages()]
-    assert sizes == [7, 9]
+    assert await read_all(*chunks) == data.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -165,19 +160,22 @@ async def test_size_of_a_message_is_that_of_its_line() -> None:
         b"[1]",
         b"7",
         b"null",
-        b'{"a":NaN}',
+        b'{"id":NaN}',
         b'{"a":',
         b"\xff\xfe",
         b"[" * 900,
+        b'{"id":' + b"[" * 100_000,
+        b'{"method":[]}',
+        b'{"method":7}',
         b'{"a":1}{"a":2}',
     ],
 )
-async def test_line_that_is_no_json_object_is_ignored(garbage: bytes) -> None:
-    assert await read_all(b'{"n":1}\n' + garbage + b'\n{"n":2}\n') == [{"n": 1}, {"n": 2}]
+def test_line_that_is_no_message_is_not_read(garbage: bytes) -> None:
+    assert read_message(garbage) is None
 
 
 async def test_half_line_at_the_end_is_ignored() -> None:
-    assert await read_all(b'{"n":1}\n{"n":2}') == [{"n": 1}]
+    assert await read_all(b'{"n":1}\n{"n":2}') == [b'{"n":1}']
 
 
 @pytest.mark.parametrize("chunks", [(b"x" * 101,), (b"x" * 60, b"x" * 60), (b"x" * 60, b"x" * 60 + b"\n")])
@@ -189,7 +187,7 @@ async def test_line_over_the_limit_is_an_error(chunks: tuple[bytes, ...]) -> Non
 async def test_line_of_exactly_the_limit_is_read() -> None:
     text = json.dumps({"text": "x" * 88}).encode()
     assert len(text) == 100
-    assert await read_all(text[:50], text[50:], b"\n", max_bytes=100) == [{"text": "x" * 88}]
+    assert await read_all(text[:50], text[50:], b"\n", max_bytes=100) == [text]
 
 
 # Requests and replies
@@ -212,7 +210,8 @@ async def test_replies_with_an_unknown_id_are_ignored() -> None:
     async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
         request = Request(tasks, rpc)
         number = (await peer.receive())["id"]
-        for wrong in (number + 1, number - 1, -number, str(number), None, [number], float(number) + 0.5):
+        assert number == 1
+        for wrong in (2, 0, -1, "1", None, [1], 1.0, 1.5, True, 10**30, {"id": 1}):
             await peer.send(id=wrong, result="wrong")
         await peer.send(id=number, result="right")
         assert await request.result() == "right"
@@ -224,6 +223,43 @@ async def test_second_reply_to_a_request_is_ignored() -> None:
         number = (await peer.receive())["id"]
         await peer.send_bytes(line(id=number, result=1) + line(id=number, result=2))
         assert await request.result() == 1
+
+
+async def test_error_without_an_id_fails_every_pending_request() -> None:
+    async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
+        requests = [Request(tasks, rpc) for _ in range(2)]
+        for _ in requests:
+            await peer.receive()
+        await peer.send(id=None, error={"code": wire.PARSE, "message": "what?"})
+        for request in requests:
+            error = await request.result()
+            assert isinstance(error, DriverError)
+            assert (error.message, error.data) == ("what?", {"reason": "parse_error"})
+
+
+@pytest.mark.parametrize("rest", [b'"result":' + b"[" * 100_000, b'"result":NaN}', b'"method":7}', b""])
+async def test_reply_that_cannot_be_read_fails_its_request(rest: bytes) -> None:
+    async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
+        request, other = Request(tasks, rpc), Request(tasks, rpc)
+        number, other_number = (await peer.receive())["id"], (await peer.receive())["id"]
+        await peer.send_bytes(b'{"jsonrpc":"2.0","id":%d,%b\n' % (number, rest))
+        error = await request.result()
+        assert isinstance(error, DriverError)
+        assert error.data == {"reason": "invalid_reply"}
+        await peer.send(id=other_number, result="fine")
+        assert await other.result() == "fine"
+
+
+async def test_millions_of_unknown_ids_are_read_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc_module, "READ_BYTES_BURST", 100 * rpc_module.LINE_COST_BYTES)
+    monkeypatch.setattr(rpc_module, "READ_BYTES_PER_SECOND", 1000 * rpc_module.LINE_COST_BYTES)
+    async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
+        request = Request(tasks, rpc)
+        number = (await peer.receive())["id"]
+        started = anyio.current_time()
+        await peer.send_bytes(b'{"id":77,"result":0}\n' * 300 + line(id=number, result="done"))
+        assert await request.result() == "done"
+        assert anyio.current_time() - started >= 0.2
 
 
 async def test_late_reply_does_not_match_a_newer_request() -> None:
@@ -250,7 +286,14 @@ async def test_late_reply_does_not_match_a_newer_request() -> None:
         ({"error": {"code": wire.SPAWN, "message": "x" * 5000}}, "spawn", "x" * 4000),
         ({"error": {"code": wire.SPAWN, "message": ["no text"]}}, "spawn", "spawn"),
         ({"error": "text"}, "driver_fault", "driver_fault"),
-        ({}, "driver_fault", "driver_fault"),
+        ({}, "invalid_reply", "the driver sent a reply that cannot be read"),
+        ({"result": 1, "error": {"code": wire.FILES, "message": "both"}}, "files", "both"),
+        ({"error": {"code": True, "message": "code 1?"}}, "driver_fault", "code 1?"),
+        ({"error": {"code": 1.0, "message": "code 1?"}}, "driver_fault", "code 1?"),
+        ({"error": {"code": wire.FILES, "message": "x" * (1 << 18)}}, "driver_fault", "driver_fault"),
+        ({"error": [[]] * 2000}, "driver_fault", "driver_fault"),
+        ({"result": [[]] * 2000}, "invalid_reply", TOO_MANY),
+        ({"result": json.loads("[" * 200 + "]" * 200)}, "invalid_reply", TOO_DEEP),
     ],
 )
 async def test_error_reply_is_a_driver_error(reply: JsonObject, reason: str, message: str) -> None:
@@ -367,6 +410,8 @@ async def test_notifications_reach_the_request_with_their_id_alone() -> None:
             {"id": 99, "params": {"text": "unknown id"}},
             {"id": None, "params": {"text": "no id"}},
             {"id": str(first_request["id"]), "params": {"text": "id as text"}},
+            {"id": float(first_request["id"]), "params": {"text": "id as a float"}},
+            {"id": True, "params": {"text": "id as a bool"}},
             {"id": first_request["id"], "params": "no object"},
             {"params": {"text": "id is missing"}},
         ]
@@ -381,6 +426,29 @@ async def test_notifications_reach_the_request_with_their_id_alone() -> None:
         await first.result()
         await second.result()
     assert sorted(received) == ["first:a", "second:b"]
+
+
+async def test_notifications_above_the_rate_and_over_the_size_are_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    received: list[int] = []
+
+    async def handle(params: JsonObject) -> None:
+        received.append(params["n"])
+
+    monkeypatch.setattr(rpc_module, "NOTIFICATIONS_BURST", 5)
+    monkeypatch.setattr(rpc_module, "NOTIFICATIONS_PER_SECOND", 0.01)
+    async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
+        request = Request(tasks, rpc, handlers={wire.MESSAGE: handle})
+        number = (await peer.receive())["id"]
+        too_long = {"n": -1, "text": "x" * wire.MAX_NOTIFICATION_BYTES}
+        too_deep = {"n": -2, "deep": json.loads("[" * 200 + "]" * 200)}
+        many = [{"n": n} for n in range(100)]
+        for params in (too_long, too_deep, *many):
+            await peer.send(method=wire.MESSAGE, params={"id": number, "params": params})
+        await peer.send(id=number, result="done")
+        assert await request.result() == "done"
+    assert received == [0, 1, 2, 3]  # the deep one counts
 
 
 async def slow_handler_sees(peer: Peer, rpc: RpcClient, numbers: range, text: str) -> list[int]:
@@ -461,9 +529,8 @@ async def test_reply_before_the_end_of_the_stream_is_returned() -> None:
         assert await request.result() == "in time"
 
 
-async def test_line_over_the_limit_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MAX_LINE_BYTES", 1000)
-    async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
+async def test_line_over_the_limit_closes_the_connection() -> None:
+    async with rpc_client(max_read_bytes=1000) as (rpc, peer), anyio.create_task_group() as tasks:
         request = Request(tasks, rpc)
         await peer.receive()
         await peer.send_bytes(b"x" * 1001)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import tracemalloc
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -69,6 +70,10 @@ def data(number: int, content: bytes) -> JsonObject:
     return {"conn": number, "data": base64.b64encode(content).decode()}
 
 
+def handle(tunnels: Tunnels, method: str, params: JsonObject) -> None:
+    tunnels.handle(method, json.dumps(params).encode())
+
+
 async def read_all(stream: ByteStream) -> bytes:
     return b"".join([chunk async for chunk in stream])
 
@@ -84,9 +89,23 @@ async def forwarding(tunnels: Tunnels, dial: Dialer) -> AsyncGenerator[None]:
 # Data and windows
 
 
+async def test_single_bytes_take_no_more_memory_than_the_window(tunnels: Tunnels) -> None:
+    tunnel = tunnels.create()
+    message = json.dumps(data(tunnel.number, b"x")).encode()
+    tracemalloc.start()
+    try:
+        for _ in range(wire.WINDOW_BYTES):
+            tunnels.handle(wire.DATA, message)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 2 * wire.WINDOW_BYTES
+    assert await tunnel.receive(10) == b"x" * 10
+
+
 async def test_received_data_is_acknowledged_as_it_is_read(tunnels: Tunnels, driver: Driver) -> None:
     tunnel = tunnels.create()
-    tunnels.handle(wire.DATA, data(tunnel.number, b"abcdef"))
+    handle(tunnels, wire.DATA, data(tunnel.number, b"abcdef"))
     assert driver.sent == []
     assert await tunnel.receive(4) == b"abcd"
     assert await tunnel.receive(4) == b"ef"
@@ -106,25 +125,25 @@ async def test_reader_waits_for_data(tunnels: Tunnels) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(read)
         await anyio.wait_all_tasks_blocked()
-        tunnels.handle(wire.DATA, data(tunnel.number, b""))
+        handle(tunnels, wire.DATA, data(tunnel.number, b""))
         await anyio.wait_all_tasks_blocked()
         assert received == []
-        tunnels.handle(wire.DATA, data(tunnel.number, b"x"))
+        handle(tunnels, wire.DATA, data(tunnel.number, b"x"))
     assert received == [b"x"]
 
 
 async def test_full_window_is_received(tunnels: Tunnels) -> None:
     tunnel = tunnels.create()
-    tunnels.handle(wire.DATA, data(tunnel.number, b"x" * wire.WINDOW_BYTES))
-    tunnels.handle(wire.FINISHED, {"conn": tunnel.number})
+    handle(tunnels, wire.DATA, data(tunnel.number, b"x" * wire.WINDOW_BYTES))
+    handle(tunnels, wire.FINISHED, {"conn": tunnel.number})
     assert await read_all(tunnel) == b"x" * wire.WINDOW_BYTES
 
 
 async def test_more_than_a_window_breaks_that_tunnel_alone(tunnels: Tunnels, driver: Driver) -> None:
     greedy, other = tunnels.create(), tunnels.create()
-    tunnels.handle(wire.DATA, data(greedy.number, b"x" * wire.WINDOW_BYTES))
-    tunnels.handle(wire.DATA, data(greedy.number, b"x"))
-    tunnels.handle(wire.DATA, data(other.number, b"abc"))
+    handle(tunnels, wire.DATA, data(greedy.number, b"x" * wire.WINDOW_BYTES))
+    handle(tunnels, wire.DATA, data(greedy.number, b"x"))
+    handle(tunnels, wire.DATA, data(other.number, b"abc"))
     assert await other.receive() == b"abc"
     with pytest.raises(anyio.BrokenResourceError):
         await read_all(greedy)
@@ -134,10 +153,10 @@ async def test_more_than_a_window_breaks_that_tunnel_alone(tunnels: Tunnels, dri
 
 async def test_window_is_free_again_for_what_was_read(tunnels: Tunnels) -> None:
     tunnel = tunnels.create()
-    tunnels.handle(wire.DATA, data(tunnel.number, b"x" * wire.WINDOW_BYTES))
+    handle(tunnels, wire.DATA, data(tunnel.number, b"x" * wire.WINDOW_BYTES))
     assert len(await tunnel.receive(10)) == 10
-    tunnels.handle(wire.DATA, data(tunnel.number, b"y" * 10))
-    tunnels.handle(wire.FINISHED, {"conn": tunnel.number})
+    handle(tunnels, wire.DATA, data(tunnel.number, b"y" * 10))
+    handle(tunnels, wire.FINISHED, {"conn": tunnel.number})
     assert await read_all(tunnel) == b"x" * (wire.WINDOW_BYTES - 10) + b"y" * 10
 
 
@@ -148,21 +167,21 @@ async def test_sender_waits_for_the_window(tunnels: Tunnels, driver: Driver) -> 
         tasks.start_soon(tunnel.send, content)
         await anyio.wait_all_tasks_blocked()
         assert driver.data(tunnel.number) == content[: wire.WINDOW_BYTES]
-        tunnels.handle(wire.TAKEN, {"conn": tunnel.number, "bytes": 4})
+        handle(tunnels, wire.TAKEN, {"conn": tunnel.number, "bytes": 4})
         await anyio.wait_all_tasks_blocked()
         assert driver.data(tunnel.number) == content[: wire.WINDOW_BYTES + 4]
-        tunnels.handle(wire.TAKEN, {"conn": tunnel.number, "bytes": 6})
+        handle(tunnels, wire.TAKEN, {"conn": tunnel.number, "bytes": 6})
     assert driver.data(tunnel.number) == content
 
 
 async def test_window_never_exceeds_its_size(tunnels: Tunnels, driver: Driver) -> None:
     tunnel = tunnels.create()
-    tunnels.handle(wire.TAKEN, {"conn": tunnel.number, "bytes": 10**12})
+    handle(tunnels, wire.TAKEN, {"conn": tunnel.number, "bytes": 10**12})
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(tunnel.send, b"x" * (wire.WINDOW_BYTES + 1))
         await anyio.wait_all_tasks_blocked()
         assert len(driver.data(tunnel.number)) == wire.WINDOW_BYTES
-        tunnels.handle(wire.TAKEN, {"conn": tunnel.number, "bytes": 1})
+        handle(tunnels, wire.TAKEN, {"conn": tunnel.number, "bytes": 1})
 
 
 async def test_data_is_sent_in_chunks_of_bounded_size(tunnels: Tunnels, driver: Driver) -> None:
@@ -191,8 +210,8 @@ async def test_invalid_notification_breaks_that_tunnel_alone(
     tunnels: Tunnels, method: str, params: JsonObject
 ) -> None:
     tunnel, other = tunnels.create(), tunnels.create()
-    tunnels.handle(method, {"conn": tunnel.number, **params})
-    tunnels.handle(wire.DATA, data(other.number, b"x"))
+    handle(tunnels, method, {"conn": tunnel.number, **params})
+    handle(tunnels, wire.DATA, data(other.number, b"x"))
     assert await other.receive() == b"x"
     with pytest.raises(anyio.BrokenResourceError):
         await tunnel.send(b"x")
@@ -206,8 +225,8 @@ async def test_notification_for_an_unknown_tunnel_is_ignored(
 ) -> None:
     tunnel = tunnels.create()
     for method in (wire.DATA, wire.TAKEN, wire.FINISHED, wire.RESET):
-        tunnels.handle(method, {"conn": number, "data": "eA==", "bytes": 1})
-    tunnels.handle(wire.DATA, data(tunnel.number, b"mine"))
+        handle(tunnels, method, {"conn": number, "data": "eA==", "bytes": 1})
+    handle(tunnels, wire.DATA, data(tunnel.number, b"mine"))
     assert await tunnel.receive() == b"mine"
     await tunnel.send(b"x")
     assert driver.data(tunnel.number) == b"x"
@@ -215,8 +234,8 @@ async def test_notification_for_an_unknown_tunnel_is_ignored(
 
 async def test_data_after_the_end_breaks_the_tunnel(tunnels: Tunnels) -> None:
     tunnel = tunnels.create()
-    tunnels.handle(wire.FINISHED, {"conn": tunnel.number})
-    tunnels.handle(wire.DATA, data(tunnel.number, b"x"))
+    handle(tunnels, wire.FINISHED, {"conn": tunnel.number})
+    handle(tunnels, wire.DATA, data(tunnel.number, b"x"))
     with pytest.raises(anyio.BrokenResourceError):
         await tunnel.receive()
 
@@ -226,8 +245,8 @@ async def test_data_after_the_end_breaks_the_tunnel(tunnels: Tunnels) -> None:
 
 async def test_buffered_data_is_read_before_the_end(tunnels: Tunnels) -> None:
     tunnel = tunnels.create()
-    tunnels.handle(wire.DATA, data(tunnel.number, b"x"))
-    tunnels.handle(wire.FINISHED, {"conn": tunnel.number})
+    handle(tunnels, wire.DATA, data(tunnel.number, b"x"))
+    handle(tunnels, wire.FINISHED, {"conn": tunnel.number})
     assert await tunnel.receive() == b"x"
     with pytest.raises(anyio.EndOfStream):
         await tunnel.receive()
@@ -235,7 +254,7 @@ async def test_buffered_data_is_read_before_the_end(tunnels: Tunnels) -> None:
 
 async def test_data_can_be_sent_after_the_peers_end(tunnels: Tunnels, driver: Driver) -> None:
     tunnel = tunnels.create()
-    tunnels.handle(wire.FINISHED, {"conn": tunnel.number})
+    handle(tunnels, wire.FINISHED, {"conn": tunnel.number})
     await tunnel.send(b"x")
     assert driver.data(tunnel.number) == b"x"
 
@@ -245,7 +264,7 @@ async def test_data_can_be_received_after_the_own_end(tunnels: Tunnels, driver: 
     await tunnel.send_eof()
     await tunnel.send_eof()
     assert driver.sent == [(wire.FINISHED, {"conn": tunnel.number})]
-    tunnels.handle(wire.DATA, data(tunnel.number, b"x"))
+    handle(tunnels, wire.DATA, data(tunnel.number, b"x"))
     assert await tunnel.receive() == b"x"
     with pytest.raises(anyio.BrokenResourceError):
         await tunnel.send(b"x")
@@ -254,7 +273,7 @@ async def test_data_can_be_received_after_the_own_end(tunnels: Tunnels, driver: 
 async def test_closing_after_both_ends_sends_no_reset(tunnels: Tunnels, driver: Driver) -> None:
     tunnel = tunnels.create()
     await tunnel.send_eof()
-    tunnels.handle(wire.FINISHED, {"conn": tunnel.number})
+    handle(tunnels, wire.FINISHED, {"conn": tunnel.number})
     await tunnel.aclose()
     assert [method for method, _ in driver.sent] == [wire.FINISHED]
 
@@ -265,7 +284,7 @@ async def test_closing_early_sends_one_reset(tunnels: Tunnels, driver: Driver, f
     if finished == "own":
         await tunnel.send_eof()
     elif finished == "peer":
-        tunnels.handle(wire.FINISHED, {"conn": tunnel.number})
+        handle(tunnels, wire.FINISHED, {"conn": tunnel.number})
     await tunnel.aclose()
     await tunnel.aclose()
     assert [method for method, _ in driver.sent].count(wire.RESET) == 1
@@ -277,7 +296,7 @@ async def test_reset_by_the_peer_breaks_the_tunnel_and_is_not_answered(
     tunnels: Tunnels, driver: Driver
 ) -> None:
     tunnel = tunnels.create()
-    tunnels.handle(wire.RESET, {"conn": tunnel.number})
+    handle(tunnels, wire.RESET, {"conn": tunnel.number})
     with pytest.raises(anyio.BrokenResourceError):
         await tunnel.receive()
     with pytest.raises(anyio.BrokenResourceError):
@@ -290,7 +309,7 @@ async def test_notifications_for_a_closed_tunnel_are_ignored(tunnels: Tunnels, d
     tunnel = tunnels.create()
     await tunnel.aclose()
     for method in (wire.DATA, wire.TAKEN, wire.FINISHED, wire.RESET):
-        tunnels.handle(method, {"conn": tunnel.number, "data": "eA==", "bytes": 1})
+        handle(tunnels, method, {"conn": tunnel.number, "data": "eA==", "bytes": 1})
     assert tunnels.create().number != tunnel.number
     assert driver.sent == [(wire.RESET, {"conn": tunnel.number})]
 
@@ -354,11 +373,11 @@ async def test_forwarded_connection_carries_data_and_ends_in_both_directions(
 ) -> None:
     target = Target()
     async with forwarding(tunnels, target.dial):
-        tunnels.handle(wire.OPENED, {"conn": 1, "port": PORT})
+        handle(tunnels, wire.OPENED, {"conn": 1, "port": PORT})
         await target.connected.wait()
         assert target.ours is not None
-        tunnels.handle(wire.DATA, data(1, b"request"))
-        tunnels.handle(wire.FINISHED, {"conn": 1})
+        handle(tunnels, wire.DATA, data(1, b"request"))
+        handle(tunnels, wire.FINISHED, {"conn": 1})
         assert await read_all(target.ours) == b"request"
         await target.ours.send(b"response")
         await target.ours.send_eof()
@@ -374,25 +393,25 @@ async def test_connection_to_a_port_that_is_not_forwarded_is_ignored(
 ) -> None:
     target = Target()
     async with forwarding(tunnels, target.dial):
-        tunnels.handle(wire.OPENED, {"conn": 1, "port": port})
+        handle(tunnels, wire.OPENED, {"conn": 1, "port": port})
         await anyio.wait_all_tasks_blocked()
     assert (target.dialled, driver.sent) == (0, [])
 
 
 async def test_connection_before_any_port_is_forwarded_is_ignored(tunnels: Tunnels, driver: Driver) -> None:
-    tunnels.handle(wire.OPENED, {"conn": 1, "port": PORT})
+    handle(tunnels, wire.OPENED, {"conn": 1, "port": PORT})
     assert driver.sent == []
 
 
 async def test_number_that_is_in_use_is_ignored(tunnels: Tunnels) -> None:
     target = Target()
     async with forwarding(tunnels, target.dial):
-        tunnels.handle(wire.OPENED, {"conn": 1, "port": PORT})
+        handle(tunnels, wire.OPENED, {"conn": 1, "port": PORT})
         await target.connected.wait()
-        tunnels.handle(wire.OPENED, {"conn": 1, "port": PORT})
+        handle(tunnels, wire.OPENED, {"conn": 1, "port": PORT})
         await anyio.wait_all_tasks_blocked()
         assert target.dialled == 1
-        tunnels.handle(wire.RESET, {"conn": 1})
+        handle(tunnels, wire.RESET, {"conn": 1})
     assert target.ours is not None
     await target.ours.aclose()
 
@@ -405,7 +424,7 @@ async def test_target_that_cannot_be_reached_resets_the_tunnel(
         raise error
 
     async with forwarding(tunnels, dial):
-        tunnels.handle(wire.OPENED, {"conn": 1, "port": PORT})
+        handle(tunnels, wire.OPENED, {"conn": 1, "port": PORT})
     assert driver.sent == [(wire.RESET, {"conn": 1})]
 
 
@@ -419,27 +438,27 @@ async def test_target_that_does_not_answer_resets_the_tunnel(
         raise AssertionError
 
     async with forwarding(tunnels, dial):
-        tunnels.handle(wire.OPENED, {"conn": 1, "port": PORT})
+        handle(tunnels, wire.OPENED, {"conn": 1, "port": PORT})
     assert driver.sent == [(wire.RESET, {"conn": 1})]
 
 
 async def test_target_that_breaks_resets_the_tunnel(tunnels: Tunnels, driver: Driver) -> None:
     target = Target()
     async with forwarding(tunnels, target.dial):
-        tunnels.handle(wire.OPENED, {"conn": 1, "port": PORT})
+        handle(tunnels, wire.OPENED, {"conn": 1, "port": PORT})
         await target.connected.wait()
         assert target.ours is not None
         await target.ours.aclose()
-        tunnels.handle(wire.DATA, data(1, b"to nobody"))
+        handle(tunnels, wire.DATA, data(1, b"to nobody"))
         await driver.wait_for(wire.RESET, 1)
 
 
 async def test_reset_tunnel_closes_its_target(tunnels: Tunnels, driver: Driver) -> None:
     target = Target()
     async with forwarding(tunnels, target.dial):
-        tunnels.handle(wire.OPENED, {"conn": 1, "port": PORT})
+        handle(tunnels, wire.OPENED, {"conn": 1, "port": PORT})
         await target.connected.wait()
-        tunnels.handle(wire.RESET, {"conn": 1})
+        handle(tunnels, wire.RESET, {"conn": 1})
     assert target.ours is not None
     assert await read_all(target.ours) == b""
     assert driver.sent == []
@@ -459,16 +478,16 @@ async def test_number_of_tunnels_is_bounded(
 
     async with forwarding(tunnels, dial):
         for number in (1, 2, 3):
-            tunnels.handle(wire.OPENED, {"conn": number, "port": PORT})
+            handle(tunnels, wire.OPENED, {"conn": number, "port": PORT})
         await anyio.wait_all_tasks_blocked()
         assert len(opened) == 2
-        tunnels.handle(wire.RESET, {"conn": 1})
+        handle(tunnels, wire.RESET, {"conn": 1})
         await anyio.wait_all_tasks_blocked()
-        tunnels.handle(wire.OPENED, {"conn": 4, "port": PORT})
+        handle(tunnels, wire.OPENED, {"conn": 4, "port": PORT})
         await anyio.wait_all_tasks_blocked()
         assert len(opened) == 3
         for number in (2, 4):
-            tunnels.handle(wire.RESET, {"conn": number})
+            handle(tunnels, wire.RESET, {"conn": number})
     for stream in opened:
         await stream.aclose()
     assert driver.sent == []

@@ -7,20 +7,21 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import anyio
 from anyio import CancelScope
 from anyio.abc import ByteStream, TaskGroup
 from anyio.streams.buffered import BufferedByteReceiveStream
 from decathlon_sandbox import wire
+from decathlon_sandbox.truncation import cut
 
 from decathlon_mcp.errors import DecathlonError
 from tests.fakes.tree import Tree
 
 Json = dict[str, Any]
 PROTOCOL_VERSION = "2025-11-25"
-_OVERLONG_BYTES = wire.MAX_LINE_BYTES + (1 << 20)
+_OVERLONG_BYTES = wire.MAX_RESPONSE_BYTES + (1 << 20)
 
 
 class ProcessExit(Exception):  # noqa: N818  (like SystemExit: an event, not an error of the code that raises it)
@@ -197,7 +198,27 @@ class FakeDriver:
             reply = {"error": {"code": wire.FROZEN, "message": "frozen"}}
         if method == self._faults.overlong_on:
             reply = {"result": "x" * _OVERLONG_BYTES}
-        await self._send({"id": request_id, **reply})
+        overlong = {}
+        if method == wire.CALL and "result" in reply:
+            reply, overlong = self._limited(params, reply["result"])
+        await self._send({"id": request_id, **reply, **overlong})
+
+    def _limited(self, params: Json, relayed: Json) -> tuple[Json, Json]:
+        """A relayed reply as `cut` and `max_bytes` require, and the response's further members."""
+        overlong: Json = {}
+        options, result = params.get("cut"), relayed.get("result")
+        if options is not None and isinstance(result, dict):
+            shortened = cut(cast("Json", result), options["folder"], options["characters"])
+            if shortened is not None:
+                self._tree.arrange({"make": options["folder"]})
+                self._tree.arrange({"write": shortened.path, "text": shortened.full_text})
+                relayed = {"result": shortened.result}
+                overlong = {"overlong": {"path": shortened.path, "characters": shortened.characters}}
+        size, limit = len(json.dumps(relayed)), params.get("max_bytes", wire.MAX_RESPONSE_BYTES)
+        if size > limit:
+            message = f"the reply has {size} bytes, more than the limit of {limit} bytes"
+            return {"error": {"code": wire.TOO_LONG, "message": message}}, {}
+        return {"result": relayed}, overlong
 
     async def _result(self, request_id: int, method: str, params: Json) -> Any:
         match method:

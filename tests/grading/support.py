@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, connect
-from decathlon_mcp.grading.attempt import Attempt, CallRecord
+from decathlon_mcp.grading.attempt import Attempt, CallCounts, CallRecord
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
 from decathlon_mcp.grading.verdict import Verdict
@@ -75,7 +75,10 @@ def make_attempt(**fields: Any) -> Attempt:
         "claimed": True,
         **fields,
     }
-    return Attempt(**values)
+    calls = [call for call in values["calls"] if call is not None]
+    tools = {(call.server, call.tool) for call in calls}
+    counts = CallCounts(len(calls), sum(call.failed for call in calls), len(tools))
+    return Attempt(**{"call_counts": counts, **values})
 
 
 def tar_of(files: Mapping[str, str | bytes]) -> bytes:

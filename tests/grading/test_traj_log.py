@@ -7,9 +7,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from decathlon_sandbox.truncation import cut
+
 from decathlon_mcp.grading.attempt import Attempt
 from decathlon_mcp.grading.traj_log import trajectory_log
-from decathlon_mcp.suites.truncation import truncate
+from decathlon_mcp.suites.truncation import OVERLONG_KEY
 from tests.grading.support import PAPER, make_attempt, make_call, write_suite
 
 ROOT = PurePosixPath("/workspace")
@@ -18,7 +20,8 @@ TOOL = {"name": "read", "description": "Reads.", "inputSchema": {"type": "object
 
 def log_of(tmp_path: Path, attempt: Attempt, files: dict[str, str] | None = None) -> dict[str, Any]:
     suite = write_suite(tmp_path / "checkout", {"suite.yaml": "profile: toolathlon\n", **(files or {})})
-    return trajectory_log(attempt, suite=suite, task=suite.tasks["paper"], root=ROOT)
+    chunks = trajectory_log(attempt, suite=suite, task=suite.tasks["paper"], root=ROOT)
+    return json.loads(b"".join(chunks))
 
 
 def test_config_has_the_fields_of_toolathlons_task_config(tmp_path: Path) -> None:
@@ -69,8 +72,8 @@ def test_config_has_the_fields_of_toolathlons_task_config(tmp_path: Path) -> Non
 
 def test_messages_are_the_task_the_calls_and_the_answer(tmp_path: Path) -> None:
     calls = [
-        make_call(2, server="local", tool="python-execute", arguments={"code": "1\u00b2"}),
         make_call(1, server="arxiv_local", tool="search", name="arxiv_local__search"),
+        make_call(2, server="local", tool="python-execute", arguments={"code": "1\u00b2"}),
     ]
     messages = log_of(tmp_path, make_attempt(calls=calls, answer="It is 1706.03762."))["messages"]
     assert messages == [
@@ -182,10 +185,9 @@ def test_task_dir_of_a_gym_task_has_one_part(tmp_path: Path) -> None:
 
 
 def test_cut_reply_is_logged_as_the_agent_saw_it(tmp_path: Path) -> None:
-    overlong = truncate(
-        {"content": [{"type": "text", "text": "a" * 200_000}]}, PurePosixPath("/episode/workspace")
-    )
+    overlong = cut({"content": [{"type": "text", "text": "a" * 200_000}]}, "/workspace/folder", 100_000)
     assert overlong is not None
-    log = log_of(tmp_path, make_attempt(calls=[make_call(1, result=overlong.result)]))["messages"]
+    result = {**overlong.result, "_meta": {OVERLONG_KEY: {"path": overlong.path}}}
+    log = log_of(tmp_path, make_attempt(calls=[make_call(1, result=result)]))["messages"]
     (message,) = (message for message in log if message["role"] == "tool")
     assert message["content"] == overlong.result["content"][0]["text"]

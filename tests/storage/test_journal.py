@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import logging
+import subprocess
+import sys
 from pathlib import Path
 
-import pytest
-
-from decathlon_mcp.storage.journal import Journal
+from decathlon_mcp.storage.disk import DiskSpace
+from decathlon_mcp.storage.journal import NOT_KEPT, VERDICT_BYTES, CallPositions, Journal
 
 
 def test_events_are_read_back_as_written(tmp_path: Path) -> None:
@@ -45,24 +44,65 @@ def test_truncated_line_is_skipped(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_failing_disk_costs_a_line_and_is_logged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    journal = Journal(tmp_path / "one")
+FILL = """
+import json, resource, sys
+from pathlib import Path
+from decathlon_mcp.storage.journal import NOT_KEPT, Journal
+journal = Journal(Path(sys.argv[1]))
+first = journal.add_call(seq=1, result="first")
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+assert journal.add_call(seq=2, result="x" * 400_000) == NOT_KEPT
+third = journal.add_call(seq=3, result="third")
+print(json.dumps([event["seq"] for event in journal.calls_at([first, NOT_KEPT, third])]))
+journal.write_verdict({"reward": 1.0})
+"""
 
-    class FullDisk:
-        closed = False
 
-        def write(self, line: bytes) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
+def test_line_that_is_written_in_part_is_removed_and_later_lines_are_kept(tmp_path: Path) -> None:
+    """A limit on the size of files makes write(2) stop in the middle of the line, as a full disk does."""
+    folder = tmp_path / "one"
+    program = [sys.executable, "-c", FILL, str(folder)]
+    done = subprocess.run(program, capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(done.stdout) == [1, 3]
+    assert "a line of a trajectory is lost" in done.stderr
+    lines = (folder / "trajectory.jsonl").read_text().splitlines()
+    assert [json.loads(line)["seq"] for line in lines] == [1, 3]
+    assert json.loads((folder / "verdict.json").read_text()) == {"reward": 1.0}
 
-        def close(self) -> None: ...
 
-    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr(journal, "_trajectory", FullDisk())
-        journal.add("call", seq=1)
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+def test_calls_over_the_limit_are_not_kept_and_other_events_are(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "one", max_calls_bytes=1000)
+    positions = [journal.add_call(seq=seq, result="x" * 300) for seq in range(1, 5)]
+    assert positions[2:] == [NOT_KEPT, NOT_KEPT]
+    journal.add("claim", answer="y" * 2000)
+    assert [event["seq"] for event in journal.calls_at(positions)] == [1, 2]
+    assert len(next(journal.events("claim"))["answer"]) == 2000
     journal.close()
+
+
+def test_large_logs_do_not_grow_while_the_disk_is_nearly_full(tmp_path: Path) -> None:
+    disk = DiskSpace(tmp_path, floor_bytes=1 << 60)
+    journal = Journal(tmp_path / "one", disk=disk)
+    assert journal.add_call(seq=1, result="x" * 500_000) != NOT_KEPT
+    assert journal.add_call(seq=2, result="x" * 600_000) == NOT_KEPT
+    assert journal.add_call(seq=3, result="x") != NOT_KEPT
+    journal.close()
+
+
+def test_calls_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    journal, positions = Journal(tmp_path / "one"), CallPositions()
+    for seq in (3, 1, 5):
+        positions.set(seq, journal.add_call(seq=seq))
+    assert [event["seq"] for event in journal.calls_at(positions.snapshot())] == [1, 3, 5]
+    journal.close()
+
+
+def test_room_for_the_verdict_is_reserved_and_given_back(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "one")
+    (reserved,) = journal.folder.glob(".verdict*")
+    assert reserved.stat().st_blocks * 512 >= VERDICT_BYTES
+    journal.close()
+    assert [file.name for file in journal.folder.iterdir()] == ["trajectory.jsonl"]
 
 
 def test_verdict_is_replaced_atomically(tmp_path: Path) -> None:

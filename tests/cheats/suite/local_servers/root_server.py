@@ -19,6 +19,7 @@ TOOLS = [
     tool("shell", "command", "Run a command with bash in the workspace."),
     tool("python", "code", "Run a Python program in the workspace."),
     tool("say", "text", "Return the text."),
+    tool("reply", "members", "Reply with these members, the value of a Python expression for JSON text."),
 ]
 PROGRAMS = {"shell": ["bash", "-s"], "python": ["python3", "-"]}
 
@@ -42,6 +43,12 @@ def run(program, script):
 def call(message):
     (argument,) = message["params"]["arguments"].values()
     program = PROGRAMS.get(message["params"]["name"])
+    if message["params"]["name"] == "reply":
+        with lock:
+            members = eval(argument)  # noqa: S307
+            sys.stdout.write('{"jsonrpc": "2.0", "id": %d, %s}\n' % (message["id"], members))
+            sys.stdout.flush()
+        return
     try:
         text = argument if program is None else run(program, argument)
     except OSError as error:

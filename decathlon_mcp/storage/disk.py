@@ -1,0 +1,55 @@
+"""Free space in the state folder: below a floor, no episode starts and large logs end."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from decathlon_mcp.errors import AtCapacityError
+
+RETRY_SECONDS = 60.0
+"""When to ask again after a refusal: running episodes must end first."""
+SMALL_ARCHIVE_BYTES = 16 << 20
+"""An archive of this length is written however little is free."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSpace:
+    """The file system of a folder, of which `floor_bytes` are left for the episodes that already run."""
+
+    folder: Path
+    floor_bytes: int
+
+    def free_bytes(self) -> int:
+        """Bytes that this process may still write. Raises OSError."""
+        status = os.statvfs(self.folder)
+        return status.f_bavail * status.f_frsize
+
+    def is_low(self) -> bool:
+        """Whether less than the floor is free; false if that cannot be found out."""
+        try:
+            return self.free_bytes() < self.floor_bytes
+        except OSError:
+            return False
+
+    def limit_archive(self, limit_bytes: int) -> int:
+        """The largest archive that a running episode may write now, at most `limit_bytes`.
+
+        Half of the floor stays free, for the verdicts of other episodes; grading writes a second copy.
+        """
+        try:
+            free_bytes = self.free_bytes()
+        except OSError:
+            return limit_bytes
+        small_bytes = min(SMALL_ARCHIVE_BYTES, free_bytes)
+        return min(limit_bytes, max(small_bytes, (free_bytes - self.floor_bytes // 2) // 2))
+
+    def refuse_if_low(self) -> None:
+        """Raise AtCapacityError if less than the floor is free."""
+        if self.is_low():
+            raise AtCapacityError(
+                f"the server's disk is nearly full: less than {self.floor_bytes >> 20} MiB are free; "
+                f"ask again in {RETRY_SECONDS:.0f} s",
+                retryAfterSeconds=RETRY_SECONDS,
+            )

@@ -1,0 +1,156 @@
+"""Property of the server's reader of a driver's output: whatever comes, nothing but the request fails.
+
+`check` feeds bytes to a client with pending requests and tunnels, as if a hijacked driver had sent them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+from anyio.abc import ByteStream
+from decathlon_sandbox import wire
+
+from decathlon_mcp.driver_client import rpc as rpc_module
+from decathlon_mcp.driver_client.replies import OWN_PREFIX, read_reply, without_own_keys
+from decathlon_mcp.driver_client.rpc import MAX_DEPTH, MAX_NOTIFICATIONS, RpcClient
+from decathlon_mcp.driver_client.tunnels import MAX_TUNNELS
+from decathlon_mcp.errors import CallTimeoutError, DriverError, LimitExceededError, SandboxLostError
+from decathlon_mcp.suites.truncation import OVERLONG_KEY
+from decathlon_mcp.types import as_json, as_object
+from tests.fuzz.long_run import main
+
+MODULES = (
+    "decathlon_mcp.driver_client.replies",
+    "decathlon_mcp.driver_client.rpc",
+    "decathlon_mcp.driver_client.tunnels",
+)
+PRIVATE: Any = rpc_module
+LIMIT_BYTES = 2048
+PORT = 1000
+CHUNK_BYTES = 7
+"""The stream is received in chunks of this length, so that lines are put together."""
+
+
+class Received(ByteStream):
+    """A stream that was received and then ended."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        chunk, self._data = self._data[:CHUNK_BYTES], self._data[CHUNK_BYTES:]
+        return chunk or b"\n"
+
+    async def send(self, item: bytes) -> None: ...
+
+    async def send_eof(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+    @property
+    def ended(self) -> bool:
+        return not self._data
+
+
+class Tasks:
+    """Records the connections that would be dialled."""
+
+    def __init__(self) -> None:
+        self.started: list[Any] = []
+
+    def start_soon(self, function: Any, *arguments: Any) -> None:
+        self.started.append(arguments)
+
+
+async def describe_loss(reason: str | None) -> SandboxLostError:
+    return SandboxLostError(reason or "ended")
+
+
+def check(data: bytes) -> None:
+    """Raise AssertionError, or any error that the reader must not raise, if it misbehaves on these bytes."""
+    stream, tasks = Received(data), Tasks()
+    rpc = RpcClient(stream, describe_loss, max_read_bytes=LIMIT_BYTES)
+    client: Any = rpc
+    requests = {number: client._pending.setdefault(number, PRIVATE._PendingRequest()) for number in (1, 2)}
+    tunnels: Any = rpc.tunnels
+    tunnels.forward({PORT: describe_loss}, tasks)
+    tunnels.create()
+    lines = client._messages.lines()
+    received = 0
+    try:
+        while not stream.ended:
+            client._dispatch(_next(lines))
+            received += 1
+    except LimitExceededError:
+        assert max(map(len, data.split(b"\n"))) > LIMIT_BYTES
+    assert received <= data.count(b"\n") + 1
+    assert len(tasks.started) <= MAX_TUNNELS
+    for tunnel in tunnels._open.values():
+        assert len(tunnel._buffer) <= wire.WINDOW_BYTES
+        assert 0 <= tunnel._send_window_bytes <= wire.WINDOW_BYTES
+    for request in requests.values():
+        _check_notifications(request)
+        if request.reply is not None:
+            _check_reply(request.reply)
+
+
+def _next(lines: Any) -> bytes:
+    """The next line of a generator that never has to wait."""
+    try:
+        lines.asend(None).send(None)
+    except StopIteration as stop:
+        return stop.value
+    raise AssertionError("the reader waits")
+
+
+def _check_notifications(request: Any) -> None:
+    assert request.queued_bytes == sum(len(notification.params) for notification in request.notifications)
+    assert len(request.notifications) <= MAX_NOTIFICATIONS
+    for notification in request.notifications:
+        params = PRIVATE._notification_params(notification)
+        if params is not None:
+            _check_value(without_own_keys(params))
+
+
+def _check_reply(message: Any) -> None:
+    try:
+        PRIVATE._raise_error(message)
+        reply = read_reply(message, server="files", limit_bytes=LIMIT_BYTES // 2)
+    except DriverError as error:
+        _check_error(error)
+    except (CallTimeoutError, LimitExceededError):
+        pass
+    else:
+        assert set(reply) in ({"result"}, {"error"})
+        _check_value(next(iter(reply.values())))
+
+
+def _check_error(error: DriverError) -> None:
+    assert error.data["reason"] in {*wire.REASONS.values(), "invalid_reply"}
+    _check_value(error.data)
+
+
+def _children(parent: Any) -> list[Any]:
+    values = as_object(parent)
+    return parent if values is None else list(values.values())
+
+
+def _check_value(value: Any) -> None:
+    """A value that goes to clients and into the log."""
+    assert type(value) is dict
+    assert json.loads(as_json(cast("Any", value))) is not None
+    level: list[Any] = [value]
+    depth = 0
+    while level:
+        depth += 1
+        assert depth <= MAX_DEPTH + 1
+        level = [child for parent in level for child in _children(parent) if isinstance(child, dict | list)]
+    own = [
+        key for key in as_object(cast("Any", value).get("_meta")) or {} if key.lower().startswith(OWN_PREFIX)
+    ]
+    assert own in ([], [OVERLONG_KEY])
+
+
+if __name__ == "__main__":
+    main("tests.fuzz.server_line", check, MODULES)
