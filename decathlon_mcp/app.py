@@ -103,6 +103,8 @@ def create_registry(
     """A registry that is not running yet. Raises SettingsError if the signing key cannot be used."""
     limits = EpisodeLimits(
         idle_seconds=settings.idle_seconds,
+        first_use_seconds=settings.first_use_seconds,
+        grace_seconds=settings.grace_seconds,
         episode_seconds=settings.episode_seconds,
         servers_seconds=settings.servers_seconds,
         preprocess_seconds=settings.preprocess_seconds,

@@ -41,6 +41,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Limits": ("max_sandboxes", "max_opening", "max_queue"),
     "Time limits (seconds)": (
         "idle_seconds",
+        "first_use_seconds",
+        "grace_seconds",
         "episode_seconds",
         "servers_seconds",
         "preprocess_seconds",

@@ -84,9 +84,7 @@ class Episode:
         self.sandbox_factory = sandbox_factory
         self.ticket = ticket
         self.journal = journal
-        self.lease = Lease(
-            idle_seconds=spec.limits.idle_seconds, absolute_seconds=spec.limits.episode_seconds
-        )
+        self.lease = Lease(spec.limits)
         self.state = State()
         self.started_at = time.time()
         self._ready_at: datetime | None = None
@@ -161,9 +159,9 @@ class Episode:
             names=self.sandbox_factory.tool_names,
         )
 
-    def hold(self) -> AbstractContextManager[None]:
-        """Keep the lease from expiring while a request is served or a stream is open."""
-        return self.lease.hold()
+    def hold(self, *, use: bool = True) -> AbstractContextManager[None]:
+        """Keep the lease from expiring while a request is served. `use`: see `Lease.acquire`."""
+        return self.lease.hold(use=use)
 
     async def ready(self) -> ToolRouter:
         """Wait until the tools are known; they stay listed after the claim.
@@ -283,6 +281,7 @@ class Episode:
         """The set-up is done: OPENING to READY."""
         self._tool_session = tool_session
         self._ready_at = datetime.now(UTC)
+        self.lease.mark_ready()
         self.state.move(Phase.READY)
 
     def record_verdict(self, verdict: Verdict) -> None:

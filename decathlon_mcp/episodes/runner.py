@@ -82,8 +82,7 @@ class EpisodeRunner:
             async with self._admission.admit(episode.ticket):
                 self._record_verdict(await self._play())
         if episode.verdict is None:
-            expired = Ending.TIME_OVER if episode.lease.absolute_expired else Ending.LEASE_EXPIRED
-            return episode.requested_ending or expired
+            return episode.requested_ending or episode.lease.ending
         if episode.verdict.status != "scored":
             return Ending.NO_VERDICT
         episode.mark_scored()

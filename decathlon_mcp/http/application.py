@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -22,6 +22,7 @@ from decathlon_mcp.http.errors import (
     handle_unauthorized,
     session_not_found,
 )
+from decathlon_mcp.http.presence import Presence, serve_start
 from decathlon_mcp.http.requests import (
     MAX_BODY_BYTES,
     RANDOM_TASK,
@@ -43,6 +44,8 @@ from decathlon_mcp.protocol.sdk import use_json_response
 from decathlon_mcp.protocol.sessions import SessionManager, prefers_sse
 
 SESSION_HEADER = "mcp-session-id"
+STARTS_EPISODE = b"start_episode"
+"""In the body of a request that starts an episode in the lobby, unless its client escapes these letters."""
 INDEX_TEXT = """decathlon-mcp: Toolathlon as an environment for MCP clients.
 
 /mcp                       the lobby: list tasks, start episodes
@@ -69,6 +72,7 @@ class McpEndpoints:
         self._episodes = self._manager(EpisodeServer(AddressResolver()), closes_episode=False)
         self._lobby = self._manager(Lobby(registry), closes_episode=False)
         self.managers = (self._tasks, self._episodes, self._lobby)
+        self._presence = Presence()
 
     def _manager(self, server: EpisodeServer | Lobby, *, closes_episode: bool) -> SessionManager:
         return SessionManager(
@@ -93,7 +97,7 @@ class McpEndpoints:
                 # Before the SDK makes a session, so that a refusal has a status and leaves nothing behind.
                 self._registry.refuse_unless_startable(request_context.task_id)
         await self._serve(self._tasks, request_context, request, send)
-        if request_context.initialize_failed:
+        if request_context.initialize_failed or request_context.abandoned:
             await self._tasks.discard_opened_by(request_context)
 
     async def serve_episode(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -149,16 +153,23 @@ class McpEndpoints:
         if manager.belongs_to_other(session_id, request_context):
             await session_not_found()(request.scope, request.receive, send)
             return
-        receive = request.receive
+        receive, body = request.receive, b""
         if request.method == "POST":
             body, receive = await read_body(receive)
             request_context.can_stream = prefers_sse(body, request.headers.get("accept", ""))
             use_json_response(not request_context.can_stream)
         request.scope[SCOPE_KEY] = request_context
         current_request_context.set(request_context)
-        # A long request, such as an open GET stream, must not let the episode's lease expire.
-        with request_context.access.episode.hold() if request_context.access else nullcontext():
-            await manager.handle_request(request.scope, receive, send)
+        app, scope = manager.handle_request, request.scope
+        if request_context.access is not None:
+            is_episode = manager is self._tasks and manager.opener(session_id) is not None
+            session = session_id if is_episode else None
+            episode = request_context.access.episode
+            await self._presence.serve(app, episode, scope, receive, send, session=session)
+        elif request_context.task_id is not None or STARTS_EPISODE in body:
+            await serve_start(app, request_context, scope, receive, send)
+        else:
+            await app(scope, receive, send)
 
 
 def _close_episode(request_context: RequestContext) -> None:
