@@ -93,6 +93,7 @@ def create_sandbox_factory(
         network=settings.network,
         limits=Limits(memory_mib=settings.memory_mib, cpus=settings.cpus, pids=settings.pids),
         common=common,
+        common_digest=suite.common_digest(),
         cuts_overlong=cuts_overlong,
     )
 

@@ -89,6 +89,8 @@ class Episode:
         self.started_at = time.time()
         self._ready_at: datetime | None = None
         self._image_digest: str | None = None
+        self._suite_revision: str | None = None
+        self._suite_changed = False
         self._tool_session: ToolSession | None = None
         self._claim: Claim | None = None
         self._verdict: Verdict | None = None
@@ -247,11 +249,15 @@ class Episode:
         """
         spec, factory, claim = self.spec, self.sandbox_factory, self._claim
         network = factory.network_for(spec.task)
+        # Grading reads evaluators and rubrics now, unless preprocess may have written them.
+        revision = factory.suite.revision_of(spec.task)
+        changed = self._suite_changed or (claim is not None and revision != self._suite_revision)
         return Attempt(
             episode=spec.id,
             task=spec.task_name,
             suite=factory.suite.name,
-            suite_revision=factory.suite.revision,
+            suite_revision=self._suite_revision or revision,
+            suite_changed=changed,
             isolation=factory.provider.isolation,
             agent_network=network,
             grader_network=network if spec.task.in_place else factory.grader_network_for(spec.task),
@@ -276,6 +282,12 @@ class Episode:
     def mark_opened(self, image_digest: str | None) -> None:
         """The agent's sandbox is open and will be set up now."""
         self._image_digest = image_digest
+
+    def read_revision(self) -> None:
+        """Note the revision of the files that the set-up is about to read. Blocks: run it in a thread."""
+        factory = self.sandbox_factory
+        self._suite_revision = factory.suite.revision_of(self.spec.task)
+        self._suite_changed = factory.suite.common_digest() != factory.common_digest
 
     def mark_ready(self, tool_session: ToolSession) -> None:
         """The set-up is done: OPENING to READY."""

@@ -141,6 +141,7 @@ class EpisodeRunner:
                 limits=episode.spec.limits,
                 credentials=resources.credentials,
             )
+            await anyio.to_thread.run_sync(episode.read_revision)
             prepared = await set_up.run(sandbox, driver)
             tool_session = await self._open_tool_session(sandbox, driver, prepared.servers)
         episode.mark_ready(tool_session)

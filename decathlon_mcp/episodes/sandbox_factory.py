@@ -22,8 +22,8 @@ class SandboxFactory:
     """Opens sandboxes for the episodes of one suite.
 
     `image` is None for a provider without images. `common` is the archive of the files that every sandbox of
-    the suite needs. `cuts_overlong`: whether overlong replies of tools are cut, as Toolathlon does.
-    `local_tools` holds the definitions that all episodes of the suite share.
+    the suite needs, `common_digest` identifies them. `cuts_overlong`: whether overlong replies of tools are
+    cut, as Toolathlon does. `local_tools` holds the definitions that all episodes of the suite share.
     """
 
     suite: Suite
@@ -33,6 +33,7 @@ class SandboxFactory:
     network: Literal["auto", "none", "outbound"]
     limits: Limits
     common: Path
+    common_digest: str
     cuts_overlong: bool = False
     local_tools: LocalTools = field(default_factory=LocalTools)
 

@@ -55,7 +55,9 @@ class Attempt:
     `task` and `suite` are names as clients spell them. `tools` are the tool definitions of each server, as
     the server sent them. `turns` is None unless the client reports it. `started_at` is the time when the
     tools were ready, `claimed_at` the time when they were closed. `claimed`: the agent called `claim_done`.
-    `truncated`: a limit ended the attempt. `image_digest`: the agent's image, None without one.
+    `truncated`: a limit ended the attempt. `suite_revision` is that of the files at the set-up;
+    `suite_changed`: not all files that were used are of that revision. `image_digest`: the agent's image,
+    None without one.
     """
 
     episode: str
@@ -76,6 +78,7 @@ class Attempt:
     started_at: datetime | None = None
     claimed_at: datetime | None = None
     image_digest: str | None = None
+    suite_changed: bool = False
 
     @property
     def counts(self) -> dict[str, float]:
