@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -30,7 +30,8 @@ from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvi
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.settings import ProviderName, Settings
 from decathlon_mcp.storage.disk import DiskSpace
-from decathlon_mcp.storage.instance import forget, instance_lock
+from decathlon_mcp.storage.instance import InstanceLock, instance_lock
+from decathlon_mcp.storage.state_folder import create_state_folder
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.telemetry.logs import fields
@@ -60,25 +61,22 @@ async def bootstrap(settings: Settings) -> AsyncGenerator[EpisodeRegistry]:
     Raises SuiteError, SettingsError, ProviderUnavailableError.
     """
     catalogue = await anyio.to_thread.run_sync(read_catalogue, settings)
-    # The names of folders in `episodes` are handles, which are capabilities: only the owner may list them.
-    for folder in (settings.state, settings.state / "episodes"):
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)
+    create_state_folder(settings.state)
+    names = {provider_for(suite, settings) for suite in catalogue.suites}
     async with AsyncExitStack() as stack:
-        owner, dead_owners = stack.enter_context(instance_lock(settings.state))
+        lock = stack.enter_context(instance_lock(settings.state, names))
         parent = settings.state / "scratch"
-        parent.mkdir(exist_ok=True, mode=0o700)
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{owner}-", dir=parent)))
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{lock.name}-", dir=parent)))
         factories: dict[str, SandboxFactory] = {}
         providers: dict[ProviderName, Provider] = {}
         for suite in catalogue.suites:
             name = provider_for(suite, settings)
             if name not in providers:
-                providers[name] = await stack.enter_async_context(_create_provider(name, owner, settings))
+                providers[name] = await stack.enter_async_context(_create_provider(name, lock.name, settings))
             common = scratch / f"{suite.name}.tar"
             await anyio.to_thread.run_sync(suite.common_archive, common)
             factories[suite.name] = create_sandbox_factory(suite, providers[name], common, settings)
-        await _sweep(dead_owners, providers.values(), settings.state)
+        await _sweep(lock, providers.values(), settings.state)
         registry = create_registry(catalogue, factories, settings, scratch)
         yield await stack.enter_async_context(registry.running())
 
@@ -96,6 +94,7 @@ def create_sandbox_factory(
         network=settings.network,
         limits=Limits(memory_mib=settings.memory_mib, cpus=settings.cpus, pids=settings.pids),
         common=common,
+        common_digest=suite.common_digest(),
         cuts_overlong=cuts_overlong,
         reply_bytes=settings.max_reply_mib << 20,
     )
@@ -107,6 +106,8 @@ def create_registry(
     """A registry that is not running yet. Raises SettingsError if the signing key cannot be used."""
     limits = EpisodeLimits(
         idle_seconds=settings.idle_seconds,
+        first_use_seconds=settings.first_use_seconds,
+        grace_seconds=settings.grace_seconds,
         episode_seconds=settings.episode_seconds,
         servers_seconds=settings.servers_seconds,
         preprocess_seconds=settings.preprocess_seconds,
@@ -143,12 +144,12 @@ def _create_provider(name: ProviderName, owner: str, settings: Settings) -> Prov
     return DockerProvider(owner, network=settings.docker_network or DEFAULT_NETWORK)
 
 
-async def _sweep(dead_owners: Iterable[str], providers: Collection[Provider], state: Path) -> None:
-    """Remove the sandboxes and archives of servers that died."""
-    for owner in dead_owners:
+async def _sweep(lock: InstanceLock, providers: Collection[Provider], state: Path) -> None:
+    """Remove the sandboxes and archives of the dead servers that this server has taken over."""
+    for owner in lock.dead:
         count = sum([await provider.sweep(owner) for provider in providers])
         if count:
             log.warning("removed the sandboxes of a server that died", extra=fields(sandboxes=count))
         for scratch in (state / "scratch").glob(f"{owner}-*"):
             await anyio.to_thread.run_sync(lambda folder=scratch: shutil.rmtree(folder, ignore_errors=True))
-        forget(state, owner)
+        lock.forget(owner)

@@ -88,6 +88,14 @@ class Settings(BaseModel):
     )
 
     idle_seconds: Seconds = Field(1800, description="Time without a request after which an episode ends.")
+    first_use_seconds: Seconds = Field(
+        300, description="Time in which an episode that is ready must get its first request."
+    )
+    grace_seconds: Seconds = Field(
+        120,
+        description="Time without a request after which an episode ends whose client lost its connection: "
+        "the GET stream of the session that is the episode, or a request that waits for the sandbox.",
+    )
     episode_seconds: Seconds = Field(
         14_400, description="Maximum time from the start of an episode's set-up to its claim."
     )

@@ -63,6 +63,14 @@ async def test_files_of_a_dead_server_are_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("state", ["/sys/decathlon", "/dev/null"])
+async def test_a_state_folder_that_cannot_be_written_is_named(state: str) -> None:
+    with pytest.raises(SettingsError, match=f"--state: {state} cannot be used"):
+        async with bootstrap(settings(provider="local", state=state)):
+            pass
+
+
+@pytest.mark.anyio
 async def test_every_episode_has_ended_when_bootstrap_returns(tmp_path: Path) -> None:
     async with bootstrap(settings(provider="local", state=tmp_path / "state")) as registry:
         episode = registry.start("find-answer", Principal())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import urllib.error
 import urllib.parse
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 WELL_KNOWN = "/.well-known/decathlon-key"
 FETCH_SECONDS = 10
 MAX_KEY_BYTES = 1 << 16
+EPISODE_ID = re.compile(r"[0-9a-fA-F]{48}")
 VERDICT_PATHS = (
     (),
     ("structuredContent",),
@@ -55,10 +57,17 @@ def show_key(state: Path | None) -> int:
 
 
 def verify(files: Sequence[Path], keys: Sequence[str], state: Path | None) -> int:
-    """Print a line per verdict; return 0 if there is one and each is signed with one of the keys."""
+    """Print a line per verdict; return 0 if there is one and none has a problem.
+
+    Each must be signed with one of the keys, be the only one of its episode, and be in the folder of its
+    episode if it is in an episode's folder.
+    """
     public_keys = [_read_key(source) for source in keys] or [_local_key(state or default_state())]
+    places: dict[str, str] = {}
     results = [
-        _check(where, verdict, public_keys) for file in files for where, verdict in _read_verdicts(file)
+        _check(file, where, verdict, public_keys, places)
+        for file in files
+        for where, verdict in _read_verdicts(file)
     ]
     bad = results.count(False)
     if bad:
@@ -66,9 +75,24 @@ def verify(files: Sequence[Path], keys: Sequence[str], state: Path | None) -> in
     return 1 if bad else 0
 
 
-def _check(where: str, verdict: JsonObject | str, keys: Iterable[PublicKey]) -> bool:
-    """Print whether the verdict is signed; a string is the reason why it could not be read."""
+def _check(
+    file: Path,
+    where: str,
+    verdict: JsonObject | str,
+    keys: Iterable[PublicKey],
+    places: dict[str, str],
+) -> bool:
+    """Print whether the verdict is valid; a string is the reason why it could not be read.
+
+    `places`: where the verdicts of other episodes were, by episode; a valid one is added.
+    """
     problem = verdict if isinstance(verdict, str) else _signature_problem(verdict, keys)
+    if not problem and not isinstance(verdict, str):
+        episode = str(verdict.get("episode"))
+        problem = _folder_problem(file, episode)
+        if episode in places:
+            problem = f"the verdict of this episode was already counted: {places[episode]}"
+        places.setdefault(episode, where)
     summary = "" if isinstance(verdict, str) else f"{_summary(verdict)}: "
     sys.stdout.write(f"{'BAD' if problem else 'ok '} {where}: {summary}{problem or 'signed'}\n")
     return not problem
@@ -86,6 +110,15 @@ def _signature_problem(verdict: JsonObject, keys: Iterable[PublicKey]) -> str:
             return ""
     key_id = (as_object(verdict.get("signature")) or {}).get("key")
     return problems.get(str(key_id)) or next(iter(problems.values()))
+
+
+def _folder_problem(file: Path, episode: str) -> str:
+    """Return which other episode's folder the verdict is in, or an empty string."""
+    # With symbolic links, both the folder of the link and that of the file count.
+    for folder in {file.absolute().parent, file.resolve().parent}:
+        if folder.name != episode and (EPISODE_ID.fullmatch(folder.name) or folder.parent.name == "episodes"):
+            return f"it is the verdict of another episode than that of its folder, {folder.name[:12]}"
+    return ""
 
 
 def _summary(verdict: JsonObject) -> str:
@@ -106,7 +139,8 @@ def _read_verdicts(file: Path) -> Iterator[tuple[str, JsonObject | str]]:
     except UnicodeDecodeError:
         yield str(file), "not UTF-8"
         return
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    # Not `splitlines`, which also splits at characters that JSON allows in a string, such as U+2028.
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if sum(line.startswith("{") for _, line in lines) > 1:
         for number, line in lines:
             yield f"{file}:{number}", _parse_verdict(line)
@@ -121,13 +155,18 @@ def _parse_verdict(text: str) -> JsonObject | str:
         )
     except (ValueError, RecursionError) as error:
         return f"not JSON: {error}"
+    found: list[JsonObject] = []
     for path in VERDICT_PATHS:
         value = document
         for name in path:
             value = as_object((value or {}).get(name))
         if value is not None and {"episode", "status", "signature"} & value.keys():
-            return value
-    return "no verdict"
+            found.append(value)
+    if not found:
+        return "no verdict"
+    # Compared as text: in Python, true equals 1.
+    texts = {json.dumps(value, sort_keys=True) for value in found}
+    return found[0] if len(texts) == 1 else "two different verdicts in one document"
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> JsonObject:

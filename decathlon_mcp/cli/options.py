@@ -50,6 +50,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "Time limits (seconds)": (
         "idle_seconds",
+        "first_use_seconds",
+        "grace_seconds",
         "episode_seconds",
         "servers_seconds",
         "preprocess_seconds",

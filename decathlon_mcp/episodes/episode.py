@@ -105,13 +105,13 @@ class Episode:
         self.sandbox_factory = sandbox_factory
         self.ticket = ticket
         self.journal = journal
-        self.lease = Lease(
-            idle_seconds=spec.limits.idle_seconds, absolute_seconds=spec.limits.episode_seconds
-        )
+        self.lease = Lease(spec.limits)
         self.state = State()
         self.started_at = time.time()
         self._ready_at: datetime | None = None
         self._image_digest: str | None = None
+        self._suite_revision: str | None = None
+        self._suite_changed = False
         self._tool_session: ToolSession | None = None
         self._claim: Claim | None = None
         self._verdict: Verdict | None = None
@@ -187,9 +187,9 @@ class Episode:
             names=self.sandbox_factory.tool_names,
         )
 
-    def hold(self) -> AbstractContextManager[None]:
-        """Keep the lease from expiring while a request is served or a stream is open."""
-        return self.lease.hold()
+    def hold(self, *, use: bool = True) -> AbstractContextManager[None]:
+        """Keep the lease from expiring while a request is served. `use`: see `Lease.acquire`."""
+        return self.lease.hold(use=use)
 
     async def ready(self) -> ToolRouter:
         """Wait until the tools are known; they stay listed after the claim.
@@ -279,11 +279,15 @@ class Episode:
         """What grading needs to know about the attempt; complete once it is claimed."""
         spec, factory, claim = self.spec, self.sandbox_factory, self._claim
         network = factory.network_for(spec.task)
+        # Grading reads evaluators and rubrics now, unless preprocess may have written them.
+        revision = factory.suite.revision_of(spec.task)
+        changed = self._suite_changed or (claim is not None and revision != self._suite_revision)
         return Attempt(
             episode=spec.id,
             task=spec.task_name,
             suite=factory.suite.name,
-            suite_revision=factory.suite.revision,
+            suite_revision=self._suite_revision or revision,
+            suite_changed=changed,
             isolation=factory.provider.isolation,
             agent_network=network,
             grader_network=network if spec.task.in_place else factory.grader_network_for(spec.task),
@@ -310,10 +314,17 @@ class Episode:
         """The agent's sandbox is open and will be set up now."""
         self._image_digest = image_digest
 
+    def read_revision(self) -> None:
+        """Note the revision of the files that the set-up is about to read. Blocks: run it in a thread."""
+        factory = self.sandbox_factory
+        self._suite_revision = factory.suite.revision_of(self.spec.task)
+        self._suite_changed = factory.suite.common_digest() != factory.common_digest
+
     def mark_ready(self, tool_session: ToolSession) -> None:
         """The set-up is done: OPENING to READY."""
         self._tool_session = tool_session
         self._ready_at = datetime.now(UTC)
+        self.lease.mark_ready()
         self.state.move(Phase.READY)
 
     def record_verdict(self, verdict: Verdict) -> None:

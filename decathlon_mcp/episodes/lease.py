@@ -1,4 +1,13 @@
-"""The lease of an episode: the deadline of a cancel scope, renewed by every request."""
+"""The lease of an episode: the deadline of a cancel scope, which requests renew.
+
+Four limits apply, and the first one to pass ends the episode:
+
+- absolute: from the start of the set-up to the claim;
+- idle: since the last request;
+- first use: from READY, until a first request names the episode;
+- grace: since the client was lost, until its next request. It applies only where losing the connection means
+  something: see `Lease.lose_client`.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +17,51 @@ from contextlib import contextmanager
 
 import anyio
 
+from decathlon_mcp.episodes.limits import EpisodeLimits
+from decathlon_mcp.episodes.state import Ending
+
+
+class Hold:
+    """A request that is being served, or a stream that is open. Stops all limits but the absolute one."""
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease: Lease | None = lease
+
+    def release(self, *, answered: bool = True) -> bool:
+        """End the hold; False if it has ended before. `answered`: the client was there to the end."""
+        lease, self._lease = self._lease, None
+        if lease is None:
+            return False
+        lease.end_hold(answered=answered)
+        return True
+
 
 class Lease:
-    """An idle time limit within an absolute one; the absolute one starts with `start`."""
+    """The time limits of one episode. Times are those of the event loop's clock."""
 
-    def __init__(self, *, idle_seconds: float, absolute_seconds: float) -> None:
-        self._idle_seconds = idle_seconds
-        self._absolute_seconds = absolute_seconds
+    def __init__(self, limits: EpisodeLimits) -> None:
+        self._limits = limits
         self._absolute_deadline = math.inf
         self._holders = 0
         self._renewed_at = anyio.current_time()
+        self._ready_at: float | None = None
+        self._used = False
+        self._client_lost_at: float | None = None
+        self._lost_until_ready = False
         self._scope: anyio.CancelScope | None = None
         self._ended = False
 
     @property
     def deadline(self) -> float:
-        """When the lease expires, by the event loop's clock; infinite while it is held before `start`."""
-        idle_deadline = math.inf if self._holders else self._renewed_at + self._idle_seconds
-        return min(idle_deadline, self._absolute_deadline)
+        """When the lease expires; infinite while it is held before `start`."""
+        if self._holders:
+            return self._absolute_deadline
+        return min(self._deadlines.values())
 
     @property
-    def absolute_expired(self) -> bool:
-        """Whether the absolute time limit has passed."""
-        return anyio.current_time() >= self._absolute_deadline
+    def ending(self) -> Ending:
+        """The ending of an episode whose lease has expired: that of the first limit to pass."""
+        return min(self._deadlines, key=self._deadlines.__getitem__)
 
     @property
     def expired(self) -> bool:
@@ -50,19 +81,64 @@ class Lease:
 
     def start(self) -> None:
         """Start the absolute time limit and renew the idle one."""
-        self._absolute_deadline = anyio.current_time() + self._absolute_seconds
-        self._renew()
+        self._absolute_deadline = anyio.current_time() + self._limits.episode_seconds
+        self._renewed_at = anyio.current_time()
+        self._set_deadline()
+
+    def mark_ready(self) -> None:
+        """Start the limit for the first use, if there was none yet."""
+        self._ready_at = anyio.current_time()
+        if self._lost_until_ready:
+            self._client_lost_at = None
+        self._set_deadline()
+
+    def mark_used(self) -> None:
+        """A request has named the episode: the limit for the first use does not apply any more."""
+        if not self.expired:
+            self._used = True
+            self._set_deadline()
+
+    def acquire(self, *, use: bool = True) -> Hold:
+        """Begin to serve a request or a stream. `use` False: it does not count as the first use."""
+        self._holders += 1
+        # A request that arrives while the runner cleans up does not change why the lease expired.
+        if not self.expired:
+            self._used = self._used or use
+            self._client_lost_at = None
+            self._set_deadline()
+        return Hold(self)
 
     @contextmanager
-    def hold(self) -> Generator[None]:
-        """Stop the idle time limit while a request is served or a stream is open, then renew it."""
-        self._holders += 1
-        self._renew()
+    def hold(self, *, use: bool = True) -> Generator[None]:
+        """`acquire` for the duration of the context."""
+        hold = self.acquire(use=use)
         try:
             yield
         finally:
-            self._holders -= 1
-            self._renew()
+            hold.release()
+
+    def end_hold(self, *, answered: bool) -> None:
+        """Called by `Hold.release`."""
+        self._holders -= 1
+        if self.expired:
+            return
+        self._renewed_at = anyio.current_time()
+        if answered:
+            self._client_lost_at = None
+        elif self._client_lost_at is not None:
+            self._client_lost_at = self._renewed_at
+        self._set_deadline()
+
+    def lose_client(self, *, until_ready: bool = False) -> None:
+        """The client's connection broke: the grace starts, and lasts until the next request.
+
+        `until_ready`: only while nobody can play the episode yet, so that a client that does not wait for it
+        any more is gone. Later it may be thinking, and only a session whose own stream broke is lost.
+        """
+        if until_ready and self._ready_at is not None:
+            return
+        self._client_lost_at, self._lost_until_ready = anyio.current_time(), until_ready
+        self._set_deadline()
 
     def end(self) -> None:
         """Cancel the body of `limit`, now or as soon as it is entered."""
@@ -76,7 +152,21 @@ class Lease:
             self._scope.deadline = math.inf
             self._scope = None
 
-    def _renew(self) -> None:
-        self._renewed_at = anyio.current_time()
+    @property
+    def _deadlines(self) -> dict[Ending, float]:
+        limits = self._limits
+        first_use_from = None if self._used else self._ready_at
+        return {
+            Ending.TIME_OVER: self._absolute_deadline,
+            Ending.CLIENT_LOST: _after(self._client_lost_at, limits.grace_seconds),
+            Ending.NEVER_USED: _after(first_use_from, limits.first_use_seconds),
+            Ending.LEASE_EXPIRED: self._renewed_at + limits.idle_seconds,
+        }
+
+    def _set_deadline(self) -> None:
         if self._scope is not None:
             self._scope.deadline = self.deadline
+
+
+def _after(start: float | None, seconds: float) -> float:
+    return math.inf if start is None else start + seconds

@@ -12,12 +12,15 @@ from decathlon_mcp.suites.tasks import Task
 class EpisodeLimits:
     """The server's defaults or, after `for_task`, the limits of one episode.
 
-    `idle_seconds`: time without a request after which the episode ends. `episode_seconds`: longest time from
-    admission to the claim. `servers_seconds`: for the task's servers to start. `set_up_seconds`: for the
-    whole set-up, `preprocess_seconds` within it. `max_calls` None: no limit.
+    `idle_seconds`: time without a request after which the episode ends. `first_use_seconds`: time from READY
+    to the first request. `grace_seconds`: time that a client whose connection broke has to come back.
+    `episode_seconds`: longest time from admission to the claim. `servers_seconds`: for the task's servers to
+    start. `set_up_seconds`: for the whole set-up, `preprocess_seconds` within it. `max_calls` None: no limit.
     """
 
     idle_seconds: float
+    first_use_seconds: float
+    grace_seconds: float
     episode_seconds: float
     servers_seconds: float
     preprocess_seconds: float

@@ -82,8 +82,7 @@ class EpisodeRunner:
             async with self._admission.admit(episode.ticket):
                 self._record_verdict(await self._play())
         if episode.verdict is None:
-            expired = Ending.TIME_OVER if episode.lease.absolute_expired else Ending.LEASE_EXPIRED
-            return episode.requested_ending or expired
+            return episode.requested_ending or episode.lease.ending
         if episode.verdict.status != "scored":
             return Ending.NO_VERDICT
         episode.mark_scored()
@@ -142,6 +141,7 @@ class EpisodeRunner:
                 limits=episode.spec.limits,
                 credentials=resources.credentials,
             )
+            await anyio.to_thread.run_sync(episode.read_revision)
             prepared = await set_up.run(sandbox, driver)
             tool_session = await self._open_tool_session(sandbox, driver, prepared.servers)
         episode.mark_ready(tool_session)

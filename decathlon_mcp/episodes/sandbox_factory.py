@@ -22,9 +22,9 @@ class SandboxFactory:
     """Opens sandboxes for the episodes of one suite.
 
     `image` is None for a provider without images. `common` is the archive of the files that every sandbox of
-    the suite needs. `cuts_overlong`: whether overlong replies of tools are cut, as Toolathlon does.
-    `reply_bytes`: longest reply of a tool, after that.
-    `local_tools` holds the definitions that all episodes of the suite share.
+    the suite needs, `common_digest` identifies them. `cuts_overlong`: whether overlong replies of tools are
+    cut, as Toolathlon does. `reply_bytes`: longest reply of a tool, after that. `local_tools` holds the
+    definitions that all episodes of the suite share.
     """
 
     suite: Suite
@@ -34,6 +34,7 @@ class SandboxFactory:
     network: Literal["auto", "none", "outbound"]
     limits: Limits
     common: Path
+    common_digest: str
     cuts_overlong: bool = False
     reply_bytes: int = DEFAULT_REPLY_BYTES
     local_tools: LocalTools = field(default_factory=LocalTools)

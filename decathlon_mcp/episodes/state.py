@@ -36,6 +36,8 @@ class Ending(StrEnum):
     CLOSED = "closed by its client"
     SCORED = "scored"
     LEASE_EXPIRED = "its lease expired: no request for too long"
+    NEVER_USED = "its lease expired: it was never used"
+    CLIENT_LOST = "its client lost the connection and did not come back"
     TIME_OVER = "its time is over"
     SANDBOX_LOST = "its sandbox was lost"
     SET_UP_FAILED = "its set-up failed"

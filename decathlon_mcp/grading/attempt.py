@@ -66,7 +66,9 @@ class Attempt:
     disk one by one, in the order in which they began. `call_counts` includes those that the disk does not
     have. `turns` is None unless the client reports it. `started_at` is the time when the
     tools were ready, `claimed_at` the time when they were closed. `claimed`: the agent called `claim_done`.
-    `truncated`: a limit ended the attempt. `image_digest`: the agent's image, None without one.
+    `truncated`: a limit ended the attempt. `suite_revision` is that of the files at the set-up;
+    `suite_changed`: not all files that were used are of that revision. `image_digest`: the agent's image,
+    None without one.
     """
 
     episode: str
@@ -88,6 +90,7 @@ class Attempt:
     started_at: datetime | None = None
     claimed_at: datetime | None = None
     image_digest: str | None = None
+    suite_changed: bool = False
 
     @property
     def counts(self) -> dict[str, float]:

@@ -74,10 +74,13 @@ class PublicKey:
             raise BadSignatureError("it is not signed")
         if signature.get("algorithm") != ALGORITHM:
             raise BadSignatureError(f"it is not signed with {ALGORITHM}")
+        # The signature does not cover its own member: whatever else is in there, anybody can have added.
+        if extra := sorted(signature.keys() - Signature.model_fields.keys()):
+            raise BadSignatureError(f"its signature has members that nobody signed: {', '.join(extra)[:200]}")
         if signature.get("key") != self.id:
             raise BadSignatureError(f"it is signed with another key, {signature.get('key')}, not {self.id}")
         try:
-            value = b64decode(str(signature.get("value")), validate=True)
+            value = _from_base64(signature.get("value"))
             Ed25519PublicKey.from_public_bytes(self.raw).verify(value, _signed_bytes(verdict))
         # Whatever has no canonical form was not signed by anybody. `rfc8785` raises subclasses of ValueError
         # (for NaN, integers outside ±(2**53 - 1), lone surrogates, keys that are no strings) and recurses
@@ -110,6 +113,15 @@ class Signer:
 
 def _signed_bytes(verdict: JsonObject) -> bytes:
     return rfc8785.dumps({name: value for name, value in verdict.items() if name != "signature"})
+
+
+def _from_base64(text: object) -> bytes:
+    """Decode base64. Raises ValueError for anything but the one text that encodes the bytes."""
+    # Decoders ignore the last bits of a text, so that one signature would have several.
+    value = b64decode(str(text), validate=True)
+    if b64encode(value).decode() != text:
+        raise ValueError("not canonical base64")
+    return value
 
 
 def _from_pem(pem: bytes) -> bytes:

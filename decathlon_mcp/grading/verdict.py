@@ -52,8 +52,12 @@ class Verdict(BaseModel):
     task. `metrics` are the values that the rubric's function returned and those that the server counted;
     `weights` lists the ones that make up the reward. `evaluator_output` is the end of what the evaluator
     printed; it is shown and never parsed. `refused` lists what was left out of the workspace before grading.
-    `seconds` is the duration of the grading. `evaluator_digest` covers the evaluator's files and the
-    groundtruth that were used, `image_digest` identifies the image of the sandboxes; None if there was none.
+    `suite_revision` is the commit (or a digest) of the task's and the suite's common files at the set-up,
+    with a digest of local changes if there are any; `suite_changed` is present and true if the checkout
+    changed between the server's start and the set-up, or between the set-up and the grading, so that some of
+    the files used are of another revision. `seconds` is the duration of the grading. `evaluator_digest`
+    covers the evaluator's files and the groundtruth that were used, `image_digest` identifies the image of
+    the sandboxes; None if there was none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -63,6 +67,7 @@ class Verdict(BaseModel):
     task: str
     suite: str
     suite_revision: str
+    suite_changed: bool = False
     evaluator_digest: str | None = None
     image_digest: str | None = None
     status: Status
@@ -93,8 +98,13 @@ class Verdict(BaseModel):
         return self
 
     def to_json(self) -> JsonObject:
-        """The JSON form; without `success` and `reward` unless scored, without `signature` unless signed."""
+        """The JSON form.
+
+        Without `success` and `reward` unless scored, `signature` unless signed, `suite_changed` unless true.
+        """
         absent = set[str]() if self.status == "scored" else {"success", "reward"}
+        if not self.suite_changed:
+            absent.add("suite_changed")
         if self.signature is None:
             absent.add("signature")
         return self.model_dump(mode="json", exclude=absent)
@@ -148,6 +158,7 @@ def build_verdict(
         task=attempt.task,
         suite=attempt.suite,
         suite_revision=attempt.suite_revision,
+        suite_changed=attempt.suite_changed,
         evaluator_digest=evaluator_digest,
         image_digest=attempt.image_digest,
         status=outcome.status,

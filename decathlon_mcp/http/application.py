@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.access import Principal
@@ -31,6 +31,7 @@ from decathlon_mcp.http.errors import (
     handle_unauthorized,
     session_not_found,
 )
+from decathlon_mcp.http.presence import Presence, serve_start
 from decathlon_mcp.http.requests import RANDOM_TASK, RawEndpoint, draw_from_query
 from decathlon_mcp.protocol.context import (
     SCOPE_KEY,
@@ -46,6 +47,8 @@ from decathlon_mcp.protocol.sdk import use_json_response
 from decathlon_mcp.protocol.sessions import SessionManager, prefers_sse
 
 SESSION_HEADER = "mcp-session-id"
+STARTS_EPISODE = b"start_episode"
+"""In the body of a request that starts an episode in the lobby, unless its client escapes these letters."""
 INDEX_TEXT = """decathlon-mcp: Toolathlon as an environment for MCP clients.
 
 /mcp                       the lobby: list tasks, start episodes
@@ -78,6 +81,7 @@ class McpEndpoints:
         self._episodes = self._manager(EpisodeServer(AddressResolver()), closes_episode=False)
         self._lobby = self._manager(Lobby(registry), closes_episode=False)
         self.managers = (self._tasks, self._episodes, self._lobby)
+        self._presence = Presence()
 
     def _manager(self, server: EpisodeServer | Lobby, *, closes_episode: bool) -> SessionManager:
         return SessionManager(
@@ -158,15 +162,13 @@ class McpEndpoints:
             return
         request.scope[SCOPE_KEY] = request_context
         current_request_context.set(request_context)
-        # A long request, such as an open GET stream, must not let the episode's lease expire.
-        with request_context.access.episode.hold() if request_context.access else nullcontext():
-            if request.method != "POST":
-                self._bodies.check_length(request)
-                await manager.handle_request(request.scope, request.receive, send)
-                return
-            with suppress(BodyDisconnectError):
-                async with self._bodies.read(request) as body:
-                    await self._serve_post(manager, request_context, request, body, send)
+        if request.method != "POST":
+            self._bodies.check_length(request)
+            await self._serve_present(manager, manager.handle_request, request_context, request, send)
+            return
+        with suppress(BodyDisconnectError):
+            async with self._bodies.read(request) as body:
+                await self._serve_post(manager, request_context, request, body, send)
 
     async def _serve_post(
         self,
@@ -176,13 +178,43 @@ class McpEndpoints:
         body: bytes,
         send: Send,
     ) -> None:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            # Here and not further out: what waits for the client's disconnect must not receive the body.
+            await manager.handle_request(scope, replay(body, receive), send)
+
         request_context.can_stream = prefers_sse(body, request.headers.get("accept", ""))
         use_json_response(not request_context.can_stream)
-        await manager.handle_request(request.scope, replay(body, request.receive), send)
-        if request_context.initialize_failed:
+        if request_context.access is None and (request_context.task_id is not None or STARTS_EPISODE in body):
+            await serve_start(app, request_context, request.scope, request.receive, send)
+        else:
+            await self._serve_present(manager, app, request_context, request, send)
+        if request_context.initialize_failed or request_context.abandoned:
             await manager.discard_opened_by(request_context)
         elif len(body) > SMALL_BODY_BYTES and (session_id := request.headers.get(SESSION_HEADER)):
             manager.forget_message(session_id, SCOPE_KEY, request_context)
+
+    async def _serve_present(
+        self,
+        manager: SessionManager,
+        app: ASGIApp,
+        request_context: RequestContext,
+        request: Request,
+        send: Send,
+    ) -> None:
+        """Serve a request; the lease of the episode that it concerns does not expire meanwhile."""
+        if request_context.access is None:
+            await app(request.scope, request.receive, send)
+            return
+        session_id = request.headers.get(SESSION_HEADER)
+        is_episode = manager is self._tasks and manager.opener(session_id) is not None
+        await self._presence.serve(
+            app,
+            request_context.access.episode,
+            request.scope,
+            request.receive,
+            send,
+            session=session_id if is_episode else None,
+        )
 
 
 def _close_episode(request_context: RequestContext) -> None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from decathlon_mcp.episodes.access import Principal
-from decathlon_mcp.episodes.episode import EpisodeAccess
+from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import UnknownEpisodeError
 from decathlon_mcp.protocol.sdk import Context
 
@@ -23,6 +24,7 @@ class RequestContext:
     `task_id`: the task to start when the request is an `initialize` at a task's address.
     `can_stream`: notifications can be sent before this request's result.
     `initialize_failed`: the session that the SDK made for this request must be discarded.
+    `started`: the episodes that the request has started. `abandoned`: its client went away without a reply.
     """
 
     principal: Principal = field(default_factory=Principal)
@@ -32,6 +34,20 @@ class RequestContext:
     access: EpisodeAccess | None = None
     can_stream: bool = True
     initialize_failed: bool = False
+    started: list[Episode] = field(default_factory=list[Episode])
+    abandoned: bool = False
+
+    def add_started(self, episode: Episode) -> None:
+        """The request has started an episode, which only its reply makes known."""
+        self.started.append(episode)
+        if self.abandoned:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """The client gets no reply: end the episodes that nobody knows."""
+        self.abandoned = True
+        for episode in self.started:
+            episode.close(Ending.CLIENT_LOST)
 
 
 # The SDK asks for a tool's input schema without passing a context, and opens sessions without the request.
@@ -103,6 +119,7 @@ class TaskSessionResolver(AddressResolver):
         if request_context.access is None:
             assert request_context.task_id is not None
             episode = self._registry.start(request_context.task_id, request_context.principal)
+            request_context.add_started(episode)
             request_context.access = EpisodeAccess.by_session(episode, request_context.principal)
         return request_context.access
 

@@ -55,6 +55,7 @@ class EpisodeServer:
         check_request(ctx)
         if self._resolver.handshake_only and is_sessionless(ctx.protocol_version):
             return _reject_sessionless(ctx)
+        self._note_use(ctx)
         match ctx.method:
             case "initialize":
                 return await self._initialize(ctx, call_next)
@@ -69,6 +70,13 @@ class EpisodeServer:
                 return with_envelope(result, ctx.protocol_version)
             case _:
                 return await call_next(ctx)
+
+    def _note_use(self, ctx: Context) -> None:
+        # At a task's address clients send these before they know whether anybody will play.
+        if ctx.method in ("initialize", "server/discover") or ctx.method.startswith("notifications/"):
+            return
+        if (access := request_context_of(ctx).access) is not None:
+            access.episode.lease.mark_used()
 
     def _access(self, ctx: Context) -> EpisodeAccess:
         require_initialized(ctx)

@@ -215,6 +215,7 @@ class Lobby:
         episode = self._registry.start(
             task, principal, launch_time=call.launch_time, policy=call.policy, max_calls=call.max_calls
         )
+        request_context_of(ctx).add_started(episode)
         access = EpisodeAccess.by_handle(episode, principal)
         info: JsonObject = {
             "episode": episode.id,
@@ -225,10 +226,11 @@ class Lobby:
             "policy": episode.policy,
             "phase": str(episode.state.phase),
             "prompt": episode.prompt.instructions,
+            "first_use_seconds": episode.spec.limits.first_use_seconds,
             "lease_seconds": self._registry.idle_seconds,
         }
         if call.wait:
-            with episode.hold():
+            with episode.hold(use=False):
                 info |= await self._wait_until_ready(ctx, access)
         else:
             info |= _waits_for(episode)

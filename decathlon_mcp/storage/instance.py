@@ -1,46 +1,203 @@
-"""The instance lock: each running server locks a file that is named like the label of its sandboxes.
+"""The instance lock: each running server holds a lock on a file named like the label of its sandboxes.
 
-A file without a lock belongs to a server that died; the next server removes the sandboxes that it left.
+A file without a lock belongs to a server that died. The next server that can remove its sandboxes takes the
+lock over, removes them and then the file. While it holds that lock, no other server does the same work.
+
+Decided 2026-11-22: a file gets its name only after it is locked. A file that was created under its name first
+and then locked looked dead for a moment, to every server that started in that moment.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import json
 import os
 import secrets
-from collections.abc import Generator
+import socket
+import time
+from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
+
+from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.types import as_object
+
+MAX_DEAD_SERVERS = 64
+"""Dead servers that one start takes over; each costs an open file. The next start takes the others."""
+DRAFT_SECONDS = 3600.0
+"""Age at which a file that never got its name is removed: its server died between two system calls."""
+RECORD_BYTES = 4096
+"""Longest record that is read; a server writes about 150 bytes."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
+"""What flock(2) answers on a file system without locks."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """What a server writes into its file.
+
+    `boot` identifies the running kernel and `host` the machine; None in the file of an earlier release.
+    `providers`: the names of its providers; None if unknown.
+    """
+
+    boot: str | None = None
+    host: str | None = None
+    providers: tuple[str, ...] | None = None
+
+    @classmethod
+    def of_this_server(cls, providers: Collection[str]) -> _Record:
+        try:
+            boot = _BOOT_ID.read_text("ascii").strip()
+        except OSError:
+            boot = None
+        return cls(boot, socket.gethostname(), tuple(sorted(providers)))
+
+    @classmethod
+    def parse(cls, encoded: bytes) -> _Record:
+        """A record; an empty one for anything that is none."""
+        try:
+            values = as_object(json.loads(encoded)) or {}
+        except (ValueError, RecursionError):
+            return cls()
+        boot, host, providers = values.get("boot"), values.get("host"), values.get("providers")
+        return cls(
+            boot if isinstance(boot, str) else None,
+            host if isinstance(host, str) else None,
+            tuple(map(str, cast("list[object]", providers))) if isinstance(providers, list) else None,
+        )
+
+    def encode(self) -> bytes:
+        return json.dumps({"boot": self.boot, "host": self.host, "providers": self.providers}).encode()
+
+    def can_sweep(self, other: _Record) -> bool:
+        """Whether a server with this record may remove what the dead server `other` left behind."""
+        # On a network file system, locks can be local to each machine: then a server that runs on another
+        # one looks dead. A changed boot id alone is a restart of the same machine.
+        if other.host not in (None, self.host) and other.boot != self.boot:
+            return False
+        # A provider that this server does not have could not be swept, and would be forgotten.
+        return other.providers is None or set(other.providers) <= set(self.providers or ())
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLock:
+    """The name of a running server, and the dead servers that it has taken over.
+
+    `dead`: names of servers whose sandboxes this server must remove; it then calls `forget`. Those that it
+    does not forget are found again by the next server.
+    """
+
+    name: str
+    _folder: Path
+    _taken: dict[str, int] = field(repr=False)
+
+    @property
+    def dead(self) -> list[str]:
+        return sorted(self._taken)
+
+    def forget(self, name: str) -> None:
+        """Remove the file of a dead server, once its sandboxes are removed."""
+        descriptor = self._taken.pop(name)
+        (self._folder / name).unlink(missing_ok=True)
+        os.close(descriptor)
 
 
 @contextmanager
-def instance_lock(state: Path) -> Generator[tuple[str, list[str]]]:
-    """Hold the lock of a new server name; yields that name and the names of servers that died."""
+def instance_lock(state: Path, providers: Collection[str] = ()) -> Generator[InstanceLock]:
+    """Hold the lock of a new server, whose providers have these names, until the context exits.
+
+    Raises SettingsError if the state folder is not writable or its file system has no locks.
+    """
     folder = state / "servers"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    dead = [file.name for file in sorted(folder.iterdir()) if not _is_locked(file)]
-    name = secrets.token_hex(6)
-    file = folder / name
-    descriptor = os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    record = _Record.of_this_server(providers)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield name, dead
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        name, descriptor = _create_locked(folder, record)
+    except OSError as error:
+        raise _unusable(folder, error) from None
+    taken: dict[str, int] = {}
+    try:
+        try:
+            for file in _named_files(folder):
+                if len(taken) == MAX_DEAD_SERVERS:
+                    break
+                if file.name != name and (dead := _take_over(file, record)) is not None:
+                    taken[file.name] = dead
+        except OSError as error:
+            raise _unusable(folder, error) from None
+        yield InstanceLock(name, folder, taken)
     finally:
-        file.unlink(missing_ok=True)
+        for dead in taken.values():
+            os.close(dead)
+        # Removed before it is unlocked: a file without a lock would be that of a dead server.
+        (folder / name).unlink(missing_ok=True)
         os.close(descriptor)
 
 
-def forget(state: Path, name: str) -> None:
-    """Remove the lock file of a dead server, once its sandboxes are removed."""
-    (state / "servers" / name).unlink(missing_ok=True)
+def _create_locked(folder: Path, record: _Record) -> tuple[str, int]:
+    """Create the file of a new server under a temporary name, lock it, then give it its name."""
+    while True:
+        name = secrets.token_hex(6)
+        draft = folder / f".{name}"
+        descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(descriptor, record.encode())
+            draft.rename(folder / name)
+        except FileNotFoundError:
+            # Another server took this one's draft for old; this process was stopped for that long.
+            os.close(descriptor)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            os.close(descriptor)
+            raise
+        else:
+            return name, descriptor
 
 
-def _is_locked(file: Path) -> bool:
-    descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+def _named_files(folder: Path) -> Iterator[Path]:
+    """The files of servers, sorted by name. Removes old drafts."""
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        try:
+            if not entry.name.startswith("."):
+                if entry.is_file(follow_symlinks=False):
+                    yield folder / entry.name
+            elif time.time() - entry.stat(follow_symlinks=False).st_mtime > DRAFT_SECONDS:
+                (folder / entry.name).unlink(missing_ok=True)
+        except FileNotFoundError:
+            continue  # its server ended, or named it
+
+
+def _take_over(file: Path, own: _Record) -> int | None:
+    """Lock the file of a dead server and return its descriptor; None if this server must leave it alone."""
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except (FileNotFoundError, PermissionError):
+        return None  # it ended meanwhile, or belongs to another user
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        # A server that ended by itself removed its file after it was opened here.
+        if os.path.samestat(os.fstat(descriptor), file.stat()) and own.can_sweep(
+            _Record.parse(os.pread(descriptor, RECORD_BYTES, 0))
+        ):
+            taken, descriptor = descriptor, -1
+            return taken
+    except (BlockingIOError, FileNotFoundError):
+        pass
     finally:
-        os.close(descriptor)
-    return False
+        if descriptor >= 0:
+            os.close(descriptor)
+    return None
+
+
+def _unusable(folder: Path, error: OSError) -> SettingsError:
+    if error.errno in _NO_LOCKS:
+        return SettingsError(
+            f"--state: the file system of {folder} has no file locks ({error.strerror}), by which servers "
+            "recognise each other: choose a folder on a local disk"
+        )
+    return SettingsError(f"--state: {folder} cannot be used: {error.strerror}; choose another folder")

@@ -47,7 +47,19 @@ class Suite:
     @cached_property
     def revision(self) -> str:
         """A short text that changes when the checkout does; computed once."""
-        return revision(self.path, [*self.profile.common, PurePosixPath(FOLDER), PurePosixPath(FILE)])
+        return revision(self.path, [*self._common, PurePosixPath(FOLDER)])
+
+    def revision_of(self, task: Task) -> str:
+        """The revision of the files that an episode of this task uses, as they are now. Blocks: runs git."""
+        return revision(self.path, [*self._common, task.folder])
+
+    def common_digest(self) -> str:
+        """A digest of the files that every task uses, as they are now, by path, size and time. Blocks."""
+        return archives.digest(self.path, self._common)
+
+    @property
+    def _common(self) -> list[PurePosixPath]:
+        return [*self.profile.common, PurePosixPath(FILE)]
 
     @property
     def sealed_names(self) -> tuple[str, ...]:

@@ -47,7 +47,8 @@ def test_a_verdict_of_the_local_server_verifies_without_a_key(shell: Shell, sign
 
 def test_each_of_several_verdicts_is_reported(shell: Shell, signer: Signer) -> None:
     good, worse = scored(signer), {**scored(signer), "reward": 2.0}
-    done = shell.run("verify", write_file(shell, good, worse, good, {**good, "signature": None}))
+    another = scored(signer, episode="e2")
+    done = shell.run("verify", write_file(shell, good, worse, another, {**good, "signature": None}))
     assert done.returncode == 1
     assert [line.split()[:2] for line in done.stdout.splitlines()] == [
         ["ok", "verdicts:1:"],
@@ -61,12 +62,12 @@ def test_each_of_several_verdicts_is_reported(shell: Shell, signer: Signer) -> N
 
 
 def test_verdicts_in_replies_of_evaluate_verify(shell: Shell, signer: Signer) -> None:
-    verdict = scored(signer)
+    verdicts = [scored(signer, episode=f"e{number}") for number in range(4)]
     replies: list[Any] = [
-        verdict,
-        {"content": [], "structuredContent": verdict, "isError": False},
-        {"jsonrpc": "2.0", "id": 1, "result": {"structuredContent": verdict}},
-        {"content": [], "_meta": {"decathlon/verdict": verdict}},
+        verdicts[0],
+        {"content": [], "structuredContent": verdicts[1], "isError": False},
+        {"jsonrpc": "2.0", "id": 1, "result": {"structuredContent": verdicts[2]}},
+        {"content": [], "_meta": {"decathlon/verdict": verdicts[3]}},
     ]
     done = shell.run("verify", write_file(shell, *replies))
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 4), done
@@ -105,6 +106,73 @@ def test_a_verdict_with_two_rewards_does_not_verify(shell: Shell, signer: Signer
     assert "duplicate name" in done.stdout
 
 
+def test_a_verdict_that_is_counted_twice_does_not_verify(shell: Shell, signer: Signer) -> None:
+    verdict, other = scored(signer), scored(signer, reward=0.5)
+    done = shell.run("verify", write_file(shell, verdict, verdict, {"structuredContent": verdict}, other))
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["ok", "BAD", "BAD", "BAD"]
+    assert "the verdict of this episode was already counted: verdicts:1" in done.stdout
+    write_file(shell, verdict)
+    (shell.folder / "copy").symlink_to("verdicts")
+    assert shell.run("verify", "verdicts", "verdicts").returncode == 1
+    assert shell.run("verify", "verdicts", "copy").returncode == 1
+
+
+def test_a_verdict_that_does_not_verify_does_not_stand_for_its_episode(shell: Shell, signer: Signer) -> None:
+    forged = {**scored(signer), "reward": 2.0}
+    done = shell.run("verify", write_file(shell, forged, scored(signer)))
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["BAD", "ok"]
+
+
+@pytest.mark.parametrize("linked", [None, "file", "folder"])
+@pytest.mark.parametrize("folder", ["ab" * 24, "AB" * 24, "cd" * 24, "episodes/mine"])
+def test_a_verdict_in_the_folder_of_another_episode_does_not_verify(
+    shell: Shell, signer: Signer, folder: str, linked: str | None
+) -> None:
+    place = shell.folder / folder
+    place.parent.mkdir(exist_ok=True)
+    real = shell.folder / "elsewhere"
+    real.mkdir()
+    (real / "verdict.json").write_text(json.dumps(scored(signer, episode="ab" * 24)))
+    if linked == "folder":
+        place.symlink_to(real)
+    else:
+        place.mkdir()
+        if linked == "file":
+            (place / "verdict.json").symlink_to(real / "verdict.json")
+        else:
+            (real / "verdict.json").rename(place / "verdict.json")
+    done = shell.run("verify", f"{folder}/verdict.json")
+    assert (done.returncode == 0) is (folder == "ab" * 24), done
+    assert ("another episode" in done.stdout) is (folder != "ab" * 24)
+
+
+def test_a_link_to_a_verdict_in_the_folder_of_another_episode_does_not_verify(
+    shell: Shell, signer: Signer
+) -> None:
+    folder = shell.folder / ("cd" * 24)
+    folder.mkdir()
+    (folder / "verdict.json").write_text(json.dumps(scored(signer)))
+    (shell.folder / "best.json").symlink_to(folder / "verdict.json")
+    assert "another episode" in shell.run("verify", "best.json").stdout
+
+
+def test_a_document_with_two_different_verdicts_does_not_verify(shell: Shell, signer: Signer) -> None:
+    verdict = scored(signer)
+    for other in (scored(signer, reward=0.5), {**verdict, "reward": True}, {"status": "scored", "reward": 1}):
+        reply = {"structuredContent": verdict, "_meta": {"decathlon/verdict": other}}
+        assert "two different verdicts" in shell.run("verify", write_file(shell, reply)).stdout
+
+
+def test_characters_that_only_python_takes_for_the_end_of_a_line_are_text(
+    shell: Shell, signer: Signer
+) -> None:
+    """An agent can have its evaluator print them."""
+    outcome = Outcome(status="scored", success=True, reward=1.0, output="\u2028{\u2029{\x85{ \u00e9")
+    verdict = signer.sign(build_verdict(make_attempt(), outcome)).to_json()
+    (shell.folder / "verdicts").write_text(json.dumps(verdict, ensure_ascii=False, indent=2))
+    assert shell.run("verify", "verdicts").returncode == 0
+
+
 def test_control_characters_of_a_verdict_are_not_printed(shell: Shell, signer: Signer) -> None:
     file = write_file(shell, {"episode": "\x1b[2K\rok  e", "status": "s\ncored", "task": "t" * 1000})
     done = shell.run("verify", file)
@@ -125,7 +193,10 @@ def test_a_key_can_be_base64_hexadecimal_or_a_file(shell: Shell, signer: Signer,
         assert shell.run("verify", file, "--key", key).returncode == 0, key
     assert shell.run("verify", file, "--state", str(tmp_path / "other")).returncode == 0
     both = ("--key", signer.public.raw.hex(), "--key", public["key"])
-    assert shell.run("verify", write_file(shell, scored(other), scored(signer)), *both).returncode == 0
+    assert (
+        shell.run("verify", write_file(shell, scored(other), scored(signer, episode="e2")), *both).returncode
+        == 0
+    )
 
 
 @pytest.mark.parametrize(

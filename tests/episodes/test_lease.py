@@ -3,25 +3,48 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import anyio
 import pytest
 
 from decathlon_mcp.episodes.lease import Lease
+from decathlon_mcp.episodes.limits import EpisodeLimits
+from decathlon_mcp.episodes.state import Ending
 
 pytestmark = pytest.mark.anyio
 
+LONG = EpisodeLimits(
+    idle_seconds=3600,
+    first_use_seconds=3600,
+    grace_seconds=3600,
+    episode_seconds=3600,
+    servers_seconds=1,
+    preprocess_seconds=1,
+    set_up_seconds=1,
+    evaluation_seconds=1,
+    workspace_bytes=1,
+)
 
-async def test_the_idle_limit_cancels_the_body() -> None:
-    lease = Lease(idle_seconds=0.05, absolute_seconds=60)
+
+def new_lease(**seconds: float) -> Lease:
+    return Lease(replace(LONG, **seconds))
+
+
+async def expires(lease: Lease) -> Ending:
+    """Wait until the lease expires, and return why."""
     with anyio.fail_after(5), lease.limit() as scope:
         await anyio.sleep_forever()
     assert scope.cancelled_caught
-    assert not lease.absolute_expired
+    return lease.ending
+
+
+async def test_the_idle_limit_cancels_the_body() -> None:
+    assert await expires(new_lease(idle_seconds=0.05)) is Ending.LEASE_EXPIRED
 
 
 async def test_a_held_lease_does_not_expire_and_is_renewed_on_release() -> None:
-    lease = Lease(idle_seconds=0.2, absolute_seconds=60)
+    lease = new_lease(idle_seconds=0.2)
     with anyio.fail_after(5), lease.limit() as scope:
         with lease.hold():
             assert lease.deadline == math.inf
@@ -33,18 +56,16 @@ async def test_a_held_lease_does_not_expire_and_is_renewed_on_release() -> None:
 
 
 async def test_the_absolute_limit_also_ends_a_held_lease_and_counts_from_its_start() -> None:
-    lease = Lease(idle_seconds=60, absolute_seconds=0.05)
-    with anyio.fail_after(5), lease.limit() as scope, lease.hold():
+    lease = new_lease(episode_seconds=0.05)
+    with lease.hold():
         await anyio.sleep(0.1)
-        assert not lease.absolute_expired
+        assert lease.deadline == math.inf
         lease.start()
-        await anyio.sleep_forever()
-    assert scope.cancelled_caught
-    assert lease.absolute_expired
+        assert await expires(lease) is Ending.TIME_OVER
 
 
 async def test_end_cancels_the_body_now_or_on_entry() -> None:
-    lease = Lease(idle_seconds=60, absolute_seconds=60)
+    lease = new_lease()
     with lease.limit() as scope:
         lease.end()
         assert lease.expired
@@ -56,10 +77,85 @@ async def test_end_cancels_the_body_now_or_on_entry() -> None:
 
 
 async def test_a_suspended_lease_neither_expires_nor_can_be_ended() -> None:
-    lease = Lease(idle_seconds=0.01, absolute_seconds=60)
+    lease = new_lease(idle_seconds=0.01)
     with lease.limit() as scope:
         lease.suspend()
         lease.end()
         await anyio.sleep(0.02)
         assert scope.deadline == math.inf
         assert not scope.cancel_called
+
+
+async def test_an_episode_that_is_ready_and_never_used_expires_early() -> None:
+    lease = new_lease(first_use_seconds=0.05)
+    with lease.hold(use=False):
+        pass
+    assert lease.deadline > anyio.current_time() + 60, "the limit starts with READY"
+    lease.mark_ready()
+    assert await expires(lease) is Ending.NEVER_USED
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("how", ["request", "mark"])
+async def test_after_one_use_the_idle_limit_applies(when: str, how: str) -> None:
+    lease = new_lease(first_use_seconds=1)
+    if when == "after":
+        lease.mark_ready()
+    if how == "mark":
+        lease.mark_used()
+    else:
+        lease.acquire().release()
+    lease.mark_ready()
+    assert lease.deadline > anyio.current_time() + 60
+
+
+async def test_a_lost_client_has_a_grace_that_its_next_request_ends() -> None:
+    lease = new_lease(grace_seconds=0.05)
+    lease.mark_ready()
+    lease.acquire().release()
+    lease.lose_client()
+    assert lease.deadline < anyio.current_time() + 1
+    hold = lease.acquire(use=False)
+    assert lease.deadline == math.inf
+    hold.release()
+    assert lease.deadline > anyio.current_time() + 60
+    lease.lose_client()
+    assert await expires(lease) is Ending.CLIENT_LOST
+
+
+async def test_the_grace_waits_for_requests_in_progress_and_only_their_answers_end_it() -> None:
+    lease = new_lease(grace_seconds=1)
+    answered, unanswered = lease.acquire(), lease.acquire()
+    lease.lose_client()
+    assert lease.deadline == math.inf
+    unanswered.release(answered=False)
+    unanswered.release()
+    assert lease.deadline == math.inf, "a second release does nothing"
+    answered.release()
+    assert lease.deadline > anyio.current_time() + 60
+    unanswered = lease.acquire()
+    lease.lose_client()
+    unanswered.release(answered=False)
+    assert lease.deadline < anyio.current_time() + 2
+
+
+async def test_a_client_that_no_longer_waits_is_lost_only_until_the_episode_is_ready() -> None:
+    lease = new_lease(grace_seconds=1)
+    lease.lose_client(until_ready=True)
+    assert lease.deadline < anyio.current_time() + 2
+    lease.mark_ready()
+    assert lease.deadline > anyio.current_time() + 60
+    lease.lose_client(until_ready=True)
+    assert lease.deadline > anyio.current_time() + 60
+
+
+async def test_a_request_during_the_removal_does_not_change_why_the_lease_expired() -> None:
+    lease = new_lease(grace_seconds=0.05)
+    lease.lose_client()
+    with anyio.fail_after(5), lease.limit():
+        try:
+            await anyio.sleep_forever()
+        finally:
+            lease.acquire().release()
+            lease.mark_used()
+            assert lease.ending is Ending.CLIENT_LOST

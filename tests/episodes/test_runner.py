@@ -27,6 +27,7 @@ from decathlon_mcp.errors import (
     SandboxLostError,
     UnknownToolError,
 )
+from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.journal import Journal
@@ -483,3 +484,30 @@ async def test_a_runner_cancelled_at_any_moment_leaves_nothing(tmp_path: Path) -
             if scored:
                 return
     pytest.fail("no episode was ever scored")
+
+
+async def test_the_revision_in_a_verdict_is_that_of_the_set_up(tmp_path: Path) -> None:
+    suite = suite_with(tmp_path)
+    task = suite / "tasks" / "probe" / "find-answer"
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    async with running_registry(tmp_path, provider, suite=suite) as registry:
+        verdicts: list[Verdict] = []
+        for changes_later in (False, True, False):
+            episode = registry.start("find-answer", PLAYER)
+            await episode.ready()
+            if changes_later:
+                (task / "evaluation" / "main.py").write_text("raise SystemExit(0)")
+            verdicts.append(await episode.evaluate())
+    first, during, after = verdicts
+    assert first.suite_revision == during.suite_revision != after.suite_revision
+    assert [verdict.to_json().get("suite_changed") for verdict in verdicts] == [None, True, None]
+    assert first.evaluator_digest != during.evaluator_digest == after.evaluator_digest
+
+
+async def test_a_verdict_says_that_common_files_changed_since_the_server_read_them(tmp_path: Path) -> None:
+    suite = suite_with(tmp_path)
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    async with running_registry(tmp_path, provider, suite=suite) as registry:
+        (suite / "suite.yaml").write_text((suite / "suite.yaml").read_text() + "\n")
+        verdict = await registry.start("find-answer", PLAYER).evaluate()
+    assert verdict.suite_changed

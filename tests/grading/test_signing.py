@@ -159,6 +159,61 @@ def test_malformed_signature_is_rejected(signer: Signer, value: Any) -> None:
         signer.public.check(verdict)
 
 
+def test_member_added_to_the_signature_is_rejected(signer: Signer) -> None:
+    """The signature covers all of the verdict but its own member."""
+    verdict = signer.sign(scored()).to_json()
+    verdict["signature"]["reward"] = 2.0
+    with pytest.raises(BadSignatureError, match="has members that nobody signed: reward"):
+        signer.public.check(verdict)
+
+
+def test_signature_has_one_text(signer: Signer) -> None:
+    """Base64 of 64 bytes ends with four bits that decoders ignore."""
+    verdict = signer.sign(scored()).to_json()
+    text = verdict["signature"]["value"]
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    neighbour = alphabet[alphabet.index(text[-3]) ^ 1]
+    for other in (f"{text[:-3]}{neighbour}==", f"{text}\n", [text], text.encode()):
+        verdict["signature"]["value"] = other
+        with pytest.raises(BadSignatureError):
+            signer.public.check(verdict)
+
+
+def test_second_form_of_the_same_signature_is_rejected(signer: Signer) -> None:
+    """RFC 8032, 5.1.7: the scalar must be less than the order of the group."""
+    verdict = signer.sign(scored()).to_json()
+    value = b64decode(verdict["signature"]["value"])
+    order = 2**252 + 27742317777372353535851937790883648493
+    scalar = int.from_bytes(value[32:], "little") + order
+    verdict["signature"]["value"] = b64encode(value[:32] + scalar.to_bytes(32, "little")).decode()
+    with pytest.raises(BadSignatureError):
+        signer.public.check(verdict)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("algorithm", "ed25519"), ("algorithm", "HS256"), ("algorithm", ["Ed25519"]), ("key", None), ("key", 1)],
+)
+def test_other_algorithm_or_key_is_rejected(signer: Signer, name: str, value: Any) -> None:
+    verdict = signer.sign(scored()).to_json()
+    verdict["signature"][name] = value
+    with pytest.raises(BadSignatureError):
+        signer.public.check(verdict)
+
+
+def test_key_id_in_capitals_is_rejected() -> None:
+    verdict = Signer(FIXED_KEY).sign(scored()).to_json()
+    verdict["signature"]["key"] = verdict["signature"]["key"].upper()
+    with pytest.raises(BadSignatureError, match="another key"):
+        Signer(FIXED_KEY).public.check(verdict)
+
+
+def test_text_that_looks_the_same_in_another_normal_form_is_rejected(signer: Signer) -> None:
+    verdict = signer.sign(scored(output="caf\u00e9")).to_json()
+    with pytest.raises(BadSignatureError, match="changed"):
+        signer.public.check({**verdict, "evaluator_output": "cafe\u0301"})
+
+
 def test_second_signature_replaces_the_first(signer: Signer) -> None:
     once = signer.sign(scored())
     assert signer.sign(once) == once

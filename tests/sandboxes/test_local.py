@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from pathlib import Path, PurePosixPath
 
 import anyio
@@ -113,3 +114,26 @@ async def test_first_process_killed_by_a_signal_has_an_exit_code_above_128(local
     async with local.provider.open(local.python_spec("import os; os.abort()")) as sandbox:
         assert await receive_all(sandbox) == b""
         assert await sandbox.cause_of_end() == "exit code 134"
+
+
+async def test_sweep_tolerates_sandboxes_that_another_server_removes_meanwhile(tmp_path: Path) -> None:
+    stop = threading.Event()
+
+    def come_and_go(number: int) -> None:
+        folder = tmp_path / f"sandbox-{number}"
+        while not stop.is_set():
+            folder.mkdir()
+            (folder / "owner").write_text("other")
+            (folder / "owner").unlink()
+            folder.rmdir()
+
+    threads = [threading.Thread(target=come_and_go, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        async with LocalProvider("somebody", tmp_path) as provider:
+            assert [await provider.sweep("dead") for _ in range(10)] == [0] * 10
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()

@@ -2,33 +2,166 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
-from decathlon_mcp.storage.instance import forget, instance_lock
+import pytest
+
+from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.storage.instance import MAX_DEAD_SERVERS, instance_lock
+
+PROCESSES, STARTS = 20, 1_000
+WORKER = """
+import pathlib, random, sys, time
+from decathlon_mcp.storage.instance import instance_lock
+
+wrong = failed = 0
+for _ in range(int(sys.argv[2])):
+    try:
+        with instance_lock(pathlib.Path(sys.argv[1])) as lock:
+            wrong += len(lock.dead)
+            time.sleep(random.random() * 0.004)
+    except Exception:
+        failed += 1
+print(wrong, failed)
+"""
+HOLDER = """
+import pathlib, sys, time
+from decathlon_mcp.storage.instance import instance_lock
+
+with instance_lock(pathlib.Path(sys.argv[1]), ["local"]) as lock:
+    print(lock.name, flush=True)
+    time.sleep(600)
+"""
+
+
+def dead_server(state: Path, name: str = "abc", **record: Any) -> Path:
+    file = state / "servers" / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(record) if record else "")
+    return file
+
+
+def test_concurrent_starts_neither_fail_nor_take_a_live_server_for_dead(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-c", WORKER, str(tmp_path), str(STARTS // PROCESSES)]
+    workers = [subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) for _ in range(PROCESSES)]
+    assert [worker.communicate()[0].split() for worker in workers] == [["0", "0"]] * PROCESSES
+    assert list((tmp_path / "servers").iterdir()) == []
 
 
 def test_running_server_is_not_listed_as_dead(tmp_path: Path) -> None:
-    with instance_lock(tmp_path) as (first, _), instance_lock(tmp_path) as (second, dead):
-        assert dead == []
-        assert first != second
+    with instance_lock(tmp_path) as first, instance_lock(tmp_path) as second:
+        assert second.dead == []
+        assert first.name != second.name
 
 
-def test_lock_file_without_a_lock_belongs_to_a_dead_server(tmp_path: Path) -> None:
+def test_killed_server_is_dead_and_only_one_server_takes_it_over(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    name = holder.stdout.readline().strip()
+    with instance_lock(tmp_path, ["local"]) as lock:
+        assert lock.dead == []
+    holder.kill()
+    holder.communicate()
+    with instance_lock(tmp_path, ["local"]) as first, instance_lock(tmp_path, ["local"]) as second:
+        assert (first.dead, second.dead) == ([name], [])
+
+
+def test_server_that_ended_by_itself_leaves_no_file(tmp_path: Path) -> None:
     with instance_lock(tmp_path):
         pass
     assert list((tmp_path / "servers").iterdir()) == []
-    (tmp_path / "servers" / "abc").touch()
-    with instance_lock(tmp_path) as (_, dead):
-        assert dead == ["abc"]
 
 
 def test_dead_server_is_listed_until_it_is_forgotten(tmp_path: Path) -> None:
-    (tmp_path / "servers").mkdir()
-    (tmp_path / "servers" / "abc").touch()
-    with instance_lock(tmp_path) as (_, dead):
-        assert dead == ["abc"]
-    with instance_lock(tmp_path) as (_, dead):
-        assert dead == ["abc"]
-        forget(tmp_path, "abc")
-    with instance_lock(tmp_path) as (_, dead):
-        assert dead == []
+    dead_server(tmp_path)
+    with instance_lock(tmp_path) as lock:
+        assert lock.dead == ["abc"]
+    with instance_lock(tmp_path) as lock:
+        assert lock.dead == ["abc"]
+        lock.forget("abc")
+    with instance_lock(tmp_path) as lock:
+        assert lock.dead == []
+
+
+def test_dead_server_with_a_provider_that_this_server_lacks_is_left_to_another(tmp_path: Path) -> None:
+    dead_server(tmp_path, providers=["docker"])
+    with instance_lock(tmp_path, ["local"]) as lock:
+        assert lock.dead == []
+        with instance_lock(tmp_path, ["docker", "local"]) as other:
+            assert other.dead == ["abc"]
+
+
+def test_server_of_another_machine_is_not_taken_for_dead(tmp_path: Path) -> None:
+    """On a network file system, locks can be local to each machine."""
+    with instance_lock(tmp_path) as lock:
+        own = json.loads((tmp_path / "servers" / lock.name).read_text())
+    dead_server(tmp_path, "elsewhere", **{**own, "host": "other", "boot": "other"})
+    dead_server(tmp_path, "rebooted", **{**own, "boot": "earlier"})
+    dead_server(tmp_path, "renamed", **{**own, "host": "container-of-this-machine"})
+    with instance_lock(tmp_path) as lock:
+        assert lock.dead == ["rebooted", "renamed"]
+
+
+@pytest.mark.parametrize("content", ["", "[" * 5000, "null", "[]", '{"host": 7, "providers": 7}', "\0"])
+def test_record_that_cannot_be_read_is_that_of_a_dead_server(tmp_path: Path, content: str) -> None:
+    dead_server(tmp_path).write_text(content)
+    with instance_lock(tmp_path) as lock:
+        assert lock.dead == ["abc"]
+
+
+def test_file_under_a_temporary_name_is_no_server_and_is_removed_when_old(tmp_path: Path) -> None:
+    new, old = dead_server(tmp_path, ".new"), dead_server(tmp_path, ".old")
+    os.utime(old, (1, 1))
+    with instance_lock(tmp_path) as lock:
+        assert lock.dead == []
+    assert (new.exists(), old.exists()) == (True, False)
+
+
+def test_entries_that_are_no_lock_files_are_ignored(tmp_path: Path) -> None:
+    servers = tmp_path / "servers"
+    (servers / "folder").mkdir(parents=True)
+    (servers / "link").symlink_to(dead_server(tmp_path))
+    os.mkfifo(servers / "fifo")
+    with instance_lock(tmp_path) as lock:
+        assert lock.dead == ["abc"]
+
+
+def test_one_start_takes_over_a_bounded_number_of_dead_servers(tmp_path: Path) -> None:
+    for number in range(MAX_DEAD_SERVERS + 1):
+        dead_server(tmp_path, f"{number:03}")
+    with instance_lock(tmp_path) as lock:
+        assert len(lock.dead) == MAX_DEAD_SERVERS
+        for name in lock.dead:
+            lock.forget(name)
+    with instance_lock(tmp_path) as lock:
+        assert lock.dead == [f"{MAX_DEAD_SERVERS:03}"]
+
+
+def test_file_system_without_locks_is_named_in_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(SettingsError, match=r"has no file locks \(No locks available\).*local disk"):
+        with instance_lock(tmp_path):
+            pass
+    assert list((tmp_path / "servers").iterdir()) == []
+
+
+def test_folder_that_cannot_be_written_is_named_in_the_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for state in (Path("/proc/decathlon"), tmp_path / "file"):
+        with pytest.raises(SettingsError, match=f"--state: {state}/servers cannot be used"):
+            with instance_lock(state):
+                pass

@@ -139,9 +139,7 @@ class LocalProvider:
     def _orphans_of(self, owner: str) -> set[str]:
         """Names of this owner's sandboxes that this provider did not open."""
         folders = {
-            file.parent.name
-            for file in self._folder.glob(f"*/{OWNER_FILE}")
-            if file.read_text("utf-8", "replace") == owner
+            file.parent.name for file in self._folder.glob(f"*/{OWNER_FILE}") if _content(file) == owner
         }
         return (folders | sandboxes_with_processes(owner)) - self._open_names
 
@@ -189,3 +187,11 @@ class LocalProvider:
             raise BadRequestError(f"there is already a sandbox named {name}") from None
         self._open_names.add(name)
         return folder
+
+
+def _content(file: Path) -> str | None:
+    # Another server that uses this folder may remove its sandbox meanwhile.
+    try:
+        return file.read_text("utf-8", "replace")
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,441 @@
+"""Clients that are killed: what becomes of their episodes, and when."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from decathlon_mcp.background import background_tasks
+from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.state import Ending, Phase
+from decathlon_mcp.http.application import http_app
+from decathlon_mcp.http.server import listen, serve_http
+from tests.episodes.environment import TOOLS, ended, running_registry
+from tests.fakes.driver import FakeRun
+from tests.fakes.provider import FakeProvider
+from tests.probe.clients import connected
+from tests.probe.serving import Served, serving
+
+pytestmark = pytest.mark.anyio
+
+Senders = Callable[[Served], "Sender"]
+SOON: dict[str, Any] = {"grace_seconds": 0.3}
+"""A grace that passes soon; the other limits take as long as by default."""
+
+
+@pytest.fixture
+def senders() -> Iterator[Senders]:
+    """Makes raw connections, which are closed at the end of the test."""
+    with ExitStack() as stack:
+        yield lambda served: stack.enter_context(closing(Sender(served)))
+
+
+@asynccontextmanager
+async def served_by_fake(
+    tmp_path: Path, provider: FakeProvider | None = None, **settings: Any
+) -> AsyncGenerator[Served]:
+    """Serve a registry over the fake provider."""
+    listener = listen("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    provider = provider or FakeProvider(tools=TOOLS)
+    async with running_registry(tmp_path, provider, **settings) as registry, background_tasks() as tasks:
+        ready, stop, stopped = anyio.Event(), anyio.Event(), anyio.Event()
+
+        async def serve() -> None:
+            await serve_http(
+                http_app(registry), listener, drain=registry.drain, on_ready=ready.set, stop=stop
+            )
+            stopped.set()
+
+        tasks.start_soon(serve)
+        await ready.wait()
+        try:
+            yield Served(url, registry, tmp_path)
+        finally:
+            stop.set()
+            with anyio.CancelScope(shield=True), anyio.move_on_after(20):
+                await stopped.wait()
+
+
+@asynccontextmanager
+async def client_process(
+    url: str, era: str = "handshake", *, tool: str = "", lists: bool = True, **arguments: Any
+) -> AsyncGenerator[Any]:
+    """A client in a process of its own, past the line `connected`; killed with the context at the latest."""
+    words = (url, era, "list" if lists else "", tool, json.dumps(arguments))
+    command = [sys.executable, "-m", "tests.http.lost_client", *words]
+    async with await anyio.open_process(command, stdout=subprocess.PIPE, stderr=None) as process:
+        try:
+            assert process.stdout is not None
+            assert (await process.stdout.receive()).startswith(b"connected")
+            yield process
+        finally:
+            if process.returncode is None:
+                process.kill()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until the condition holds."""
+    with anyio.fail_after(30):
+        while not condition():  # noqa: ASYNC110  (any change of state, not one event)
+            await anyio.sleep(0.01)
+
+
+async def started(registry: EpisodeRegistry, count: int) -> Episode:
+    """Wait until this many episodes live; returns the newest."""
+    await until(lambda: len(registry.live) == count)
+    return registry.live[-1]
+
+
+async def reaches(episode: Episode, ending: Ending) -> None:
+    with anyio.fail_after(30):
+        await ended(episode)
+    assert episode.state.ending is ending
+
+
+@pytest.mark.parametrize("era", ["handshake", "sessionless"])
+async def test_client_killed_while_start_episode_is_queued_leaves_no_episode(
+    tmp_path: Path, era: str
+) -> None:
+    async with served_by_fake(tmp_path, max_sandboxes=1) as served:
+        async with connected(served.lobby) as lobby:
+            await lobby.call_tool("start_episode", {"task": "find-answer"})
+            async with client_process(served.lobby, era, tool="start_episode", task="find-answer") as client:
+                episode = await started(served.episodes, 2)
+                assert episode.state.phase is Phase.QUEUED
+                client.kill()
+                await reaches(episode, Ending.CLIENT_LOST)
+            assert (served.episodes.admission.queued, len(served.episodes.live)) == (0, 1)
+
+
+@pytest.mark.parametrize("era", ["handshake", "sessionless"])
+async def test_client_killed_while_start_episode_opens_a_sandbox_leaves_no_episode(
+    tmp_path: Path, era: str
+) -> None:
+    preprocess = anyio.Event()
+
+    async def run(request: FakeRun) -> int:
+        preprocess.set()
+        await anyio.sleep_forever()
+        return 0
+
+    async with served_by_fake(tmp_path, FakeProvider(tools=TOOLS, run=run)) as served:
+        async with client_process(served.lobby, era, tool="start_episode", task="made-answer") as client:
+            episode = await started(served.episodes, 1)
+            await preprocess.wait()
+            client.kill()
+            await reaches(episode, Ending.CLIENT_LOST)
+
+
+@pytest.mark.parametrize("accept", ["application/json", "application/json, text/event-stream"])
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize("reset", [True, False])
+async def test_reply_of_start_episode_that_cannot_be_delivered_ends_the_episode(
+    tmp_path: Path, accept: str, senders: Senders, *, wait: bool, reset: bool
+) -> None:
+    """The connection is gone before the server looks at the request, or while it waits."""
+    async with served_by_fake(tmp_path, max_sandboxes=1) as served:
+        async with connected(served.lobby) as lobby:
+            await lobby.call_tool("start_episode", {"task": "find-answer"})
+            arguments = {"name": "start_episode", "arguments": {"task": "find-answer", "wait": wait}}
+            sender = senders(served)
+            session = await sender.initialize(served.lobby)
+            await sender.send(served.lobby, "tools/call", arguments, session=session, accept=accept)
+            if wait:
+                await started(served.episodes, 2)
+            sender.close(reset=reset)
+            await anyio.sleep(0.2)  # if the request was never read, there is no event to wait for
+            await until(lambda: len(served.episodes.live) == 1)
+
+
+@pytest.mark.parametrize("lists", [True, False])
+async def test_client_killed_at_a_tasks_address_loses_its_sandbox_within_the_grace(
+    tmp_path: Path, *, lists: bool
+) -> None:
+    async with served_by_fake(tmp_path, **SOON) as served:
+        async with client_process(served.task("find-answer"), lists=lists) as client:
+            episode = await started(served.episodes, 1)
+            await episode.ready()
+            await anyio.sleep(0.5)
+            assert episode.state.phase is Phase.READY, "an open stream is no lost client"
+            client.kill()
+            await reaches(episode, Ending.CLIENT_LOST)
+
+
+async def test_stream_that_breaks_while_a_tasks_session_is_queued_gives_up_its_place(
+    tmp_path: Path, senders: Senders
+) -> None:
+    async with served_by_fake(tmp_path, max_sandboxes=1, **SOON) as served:
+        async with connected(served.lobby) as lobby:
+            await lobby.call_tool("start_episode", {"task": "find-answer"})
+            sender, url = senders(served), served.task("find-answer")
+            session = await sender.initialize(url)
+            episode = await started(served.episodes, 2)
+            await sender.send(url, None, session=session)
+            await until(lambda: episode.lease.deadline == math.inf)
+            sender.close(reset=True)
+            await reaches(episode, Ending.CLIENT_LOST)
+            assert served.episodes.admission.queued == 0
+
+
+@pytest.mark.parametrize("accept", ["application/json", "application/json, text/event-stream"])
+async def test_request_broken_off_while_its_episode_is_queued_gives_up_its_place(
+    tmp_path: Path, senders: Senders, accept: str
+) -> None:
+    """Also at an episode's address: nobody can think about an episode that is not ready."""
+    async with served_by_fake(tmp_path, max_sandboxes=1, **SOON) as served:
+        async with connected(served.lobby) as lobby:
+            await lobby.call_tool("start_episode", {"task": "find-answer"})
+            reply: Any = await lobby.call_tool("start_episode", {"task": "find-answer", "wait": False})
+            episode = served.find(reply.structured_content["episode"])
+            sender, url = senders(served), served.episode(episode.id)
+            session = await sender.initialize(url)
+            await until(lambda: episode.lease.deadline < math.inf)
+            await sender.send(url, "tools/list", {}, session=session, accept=accept)
+            await until(lambda: episode.lease.deadline == math.inf)
+            await anyio.sleep(0.5)
+            assert episode.state.phase is Phase.QUEUED
+            sender.close(reset=True)
+            await reaches(episode, Ending.CLIENT_LOST)
+
+
+@pytest.mark.parametrize("era", ["handshake", "sessionless"])
+async def test_at_an_episodes_address_a_lost_connection_means_nothing(tmp_path: Path, era: str) -> None:
+    async with served_by_fake(tmp_path, **SOON) as served:
+        async with connected(served.lobby) as lobby:
+            reply: Any = await lobby.call_tool("start_episode", {"task": "find-answer", "wait": False})
+            episode = served.find(reply.structured_content["episode"])
+            async with client_process(served.episode(episode.id), era) as client:
+                client.kill()
+                await client.wait()
+            await anyio.sleep(1)
+            assert episode.state.phase is Phase.READY
+            assert episode.lease.deadline > anyio.current_time() + 600
+
+
+@pytest.mark.parametrize("progress", [True, False])
+async def test_client_killed_during_a_call_does_not_keep_its_sandbox(
+    tmp_path: Path, senders: Senders, *, progress: bool
+) -> None:
+    """Without progress the reply is one JSON body, for which the SDK waits however long the call takes."""
+    async with served_by_fake(tmp_path, **SOON) as served:
+        sender = senders(served)
+        url = served.task("find-answer")
+        session = await sender.initialize(url)
+        stream = senders(served)
+        await stream.send(url, None, session=session)
+        meta = {"_meta": {"progressToken": 1}} if progress else {}
+        await sender.send(url, "tools/call", {"name": "probe__hang", **meta}, session=session)
+        episode = await started(served.episodes, 1)
+        await until(lambda: episode.calls == 1)
+        await anyio.sleep(0.5)
+        assert episode.state.phase is Phase.READY
+        stream.close(reset=True)
+        await anyio.sleep(0.5)
+        assert episode.state.phase is Phase.READY, "a call in progress shows that the client is there"
+        sender.close(reset=True)
+        await reaches(episode, Ending.CLIENT_LOST)
+
+
+async def test_client_that_opens_its_stream_again_or_calls_a_tool_keeps_its_sandbox(
+    tmp_path: Path, senders: Senders
+) -> None:
+    async with served_by_fake(tmp_path, grace_seconds=1) as served:
+        url = served.task("find-answer")
+        sender = senders(served)
+        session = await sender.initialize(url)
+        episode = await started(served.episodes, 1)
+        for again in ("stream", "call"):
+            stream = senders(served)
+            await stream.send(url, None, session=session)
+            await until(lambda: episode.lease.deadline > anyio.current_time() + 10_000)
+            stream.close(reset=False)
+            await until(lambda: episode.lease.deadline < anyio.current_time() + 2)
+            if again == "call":
+                await sender.ask(url, "tools/list", {}, session=session)
+                await until(lambda: anyio.current_time() + 600 < episode.lease.deadline < math.inf)
+        assert episode.state.phase is Phase.READY
+
+
+async def test_session_that_is_never_used_ends_after_the_first_use_limit(
+    tmp_path: Path, senders: Senders
+) -> None:
+    async with served_by_fake(tmp_path, first_use_seconds=0.3) as served:
+        sender = senders(served)
+        session = await sender.initialize(served.task("find-answer"))
+        await sender.ask(served.task("find-answer"), "notifications/initialized", {}, session=session)
+        await reaches(await started(served.episodes, 1), Ending.NEVER_USED)
+
+
+async def test_session_without_a_stream_that_made_a_call_has_the_idle_lease(
+    tmp_path: Path, senders: Senders
+) -> None:
+    async with served_by_fake(tmp_path, first_use_seconds=0.3, **SOON) as served:
+        sender = senders(served)
+        session = await sender.initialize(served.task("find-answer"))
+        await sender.ask(served.task("find-answer"), "tools/list", {}, session=session)
+        sender.close(reset=True)
+        episode = await started(served.episodes, 1)
+        await anyio.sleep(0.6)
+        assert episode.state.phase is Phase.READY
+        assert episode.lease.deadline > anyio.current_time() + 600
+
+
+async def test_episode_that_is_started_and_never_used_ends_after_the_first_use_limit(tmp_path: Path) -> None:
+    async with served_by_fake(tmp_path, first_use_seconds=0.5) as served:
+        async with connected(served.lobby) as lobby:
+            names = {"task": "find-answer"}
+            unused, used = [
+                served.find((await lobby.call_tool("start_episode", names)).structured_content["episode"])  # pyright: ignore[reportOptionalSubscript]
+                for _ in range(2)
+            ]
+            await lobby.call_tool("episode_status", {"episode": used.id})
+        await reaches(unused, Ending.NEVER_USED)
+        assert used.state.phase is Phase.READY
+
+
+async def test_attempt_claimed_by_a_killed_client_is_graded_and_its_sandbox_removed(tmp_path: Path) -> None:
+    evaluating, finish = anyio.Event(), anyio.Event()
+
+    async def run(request: FakeRun) -> int:
+        evaluating.set()
+        await finish.wait()
+        return 0
+
+    async with served_by_fake(tmp_path, FakeProvider(tools=TOOLS, run=run), **SOON) as served:
+        async with client_process(served.task("find-answer"), tool="evaluate") as client:
+            episode = await started(served.episodes, 1)
+            await evaluating.wait()
+            client.kill()
+            await client.wait()
+        await anyio.sleep(0.5)
+        assert episode.state.phase is Phase.CLAIMED
+        finish.set()
+        await reaches(episode, Ending.SCORED)
+        assert episode.verdict is not None
+        assert episode.verdict.reward == 1.0
+
+
+async def test_bridge_killed_while_start_episode_waits_leaves_no_episode(tmp_path: Path) -> None:
+    async with served_by_fake(tmp_path, max_sandboxes=1) as served:
+        async with connected(served.lobby) as lobby:
+            await lobby.call_tool("start_episode", {"task": "find-answer"})
+            command = [sys.executable, "-m", "decathlon_mcp.cli", "stdio", "--url", served.url]
+            async with await anyio.open_process(command, stderr=None) as bridge:
+                assert bridge.stdin is not None
+                for message in (
+                    message_of("initialize", INITIALIZE, 1),
+                    message_of("notifications/initialized", {}, None),
+                    message_of(
+                        "tools/call", {"name": "start_episode", "arguments": {"task": "find-answer"}}, 2
+                    ),
+                ):
+                    await bridge.stdin.send(message + b"\n")
+                episode = await started(served.episodes, 2)
+                bridge.kill()
+                await reaches(episode, Ending.CLIENT_LOST)
+
+
+async def test_container_of_a_killed_client_is_removed_within_the_grace(
+    tmp_path: Path, test_image: str, docker_engine: Any
+) -> None:
+    async with serving(tmp_path, provider="docker", image=test_image, grace_seconds=1) as served:
+        async with client_process(served.task("find-answer")) as client:
+            episode = await started(served.episodes, 1)
+            name = f"{episode.spec.label}-agent"
+            assert [name in container["Names"][0] for container in containers_of(docker_engine, name)] == [
+                True
+            ]
+            client.kill()
+            await reaches(episode, Ending.CLIENT_LOST)
+        assert containers_of(docker_engine, name) == []
+
+
+def containers_of(engine: Any, name: str) -> list[Any]:
+    return engine.containers(all=True, filters={"name": name})
+
+
+INITIALIZE = {
+    "protocolVersion": "2025-11-25",
+    "capabilities": {},
+    "clientInfo": {"name": "test", "version": "1"},
+}
+
+
+def message_of(method: str, params: Any, number: int | None) -> bytes:
+    message = {"jsonrpc": "2.0", "method": method, "params": params}
+    return json.dumps(message if number is None else {**message, "id": number}).encode()
+
+
+class Sender:
+    """A client on one raw TCP connection, which it can break off at any moment."""
+
+    def __init__(self, served: Served) -> None:
+        host, port = served.url.removeprefix("http://").split(":")
+        self._socket = socket.create_connection((host, int(port)))
+        self._host = host
+
+    async def initialize(self, url: str) -> str:
+        """Open a session and return its id."""
+        head, _ = await self.ask(url, "initialize", INITIALIZE)
+        (session,) = [line[16:] for line in head.splitlines() if line.startswith("mcp-session-id: ")]
+        return session
+
+    async def send(
+        self,
+        url: str,
+        method: str | None,
+        params: Any = None,
+        *,
+        session: str | None = None,
+        accept: str = "application/json, text/event-stream",
+    ) -> None:
+        """Send a POST or, without a method, a GET; does not wait for the response."""
+        body = b"" if method is None else message_of(method, params, None if "notif" in method else 7)
+        lines = [
+            f"{'GET' if method is None else 'POST'} /{url.split('/', 3)[3]} HTTP/1.1",
+            f"host: {self._host}",
+            f"accept: {'text/event-stream' if method is None else accept}",
+            "content-type: application/json",
+            f"content-length: {len(body)}",
+            *([f"mcp-session-id: {session}"] if session else []),
+        ]
+        self._socket.sendall("\r\n".join([*lines, "", ""]).encode() + body)
+
+    async def ask(self, url: str, method: str, params: Any, *, session: str | None = None) -> tuple[str, str]:
+        """Send a POST and return the head and the body of the response."""
+        await self.send(url, method, params, session=session)
+        with anyio.fail_after(30):
+            return await anyio.to_thread.run_sync(self._receive, abandon_on_cancel=True)
+
+    def _receive(self) -> tuple[str, str]:
+        received = b""
+        while not _is_complete(received):
+            received += self._socket.recv(65536)
+        head, _, body = received.decode().partition("\r\n\r\n")
+        return head, body
+
+    def close(self, *, reset: bool = False) -> None:
+        """Break the connection off, as the kernel does for a killed process (`reset`: with unread data)."""
+        if reset:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        self._socket.close()
+
+
+def _is_complete(response: bytes) -> bool:
+    head, separator, body = response.partition(b"\r\n\r\n")
+    if b"transfer-encoding: chunked" in head:
+        return body.endswith(b"0\r\n\r\n")
+    length = next((int(line[15:]) for line in head.splitlines() if line.startswith(b"content-length:")), 0)
+    return bool(separator) and len(body) >= length
