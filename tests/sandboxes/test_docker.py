@@ -7,8 +7,9 @@ import io
 import os
 import secrets
 import socket
+import threading
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from requests import Response
 from decathlon_mcp.archives.writing import pack_empty_folders
 from decathlon_mcp.driver_client.driver import connect
 from decathlon_mcp.errors import ImageError, ProviderUnavailableError
-from decathlon_mcp.sandboxes.base import Limits
+from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
 from decathlon_mcp.sandboxes.conformance import download, file_entry, pack, receive_all, receive_line
+from decathlon_mcp.sandboxes.docker import provider as docker_provider
 from decathlon_mcp.sandboxes.docker.container import DEFAULT_NETWORK
 from decathlon_mcp.sandboxes.docker.image import STARTER_IMAGE, missing_image_error
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
@@ -218,6 +220,64 @@ async def test_removal_that_the_engine_refuses_is_retried(
             pass
     assert len(refused) == 2
     await docker.assert_nothing_left()
+
+
+async def test_time_in_the_queue_of_removals_does_not_count(
+    docker: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each removal takes most of its limit, and three that are pending together are made one by one."""
+    remove: Any = APIClient.remove_container
+
+    def remove_slowly(self: Any, container: str, **options: Any) -> None:
+        time.sleep(1.5)
+        remove(self, container, **options)
+
+    monkeypatch.setattr(APIClient, "remove_container", remove_slowly)
+    monkeypatch.setattr(docker_provider, "REMOVE_SECONDS", 2.5)
+    with anyio.fail_after(60):
+        async with DockerProvider(docker.owner, at_once=1) as provider:
+            await end_together(provider, [docker.spec() for _ in range(3)])
+    assert "A container was left behind" not in caplog.text
+    await docker.assert_nothing_left()
+
+
+async def test_engine_that_stopped_answering_delays_the_end_only_once(
+    docker: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answering = threading.Event()
+
+    def hang(*_arguments: Any, **_options: Any) -> None:
+        answering.wait(60)
+
+    with monkeypatch.context() as patch, anyio.fail_after(60):
+        patch.setattr(APIClient, "remove_container", hang)
+        patch.setattr(docker_provider, "REMOVE_SECONDS", 3.0)
+        patch.setattr(docker_provider, "REMOVE_SILENT_SECONDS", 0.1)
+        async with DockerProvider(docker.owner, at_once=1) as provider:
+            assert await end_together(provider, [docker.spec() for _ in range(4)]) < 6
+    assert caplog.text.count("A container was left behind") == 4
+    answering.set()
+    await docker.provider.sweep(docker.owner)
+
+
+async def end_together(provider: DockerProvider, specs: Sequence[SandboxSpec]) -> float:
+    """Open sandboxes, end all of them at once; returns how many seconds that took."""
+    ended, opened, started_at = anyio.Event(), 0, 0.0
+
+    async def one(spec: SandboxSpec) -> None:
+        nonlocal opened
+        async with provider.open(spec):
+            opened += 1
+            await ended.wait()
+
+    async with anyio.create_task_group() as tasks:
+        for spec in specs:
+            tasks.start_soon(one, spec)
+        while opened < len(specs):  # noqa: ASYNC110  (a test of the end, not of the start)
+            await anyio.sleep(0.01)
+        started_at = time.monotonic()
+        ended.set()
+    return time.monotonic() - started_at
 
 
 # Images

@@ -142,14 +142,19 @@ class Engine:
                 self.connected.set()
             return self._api
 
-    async def run(self, call: Callable[[Api], _T], *, abandon: bool = False) -> _T:
+    async def run(
+        self, call: Callable[[Api], _T], *, abandon: bool = False, limiter: CapacityLimiter | None = None
+    ) -> _T:
         """Make `call` in a thread. With `abandon`, cancellation does not wait for it to return.
 
+        `limiter` replaces the limit on threads that all other calls share.
         Raises APIError if the engine refuses, ProviderUnavailableError if it does not answer.
         """
         api = await self.api()
         try:
-            return await to_thread.run_sync(call, api, limiter=self._threads, abandon_on_cancel=abandon)
+            return await to_thread.run_sync(
+                call, api, limiter=limiter or self._threads, abandon_on_cancel=abandon
+            )
         except APIError:
             raise
         except (RequestException, DockerException) as error:
