@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
 import secrets
 import socket
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,43 @@ async def test_container_has_no_privileges_no_network_and_limits(docker: Bench) 
         "decathlon.owner": docker.owner,
         "decathlon.sandbox": spec.name,
     }
+
+
+ATTACKS = Path(__file__).parent / "driver_threads.py"
+SILENT_PORT = 8123
+SILENT_SERVER = f"""
+import os, socket, time
+listener = socket.create_server(("127.0.0.1", {SILENT_PORT}))
+if os.fork() == 0:
+    time.sleep(1000)
+"""
+
+
+async def test_limits_of_the_drivers_threads_cannot_be_set(docker: Bench) -> None:
+    """Threads have ids of their own; slowing them is possible and does not end the driver."""
+    spec = docker.spec()
+    with anyio.fail_after(120):
+        async with docker.provider.open(spec) as sandbox, connect(sandbox) as driver:
+            root = str(sandbox.root)
+            await sandbox.put(sandbox.root, pack(file_entry("attacks.py", ATTACKS.read_bytes())))
+            await driver.run(["python3", "-c", SILENT_SERVER], cwd=root, timeout_seconds=20, leave=True)
+            async with anyio.create_task_group() as tasks:
+                # The driver's requests to a server by HTTP are made in threads, and this one waits.
+                server = {"name": "silent", "type": "sse", "url": f"http://127.0.0.1:{SILENT_PORT}/sse"}
+                tasks.start_soon(partial(driver.start, [server], deadline_seconds=100))
+                await driver.ping()
+                result = await driver.run(
+                    ["python3", "attacks.py"], cwd=root, timeout_seconds=100, env={"HOME": root}
+                )
+                await driver.ping()
+                tasks.cancel_scope.cancel()
+            assert result.exit_code == 0, result.stderr
+            report = json.loads(result.stdout)
+            assert report["threads"] > 1
+            assert report["accepted"] == []
+            assert report["errors"] == []
+            result = await driver.run(["cat", "/proc/1/limits"], cwd=root, timeout_seconds=10)
+            assert "Max cpu time              unlimited            unlimited" in result.stdout
 
 
 async def test_limit_of_none_sets_no_limit(docker: Bench) -> None:
