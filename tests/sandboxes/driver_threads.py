@@ -15,6 +15,8 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
+from pathlib import Path
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
@@ -66,11 +68,12 @@ def attack_as_i386(thread):
 def slow_down(threads):
     """What is allowed against threads, and signals; the driver must survive them."""
     for thread in threads:
-        for attack in (
-            lambda: os.setpriority(os.PRIO_PROCESS, thread, 19),
-            lambda: os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0)),
-            lambda: os.sched_setaffinity(thread, {min(os.sched_getaffinity(0))}),
-        ):
+        attacks = (
+            partial(os.setpriority, os.PRIO_PROCESS, thread, 19),
+            partial(os.sched_setscheduler, thread, os.SCHED_IDLE, os.sched_param(0)),
+            partial(os.sched_setaffinity, thread, {min(os.sched_getaffinity(0))}),
+        )
+        for attack in attacks:
             try:
                 attack()
             except PermissionError:
@@ -83,8 +86,7 @@ def slow_down(threads):
     for name in ("comm", "timerslack_ns", "autogroup", "oom_score_adj", "coredump_filter", "clear_refs"):
         for folder in ("/proc/1", *(f"/proc/1/task/{thread}" for thread in threads)):
             try:
-                with open(f"{folder}/{name}", "w") as file:
-                    file.write("1")
+                Path(folder, name).write_text("1")
             except OSError:
                 continue
 
@@ -123,7 +125,7 @@ def ordinary_programs():
 
 if len(sys.argv) > 1:
     sys.exit(0 if attack_as_i386(int(sys.argv[1])) else 3)
-threads = [int(name) for name in os.listdir("/proc/1/task")]
+threads = [int(name) for name in os.listdir("/proc/1/task")]  # noqa: PTH208
 accepted = attack_limits(threads)
 if platform.machine() == "x86_64":
     for thread in threads:
@@ -131,4 +133,5 @@ if platform.machine() == "x86_64":
         if subprocess.run([sys.executable, __file__, str(thread)]).returncode == 3:
             accepted.append("prlimit by the i386 ABI")
 slow_down(threads)
-print(json.dumps({"threads": len(threads), "accepted": accepted, "errors": ordinary_programs()}))
+report = {"threads": len(threads), "accepted": accepted, "errors": ordinary_programs()}
+sys.stdout.write(json.dumps(report))

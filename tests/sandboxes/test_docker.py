@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import json
 import os
@@ -11,9 +12,10 @@ import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -29,6 +31,7 @@ from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
 from decathlon_mcp.sandboxes.conformance import download, file_entry, pack, receive_all, receive_line
 from decathlon_mcp.sandboxes.docker import provider as docker_provider
 from decathlon_mcp.sandboxes.docker.container import DEFAULT_NETWORK
+from decathlon_mcp.sandboxes.docker.engine import regular_file
 from decathlon_mcp.sandboxes.docker.image import STARTER_IMAGE, missing_image_error
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
 from decathlon_mcp.suites.loading import load_suite
@@ -402,6 +405,71 @@ open('out', 'w').write('x')
     await docker.assert_nothing_left()
     assert len(volumes) == 1
     assert not {volume["Name"] for volume in docker.engine.volumes()["Volumes"] or ()} & set(volumes)
+
+
+USER_TABLES: dict[str, tuple[str, str, tuple[int, int]]] = {
+    "a link": ("mv /etc/passwd /opt/p && ln -s /opt/p /etc/passwd", "player", (4321, 4321)),
+    "a link out of the root": (
+        "mv /etc/passwd /opt/p && ln -s ../../../../opt/p /etc/link && ln -s link /etc/passwd",
+        "player",
+        (4321, 4321),
+    ),
+    "group in a link": ("mv /etc/group /opt/g && ln -s /opt/g /etc/group", "player:games", (4321, 60)),
+    "numeric user": ("true", "4321", (4321, 4321)),
+    "numeric user that is not there": ("true", "999", (999, 0)),
+    "two rows of one name": ("echo player:x:1:1::/: >> /etc/passwd", "player", (4321, 4321)),
+    "overlong id": ("sed -i 1ix:x:$(seq -s 0 2000):1::/: /etc/passwd", "77", (77, 0)),
+    "huge": ("yes x:x:5:5::/: | head -c 3000000 >> /etc/passwd", "player", (4321, 4321)),
+}
+"""A command that changes the tables of an image, its USER, and the ids of its processes."""
+
+
+@contextmanager
+def image_with_users(docker_engine: Any, base: str, command: str, user: str) -> Iterator[str]:
+    name = f"decathlon-test-user:{secrets.token_hex(4)}"
+    lines = [f"FROM {base}", f"RUN useradd --uid 4321 --user-group player && {command}", f"USER {user}"]
+    dockerfile = io.BytesIO("\n".join(lines).encode())
+    messages = list(docker_engine.build(fileobj=dockerfile, tag=name, rm=True, decode=True))
+    assert "error" not in messages[-1], messages
+    yield name
+    docker_engine.remove_image(name, force=True)
+
+
+@pytest.mark.parametrize("what", USER_TABLES)
+async def test_ids_of_the_images_user_are_found(
+    docker: Bench, docker_engine: Any, test_image: str, what: str
+) -> None:
+    command, user, ids = USER_TABLES[what]
+    script = "import os; s = os.stat('in/a'); print(os.getuid(), s.st_uid, os.getgid(), s.st_gid)"
+    with image_with_users(docker_engine, test_image, command, user) as image, anyio.fail_after(60):
+        async with docker.provider.open(docker.spec(image=image)) as sandbox, connect(sandbox) as driver:
+            await sandbox.put(sandbox.root / "in", pack(file_entry("a")))
+            result = await driver.run(["python3", "-c", script], cwd=str(sandbox.root), timeout_seconds=20)
+            assert result.stdout == f"{ids[0]} {ids[0]} {ids[1]} {ids[1]}\n", result.stderr
+
+
+@pytest.mark.parametrize("user", ["77", "root"])
+async def test_image_whose_users_are_no_file_is_refused_before_it_starts(
+    docker: Bench, docker_engine: Any, test_image: str, user: str
+) -> None:
+    command = "rm /etc/passwd && mkdir /opt/users && ln -s /opt/users /etc/passwd"
+    with image_with_users(docker_engine, test_image, command, user) as image, anyio.fail_after(60):
+        with pytest.raises(ImageError, match="/opt/users is no regular file"):
+            async with docker.provider.open(docker.spec(image=image)):
+                pass
+        await docker.assert_nothing_left()
+
+
+# Not with a real engine: one that opens such a pipe answers no request about all containers any more.
+@pytest.mark.parametrize("bit", [31, 27, 26, 25, 24, 21, 19])
+def test_pipe_or_device_is_no_regular_file(bit: int) -> None:
+    stat = json.dumps({"mode": 1 << bit | 0o644, "linkTarget": ""}).encode()
+    response = SimpleNamespace(
+        ok=True, headers={"X-Docker-Container-Path-Stat": base64.b64encode(stat).decode()}
+    )
+    api: Any = SimpleNamespace(base_url="", api_version="1", head=lambda *_, **__: response)
+    with pytest.raises(ValueError, match="no regular file"):
+        regular_file(api, "container", "/etc/passwd")
 
 
 # Engines
