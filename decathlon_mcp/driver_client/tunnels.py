@@ -152,6 +152,7 @@ class Tunnels:
         self._targets: Mapping[int, Dialer] = {}
         self._tasks: TaskGroup | None = None
         self._last_number = 0
+        self._refused: set[int] = set()
 
     def forward(self, targets: Mapping[int, Dialer], tasks: TaskGroup) -> None:
         """Connect tunnels that the driver opens for these ports to the targets, each in a task of `tasks`."""
@@ -202,9 +203,20 @@ class Tunnels:
 
     def _accept(self, number: int, port: int | None) -> None:
         dial = None if port is None else self._targets.get(port)
-        if self._tasks is None or dial is None or number in self._open or len(self._open) >= MAX_TUNNELS:
+        if self._tasks is None or dial is None or number in self._open:
             return
-        self._tasks.start_soon(_connect, self._add(number), dial)
+        if len(self._open) < MAX_TUNNELS:
+            self._tasks.start_soon(_connect, self._add(number), dial)
+        elif len(self._refused) < MAX_TUNNELS:
+            # More come only from a driver that violates the protocol.
+            self._refused.add(number)
+            self._tasks.start_soon(self._refuse, number)
+
+    async def _refuse(self, number: int) -> None:
+        """Reset a tunnel that is not accepted: the driver would keep it open."""
+        with suppress(DecathlonError):
+            await self._notify(wire.RESET, {"conn": number})
+        self._refused.discard(number)
 
 
 async def _connect(tunnel: Tunnel, dial: Dialer) -> None:

@@ -162,6 +162,7 @@ class ToolSession:
         self._start_seconds = start_seconds
         self._cut = None if workspace is None else Cut(workspace / FOLDER, LIMIT_CHARACTERS)
         self._local_running = False
+        self._start_failure: DriverError | None = None
         self._starting = anyio.Lock()
 
     async def call(
@@ -191,18 +192,34 @@ class ToolSession:
             )
         except DriverError as error:
             if is_local and error.data.get("reason") == "server":
-                # The server has died; the next call starts it again.
+                # The server may have died: the next call starts it, unless it still runs.
                 self._local_running = False
             raise
 
     async def _ensure_local_server(self) -> None:
+        failure = self._start_failure
         async with self._starting:
-            if not self._local_running and self._local_server is not None:
-                # Shielded: a caller that is cancelled must not leave a half-started server behind, because
-                # the driver refuses to start a second one of the same name.
-                with anyio.CancelScope(shield=True):
+            if self._local_running or self._local_server is None:
+                return
+            if self._start_failure not in (None, failure):
+                # Calls that waited for an attempt share its failure: one after another they would wait long.
+                raise DriverError(self._start_failure.message, **self._start_failure.data)
+            # Shielded: a caller that is cancelled must not leave a half-started server behind, because the
+            # driver refuses to start a second one of the same name.
+            with anyio.CancelScope(shield=True):
+                try:
                     await self._driver.start([self._local_server], deadline_seconds=self._start_seconds)
-                self._local_running = True
+                except DriverError as error:
+                    if not _is_running(error):
+                        self._start_failure = error
+                        raise
+            self._local_running = True
+
+
+def _is_running(error: DriverError) -> bool:
+    """Whether the driver refused to start a server because it runs."""
+    about = as_object(error.data.get("about")) or {}
+    return error.data.get("reason") == "bad_params" and about.get("running") is True
 
 
 @dataclass(slots=True)

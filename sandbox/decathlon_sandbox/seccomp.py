@@ -2,8 +2,12 @@
 
 Any process can change the limits and the scheduling of another process of the same user (prlimit(2),
 setpriority(2), sched_setscheduler(2), ioprio_set(2)); with a CPU limit of zero the kernel kills even a first
-process. The filter refuses these calls if they concern process 1 or all processes of a user. Children inherit
-it and cannot remove it. Format: classic BPF, see Documentation/userspace-api/seccomp_filter.rst in Linux.
+process. Limits belong to a whole process, and each of its threads has an id by which prlimit(2) finds it. So
+the filter refuses to set limits by any id but 0, the caller itself; limits of all processes can be read.
+Scheduling belongs to single threads: the filter refuses to change that of process 1 and of all processes of a
+user. Other ids are allowed, because pthread_setaffinity_np(3) needs them; a slowed thread of the driver
+delays its own sandbox only. Children inherit the filter and cannot remove it. Format: classic BPF, see
+Documentation/userspace-api/seccomp_filter.rst in Linux.
 """
 
 from __future__ import annotations
@@ -20,19 +24,23 @@ _ALLOW = 0x7FFF0000
 _REFUSE = 0x00050001  # with EPERM
 
 _LOAD, _AND, _EQUALS, _RETURN = 0x20, 0x54, 0x15, 0x06
-# Offsets in struct seccomp_data: the call's number, the architecture, the lower halves of two arguments.
-_NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24
+# Offsets in struct seccomp_data: the call's number, the architecture, the lower halves of three arguments.
+# The kernel takes ids from the lower half alone; a pointer is both halves.
+_NUMBER, _ARCHITECTURE, _FIRST, _SECOND, _THIRD = 0, 4, 16, 24, 32
+_UPPER_HALF = 4
 # Bit in the number of an x86-64 call of the x32 ABI.
 _X32 = 0x40000000
 # Value of the first argument that means "all processes of a user".
 _BY_USER = {"setpriority": 2, "ioprio_set": 3}
 
-_BY_PROCESS = ("prlimit64", "sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr")
-# Per architecture the numbers of the calls in `_BY_PROCESS`, then of those in `_BY_USER`.
+_BY_THREAD = ("sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr")
+# Per architecture the numbers of prlimit64, of the calls in `_BY_THREAD`, and of those in `_BY_USER`. Those
+# that a kernel serves besides its own are included: a program may use their calls at any time.
 _NUMBERS = {
     0xC000003E: (302, 142, 144, 203, 314, 141, 251),  # x86-64
     0x40000003: (340, 154, 156, 241, 351, 97, 289),  # i386, which x86-64 kernels also serve
     0xC00000B7: (261, 118, 119, 122, 274, 140, 30),  # aarch64
+    0x40000028: (369, 154, 156, 241, 380, 97, 314),  # arm, which aarch64 kernels also serve
 }
 
 Instruction = tuple[int, int, int, int]
@@ -56,11 +64,11 @@ def _address(data: bytes) -> int:
 
 def _program() -> list[Instruction]:
     program: list[Instruction] = []
-    for architecture, numbers in _NUMBERS.items():
-        calls = [
-            check for number in numbers[: len(_BY_PROCESS)] for check in _if_call(number, _refuse_if(_FIRST))
-        ]
-        for number, by_user in zip(numbers[len(_BY_PROCESS) :], _BY_USER.values(), strict=True):
+    for architecture, (prlimit, *numbers) in _NUMBERS.items():
+        calls = _if_call(prlimit, _refuse_limit_of_others())
+        for number in numbers[: len(_BY_THREAD)]:
+            calls += _if_call(number, _refuse_if(_FIRST))
+        for number, by_user in zip(numbers[len(_BY_THREAD) :], _BY_USER.values(), strict=True):
             calls += _if_call(number, [*_refuse_if(_FIRST, by_user), *_refuse_if(_SECOND)])
         body = [(_LOAD, 0, 0, _NUMBER), (_AND, 0, 0, ~_X32 & 0xFFFFFFFF), *calls, (_RETURN, 0, 0, _ALLOW)]
         program += [(_LOAD, 0, 0, _ARCHITECTURE), (_EQUALS, 0, len(body), architecture), *body]
@@ -76,3 +84,16 @@ def _if_call(number: int, then: list[Instruction]) -> list[Instruction]:
 def _refuse_if(argument: int, value: int = 1) -> list[Instruction]:
     """Refuse the call if an argument has that value; 1 is the first process, or its group."""
     return [(_LOAD, 0, 0, argument), (_EQUALS, 0, 1, value), (_RETURN, 0, 0, _REFUSE)]
+
+
+def _refuse_limit_of_others() -> list[Instruction]:
+    """Refuse prlimit64 if it sets a limit (its third argument, a pointer, is not NULL) by an id but 0."""
+    return [
+        (_LOAD, 0, 0, _FIRST),
+        (_EQUALS, 5, 0, 0),
+        (_LOAD, 0, 0, _THIRD),
+        (_EQUALS, 0, 2, 0),
+        (_LOAD, 0, 0, _THIRD + _UPPER_HALF),
+        (_EQUALS, 1, 0, 0),
+        (_RETURN, 0, 0, _REFUSE),
+    ]

@@ -55,7 +55,9 @@ class Servers:
         for name in names:
             known = self._servers.get(name)
             if names.count(name) > 1 or (known is not None and known.state is not ServerState.ENDED):
-                raise RequestError(wire.BAD_PARAMS, f"there is already a server named {name}")
+                running = known is not None and known.state is ServerState.RUNNING
+                message = f"there is already a server named {name}"
+                raise RequestError(wire.BAD_PARAMS, message, {"server": name, "running": running})
         self._servers.update({server.name: server for server in servers})
         startup = Startup(self._loop, request, servers, deadline_seconds, self._startups.discard)
         self._startups.add(startup)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from decathlon_sandbox.event_loop import EventLoop
+    from decathlon_sandbox.event_loop import EventLoop, Timer
     from decathlon_sandbox.rpc import Params, Request
 
     Notify = Callable[[str, dict[str, Any]], object]
@@ -25,6 +25,8 @@ LOOPBACK = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 MAX_TUNNELS = 256
 BACKLOG = 64
+LINGER_SECONDS = 60.0
+"""How long a connection whose both ends have finished is kept for data that the peer does not read."""
 
 
 class Tunnels:
@@ -35,6 +37,8 @@ class Tunnels:
         self._notify = notify
         self._listeners: dict[int, socket.socket] = {}
         self._tunnels: dict[int, Tunnel] = {}
+        # What cancels a connection that is not established yet, by its number.
+        self._dials: dict[int, Callable[[], None]] = {}
         self._last_number = 0
 
     def listen(self, request: Request, params: Params) -> None:
@@ -48,30 +52,52 @@ class Tunnels:
         """Open a connection; the response is sent once it is established."""
         port = params.integer("port", minimum=1, maximum=65535)
         number = params.integer("conn", minimum=-(1 << 63), maximum=-1)
-        if number in self._tunnels:
+        if number in self._tunnels or number in self._dials:
             raise RequestError(wire.BAD_PARAMS, "`conn` must be a new number")
-        if len(self._tunnels) >= MAX_TUNNELS:
+        if self._full:
             raise RequestError(wire.NETWORK, f"there are {MAX_TUNNELS} connections already")
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         connection.setblocking(False)
-        connection.connect_ex(("127.0.0.1", port))
+        code = connection.connect_ex(("127.0.0.1", port))
+        if code not in (0, errno.EINPROGRESS):
+            connection.close()
+            raise _unanswered(port, code)
+
+        def end() -> None:
+            self._loop.remove(connection.fileno())
+            del self._dials[number]
+
+        def fail(error: RequestError) -> None:
+            end()
+            connection.close()
+            request.fail(error)
 
         def on_connected() -> None:
-            self._loop.remove(connection.fileno())
             code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
+                fail(_unanswered(port, code))
+                return
+            end()
+            try:
+                tunnel = self._add(connection, number)
+            except OSError as error:
                 connection.close()
-                message = f"nothing answers at port {port} in the sandbox: {os.strerror(code)}"
-                request.fail(RequestError(wire.NETWORK, message))
+                request.fail(RequestError(wire.NETWORK, f"port {port}: {describe_error(error)}"))
                 return
             request.reply({})
-            self._add(connection, number).start()
+            tunnel.start()
 
+        self._dials[number] = lambda: fail(RequestError(wire.CANCELLED, "the dial was cancelled"))
+        request.on_cancel = self._dials[number]
         self._loop.add_writer(connection.fileno(), on_connected)
 
     def on_notification(self, method: str, params: Params) -> None:
         """Handle a notification about a tunnel; ignored if the tunnel is closed."""
-        tunnel = self._tunnels.get(params.integer("conn", minimum=-(1 << 63), maximum=1 << 63))
+        number = params.integer("conn", minimum=-(1 << 63), maximum=1 << 63)
+        if method == wire.RESET and number in self._dials:
+            self._dials[number]()
+            return
+        tunnel = self._tunnels.get(number)
         if tunnel is None:
             return
         if method == wire.DATA:
@@ -82,6 +108,10 @@ class Tunnels:
             tunnel.finish_writing()
         else:
             tunnel.close()
+
+    @property
+    def _full(self) -> bool:
+        return len(self._tunnels) + len(self._dials) >= MAX_TUNNELS
 
     def _open_listener(self, family: int, host: str, port: int) -> bool:
         """Listen on a port; return False if the address does not exist."""
@@ -108,7 +138,7 @@ class Tunnels:
             connection, _ = listener.accept()
         except OSError:
             return
-        if len(self._tunnels) >= MAX_TUNNELS:
+        if self._full:
             connection.close()
             return
         connection.setblocking(False)
@@ -122,6 +152,11 @@ class Tunnels:
         tunnel = Tunnel(self._loop, connection, number, self._notify, lambda: self._tunnels.pop(number, None))
         self._tunnels[number] = tunnel
         return tunnel
+
+
+def _unanswered(port: int, code: int) -> RequestError:
+    message = f"nothing answers at port {port} in the sandbox: {os.strerror(code)}"
+    return RequestError(wire.NETWORK, message)
 
 
 class Tunnel:
@@ -152,6 +187,7 @@ class Tunnel:
         self._watching_writes = False
         self._peer_finished = False
         self._server_finished = False
+        self._linger: Timer | None = None
         self._closed = False
 
     def start(self) -> None:
@@ -178,6 +214,8 @@ class Tunnel:
         if self._closed:
             return
         self._closed = True
+        if self._linger is not None:
+            self._linger.cancel()
         self._loop.remove(self._connection.fileno())
         self._loop.remove(self._write_side.fileno())
         self._connection.close()
@@ -240,11 +278,15 @@ class Tunnel:
                 self._write_side.shutdown(socket.SHUT_WR)
             except OSError:
                 pass
-            self._close_if_finished()
+        self._close_if_finished()
 
     def _close_if_finished(self) -> None:
-        if self._peer_finished and self._server_finished and not self._queue:
+        if not (self._peer_finished and self._server_finished):
+            return
+        if not self._queue:
             self.close()
+        elif self._linger is None:
+            self._linger = self._loop.call_later(LINGER_SECONDS, self.close)
 
     def _reset(self) -> None:
         self._notify(wire.RESET, {"conn": self.number})

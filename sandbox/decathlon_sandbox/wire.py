@@ -49,7 +49,8 @@ Requests: params -> result
             in the resulting PATH. A server that exits, answers with an error or is not initialized before the
             deadline fails the request (code SERVER) with data {"server": NAME, "stderr": STR (its end),
             "exit_code": INT | null (negative: the signal)}; all servers of the request are then stopped.
-            `start` can be called again with names that are not running.
+            `start` can be called again with names that are not running. A name that is in use fails it (code
+            BAD_PARAMS) with data {"server": NAME, "running": BOOL}; false while that server is starting.
 `call`      {"server": NAME, "method": STR, "params": {...}, "timeout_seconds": NUM | null,
              "max_bytes": INT?, "cut": {"folder": DIR, "characters": INT}?}
             -> the task server's whole reply: {"jsonrpc": "2.0", "id": ..., "result" | "error": ...}
@@ -75,7 +76,8 @@ Requests: params -> result
             are connected, but the listeners stay. Code NETWORK.
 `dial`      {"port": INT, "conn": INT} -> {}
             Connects to a TCP port on the sandbox's 127.0.0.1 and tunnels the connection. `conn` is its
-            number, chosen by the server: negative and unused. Code NETWORK.
+            number, chosen by the server: negative and unused. A `cancel` or a `reset` before the response
+            ends it (code CANCELLED). Codes NETWORK, CANCELLED.
 `ping`      {} -> {}
 
 Tunnels
@@ -87,7 +89,7 @@ Each tunnelled connection has a number that is never reused. Both sides send not
 `finished` {"conn": INT}                  end of data in this direction
 `reset` {"conn": INT}                     the connection is broken, or closed in both directions
 A connection is closed when both sides have sent `finished` or one has sent `reset`. Notifications about a
-closed connection are ignored.
+closed connection are ignored. The server answers an `opened` that it does not accept with `reset`.
 
 Other notifications
 -------------------

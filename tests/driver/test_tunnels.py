@@ -6,22 +6,25 @@ import os
 import signal
 import socket
 import uuid
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import anyio
 import pytest
 from anyio.abc import ByteStream, SocketStream
+from decathlon_sandbox import wire
 
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.errors import DriverError, SandboxLostError
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
+from tests.driver.peer import DriverPeer, WireError
 
 pytestmark = pytest.mark.anyio
 
+MAX_TUNNELS = 256
 BIG = bytes(range(256)) * 20_000
 """Many times the size of a window."""
 
@@ -192,3 +195,83 @@ async def test_connections_break_when_the_driver_is_killed(tmp_path: Path) -> No
                     await stream.receive()
             with pytest.raises(SandboxLostError):
                 await driver.ping()
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port whose listener accepts nothing and has no place left: connecting to it goes on for a minute."""
+    with socket.socket() as listener, ExitStack() as stack:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
+
+
+async def fill(peer: DriverPeer, port: int) -> list[int]:
+    """Dial a silent port as often as the driver allows; returns the ids of the requests."""
+    dials = [await peer.begin(wire.DIAL, port=port, conn=-number) for number in range(1, MAX_TUNNELS + 1)]
+    with pytest.raises(WireError, match="connections already"):
+        await peer.request(wire.DIAL, port=port, conn=-1000)
+    return dials
+
+
+@pytest.mark.parametrize("way", ["cancel", "reset", "both"])
+async def test_dial_that_is_cancelled_gives_its_place_back(
+    peer: DriverPeer, silent_port: int, way: str
+) -> None:
+    for number, dial in enumerate(await fill(peer, silent_port), 1):
+        if way in ("cancel", "both"):
+            await peer.cancel(dial)
+        if way in ("reset", "both"):
+            await peer.send({"jsonrpc": "2.0", "method": wire.RESET, "params": {"conn": -number}})
+        with pytest.raises(WireError) as error:
+            await peer.result(dial)
+        assert error.value.reason == "cancelled"
+    for dial in await fill(peer, silent_port):
+        await peer.cancel(dial)
+    async with service(upper_case_service) as port:
+        await until_dialled(peer, port, -2000)
+
+
+async def test_dial_that_is_cancelled_after_it_connected_gives_its_place_back(peer: DriverPeer) -> None:
+    async with service(upper_case_service) as port:
+        for number in range(-1, -2 * MAX_TUNNELS, -1):
+            dial = await peer.begin(wire.DIAL, port=port, conn=number)
+            await peer.cancel(dial)
+            await peer.send({"jsonrpc": "2.0", "method": wire.RESET, "params": {"conn": number}})
+        await until_dialled(peer, port, -2000)
+
+
+async def until_dialled(peer: DriverPeer, port: int, number: int) -> None:
+    """Dial as often as the driver allows at once."""
+    for offset in range(MAX_TUNNELS):
+        await peer.request(wire.DIAL, port=port, conn=number - offset)
+    with pytest.raises(WireError, match="connections already"):
+        await peer.request(wire.DIAL, port=port, conn=-1000)
+
+
+async def test_number_of_a_pending_dial_cannot_be_used_again(peer: DriverPeer, silent_port: int) -> None:
+    dial = await peer.begin(wire.DIAL, port=silent_port, conn=-1)
+    with pytest.raises(WireError, match="new number"):
+        await peer.request(wire.DIAL, port=silent_port, conn=-1)
+    await peer.cancel(dial)
+    with pytest.raises(WireError) as error:
+        await peer.result(dial)
+    assert error.value.reason == "cancelled"
+
+
+async def test_dials_that_are_cancelled_by_their_caller_leave_places(
+    driver: DriverClient, silent_port: int
+) -> None:
+    for _ in range(2):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(MAX_TUNNELS):
+                tasks.start_soon(driver.dial, silent_port)
+            await driver.ping()
+            tasks.cancel_scope.cancel()
+    async with service(upper_case_service) as port, await driver.dial(port) as stream:
+        await stream.send(b"free")
+        assert await stream.receive() == b"FREE"

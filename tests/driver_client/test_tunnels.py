@@ -490,4 +490,28 @@ async def test_number_of_tunnels_is_bounded(
             handle(tunnels, wire.RESET, {"conn": number})
     for stream in opened:
         await stream.aclose()
-    assert driver.sent == []
+    assert driver.sent == [(wire.RESET, {"conn": 3})], "the driver keeps a connection that is not refused"
+
+
+async def test_refusals_are_bounded_while_the_driver_does_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tunnels_module, "MAX_TUNNELS", 2)
+    sending: list[int] = []
+    reading = anyio.Event()
+
+    async def send_slowly(method: str, params: JsonObject) -> None:
+        sending.append(params["conn"])
+        await reading.wait()
+
+    async def dial() -> ByteStream:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    tunnels = Tunnels(send_slowly)
+    async with forwarding(tunnels, dial):
+        for number in range(1, 1000):
+            tunnels.handle(wire.OPENED, {"conn": number, "port": PORT})
+        await anyio.wait_all_tasks_blocked()
+        assert sending == [3, 4]
+        reading.set()

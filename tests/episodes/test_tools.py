@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import secrets
+import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+import anyio
 import pytest
 
-from decathlon_mcp.driver_client.driver import DriverClient, ServerInfo, connect
+from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, ServerInfo, connect
 from decathlon_mcp.episodes.tools import ORIGINAL_KEY, LocalTools, ToolRoute, ToolRouter, ToolSession
 from decathlon_mcp.errors import DriverError, SetUpError, UnknownToolError
 from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.truncation import FOLDER, LIMIT_CHARACTERS, OVERLONG_KEY
 from decathlon_mcp.types import JsonObject, Names
@@ -164,6 +168,85 @@ async def test_the_server_of_the_local_tools_is_started_again_after_it_died(
             await session.call(route, {"name": "echo"})
         await session.call(route, {"name": "echo", "arguments": {"text": "again"}})
     assert started == ["local", "local"]
+
+
+SCRIPTED = Path(__file__).parent.parent / "driver" / "servers" / "scripted.py"
+
+
+@asynccontextmanager
+async def scripted_local_server(folder: Path, behaviour: str, **options: Any) -> AsyncGenerator[ToolSession]:
+    """A real driver whose server of the local tools is `tests/driver/servers/scripted.py`."""
+    server: JsonObject = {
+        "name": "local",
+        "type": "stdio",
+        "command": sys.executable,
+        "args": ["-S", str(SCRIPTED), behaviour, "token"],
+        "cwd": "/",
+        "env": {},
+        "inherit": "minimal",
+        "request_seconds": 20,
+    }
+    spec = SandboxSpec("local-tools", BOOT_COMMAND, ROOT)
+    async with LocalProvider(f"test-{secrets.token_hex(4)}", folder) as provider:
+        async with provider.open(spec) as sandbox, connect(sandbox) as driver:
+            yield ToolSession(driver, router(), local_server=server, **options)
+
+
+def called(name: str, **arguments: Any) -> tuple[ToolRoute, JsonObject]:
+    return ToolRoute("local", name), {"name": name, "arguments": arguments}
+
+
+@pytest.mark.anyio
+async def test_local_tools_still_work_after_an_invalid_reply(tmp_path: Path) -> None:
+    """The driver reports an invalid reply like the end of the server, which still runs."""
+    async with scripted_local_server(tmp_path, "normal") as session:
+        for _ in range(2):
+            with pytest.raises(DriverError) as error:
+                await session.call(*called("half_utf8"))
+            assert error.value.data["reason"] == "server"
+            assert text_of(await session.call(*called("text", unit="alive", times=1))) == "alive"
+
+
+@pytest.mark.anyio
+async def test_local_tools_work_again_after_calls_that_failed_together(tmp_path: Path) -> None:
+    """One of the calls may be told of the server's end after another has started it again."""
+    async with scripted_local_server(tmp_path, "normal") as session:
+        for _ in range(3):
+            async with anyio.create_task_group() as tasks:
+                for name in ("hang", "hang", "hang", "die"):
+                    tasks.start_soon(fails, session, name)
+            assert text_of(await session.call(*called("text", unit="alive", times=1))) == "alive"
+
+
+async def fails(session: ToolSession, name: str) -> None:
+    with pytest.raises(DriverError, match="exit code"):
+        await session.call(*called(name))
+
+
+@pytest.mark.anyio
+async def test_local_server_that_always_dies_is_an_error_for_each_call(tmp_path: Path) -> None:
+    async with scripted_local_server(tmp_path, "dies") as session:
+        for _ in range(3):
+            await fails(session, "text")
+
+
+@pytest.mark.anyio
+async def test_calls_that_wait_for_a_start_share_its_failure(tmp_path: Path) -> None:
+    """A server that is silent uses the whole time for its start."""
+    failures: list[str] = []
+
+    async def call(session: ToolSession) -> None:
+        with pytest.raises(DriverError, match="was not up after 1 s") as error:
+            await session.call(*called("text"))
+        failures.append(error.value.data["reason"])
+
+    async with scripted_local_server(tmp_path, "silent", start_seconds=1) as session:
+        with anyio.fail_after(15):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(30):
+                    tasks.start_soon(call, session)
+            await call(session)
+    assert failures == ["server"] * 31
 
 
 @pytest.mark.anyio

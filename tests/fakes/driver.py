@@ -269,6 +269,9 @@ class FakeDriver:
             raise _RequestError(wire.FROZEN, "frozen")
         names: list[str] = [server["name"] for server in params["servers"]]
         for name in names:
+            if name in self._started:
+                data = {"server": name, "running": True}
+                raise _RequestError(wire.BAD_PARAMS, f"there is already a server named {name}", data)
             stderr = self._faults.servers_that_fail.get(name)
             if stderr is None and name not in self._tools:
                 stderr = f"no server {name!r} in this test"

@@ -16,7 +16,7 @@ from decathlon_mcp.sandboxes.base import Limits, Provider, SandboxSpec
 from decathlon_mcp.sandboxes.conformance import ROOT, ProviderUnderTest
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
-from decathlon_mcp.sandboxes.local.processes import sandboxes_with_processes
+from decathlon_mcp.sandboxes.local.process_table import sandboxes_with_processes
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.types import Network
 from tests.fakes.driver import FakeRun, RunReply

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
+import json
 import os
 import secrets
 import socket
+import threading
 import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager, closing, suppress
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -22,9 +27,11 @@ from requests import Response
 from decathlon_mcp.archives.writing import pack_empty_folders
 from decathlon_mcp.driver_client.driver import connect
 from decathlon_mcp.errors import ImageError, ProviderUnavailableError
-from decathlon_mcp.sandboxes.base import Limits
+from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
 from decathlon_mcp.sandboxes.conformance import download, file_entry, pack, receive_all, receive_line
+from decathlon_mcp.sandboxes.docker import provider as docker_provider
 from decathlon_mcp.sandboxes.docker.container import DEFAULT_NETWORK
+from decathlon_mcp.sandboxes.docker.engine import regular_file
 from decathlon_mcp.sandboxes.docker.image import STARTER_IMAGE, missing_image_error
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
 from decathlon_mcp.suites.loading import load_suite
@@ -65,6 +72,43 @@ async def test_container_has_no_privileges_no_network_and_limits(docker: Bench) 
         "decathlon.owner": docker.owner,
         "decathlon.sandbox": spec.name,
     }
+
+
+ATTACKS = Path(__file__).parent / "driver_threads.py"
+SILENT_PORT = 8123
+SILENT_SERVER = f"""
+import os, socket, time
+listener = socket.create_server(("127.0.0.1", {SILENT_PORT}))
+if os.fork() == 0:
+    time.sleep(1000)
+"""
+
+
+async def test_limits_of_the_drivers_threads_cannot_be_set(docker: Bench) -> None:
+    """Threads have ids of their own; slowing them is possible and does not end the driver."""
+    spec = docker.spec()
+    with anyio.fail_after(120):
+        async with docker.provider.open(spec) as sandbox, connect(sandbox) as driver:
+            root = str(sandbox.root)
+            await sandbox.put(sandbox.root, pack(file_entry("attacks.py", ATTACKS.read_bytes())))
+            await driver.run(["python3", "-c", SILENT_SERVER], cwd=root, timeout_seconds=20, leave=True)
+            async with anyio.create_task_group() as tasks:
+                # The driver's requests to a server by HTTP are made in threads, and this one waits.
+                server = {"name": "silent", "type": "sse", "url": f"http://127.0.0.1:{SILENT_PORT}/sse"}
+                tasks.start_soon(partial(driver.start, [server], deadline_seconds=100))
+                await driver.ping()
+                result = await driver.run(
+                    ["python3", "attacks.py"], cwd=root, timeout_seconds=100, env={"HOME": root}
+                )
+                await driver.ping()
+                tasks.cancel_scope.cancel()
+            assert result.exit_code == 0, result.stderr
+            report = json.loads(result.stdout)
+            assert report["threads"] > 1
+            assert report["accepted"] == []
+            assert report["errors"] == []
+            result = await driver.run(["cat", "/proc/1/limits"], cwd=root, timeout_seconds=10)
+            assert "Max cpu time              unlimited            unlimited" in result.stdout
 
 
 async def test_limit_of_none_sets_no_limit(docker: Bench) -> None:
@@ -220,6 +264,64 @@ async def test_removal_that_the_engine_refuses_is_retried(
     await docker.assert_nothing_left()
 
 
+async def test_time_in_the_queue_of_removals_does_not_count(
+    docker: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each removal takes most of its limit, and three that are pending together are made one by one."""
+    remove: Any = APIClient.remove_container
+
+    def remove_slowly(self: Any, container: str, **options: Any) -> None:
+        time.sleep(1.5)
+        remove(self, container, **options)
+
+    monkeypatch.setattr(APIClient, "remove_container", remove_slowly)
+    monkeypatch.setattr(docker_provider, "REMOVE_SECONDS", 2.5)
+    with anyio.fail_after(60):
+        async with DockerProvider(docker.owner, at_once=1) as provider:
+            await end_together(provider, [docker.spec() for _ in range(3)])
+    assert "A container was left behind" not in caplog.text
+    await docker.assert_nothing_left()
+
+
+async def test_engine_that_stopped_answering_delays_the_end_only_once(
+    docker: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answering = threading.Event()
+
+    def hang(*_arguments: Any, **_options: Any) -> None:
+        answering.wait(60)
+
+    with monkeypatch.context() as patch, anyio.fail_after(60):
+        patch.setattr(APIClient, "remove_container", hang)
+        patch.setattr(docker_provider, "REMOVE_SECONDS", 3.0)
+        patch.setattr(docker_provider, "REMOVE_SILENT_SECONDS", 0.1)
+        async with DockerProvider(docker.owner, at_once=1) as provider:
+            assert await end_together(provider, [docker.spec() for _ in range(4)]) < 6
+    assert caplog.text.count("A container was left behind") == 4
+    answering.set()
+    await docker.provider.sweep(docker.owner)
+
+
+async def end_together(provider: DockerProvider, specs: Sequence[SandboxSpec]) -> float:
+    """Open sandboxes, end all of them at once; returns how many seconds that took."""
+    ended, opened, started_at = anyio.Event(), 0, 0.0
+
+    async def one(spec: SandboxSpec) -> None:
+        nonlocal opened
+        async with provider.open(spec):
+            opened += 1
+            await ended.wait()
+
+    async with anyio.create_task_group() as tasks:
+        for spec in specs:
+            tasks.start_soon(one, spec)
+        while opened < len(specs):  # noqa: ASYNC110  (a test of the end, not of the start)
+            await anyio.sleep(0.01)
+        started_at = time.monotonic()
+        ended.set()
+    return time.monotonic() - started_at
+
+
 # Images
 
 
@@ -303,6 +405,71 @@ open('out', 'w').write('x')
     await docker.assert_nothing_left()
     assert len(volumes) == 1
     assert not {volume["Name"] for volume in docker.engine.volumes()["Volumes"] or ()} & set(volumes)
+
+
+USER_TABLES: dict[str, tuple[str, str, tuple[int, int]]] = {
+    "a link": ("mv /etc/passwd /opt/p && ln -s /opt/p /etc/passwd", "player", (4321, 4321)),
+    "a link out of the root": (
+        "mv /etc/passwd /opt/p && ln -s ../../../../opt/p /etc/link && ln -s link /etc/passwd",
+        "player",
+        (4321, 4321),
+    ),
+    "group in a link": ("mv /etc/group /opt/g && ln -s /opt/g /etc/group", "player:games", (4321, 60)),
+    "numeric user": ("true", "4321", (4321, 4321)),
+    "numeric user that is not there": ("true", "999", (999, 0)),
+    "two rows of one name": ("echo player:x:1:1::/: >> /etc/passwd", "player", (4321, 4321)),
+    "overlong id": ("sed -i 1ix:x:$(seq -s 0 2000):1::/: /etc/passwd", "77", (77, 0)),
+    "huge": ("yes x:x:5:5::/: | head -c 3000000 >> /etc/passwd", "player", (4321, 4321)),
+}
+"""A command that changes the tables of an image, its USER, and the ids of its processes."""
+
+
+@contextmanager
+def image_with_users(docker_engine: Any, base: str, command: str, user: str) -> Iterator[str]:
+    name = f"decathlon-test-user:{secrets.token_hex(4)}"
+    lines = [f"FROM {base}", f"RUN useradd --uid 4321 --user-group player && {command}", f"USER {user}"]
+    dockerfile = io.BytesIO("\n".join(lines).encode())
+    messages = list(docker_engine.build(fileobj=dockerfile, tag=name, rm=True, decode=True))
+    assert "error" not in messages[-1], messages
+    yield name
+    docker_engine.remove_image(name, force=True)
+
+
+@pytest.mark.parametrize("what", USER_TABLES)
+async def test_ids_of_the_images_user_are_found(
+    docker: Bench, docker_engine: Any, test_image: str, what: str
+) -> None:
+    command, user, ids = USER_TABLES[what]
+    script = "import os; s = os.stat('in/a'); print(os.getuid(), s.st_uid, os.getgid(), s.st_gid)"
+    with image_with_users(docker_engine, test_image, command, user) as image, anyio.fail_after(60):
+        async with docker.provider.open(docker.spec(image=image)) as sandbox, connect(sandbox) as driver:
+            await sandbox.put(sandbox.root / "in", pack(file_entry("a")))
+            result = await driver.run(["python3", "-c", script], cwd=str(sandbox.root), timeout_seconds=20)
+            assert result.stdout == f"{ids[0]} {ids[0]} {ids[1]} {ids[1]}\n", result.stderr
+
+
+@pytest.mark.parametrize("user", ["77", "root"])
+async def test_image_whose_users_are_no_file_is_refused_before_it_starts(
+    docker: Bench, docker_engine: Any, test_image: str, user: str
+) -> None:
+    command = "rm /etc/passwd && mkdir /opt/users && ln -s /opt/users /etc/passwd"
+    with image_with_users(docker_engine, test_image, command, user) as image, anyio.fail_after(60):
+        with pytest.raises(ImageError, match="/opt/users is no regular file"):
+            async with docker.provider.open(docker.spec(image=image)):
+                pass
+        await docker.assert_nothing_left()
+
+
+# Not with a real engine: one that opens such a pipe answers no request about all containers any more.
+@pytest.mark.parametrize("bit", [31, 27, 26, 25, 24, 21, 19])
+def test_pipe_or_device_is_no_regular_file(bit: int) -> None:
+    stat = json.dumps({"mode": 1 << bit | 0o644, "linkTarget": ""}).encode()
+    response = SimpleNamespace(
+        ok=True, headers={"X-Docker-Container-Path-Stat": base64.b64encode(stat).decode()}
+    )
+    api: Any = SimpleNamespace(base_url="", api_version="1", head=lambda *_, **__: response)
+    with pytest.raises(ValueError, match="no regular file"):
+        regular_file(api, "container", "/etc/passwd")
 
 
 # Engines

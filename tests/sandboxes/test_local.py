@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
+import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import anyio
 import pytest
 
 from decathlon_mcp.driver_client.driver import connect
 from decathlon_mcp.errors import BadRequestError, ImageError, SandboxLostError
+from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.sandboxes.conformance import file_entry, pack, receive_all
+from decathlon_mcp.sandboxes.local import process_signals
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
+from decathlon_mcp.sandboxes.local.sandbox import LEADER_FILE, OWNER_FILE
 from tests.sandboxes.conftest import Bench
 
 pytestmark = pytest.mark.anyio
@@ -108,6 +116,181 @@ async def test_processes_of_a_killed_driver_end_with_the_sandbox(local: Bench) -
                 )
             assert list(local.processes()) == [sandbox.spec.name]
         await local.assert_nothing_left()
+
+
+# Removal
+
+
+async def test_many_sandboxes_that_end_together_share_the_readings_of_proc(
+    local: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many end, /proc is read a few times for all of them, and nothing is left."""
+    readings: list[object] = []
+    listdir: Any = os.listdir
+
+    def count(path: Any = ".") -> list[str]:
+        readings.extend([path] if path == "/proc" else [])
+        return listdir(path)
+
+    script = "import os, time; [os.fork() for _ in range(2)]; print(flush=True); time.sleep(1000)"
+    all_open, ended = anyio.Event(), anyio.Event()
+    open_count, count_at_once = 0, 60
+
+    async def one() -> None:
+        nonlocal open_count
+        async with local.provider.open(local.python_spec(script)) as sandbox:
+            await sandbox.stream.receive()
+            open_count += 1
+            if open_count == count_at_once:
+                all_open.set()
+            await ended.wait()
+
+    with anyio.fail_after(120):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(count_at_once):
+                tasks.start_soon(one)
+            await all_open.wait()
+            assert len(local.processes()) == count_at_once
+            monkeypatch.setattr(os, "listdir", count)
+            ended.set()
+        await local.assert_nothing_left()
+    assert len(readings) < count_at_once
+
+
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+async def test_processes_that_do_not_end_delay_no_other_removal(
+    local: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel delivers no signal to an uninterruptible process; here none is sent to some."""
+    monkeypatch.setattr(process_signals, "SIGNAL_SECONDS", 4.0)
+    kill: Any = os.kill
+    unkillable: set[int] = set()
+
+    def kill_others(pid: int, number: int) -> None:
+        if pid not in unkillable:
+            kill(pid, number)
+
+    monkeypatch.setattr(os, "kill", kill_others)
+    script = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
+    ended, removed = anyio.Event(), anyio.Event()
+
+    async def stuck() -> None:
+        async with local.provider.open(local.python_spec(script)) as sandbox:
+            unkillable.add(int(await sandbox.stream.receive()))
+            await ended.wait()
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(8):
+                tasks.start_soon(stuck)
+            async with local.provider.open(local.python_spec(script)) as sandbox:
+                await sandbox.stream.receive()
+                await until(lambda: len(unkillable) == 8)
+                ended.set()
+                await anyio.sleep(0.1)
+            removed.set()
+            assert len(local.processes()) == 8, "the other removals had ended"
+    assert caplog.text.count("A local sandbox could not be removed") == 8
+    for pid in unkillable:
+        kill(pid, signal.SIGKILL)
+    await local.wait_until_nothing_left()
+    gc.collect()  # within the filter of this test
+
+
+async def test_process_that_waits_uninterruptibly_does_not_delay_the_pause(
+    local: Bench, tmp_path: Path
+) -> None:
+    """The parent of a vfork is in state D until its child, which waits for a pipe's reader, executes."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    script = (
+        "import os; print(flush=True)\n"
+        f"open_pipe = (os.POSIX_SPAWN_OPEN, 1, {str(pipe)!r}, os.O_WRONLY, 0)\n"
+        "os.posix_spawn('/bin/true', ['true'], {}, file_actions=[open_pipe])"
+    )
+    with anyio.fail_after(30):
+        async with local.provider.open(local.python_spec(script)) as sandbox:
+            await sandbox.stream.receive()
+            stat = Path(f"/proc/{leader_of(sandbox)}/stat")
+            await until(lambda: " D " in stat.read_text())
+            with anyio.fail_after(1):
+                await sandbox.pause()
+        await local.assert_nothing_left()
+
+
+async def test_sandbox_whose_processes_are_stopped_is_removed(local: Bench) -> None:
+    with anyio.fail_after(30):
+        async with local.provider.open(local.spec()) as sandbox, connect(sandbox) as driver:
+            await driver.ping()
+            os.kill(leader_of(sandbox), signal.SIGSTOP)
+        await local.assert_nothing_left()
+
+
+async def test_process_whose_main_thread_has_exited_is_killed(local: Bench) -> None:
+    """Its state is that of a zombie, and the environment of its main thread is gone."""
+    script = """
+import ctypes, os, threading, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        threading.Thread(target=time.sleep, args=(1000,)).start()
+        print(os.getpid(), flush=True)
+        ctypes.CDLL(None).pthread_exit(None)
+    os._exit(0)
+os.wait()
+time.sleep(1000)
+"""
+    with anyio.fail_after(30):
+        async with local.provider.open(local.python_spec(script)) as sandbox:
+            status = Path(f"/proc/{int(await sandbox.stream.receive())}/status")
+            await until(lambda: "Z (zombie)" in status.read_text())
+        await until(lambda: not status.exists() or "Threads:\t1\n" in status.read_text())
+
+
+async def test_first_process_of_a_dead_server_is_killed_without_its_marker(local: Bench) -> None:
+    """A stopped driver does not notice its server's end, and only root can read its environment."""
+    spec = local.spec("env", "-i", "sleep", "1000")
+    with anyio.fail_after(30):
+        async with local.provider.open(spec) as sandbox:
+            leader = leader_of(sandbox)
+            command_line = Path(f"/proc/{leader}/cmdline")
+            await until(lambda: command_line.read_bytes() == b"sleep\x001000\x00")
+            os.kill(leader, signal.SIGSTOP)
+            assert await local.create_second().sweep(local.owner) == 1
+            assert await sandbox.cause_of_end() == "exit code 137"
+
+
+async def test_another_process_with_the_pid_of_a_dead_servers_is_not_killed(local: Bench) -> None:
+    spec = local.spec("sleep", "1000")
+    with anyio.fail_after(30):
+        async with local.provider.open(local.spec("env", "-i", "sleep", "1000")) as stranger:
+            async with local.provider.open(spec) as sandbox:
+                file = Path(sandbox.root).parent / LEADER_FILE
+                pid, started_ticks, boot_id = file.read_text().split()
+                for leader in (
+                    f"{leader_of(stranger)} {int(started_ticks) - 100} {boot_id}",
+                    f"{leader_of(stranger)} {started_ticks} another-boot",
+                    f"{pid} many ticks and more",
+                ):
+                    file.write_text(leader)
+                    folder = local.scratch / "sandboxes" / "copy"
+                    folder.mkdir()
+                    (folder / OWNER_FILE).write_text(local.owner)
+                    (folder / LEADER_FILE).write_text(leader)
+                    await local.provider.sweep(local.owner)
+                    assert not folder.exists()
+            assert await stranger.cause_of_end() is None
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Poll a condition: /proc offers no event to wait for."""
+    while not condition():  # noqa: ASYNC110
+        await anyio.sleep(0.01)
+
+
+def leader_of(sandbox: Sandbox) -> int:
+    """Pid of a sandbox's first process."""
+    return int((Path(sandbox.root).parent / LEADER_FILE).read_text().split()[0])
 
 
 async def test_first_process_killed_by_a_signal_has_an_exit_code_above_128(local: Bench) -> None:

@@ -8,6 +8,8 @@ socket or plain TCP.
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import socket
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -22,7 +24,7 @@ from requests import Response
 from requests.exceptions import HTTPError, RequestException
 
 from decathlon_mcp.errors import ProviderUnavailableError
-from decathlon_mcp.types import JsonObject
+from decathlon_mcp.types import JsonObject, as_object
 
 CONNECT_SECONDS = 2.0
 REQUEST_SECONDS = 60.0
@@ -31,6 +33,9 @@ POOL_SIZE = 2 * THREADS
 """HTTP connections kept open. With fewer than threads, the SDK closes connections after use."""
 
 _CHUNK_BYTES = 1 << 18
+_PATH_STAT_HEADER = "X-Docker-Container-Path-Stat"
+# Of Go's os.FileMode: folder, link, device, pipe, socket, character device, irregular.
+_FILE_TYPE_BITS = 1 << 31 | 1 << 27 | 1 << 26 | 1 << 25 | 1 << 24 | 1 << 21 | 1 << 19
 _DEFAULT_HOST = "unix:///var/run/docker.sock"
 _T = TypeVar("_T")
 
@@ -93,6 +98,34 @@ def is_folder(api: Api, container: str, path: str) -> bool:
     return api.head(url, params={"path": f"{path}/."}, timeout=REQUEST_SECONDS).ok
 
 
+def regular_file(api: Api, container: str, path: str) -> str | None:
+    """Path of the regular file that a path in a container leads to, without symbolic links.
+
+    None if nothing is there. Raises ValueError if something else than a regular file is.
+    """
+    # The engine follows the links, within the container's own root.
+    stat = _path_stat(api, container, path)
+    if stat and stat.get("linkTarget"):
+        path = str(stat["linkTarget"])
+        stat = _path_stat(api, container, path)
+    if stat is None:
+        return None
+    mode = stat.get("mode")
+    if not isinstance(mode, int) or mode & _FILE_TYPE_BITS:
+        raise ValueError(f"{path} is no regular file")
+    return path
+
+
+def _path_stat(api: Api, container: str, path: str) -> JsonObject | None:
+    response = api.head(_archive_url(api, container), params={"path": path}, timeout=REQUEST_SECONDS)
+    if not response.ok:
+        return None
+    try:
+        return as_object(json.loads(base64.b64decode(response.headers.get(_PATH_STAT_HEADER, ""))))
+    except ValueError:
+        return None
+
+
 def put_archive(api: Api, container: str, path: str, data: bytes | Iterator[bytes]) -> None:
     """Unpack a tar into a folder of a container; never replaces a file by a folder or the reverse.
 
@@ -142,14 +175,19 @@ class Engine:
                 self.connected.set()
             return self._api
 
-    async def run(self, call: Callable[[Api], _T], *, abandon: bool = False) -> _T:
+    async def run(
+        self, call: Callable[[Api], _T], *, abandon: bool = False, limiter: CapacityLimiter | None = None
+    ) -> _T:
         """Make `call` in a thread. With `abandon`, cancellation does not wait for it to return.
 
+        `limiter` replaces the limit on threads that all other calls share.
         Raises APIError if the engine refuses, ProviderUnavailableError if it does not answer.
         """
         api = await self.api()
         try:
-            return await to_thread.run_sync(call, api, limiter=self._threads, abandon_on_cancel=abandon)
+            return await to_thread.run_sync(
+                call, api, limiter=limiter or self._threads, abandon_on_cancel=abandon
+            )
         except APIError:
             raise
         except (RequestException, DockerException) as error:

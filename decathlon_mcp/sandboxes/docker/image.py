@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from docker.errors import APIError, ImageNotFound
 
-from decathlon_mcp.archives.reading import first_file
+from decathlon_mcp.archives.reading import BrokenArchiveError, first_file
 from decathlon_mcp.errors import ImageError
-from decathlon_mcp.sandboxes.docker.engine import Api, engine_message, get_archive
+from decathlon_mcp.sandboxes.docker.engine import Api, engine_message, get_archive, regular_file
 from decathlon_mcp.types import as_object
 
 STARTER_IMAGE = "decathlon-test:latest"
 """Image of the starter suite and of the tests. It is in no registry."""
+_ID_DIGITS = 10
+"""Ids are 32-bit numbers."""
 _TABLE_BYTES = 1 << 20
 """How much of /etc/passwd or /etc/group is read."""
+_PASSWD, _GROUP = "/etc/passwd", "/etc/group"
+_ids_by_digest: dict[str, tuple[int, int]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,32 +60,65 @@ def install_hint(name: str) -> str:
 
 
 def user_ids(api: Api, container: str, image: Image) -> tuple[int, int]:
-    """The numeric user and group of a container's first process."""
+    """The numeric user and group of a container's first process.
+
+    Raises ImageError if the image's tables of users are no regular files.
+    """
+    # Once per image, since each look into a container takes the engine some 20 ms.
+    ids = _ids_by_digest.get(image.digest)
+    if ids is None:
+        ids = _ids_by_digest[image.digest] = _find_ids(api, container, image)
+    return ids
+
+
+def _find_ids(api: Api, container: str, image: Image) -> tuple[int, int]:
+    tables = {path: _table(api, container, path, image) for path in (_PASSWD, _GROUP)}
     if image.runs_as_root and ":" not in image.user:
         return 0, 0
     user, _, group = image.user.partition(":")
-    # Read from the container, as the engine does when it starts the process: USER may be a name.
-    passwd = _rows(api, container, "/etc/passwd") if not (user.isdecimal() and group.isdecimal()) else []
-    by_user = {row[column]: row for column in (2, 0) for row in passwd}
-    row = by_user.get(user or "0", ["", "", "0", "0"])
-    user_id = int(user) if user.isdecimal() else int(row[2])
+    # Read from the container, as the engine does when it starts the process: USER may be a name. For a name
+    # that is not there, the ids do not matter: the engine refuses to start the container.
+    passwd = _rows(api, container, tables[_PASSWD]) if not (_is_id(user) and _is_id(group)) else []
+    row = _find([row for row in passwd if _is_id(row[3])], user or "0")
+    user_id = int(user) if _is_id(user) else int(row[2])
     if not group:
         return user_id, int(row[3])
-    if group.isdecimal():
+    if _is_id(group):
         return user_id, int(group)
-    groups = {row[0]: row for row in _rows(api, container, "/etc/group")}
-    return user_id, int(groups.get(group, row)[2])
+    return user_id, int(_find(_rows(api, container, tables[_GROUP]), group)[2])
 
 
-def _rows(api: Api, container: str, path: str) -> list[list[str]]:
-    """Valid lines of /etc/passwd or /etc/group, split at colons; none if there is no such file."""
+def _table(api: Api, container: str, path: str, image: Image) -> str | None:
+    """Where /etc/passwd or /etc/group is; None if there is none."""
+    # The engine opens both when it starts a container. A pipe there blocks it, and after that every request
+    # that concerns all containers.
     try:
-        text = first_file(get_archive(api, container, path), _TABLE_BYTES).decode("utf-8", "replace")
-    except APIError:
+        return regular_file(api, container, path)
+    except ValueError as error:
+        raise ImageError(f"image {image.name} cannot be started: {error}", image=image.name) from None
+
+
+def _find(rows: Sequence[Sequence[str]], name_or_id: str) -> Sequence[str]:
+    """The first row with that name, else the first with that id; root's if there is none."""
+    for column in (0, 2):
+        for row in rows:
+            if row[column] == name_or_id:
+                return row
+    return ("", "", "0", "0")
+
+
+def _rows(api: Api, container: str, table: str | None) -> list[list[str]]:
+    """Valid lines of a table of users or groups, split at colons. A long table is cut to `_TABLE_BYTES`."""
+    if table is None:
+        return []
+    try:
+        with closing(get_archive(api, container, table)) as chunks:
+            text = first_file(chunks, _TABLE_BYTES).decode("utf-8", "replace")
+    except (APIError, BrokenArchiveError):
         return []
     rows = [line.split(":") for line in text.splitlines()]
-    return [
-        row
-        for row in rows
-        if len(row) >= 4 and row[2].isdecimal() and (row[3].isdecimal() or path != "/etc/passwd")
-    ]
+    return [row for row in rows if len(row) >= 4 and _is_id(row[2])]
+
+
+def _is_id(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _ID_DIGITS

@@ -11,9 +11,10 @@ background.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import shutil
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import PurePosixPath
 from types import TracebackType
@@ -35,8 +36,12 @@ from decathlon_mcp.sandboxes.streams import SocketStream
 from decathlon_mcp.telemetry.logs import fields
 
 REMOVE_SECONDS = 30.0
-REMOVE_QUEUED_SECONDS = 2.0
-"""Added for each removal ahead in the queue: hundreds of episodes may end together."""
+"""Limit on the time that the engine may take to remove one container, all tries together.
+
+Time in the queue does not count: hundreds of episodes may end together.
+"""
+REMOVE_SILENT_SECONDS = 2.0
+"""The same limit after a removal that the engine did not answer, until it answers one: a queue must end."""
 REMOVE_RETRY_SECONDS = (0.2, 1.0, 5.0)
 LISTEN_SECONDS = 1.0
 CHECK_SECONDS = 2.8
@@ -67,6 +72,10 @@ class DockerProvider:
         self._events = EventWatch(self._engine, owner)
         self._openings = CapacityLimiter(at_once)
         self._removals = CapacityLimiter(at_once)
+        # Not the engine's own, all of which may be occupied by archives while a removal's clock runs.
+        self._removal_threads = CapacityLimiter(math.inf)
+        # Whether the last removal reached its time limit.
+        self._silent = False
         self._open_names: set[str] = set()
         self._tasks: TaskGroup | None = None
 
@@ -125,23 +134,36 @@ class DockerProvider:
     async def _remove(self, container: Container) -> None:
         """Remove a container, with retries, in bounded time."""
         # Never raises: the error that ended the sandbox must not be replaced.
-        ahead = self._removals.statistics().tasks_waiting
-        with anyio.move_on_after(REMOVE_SECONDS + ahead * REMOVE_QUEUED_SECONDS, shield=True):
-            for pause in (*REMOVE_RETRY_SECONDS, 0):
-                try:
-                    async with self._removals:
-                        await self._engine.run(container.remove, abandon=True)
-                except (APIError, ProviderUnavailableError) as error:
-                    reason = engine_message(error) if isinstance(error, APIError) else error.message
-                    _log.warning(
-                        "A container could not be removed",
-                        extra=fields(sandbox=container.spec.name, why=reason),
-                    )
-                    await anyio.sleep(pause)
-                else:
-                    self._open_names.discard(container.spec.name)
-                    return
-        _log.error("A container was left behind", extra=fields(sandbox=container.spec.name))
+        name, remaining_seconds = container.spec.name, REMOVE_SECONDS
+        with CancelScope(shield=True):
+            for pause_seconds in (*REMOVE_RETRY_SECONDS, 0):
+                async with self._removals:
+                    started_at = anyio.current_time()
+                    if await self._try_to_remove(container.remove, remaining_seconds, sandbox=name):
+                        self._open_names.discard(name)
+                        return
+                    remaining_seconds -= anyio.current_time() - started_at
+                if remaining_seconds <= 0 or self._silent:
+                    break
+                await anyio.sleep(pause_seconds)
+        _log.error("A container was left behind", extra=fields(sandbox=name))
+
+    async def _try_to_remove(
+        self, remove: Callable[[Api], None], limit_seconds: float, **described: str
+    ) -> bool:
+        reason = ""
+        limit_seconds = min(limit_seconds, REMOVE_SILENT_SECONDS) if self._silent else limit_seconds
+        with anyio.move_on_after(limit_seconds) as scope:
+            try:
+                await self._engine.run(remove, abandon=True, limiter=self._removal_threads)
+            except (APIError, ProviderUnavailableError) as error:
+                reason = engine_message(error) if isinstance(error, APIError) else error.message
+        self._silent = scope.cancelled_caught
+        if not self._silent and not reason:
+            return True
+        reason = reason or f"no answer within {limit_seconds:.0f} s"
+        _log.warning("A container could not be removed", extra=fields(**described, why=reason))
+        return False
 
     async def sweep(self, owner: str) -> int:
         filters = {"label": f"{OWNER_LABEL}={owner}"}
@@ -152,22 +174,21 @@ class DockerProvider:
                 for container in containers
                 if container["Labels"].get(SANDBOX_LABEL) not in self._open_names
             ]
-            async with anyio.create_task_group() as tasks:
-                for container_id in orphans:
-                    tasks.start_soon(self._remove_orphan, container_id)
         except APIError as error:
             raise ProviderUnavailableError(f"the engine refused: {engine_message(error)}") from error
-        return len(orphans)
+        removed: list[str] = []
 
-    async def _remove_orphan(self, container_id: str) -> None:
-        async with self._removals:
-            try:
-                await self._engine.run(lambda api: remove_container(api, container_id))
-            except APIError as error:
-                _log.warning(
-                    "A container could not be removed",
-                    extra=fields(id=container_id, why=engine_message(error)),
-                )
+        async def remove(container_id: str) -> None:
+            async with self._removals:
+                if await self._try_to_remove(
+                    lambda api: remove_container(api, container_id), REMOVE_SECONDS, id=container_id
+                ):
+                    removed.append(container_id)
+
+        async with anyio.create_task_group() as tasks:
+            for container_id in orphans:
+                tasks.start_soon(remove, container_id)
+        return len(removed)
 
     async def check(self, image: str | None) -> list[Finding]:
         findings: list[Finding] = []

@@ -10,6 +10,7 @@ Decided 2026-11-21: the limits of a spec are not enforced. The limits that an or
 from __future__ import annotations
 
 import logging
+import math
 import os
 import platform
 import re
@@ -22,17 +23,20 @@ from types import TracebackType
 from typing import Self
 
 import anyio
-from anyio import CancelScope, CapacityLimiter, to_thread
+from anyio import CancelScope, CapacityLimiter, Semaphore, to_thread
 from anyio.abc import TaskGroup
 
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.sandboxes.base import Finding, Isolation, SandboxSpec, finding
-from decathlon_mcp.sandboxes.local.processes import FirstProcess, sandboxes_with_processes
+from decathlon_mcp.sandboxes.local.first_process import FirstProcess
+from decathlon_mcp.sandboxes.local.process_signals import ProcessSignaller
+from decathlon_mcp.sandboxes.local.process_table import sandboxes_with_processes
 from decathlon_mcp.sandboxes.local.sandbox import OWNER_FILE, LocalResources, LocalSandbox
 from decathlon_mcp.sandboxes.streams import SocketStream
 from decathlon_mcp.telemetry.logs import fields
 
-REMOVE_SECONDS = 20.0
+DELETE_SECONDS = 20.0
+"""How long deleting one sandbox's folder may take; it does not count while it waits for others."""
 FREE_BYTES = 1 << 30
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
 
@@ -42,7 +46,7 @@ _log = logging.getLogger(__name__)
 class LocalProvider:
     """Opens sandboxes as folders `<folder>/<name>/root`, each with a first process.
 
-    `at_once` bounds how many are removed at the same time.
+    `at_once` bounds how many folders are deleted at the same time.
     """
 
     name = "local"
@@ -51,7 +55,10 @@ class LocalProvider:
     def __init__(self, owner: str, folder: Path, *, at_once: int = 4) -> None:
         self._owner = owner
         self._folder = folder.absolute()
-        self._removals = CapacityLimiter(at_once)
+        self._deletions = Semaphore(at_once)
+        # Never waited for: the clock of a deletion, which has its place by then, would already run.
+        self._threads = CapacityLimiter(math.inf)
+        self._signaller = ProcessSignaller()
         self._open_names: set[str] = set()
         self._tasks: TaskGroup | None = None
 
@@ -89,7 +96,10 @@ class LocalProvider:
             process = resources.start(spec)
             stream = await stack.enter_async_context(SocketStream(process.socket))
             await stack.enter_async_context(self._watching(process, stream))
-            sandbox = LocalSandbox(spec, resources, stream)
+            sandbox = LocalSandbox(spec, resources, stream, self._signaller)
+            # Before the stream is closed: at the end of its input each driver would search /proc for its
+            # processes, and several hundred that end together would keep the machine busy with that.
+            stack.push_async_callback(self._kill, resources)
             stack.callback(sandbox.mark_closed)
             yield sandbox
 
@@ -119,22 +129,46 @@ class LocalProvider:
                 await finished.wait()
 
     async def _remove(self, resources: LocalResources) -> bool:
-        with anyio.move_on_after(REMOVE_SECONDS, shield=True):
-            if await to_thread.run_sync(resources.remove, limiter=self._removals, abandon_on_cancel=True):
-                self._open_names.discard(resources.name)
-                return True
+        """Kill the sandbox's processes and delete its folder; whether both are gone. Never raises."""
+        killed = await self._kill(resources)
+        deleted = await self._delete(resources)
+        if killed and deleted:
+            self._open_names.discard(resources.name)
+            return True
         _log.error(
             "A local sandbox could not be removed",
-            extra=fields(sandbox=resources.name, folder=str(resources.folder)),
+            extra=fields(sandbox=resources.name, folder=str(resources.folder), killed=killed),
         )
         return False
 
+    async def _kill(self, resources: LocalResources) -> bool:
+        killed = resources.killed
+        if killed is None:
+            with CancelScope(shield=True):
+                killed = await self._signaller.kill(resources.process_tree)
+        resources.killed = bool(killed)
+        return resources.killed
+
+    async def _delete(self, resources: LocalResources) -> bool:
+        with CancelScope(shield=True):
+            async with self._deletions:
+                with anyio.move_on_after(DELETE_SECONDS):
+                    return await to_thread.run_sync(
+                        resources.delete, limiter=self._threads, abandon_on_cancel=True
+                    )
+        return False
+
     async def sweep(self, owner: str) -> int:
-        names = await to_thread.run_sync(self._orphans_of, owner)
-        removed = [
-            await self._remove(LocalResources(owner, name, self._folder_of(name))) for name in sorted(names)
-        ]
-        return sum(removed)
+        removed: list[str] = []
+
+        async def remove(name: str) -> None:
+            if await self._remove(LocalResources(owner, name, self._folder_of(name))):
+                removed.append(name)
+
+        async with anyio.create_task_group() as tasks:
+            for name in await to_thread.run_sync(self._orphans_of, owner):
+                tasks.start_soon(remove, name)
+        return len(removed)
 
     def _orphans_of(self, owner: str) -> set[str]:
         """Names of this owner's sandboxes that this provider did not open."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,12 +16,20 @@ from decathlon_mcp.archives.unpacking import unpack
 from decathlon_mcp.archives.writing import pack_folder
 from decathlon_mcp.errors import BadRequestError, SandboxLostError
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.local.processes import FirstProcess, ProcessTree
+from decathlon_mcp.sandboxes.local.first_process import FirstProcess
+from decathlon_mcp.sandboxes.local.process_signals import ProcessSignaller
+from decathlon_mcp.sandboxes.local.process_table import ProcessId, ProcessTree
 from decathlon_mcp.sandboxes.streams import SocketStream
+from decathlon_mcp.telemetry.logs import fields
 
 CAUSE_SECONDS = 2.0
 OWNER_FILE = "owner"
 """In a sandbox's folder: the owner of the provider that opened it."""
+LEADER_FILE = "leader"
+"""In a sandbox's folder: which process is the first one, as `<pid> <started_ticks> <boot id>`."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+_log = logging.getLogger(__name__)
 
 
 class LocalResources:
@@ -31,10 +40,13 @@ class LocalResources:
         self.name = name
         self.folder = folder
         self.process: FirstProcess | None = None
+        self.killed: bool | None = None
+        """Whether the processes could be killed; None before it was tried."""
 
     @property
-    def processes(self) -> ProcessTree:
-        return ProcessTree(self.owner, self.name, self.process and self.process.pid)
+    def process_tree(self) -> ProcessTree:
+        leader = _read_leader(self.folder) if self.process is None else self.process.id
+        return ProcessTree(self.owner, self.name, leader)
 
     def create_folders(self) -> None:
         (self.folder / OWNER_FILE).write_text(self.owner, "utf-8")
@@ -44,15 +56,38 @@ class LocalResources:
     def start(self, spec: SandboxSpec) -> FirstProcess:
         """Raises ImageError."""
         self.process = FirstProcess(spec, self.folder, f"{self.owner}/{self.name}")
+        if self.process.id is not None:
+            _write_leader(self.folder, self.process.id)
         return self.process
 
-    def remove(self) -> bool:
-        """Kill the processes, then delete the folder; whether both are gone. Blocks."""
-        killed = self.processes.kill()
+    def delete(self) -> bool:
+        """Reap the first process and delete the folder, after the processes were killed. Blocks.
+
+        Returns whether the folder is gone.
+        """
         if self.process is not None:
             self.process.reap()
         shutil.rmtree(self.folder, onerror=_retry_with_permissions)
-        return killed and not self.folder.exists()
+        return not self.folder.exists()
+
+
+# The driver's environment, which has its sandbox's marker, can be read by root alone. Another server that
+# removes what a dead one left must find a driver that is stopped, and so did not end with its server.
+
+
+def _write_leader(folder: Path, leader: ProcessId) -> None:
+    boot_id = _BOOT_ID.read_text("utf-8").strip()
+    (folder / LEADER_FILE).write_text(f"{leader.pid} {leader.started_ticks} {boot_id}", "utf-8")
+
+
+def _read_leader(folder: Path) -> ProcessId | None:
+    """The first process that another server started; None if the file is missing or of an earlier boot."""
+    try:
+        pid, started_ticks, boot_id = (folder / LEADER_FILE).read_text("utf-8").split()
+        leader = ProcessId(int(pid), int(started_ticks))
+        return leader if boot_id == _BOOT_ID.read_text("utf-8").strip() else None
+    except (OSError, ValueError):
+        return None
 
 
 def _retry_with_permissions(function: Callable[..., Any], path: str, error: object) -> None:
@@ -69,13 +104,20 @@ class LocalSandbox:
 
     image_digest = None
 
-    def __init__(self, spec: SandboxSpec, resources: LocalResources, stream: SocketStream) -> None:
+    def __init__(
+        self,
+        spec: SandboxSpec,
+        resources: LocalResources,
+        stream: SocketStream,
+        signaller: ProcessSignaller,
+    ) -> None:
         assert resources.process is not None
         self.spec = spec
         self.root = PurePosixPath(resources.folder / "root")
         self.stream = stream
         self._process = resources.process
-        self._processes = resources.processes
+        self._process_tree = resources.process_tree
+        self._signaller = signaller
         self._threads = CapacityLimiter(4)
         self._closed = False
 
@@ -105,7 +147,8 @@ class LocalSandbox:
         self._check_open()
         if self._process.ended.is_set():
             raise SandboxLostError("the sandbox's first process has ended")
-        await to_thread.run_sync(self._processes.freeze, limiter=self._threads)
+        if not await self._signaller.stop(self._process_tree):
+            _log.warning("Processes of a local sandbox did not stop", extra=fields(sandbox=self.spec.name))
 
     async def cause_of_end(self) -> str | None:
         if self.stream.ended.is_set():
