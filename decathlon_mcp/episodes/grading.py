@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -15,14 +16,16 @@ from anyio import CancelScope
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.services import EpisodeResources
-from decathlon_mcp.errors import LimitExceededError
 from decathlon_mcp.grading.attempt import Attempt
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
 from decathlon_mcp.grading.traj_log import trajectory_log
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import Sandbox
+from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import Network
+
+log = logging.getLogger("decathlon.rewards")
 
 
 async def capture_workspace(
@@ -30,16 +33,13 @@ async def capture_workspace(
 ) -> CapturedWorkspace:
     """Stop every process in the agent's sandbox, then copy its workspace to an archive in `scratch`.
 
-    A workspace over the limit is not copied.
+    Raises LimitExceededError for a workspace over the limit.
     """
     await driver.freeze()
     await sandbox.pause()
     archive = scratch / "workspace.tar"
     folder = sandbox.root / episode.sandbox_factory.suite.profile.workspace
-    try:
-        await sandbox.get(folder, archive, episode.spec.limits.workspace_bytes)
-    except LimitExceededError as error:
-        return CapturedWorkspace(None, sealed, (f"the whole workspace: {error.message}",))
+    await sandbox.get(folder, archive, episode.spec.limits.workspace_bytes)
     return CapturedWorkspace(archive, sealed)
 
 
@@ -103,7 +103,13 @@ class EpisodeGrader:
         )
         verdict = await grade(job)
         with CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._write_toolathlon_files, attempt, verdict)
+            try:
+                await anyio.to_thread.run_sync(self._write_toolathlon_files, attempt, verdict)
+            except Exception:
+                # What the agent and its tools sent is in these files; it must not cost the verdict.
+                log.exception(
+                    "files of an episode could not be written", extra=fields(episode=episode.id[:12])
+                )
         return verdict
 
     def _write_toolathlon_files(self, attempt: Attempt, verdict: Verdict) -> None:

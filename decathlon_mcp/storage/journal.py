@@ -59,7 +59,9 @@ class Journal:
         target = self.folder / name
         partial = target.with_suffix(".partial")
         try:
-            partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            # UTF-8 has no lone surrogates; Python's escape for them is also JSON's.
+            text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+            partial.write_bytes(text.encode("utf-8", "backslashreplace"))
             os.replace(partial, target)  # noqa: PTH105  (documented as atomic)
         except OSError as error:
             log.warning("a file of an episode could not be kept", extra=fields(file=name, why=error.strerror))
