@@ -56,16 +56,35 @@ PYTHON_ENVIRONMENT = {
     "PYTHONOPTIMIZE": "",
     "PYTHONSAFEPATH": "",
 }
-# Some evaluators call git in a repository that the agent created, and a repository's configuration may name
-# programs that every `git status` runs. GIT_CONFIG_COUNT (git-config(1)) has precedence over it. It cannot
-# switch off filters and merge drivers, because .gitattributes refers to them by arbitrary names.
-_GIT_CONFIG = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null", "core.pager": "cat"}
+# Some evaluators call git in a repository that the agent created. The programs that its configuration names
+# are removed from the archive (`archives/repositories.py`); when grading in place, these settings alone
+# protect. GIT_CONFIG_COUNT (git-config(1)) has precedence over the repository. It cannot switch off drivers,
+# filters and aliases, which have arbitrary names.
+_GIT_CONFIG = {
+    "core.fsmonitor": "false",
+    "core.hooksPath": "/dev/null",
+    "core.pager": "cat",
+    "core.sshCommand": "ssh",
+    "core.alternateRefsCommand": "true",
+    "credential.helper": "",
+    "gpg.program": "gpg",
+    "gpg.openpgp.program": "gpg",
+    "gpg.x509.program": "gpgsm",
+    "gpg.ssh.program": "ssh-keygen",
+    "gpg.ssh.defaultKeyCommand": "true",
+    "log.showSignature": "false",
+    "protocol.ext.allow": "never",
+}
 REPOSITORY_ENVIRONMENT = {
     "GIT_CONFIG_COUNT": str(len(_GIT_CONFIG)),
     **{f"GIT_CONFIG_KEY_{number}": name for number, name in enumerate(_GIT_CONFIG)},
     **{f"GIT_CONFIG_VALUE_{number}": value for number, value in enumerate(_GIT_CONFIG.values())},
+    "GIT_PAGER": "cat",
+    # Objects that are missing are not fetched from where the repository says (git 2.45 and later).
+    "GIT_NO_LAZY_FETCH": "1",
+    # Mercurial then reads no `.hg/hgrc`.
+    "HGRCSKIPREPO": "1",
 }
-
 OPEN_SECONDS = 1800.0
 """How long a sandbox for grading may take to open, with the wait for a place; the deadline does not run."""
 GRACE_SECONDS = 15.0

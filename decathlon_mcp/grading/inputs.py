@@ -65,6 +65,7 @@ def _workspace(job: GradingJob, scratch: Path) -> tuple[Path | None, tuple[str, 
         prefix=str(job.suite.profile.workspace),
         limit_bytes=WORKSPACE_BYTES,
         limit_members=WORKSPACE_MEMBERS,
+        root=job.suite.profile.root,
     )
     return archive, tuple(refused)
 
