@@ -20,6 +20,7 @@ from decathlon_client.errors import (
 from decathlon_client.session import ReconnectingSession
 from decathlon_client.values import (
     CLAIM,
+    REWARDED,
     JsonObject,
     OnProgress,
     Reply,
@@ -154,7 +155,8 @@ class Episode:
         """Close the attempt because the agent may not go on; the agent claims nothing.
 
         The work so far is graded, and the verdict's `truncated` is true. `turns`: the turns that the agent
-        took, for rubrics that use them. Raises AccessDeniedError if another client controls this episode.
+        took, for rubrics that use them; counted only with policy `controller` or a controller's token. Raises
+        AccessDeniedError if another client controls this episode.
         """
         arguments = {"episode": self.id, "truncated": True, "answer": answer, "turns": turns}
         reply = await self._call_lobby(
@@ -168,8 +170,9 @@ class Episode:
     ) -> Verdict:
         """Grade the attempt and return the verdict; later calls return the same. Claims an open attempt.
 
-        Grading continues on the server if this is cancelled or times out. Raises NoVerdictError if the
-        attempt cannot be graded, which is never a reward of zero.
+        Grading continues on the server if this is cancelled or times out. An attempt that cannot be graded
+        for a reason that the agent may have caused has status `forfeited` and a reward of 0.0. Raises
+        NoVerdictError if the infrastructure or the task failed, which is never a reward of zero.
         """
         try:
             reply = await self.call(EVALUATE_NAME, on_progress=on_progress, timeout=timeout)
@@ -180,7 +183,7 @@ class Episode:
             if reply.is_error:
                 raise NoVerdictError(reply.text, status="unknown", verdict={})
             raise ProtocolError("`evaluate` answered without a verdict; is this a decathlon-mcp server?")
-        if verdict.get("status") != "scored":
+        if verdict.get("status") not in REWARDED:
             detail = str(verdict.get("detail") or reply.text)
             raise NoVerdictError(detail, status=str(verdict.get("status")), verdict=verdict)
         return Verdict.read(verdict)

@@ -119,10 +119,10 @@ class CallTimeoutError(ClientError, TimeoutError):
 
 
 class NoVerdictError(ClientError):
-    """The attempt could not be graded because the infrastructure failed. This is never a reward of zero.
+    """The attempt could not be graded: the infrastructure or the task failed. Never a reward of zero.
 
-    `status` says what failed (`evaluator_error`, `timeout`, `sandbox_lost`, ...); `verdict` holds all
-    details.
+    `status` says what failed (`sandbox_lost`, `evaluator_error`, ...); `verdict` holds all details. An
+    attempt that its agent may have made impossible to grade has a verdict instead, with status `forfeited`.
     """
 
     def __init__(self, message: str, *, status: str, verdict: JsonObject) -> None:

@@ -76,14 +76,16 @@ class Episode:
         """Close the attempt because the agent may not go on; the agent claims nothing.
 
         The work so far is graded, and the verdict's `truncated` is true. `turns`: the turns that the agent
-        took, for rubrics that use them. Raises AccessDeniedError if another client controls this episode.
+        took, for rubrics that use them; counted only with policy `controller` or a controller's token. Raises
+        AccessDeniedError if another client controls this episode.
         """
 
     def evaluate(self, *, on_progress: OnProgress | None = None, timeout: float | None = None) -> Verdict:
         """Grade the attempt and return the verdict; later calls return the same. Claims an open attempt.
 
-        Grading continues on the server if this is cancelled or times out. Raises NoVerdictError if the
-        attempt cannot be graded, which is never a reward of zero.
+        Grading continues on the server if this is cancelled or times out. An attempt that cannot be graded
+        for a reason that the agent may have caused has status `forfeited` and a reward of 0.0. Raises
+        NoVerdictError if the infrastructure or the task failed, which is never a reward of zero.
         """
 
 class Slot:

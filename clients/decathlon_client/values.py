@@ -19,6 +19,8 @@ Order: TypeAlias = Literal["easy_first", "hard_first", "curriculum"]
 CLAIM = "claim_done"
 """The usual name of the tool that closes an attempt."""
 VERDICT_KEY = "decathlon/verdict"
+REWARDED = frozenset({"scored", "forfeited"})
+"""The statuses of verdicts with a reward. That of a forfeited attempt is 0.0."""
 
 
 class Filters(TypedDict, total=False):
@@ -164,7 +166,11 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of evaluating an attempt. Only scored attempts have one (see `NoVerdictError`)."""
+    """The result of evaluating an attempt, with a reward (without one, see `NoVerdictError`).
+
+    `status` is `scored`, or `forfeited` for an attempt that could not be graded for a reason that the agent
+    may have caused; its reward is 0.0, and counts like any other.
+    """
 
     reward: float
     success: bool
@@ -174,7 +180,7 @@ class Verdict:
 
     @classmethod
     def read(cls, raw: JsonObject) -> Verdict:
-        """Read a scored attempt's verdict. Raises KeyError, TypeError or ValueError for any other."""
+        """Read a verdict with a reward. Raises KeyError, TypeError or ValueError for any other."""
         return cls(
             reward=float(raw["reward"]),
             success=bool(raw["success"]),

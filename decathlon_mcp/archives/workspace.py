@@ -2,22 +2,28 @@
 
 The archive comes from a sandbox that the agent controlled. It is rewritten header by header and never
 unpacked on the host. Members that are not allowed (links that lead out, devices, names with "..") are left
-out and reported. They are not an error: the attempt is graded on the rest.
+out and reported. They are not an error: the attempt is graded on the rest. Repositories lose what makes
+version control systems run programs (`repositories.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from hashlib import blake2b
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from decathlon_mcp.archives.reading import ArchiveReader, Body, BrokenArchiveError, Kind, Member
+from decathlon_mcp.archives.repositories import Reduce, Repositories
 from decathlon_mcp.archives.writing import Entry, archive_chunks, save
 
 MAX_NAME_BYTES = 2048
 MAX_PART_BYTES = 255
 MAX_REPORTED = 100
 """Longest list of refusals, so that an agent cannot fill the verdict."""
+MAX_KEYS_REPORTED = 10
+"""How many of the settings that were removed from one file a report names."""
 _ALLOWED = (Kind.FILE, Kind.FOLDER, Kind.SYMLINK, Kind.HARD_LINK)
 _REFUSED = {
     Kind.CHARACTER_DEVICE: "a device",
@@ -28,19 +34,32 @@ _REFUSED = {
 
 
 def clean_workspace(
-    archive: Path, into: Path, *, prefix: str, limit_bytes: int, limit_members: int
+    archive: Path,
+    into: Path,
+    *,
+    prefix: str,
+    limit_bytes: int,
+    limit_members: int,
+    root: PurePosixPath | None = None,
 ) -> list[str]:
     """Rewrite the plain tar `archive` to the tar `into`, with its members placed below `prefix`.
 
     Allowed are regular files, folders, symlinks that stay inside, and hard links to allowed files; of two
     members with one name, the first. `limit_bytes` bounds all bodies together, `limit_members` the number of
     members, refused ones included. Owners become root, set-id bits are removed, everything becomes readable.
+    `root`: the folder in sandboxes that `prefix` is relative to; by default the topmost one.
 
     Returns one line for each member that was refused or changed: at most `MAX_REPORTED`, and a last line with
     the number of further ones.
     """
     with archive.open("rb") as file:
-        workspace_filter = _Filter(ArchiveReader.of_file(file), prefix.strip("/"), limit_bytes, limit_members)
+        prefix = prefix.strip("/")
+        # A repository is known by its other members, which may come after its configuration.
+        names = _names(ArchiveReader.of_file(file), limit_members)
+        repositories = Repositories(names, (root or PurePosixPath("/")) / prefix)
+        workspace_filter = _Filter(
+            ArchiveReader.of_file(file), repositories, prefix, limit_bytes, limit_members
+        )
         save(archive_chunks(workspace_filter.entries()), into)
     return workspace_filter.reports()
 
@@ -56,8 +75,16 @@ class _TooManyError(Exception):
 class _Filter:
     """Yields the allowed entries of an archive, in order."""
 
-    def __init__(self, reader: ArchiveReader, prefix: str, limit_bytes: int, limit_members: int) -> None:
+    def __init__(
+        self,
+        reader: ArchiveReader,
+        repositories: Repositories,
+        prefix: str,
+        limit_bytes: int,
+        limit_members: int,
+    ) -> None:
         self._reader = reader
+        self._repositories = repositories
         self._prefix = prefix
         self._limit_members = limit_members
         self._remaining_bytes = limit_bytes
@@ -106,8 +133,18 @@ class _Filter:
             return
         if existing is not None:
             raise _RefusedError("something of that name came before it")
+        is_link = member.kind in (Kind.SYMLINK, Kind.HARD_LINK)
+        treatment = self._repositories.treatment(name, is_link=is_link)
+        if treatment.refused and member.kind is not Kind.FOLDER:
+            raise _RefusedError(treatment.refused)
         match member.kind:
+            case Kind.FILE if treatment.reduce is not None:
+                yield self._reduced_file(name, member, treatment.reduce)
             case Kind.FILE:
+                if not treatment.executable and member.mode & 0o111:
+                    if not name.endswith(".sample"):
+                        self._report(f"{_printable(name)}: a hook, which is not executable any more")
+                    member = replace(member, mode=member.mode & ~0o111)
                 yield self._file(name, member)
             case Kind.FOLDER:
                 yield self._entry(name, Kind.FOLDER, mode=member.mode | 0o755, mtime=member.mtime)
@@ -117,7 +154,7 @@ class _Filter:
             case _:
                 yield self._hard_link(name, member)
 
-    def _file(self, name: str, member: Member) -> Entry:
+    def _file(self, name: str, member: Member, body: Body | None = None) -> Entry:
         if member.size > self._remaining_bytes:
             raise _RefusedError(f"too large ({member.size} bytes, {self._remaining_bytes} left)")
         if member.mode & 0o6000:
@@ -129,8 +166,19 @@ class _Filter:
             mode=member.mode | 0o644,
             mtime=member.mtime,
             size=member.size,
-            body=self._reader.body(),
+            body=self._reader.body() if body is None else body,
         )
+
+    def _reduced_file(self, name: str, member: Member, reduce: Reduce) -> Entry:
+        if not self._repositories.spend(member.size):
+            self._report(f"{_printable(name)}: emptied, it is too large for a configuration")
+            return self._file(name, replace(member, size=0), ())
+        content, removed = reduce(b"".join(self._reader.body()), name)
+        if removed:
+            more = f" and {len(removed) - MAX_KEYS_REPORTED} more" if len(removed) > MAX_KEYS_REPORTED else ""
+            keys = ", ".join(_printable(key) for key in removed[:MAX_KEYS_REPORTED])
+            self._report(f"{_printable(name)}: removed {keys}{more}")
+        return self._file(name, replace(member, size=len(content)), (content,))
 
     def _hard_link(self, name: str, member: Member) -> Entry:
         target = "/".join(_parts(member.link))
@@ -177,6 +225,16 @@ class _Filter:
 
     def _placed(self, name: str) -> str:
         return "/".join(part for part in (self._prefix, name) if part)
+
+
+def _names(reader: ArchiveReader, limit: int) -> Iterator[str]:
+    """The normalized names of the first `limit` members that have one, up to where the archive is broken."""
+    try:
+        for _, member in zip(range(limit), reader, strict=False):
+            with suppress(_RefusedError):
+                yield "/".join(_parts(member.name))
+    except BrokenArchiveError:
+        return
 
 
 def _parts(name: str) -> list[str]:

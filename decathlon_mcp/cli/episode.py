@@ -218,7 +218,7 @@ async def _evaluate(url: str, handle: str) -> int:
     verdict = reply.verdict
     if verdict is None:
         raise _StepError(reply.text)
-    if verdict.get("status") != "scored":
+    if "reward" not in verdict:
         return _print(verdict, NO_VERDICT)
     return _print(verdict, 0 if verdict.get("success") else NOT_PASSED)
 

@@ -73,7 +73,7 @@ class EpisodeSpec:
 class Claim:
     """How an attempt was closed: by its agent, by a limit, or by `evaluate`.
 
-    `truncated`: a limit or the client cut the attempt short. `turns`: the agent's turns, if the client
+    `truncated`: a limit or the client cut the attempt short. `turns`: the agent's turns, if a controller
     reports them.
     """
 
@@ -96,7 +96,7 @@ class _JournalCalls:
 
 
 class Episode:
-    """One attempt at one task. Its runner alone calls `record_verdict` and the methods `mark_...`."""
+    """One attempt at one task. Its runner alone calls `close_attempt`, `record_verdict` and `mark_...`."""
 
     def __init__(
         self, spec: EpisodeSpec, *, sandbox_factory: SandboxFactory, ticket: Ticket, journal: Journal
@@ -269,6 +269,10 @@ class Episode:
             raise self._end_error()
         return self._verdict
 
+    def close_attempt(self) -> None:
+        """Close the attempt without a claim, if it is still open: no tool can be called any more."""
+        self._accept_claim(Claim(by_agent=False))
+
     def close(self, ending: Ending = Ending.CLOSED) -> None:
         """End the episode without waiting: at once, or after grading if the attempt is claimed."""
         self._requested_ending = self._requested_ending or ending
@@ -425,7 +429,8 @@ class Episode:
             with anyio.move_on_after(LOST_SECONDS):
                 await self.state.reach(Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
         if self.state.phase in (Phase.CLAIMED, Phase.SCORED):
-            return EpisodeClaimedError("this attempt was closed while the call ran")
+            why = f": {error.message}" if error.code == "sandbox_lost" else ""
+            return EpisodeClaimedError(f"this attempt was closed while the call ran{why}")
         return self._end_error() if self.state.phase is Phase.ENDED else error
 
     def _end_error(self) -> DecathlonError:
@@ -445,12 +450,14 @@ def _without_frames(cause: DecathlonError) -> DecathlonError:
 class EpisodeAccess:
     """What one client may do with an episode.
 
-    `id` is the capability that the client presented: the episode's handle or its agent id.
+    `id` is the capability that the client presented: the episode's handle or its agent id. `reports_turns`:
+    it is a controller, whose report of the agent's turns counts.
     """
 
     episode: Episode
     id: str
     can_evaluate: bool
+    reports_turns: bool = False
 
     @classmethod
     def by_handle(cls, episode: Episode, principal: Principal) -> Self:
@@ -458,7 +465,10 @@ class EpisodeAccess:
 
         With tokens configured and policy `controller`, evaluation also requires a controller's token.
         """
-        return cls(episode, episode.id, may_evaluate(episode.policy, principal))
+        can_evaluate = may_evaluate(episode.policy, principal)
+        # With a more open policy, the agent itself may know the handle.
+        reports_turns = can_evaluate and (episode.policy == "controller" or principal.controls)
+        return cls(episode, episode.id, can_evaluate, reports_turns)
 
     @classmethod
     def by_session(cls, episode: Episode, principal: Principal) -> Self:

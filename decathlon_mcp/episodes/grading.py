@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -22,7 +23,10 @@ from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
 from decathlon_mcp.grading.traj_log import trajectory_log
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import Sandbox
+from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import Network
+
+log = logging.getLogger("decathlon.rewards")
 
 
 async def capture_workspace(
@@ -30,7 +34,8 @@ async def capture_workspace(
 ) -> CapturedWorkspace:
     """Stop every process in the agent's sandbox, then copy its workspace to an archive in `scratch`.
 
-    A workspace over its limit is not copied. Raises AtCapacityError for one that the disk has no room for.
+    Raises LimitExceededError for a workspace over its limit, and AtCapacityError for one that the disk has no
+    room for.
     """
     await driver.freeze()
     await sandbox.pause()
@@ -40,13 +45,13 @@ async def capture_workspace(
     allowed_bytes = limit_bytes if disk is None else disk.limit_archive(limit_bytes)
     try:
         await sandbox.get(folder, archive, allowed_bytes)
-    except LimitExceededError as error:
+    except LimitExceededError:
         if allowed_bytes < limit_bytes:
-            # Not the agent's fault, so it must not be graded as an empty workspace.
+            # Not the agent's fault, so the attempt must not be forfeited.
             raise AtCapacityError(
                 "the server's disk is nearly full: there is no room for the workspace"
             ) from None
-        return CapturedWorkspace(None, sealed, (f"the whole workspace: {error.message}",))
+        raise
     return CapturedWorkspace(archive, sealed)
 
 
@@ -110,7 +115,13 @@ class EpisodeGrader:
         )
         verdict = await grade(job)
         with CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._write_toolathlon_files, attempt, verdict)
+            try:
+                await anyio.to_thread.run_sync(self._write_toolathlon_files, attempt, verdict)
+            except Exception:
+                # What the agent and its tools sent is in these files; it must not cost the verdict.
+                log.exception(
+                    "files of an episode could not be written", extra=fields(episode=episode.id[:12])
+                )
         return verdict
 
     def _write_toolathlon_files(self, attempt: Attempt, verdict: Verdict) -> None:

@@ -21,10 +21,16 @@ from decathlon_mcp.episodes.services import EpisodeResources, open_services, rea
 from decathlon_mcp.episodes.set_up import SetUp
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.episodes.tools import ToolRouter, ToolSession
-from decathlon_mcp.errors import DecathlonError, SandboxLostError
+from decathlon_mcp.errors import (
+    CallTimeoutError,
+    DecathlonError,
+    DriverError,
+    LimitExceededError,
+    SandboxLostError,
+)
 from decathlon_mcp.grading.signing import Signer
-from decathlon_mcp.grading.verdict import Status, Verdict, verdict_without_grading
-from decathlon_mcp.sandboxes.base import Sandbox
+from decathlon_mcp.grading.verdict import REWARDED, Status, Verdict, verdict_without_grading
+from decathlon_mcp.sandboxes.base import Sandbox, ended_from_inside
 from decathlon_mcp.suites.local_tools import local_spec
 from decathlon_mcp.suites.tool_names import LOCAL
 from decathlon_mcp.suites.truncation import without_output_schemas
@@ -38,8 +44,11 @@ AgentSandbox: TypeAlias = tuple[Sandbox, DriverClient, Path | None]
 STATUS_WITHOUT_GRADING: dict[Ending, Status] = {
     Ending.SANDBOX_LOST: "sandbox_lost",
     Ending.SET_UP_FAILED: "set_up_failed",
+    Ending.TIME_OVER: "forfeited",
 }
 """Status of the verdict of an episode that was not graded; `not_evaluated` for every other ending."""
+# An agent can let its time pass, with a call that takes hours. An idle lease expires because its client sent
+# nothing; that is not the agent's doing.
 
 
 class EpisodeRunner:
@@ -83,7 +92,7 @@ class EpisodeRunner:
                 self._record_verdict(await self._play())
         if episode.verdict is None:
             return episode.requested_ending or episode.lease.ending
-        if episode.verdict.status != "scored":
+        if episode.verdict.status not in REWARDED:
             return Ending.NO_VERDICT
         episode.mark_scored()
         if episode.requested_ending is None:
@@ -97,16 +106,30 @@ class EpisodeRunner:
         episode.mark_opening()
         async with AsyncExitStack() as stack:
             resources = await self._open_resources(stack)
-            grader = EpisodeGrader(episode, resources, self._admission.opening)
-            # The agent's sandbox is removed before a grader's is opened, so that an episode never has two.
-            async with resources.services.watched(), AsyncExitStack() as agent_stack:
-                sandbox, driver, sealed = await self._open_agent_sandbox(agent_stack, resources)
-                await self._wait_for_claim(driver)
-                if episode.spec.task.in_place:
-                    return await grader.grade_in_place(sandbox, driver, sealed)
-                captured = await capture_workspace(episode, sandbox, driver, self._scratch, sealed)
-            async with resources.services.watched():
-                return await grader.grade_in_fresh_sandbox(captured)
+            try:
+                return await self._play_with(resources)
+            except DecathlonError as error:
+                # Before the tools are ready, nothing of the agent can run.
+                if episode.tool_session is None or not may_be_the_agents_fault(error):
+                    raise
+                episode.close_attempt()
+                if episode.claim is None:  # its lease has just expired
+                    raise
+                attempt = await anyio.to_thread.run_sync(episode.attempt)
+                return verdict_without_grading(attempt, status="forfeited", detail=error.message)
+
+    async def _play_with(self, resources: EpisodeResources) -> Verdict:
+        episode = self._episode
+        grader = EpisodeGrader(episode, resources, self._admission.opening)
+        # The agent's sandbox is removed before a grader's is opened, so that an episode never has two.
+        async with resources.services.watched(), AsyncExitStack() as agent_stack:
+            sandbox, driver, sealed = await self._open_agent_sandbox(agent_stack, resources)
+            await self._wait_for_claim(driver)
+            if episode.spec.task.in_place:
+                return await grader.grade_in_place(sandbox, driver, sealed)
+            captured = await capture_workspace(episode, sandbox, driver, self._scratch, sealed)
+        async with resources.services.watched():
+            return await grader.grade_in_fresh_sandbox(captured)
 
     async def _open_resources(self, stack: AsyncExitStack) -> EpisodeResources:
         """Open what all sandboxes of the episode share; it lives as long as the stack."""
@@ -196,6 +219,8 @@ class EpisodeRunner:
             if episode.verdict is None:
                 detail = cause.message if cause is not None else str(ending)
                 status = STATUS_WITHOUT_GRADING.get(ending, "not_evaluated")
+                if status == "forfeited" and episode.tool_session is None:
+                    status = "not_evaluated"
                 attempt = episode.attempt()
                 self._record_verdict(verdict_without_grading(attempt, status=status, detail=detail))
         except Exception:
@@ -215,3 +240,14 @@ class EpisodeRunner:
                 **({"cause": cause.message} if cause else {}),
             ),
         )
+
+
+def may_be_the_agents_fault(error: DecathlonError) -> bool:
+    """Whether the agent may have caused this failure of its sandbox or of a service, once it could play.
+
+    It can exhaust their memory and processes, keep the driver from answering or break it, and write more than
+    the workspace's limit. It cannot end the engine.
+    """
+    if isinstance(error, SandboxLostError):
+        return ended_from_inside(error)
+    return isinstance(error, CallTimeoutError | DriverError | LimitExceededError)

@@ -12,6 +12,8 @@ from decathlon_mcp.types import JsonObject, Network, as_object
 
 SERVER_METRICS = ("calls", "failed_calls", "tools_used", "seconds", "turns", "success")
 """Names of the metrics that the server itself provides; `success` comes from the evaluator's exit code."""
+MAX_COUNT = 2**53 - 1
+"""Largest count of turns, so that it is a number that a verdict may contain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class Attempt:
     `task` and `suite` are names as clients spell them. `tools` are the tool definitions of each server, as
     the server sent them. `calls` can be iterated any number of times, in a worker thread: it reads them from
     disk one by one, in the order in which they began. `call_counts` includes those that the disk does not
-    have. `turns` is None unless the client reports it. `started_at` is the time when the
+    have. `turns` is None unless a controller reports it. `started_at` is the time when the
     tools were ready, `claimed_at` the time when they were closed. `claimed`: the agent called `claim_done`.
     `truncated`: a limit ended the attempt. `suite_revision` is that of the files at the set-up;
     `suite_changed`: not all files that were used are of that revision. `image_digest`: the agent's image,
@@ -103,5 +105,5 @@ class Attempt:
         if self.started_at is not None and self.claimed_at is not None:
             counts["seconds"] = max(0.0, (self.claimed_at - self.started_at).total_seconds())
         if self.turns is not None:
-            counts["turns"] = float(self.turns)
+            counts["turns"] = float(min(self.turns, MAX_COUNT))
         return counts

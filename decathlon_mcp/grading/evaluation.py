@@ -2,17 +2,21 @@
 
 The score comes from the evaluator's exit code and, if a rubric names a function, from that function's return
 value, which is sent over a file descriptor of its own. Nothing printed is parsed. If there is no score, the
-verdict's status says why.
+verdict's status says why: `forfeited`, with a reward of 0, if the agent may have caused it.
 
 Decided 2026-11-21: the evaluator and the rubric's function each run in a sandbox of their own. Some
 evaluators run programs of the agent, which could leave something behind for the run that the weights apply
 to.
+
+Decided 2026-11-22: an attempt whose evaluator hangs or is killed is forfeited. Without a reward, a policy in
+training would learn to break its evaluator whenever it expects to fail, and its failures would vanish from
+the group's mean.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-import signal
 import tempfile
 from pathlib import Path
 
@@ -20,50 +24,32 @@ import anyio
 import anyio.to_thread
 
 from decathlon_mcp.driver_client.driver import RunResult
-from decathlon_mcp.errors import CallTimeoutError, DecathlonError, DriverError, SandboxLostError, SuiteError
-from decathlon_mcp.grading.grader import Grader
+from decathlon_mcp.errors import DecathlonError, DriverError, SandboxLostError, SuiteError
+from decathlon_mcp.grading.grader import ForfeitedError, Grader, printed
 from decathlon_mcp.grading.inputs import GradingInputs, prepare_inputs
 from decathlon_mcp.grading.job import GradingJob
 from decathlon_mcp.grading.metrics import BadMetricsError, read_metrics
 from decathlon_mcp.grading.rubric import Rubric, load_rubric
-from decathlon_mcp.grading.verdict import OUTPUT_CHARACTERS, Outcome, Status, Verdict, build_verdict
+from decathlon_mcp.grading.verdict import Outcome, Verdict, build_verdict
 from decathlon_mcp.telemetry.logs import fields
 
-GRACE_SECONDS = 15.0
-"""Time beyond the job's deadline in which a run that has timed out still delivers its output."""
-SIGNALLED = frozenset({126, 127, *(128 + number for number in signal.valid_signals())})
-"""Exit codes of a runner (a shell, `uv run`) whose program was killed by a signal or did not start."""
-
 log = logging.getLogger("decathlon.rewards")
-
-
-class NoScoreError(Exception):
-    """The evaluation gives no score; `status` says why, `detail` explains it, `output` was printed."""
-
-    def __init__(self, status: Status, detail: str, output: str = "") -> None:
-        super().__init__(detail)
-        self.status: Status = status
-        self.detail = detail
-        self.output = output
 
 
 async def grade(job: GradingJob) -> Verdict:
     """Grade an attempt. Raises nothing except on cancellation."""
     started = anyio.current_time()
     inputs: GradingInputs | None = None
-    outcome = Outcome(status="timeout", detail=f"the grading took longer than {job.deadline_seconds:g} s")
     captured = job.captured.workspace
     try:
-        with anyio.move_on_after(job.deadline_seconds + GRACE_SECONDS):
-            with tempfile.TemporaryDirectory(prefix="grading-", dir=captured and captured.parent) as scratch:
-                rubric = await anyio.to_thread.run_sync(load_rubric, job.suite, job.task)
-                _check_evaluator(job)
-                inputs = await anyio.to_thread.run_sync(prepare_inputs, job, Path(scratch))
-                grader = Grader(job, inputs, deadline=started + job.deadline_seconds)
-                outcome = await evaluate(grader, rubric)
+        with tempfile.TemporaryDirectory(prefix="grading-", dir=captured and captured.parent) as scratch:
+            rubric = await anyio.to_thread.run_sync(load_rubric, job.suite, job.task)
+            _check_evaluator(job)
+            inputs = await anyio.to_thread.run_sync(prepare_inputs, job, Path(scratch))
+            outcome = await evaluate(Grader(job, inputs), rubric)
     except Exception as error:
         outcome = outcome_of_error(error)
-        if not isinstance(error, NoScoreError | DecathlonError):
+        if not isinstance(error, ForfeitedError | DecathlonError):
             log.exception("grading failed", extra=fields(task=job.attempt.task))
     return build_verdict(
         job.attempt,
@@ -76,62 +62,62 @@ async def grade(job: GradingJob) -> Verdict:
 
 
 async def evaluate(grader: Grader, rubric: Rubric | None) -> Outcome:
-    """Run the evaluator and the rubric's function. Raises NoScoreError if there is no score."""
+    """Run the evaluator and the rubric's function. Raises ForfeitedError if they give no score."""
     attempt, profile = grader.job.attempt, grader.job.suite.profile
     result = await grader.run_evaluator()
-    success, output, detail = succeeded(result), printed(result), ""
+    success, output, detail, uncaught = result.exit_code == 0, printed(result), "", uncaught_in(result)
     if success and profile.claim_required and not attempt.claimed:
         success, detail = False, "this suite counts only attempts that the agent itself claimed to be done"
     metrics = {**attempt.counts, "success": float(success)}
     reward, weights = float(success), dict[str, float]()
-    if rubric is not None:
+    # An evaluator that crashed has not checked the attempt: a rubric would pay for what it did not see.
+    if rubric is not None and not uncaught:
+        if rubric.function is not None:
+            result = await grader.run_rubric_function(rubric.function)
+            if uncaught := uncaught_in(result):
+                uncaught = f"{rubric.function}: {uncaught}"
+                output = printed(result)
         try:
-            if rubric.function is not None:
-                metrics |= await _rubric_metrics(grader, rubric.function)
-            reward, weights = rubric.reward(metrics), dict(rubric.weights)
-            metrics |= rubric.comparisons(metrics)
+            if rubric.function is not None and not uncaught:
+                metrics |= read_metrics(result.channel)
+            if not uncaught:
+                reward, weights = rubric.reward(metrics), dict(rubric.weights)
+                metrics |= rubric.comparisons(metrics)
         except BadMetricsError as error:
-            raise NoScoreError("evaluator_error", error.message, output) from None
+            raise ForfeitedError(error.message, output) from None
     return Outcome(
         status="scored",
         success=success,
-        reward=reward,
+        reward=0.0 if uncaught else reward,
         metrics=metrics,
         weights=weights,
         output=output,
+        uncaught=uncaught,
         detail=detail,
     )
 
 
-def succeeded(result: RunResult) -> bool:
-    """True for exit code 0. Raises NoScoreError if the evaluator did not start or did not exit by itself."""
-    if result.timed_out:
-        raise NoScoreError("timeout", "the evaluator did not end in time", printed(result))
-    if result.exit_code is None or result.exit_code in SIGNALLED:
-        reason = f"signal {result.signal}" if result.exit_code is None else f"exit code {result.exit_code}"
-        raise NoScoreError(
-            "evaluator_error", f"the evaluator was killed or did not start: {reason}", printed(result)
-        )
-    return result.exit_code == 0
+def uncaught_in(result: RunResult) -> str:
+    """The exception that ended a program of the grader, as its payload reported it; empty if there is none.
 
-
-def printed(result: RunResult) -> str:
-    """The end of what a program printed, for people."""
-    # The driver was asked for no more, but it runs in a sandbox and may send more.
-    half = OUTPUT_CHARACTERS // 2
-    parts = (result.stdout[-half:].strip(), result.stderr[-half:].strip())
-    return "\n".join(part for part in parts if part)
+    It can only lower the reward: a program of the agent that the evaluator runs may be able to write it.
+    """
+    if result.exit_code == 0:
+        return ""
+    try:
+        report = json.loads(result.channel or '""')
+    except (ValueError, RecursionError):
+        report = None
+    return report if isinstance(report, str) else "(unreadable)"
 
 
 def outcome_of_error(error: Exception) -> Outcome:
     """The outcome of an evaluation that raised this error."""
     match error:
-        case NoScoreError():
-            return Outcome(status=error.status, detail=error.detail, output=error.output)
+        case ForfeitedError():
+            return Outcome.forfeited(error.detail, error.output)
         case SandboxLostError():
             return Outcome(status="sandbox_lost", detail=error.message)
-        case CallTimeoutError():
-            return Outcome(status="timeout", detail=error.message)
         case SuiteError():
             return Outcome(status="evaluator_error", detail=error.message)
         case DriverError() if error.data.get("reason") == "spawn":
@@ -149,13 +135,4 @@ def _check_evaluator(job: GradingJob) -> None:
     # Python exits with 1 for a module that does not exist, which would be a failed attempt.
     module = f"{job.task.files.evaluation.replace('.', '/')}.py"
     if not (job.suite.path / job.task.folder / module).is_file():
-        raise NoScoreError("evaluator_error", f"{job.task.id} has no evaluator")
-
-
-async def _rubric_metrics(grader: Grader, address: str) -> dict[str, float]:
-    result = await grader.run_rubric_function(address)
-    if result.timed_out:
-        raise NoScoreError("timeout", f"{address} did not return in time", printed(result))
-    if result.exit_code != 0:
-        raise NoScoreError("evaluator_error", f"{address} failed", printed(result))
-    return read_metrics(result.channel)
+        raise SuiteError(f"{job.task.id} has no evaluator")

@@ -4,14 +4,21 @@ A sandbox for grading holds the suite's own files, the task's folder with its an
 as data, Toolathlon's log (`traj_log.py`) and the harness that calls a rubric's function. It is one that the
 agent never used, except when grading in place: then the suite's files in the agent's sandbox are removed and
 unpacked again.
+
+A program that does not exit by itself (it is killed, or runs out of time or memory) is run once more, in
+another sandbox and within what remains of the deadline: the machine may have been the cause. After that the
+attempt is forfeited. When grading in place there is no other sandbox, and so no second run.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+import signal
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from uuid import uuid4
 
@@ -20,12 +27,20 @@ import anyio.to_thread
 
 from decathlon_mcp.archives.writing import file_chunks, save
 from decathlon_mcp.driver_client.driver import DriverClient, RunResult
+from decathlon_mcp.errors import (
+    BadRequestError,
+    CallTimeoutError,
+    DriverError,
+    LimitExceededError,
+    ProviderUnavailableError,
+    SandboxLostError,
+)
 from decathlon_mcp.grading.inputs import GradingInputs
 from decathlon_mcp.grading.job import GradingJob
 from decathlon_mcp.grading.traj_log import trajectory_log
 from decathlon_mcp.grading.verdict import OUTPUT_CHARACTERS
 from decathlon_mcp.payloads import source
-from decathlon_mcp.sandboxes.base import Sandbox
+from decathlon_mcp.sandboxes.base import Sandbox, ended_from_inside
 from decathlon_mcp.telemetry.logs import fields
 
 OWN_FOLDER = ".decathlon"
@@ -42,39 +57,114 @@ PYTHON_ENVIRONMENT = {
     "PYTHONOPTIMIZE": "",
     "PYTHONSAFEPATH": "",
 }
-# Some evaluators call git in a repository that the agent created, and a repository's configuration may name
-# programs that every `git status` runs. GIT_CONFIG_COUNT (git-config(1)) has precedence over it. It cannot
-# switch off filters and merge drivers, because .gitattributes refers to them by arbitrary names.
-_GIT_CONFIG = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null", "core.pager": "cat"}
-GIT_ENVIRONMENT = {
+# Some evaluators call git in a repository that the agent created. The programs that its configuration names
+# are removed from the archive (`archives/repositories.py`); when grading in place, these settings alone
+# protect. GIT_CONFIG_COUNT (git-config(1)) has precedence over the repository. It cannot switch off drivers,
+# filters and aliases, which have arbitrary names.
+_GIT_CONFIG = {
+    "core.fsmonitor": "false",
+    "core.hooksPath": "/dev/null",
+    "core.pager": "cat",
+    "core.sshCommand": "ssh",
+    "core.alternateRefsCommand": "true",
+    "credential.helper": "",
+    "gpg.program": "gpg",
+    "gpg.openpgp.program": "gpg",
+    "gpg.x509.program": "gpgsm",
+    "gpg.ssh.program": "ssh-keygen",
+    "gpg.ssh.defaultKeyCommand": "true",
+    "log.showSignature": "false",
+    "protocol.ext.allow": "never",
+}
+REPOSITORY_ENVIRONMENT = {
     "GIT_CONFIG_COUNT": str(len(_GIT_CONFIG)),
     **{f"GIT_CONFIG_KEY_{number}": name for number, name in enumerate(_GIT_CONFIG)},
     **{f"GIT_CONFIG_VALUE_{number}": value for number, value in enumerate(_GIT_CONFIG.values())},
+    "GIT_PAGER": "cat",
+    # Objects that are missing are not fetched from where the repository says (git 2.45 and later).
+    "GIT_NO_LAZY_FETCH": "1",
+    # Mercurial then reads no `.hg/hgrc`.
+    "HGRCSKIPREPO": "1",
 }
+OPEN_SECONDS = 1800.0
+"""How long a sandbox for grading may take to open, with the wait for a place; the deadline does not run."""
+GRACE_SECONDS = 15.0
+"""Time beyond the deadline in which a run that has timed out still delivers its output."""
+MIN_RETRY_SECONDS = 1.0
+"""A second run needs at least this much of the deadline."""
+SIGNALLED = frozenset({126, 127, *(128 + number for number in signal.valid_signals())})
+"""Exit codes of a runner (a shell, `uv run`) whose program was killed by a signal or did not start."""
 
 log = logging.getLogger("decathlon.rewards")
+
+
+class ForfeitedError(Exception):
+    """There is no score for a reason that the agent may have caused; `output` was printed by the program."""
+
+    def __init__(self, detail: str, output: str = "") -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.output = output
+
+
+@dataclass(slots=True)
+class Budget:
+    """What remains of a grading's deadline and of its second runs; time counts while a sandbox is open."""
+
+    seconds: float
+    second_runs: int
+
+    @asynccontextmanager
+    async def spend(self) -> AsyncGenerator[float]:
+        """Deduct the time that the body takes; yields the remaining seconds.
+
+        Raises CallTimeoutError if the body takes `GRACE_SECONDS` longer.
+        """
+        started, remaining = anyio.current_time(), max(1.0, self.seconds)
+        try:
+            with anyio.move_on_after(remaining + GRACE_SECONDS) as scope:
+                yield remaining
+        finally:
+            self.seconds -= anyio.current_time() - started
+        if scope.cancelled_caught:
+            raise CallTimeoutError("the sandbox for grading did not answer in time")
+
+    def take_second_run(self) -> bool:
+        """Whether a program may be run again; if so, there is one second run less."""
+        if self.second_runs < 1 or self.seconds < MIN_RETRY_SECONDS:
+            return False
+        self.second_runs -= 1
+        return True
 
 
 @dataclass(frozen=True, slots=True)
 class Grader:
     """Runs the evaluator and the rubric's function of one job.
 
-    `deadline` is a time of the event loop's clock. The methods raise whatever opening a sandbox, filling it
-    and running a program in it raise.
+    The methods raise ForfeitedError for a program that does not exit by itself, and for a workspace that
+    cannot be unpacked; otherwise what opening a sandbox, filling it and running a program in it raise.
     """
 
     job: GradingJob
     inputs: GradingInputs
-    deadline: float
+    budget: Budget = field(init=False)
+
+    def __post_init__(self) -> None:
+        budget = Budget(self.job.deadline_seconds, 0 if self.job.in_place else 1)
+        object.__setattr__(self, "budget", budget)
 
     async def run_evaluator(self) -> RunResult:
-        """Run the task's evaluator as Toolathlon does (utils/evaluation/evaluator.py)."""
-        return await self._run(self._evaluator_command)
+        """Run the task's evaluator as Toolathlon does (utils/evaluation/evaluator.py).
+
+        `channel` is the exception that ended it, as JSON text; empty if there was none.
+        """
+        return await self._run("the evaluator", self._evaluator_command, self._reports_exceptions)
 
     async def run_rubric_function(self, address: str) -> RunResult:
         """Call a function of the task's evaluation package; `channel` is its return value as JSON.
 
-        `address` is such as `evaluation/evaluator.py:evaluate`.
+        With exit code 1, `channel` is the exception that it raised, as JSON text. `address` is such as
+        `evaluation/evaluator.py:evaluate`.
         """
         file, _, function = address.partition(":")
         module = ".".join((self._package, *PurePosixPath(file).with_suffix("").parts))
@@ -89,24 +179,63 @@ class Grader:
             harness = root / OWN_FOLDER / "harness.py"
             return [*self.job.suite.profile.python, str(harness), json.dumps(order)]
 
-        return await self._run(command, channel=True)
+        return await self._run(address, command, lambda root: {})
 
     async def _run(
-        self, command: Callable[[PurePosixPath], list[str]], *, channel: bool = False
+        self,
+        what: str,
+        command: Callable[[PurePosixPath], list[str]],
+        environment: Callable[[PurePosixPath], Mapping[str, str]],
     ) -> RunResult:
-        """Run one program in a sandbox of its own; `command` is called with the suite's root in it."""
+        """Run one program, twice if need be, each time in a sandbox of its own.
+
+        `command` and `environment` are called with the suite's root in it. `what` names it in errors.
+        """
+        while True:
+            failure, result = "", None
+            try:
+                result = await self._run_once(command, environment)
+                failure = no_exit(result)
+            except SandboxLostError as error:
+                if not ended_from_inside(error):
+                    raise
+                failure = error.message
+            except CallTimeoutError as error:
+                failure = error.message
+            except DriverError as error:
+                # In place, the agent may have removed the program.
+                if not (self.job.in_place and error.data.get("reason") == "spawn"):
+                    raise
+                failure = error.message
+            if result is not None and not failure:
+                return result
+            if not self.budget.take_second_run():
+                raise ForfeitedError(f"{what} {failure}", printed(result) if result else "")
+            log.warning("graded once more", extra=fields(task=self.job.attempt.task, why=failure))
+
+    async def _run_once(
+        self,
+        command: Callable[[PurePosixPath], list[str]],
+        environment: Callable[[PurePosixPath], Mapping[str, str]],
+    ) -> RunResult:
         result: RunResult | None = None
         profile = self.job.suite.profile
         try:
-            async with self.job.open_sandbox(self.job.attempt.grader_network) as (sandbox, driver):
+            async with self._open_sandbox() as (sandbox, driver), self.budget.spend() as seconds:
+                started = anyio.current_time()
                 await self._fill(sandbox, driver)
                 result = await driver.run(
                     command(sandbox.root),
                     cwd=str(sandbox.root),
-                    env={**PYTHON_ENVIRONMENT, **GIT_ENVIRONMENT, **dict(profile.environment)},
-                    timeout_seconds=max(1.0, self.deadline - anyio.current_time()),
+                    env={
+                        **PYTHON_ENVIRONMENT,
+                        **REPOSITORY_ENVIRONMENT,
+                        **dict(profile.environment),
+                        **environment(sandbox.root),
+                    },
+                    timeout_seconds=max(1.0, seconds - (anyio.current_time() - started)),
                     output_bytes=OUTPUT_CHARACTERS // 2,
-                    channel=channel,
+                    channel=True,
                 )
         except Exception:
             # The program has ended by itself: a sandbox that then fails to close does not change its result.
@@ -116,6 +245,18 @@ class Grader:
         assert result is not None
         return result
 
+    @asynccontextmanager
+    async def _open_sandbox(self) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
+        """Open a sandbox. Raises ProviderUnavailableError if that takes longer than `OPEN_SECONDS`."""
+        with anyio.move_on_after(OPEN_SECONDS) as opening:
+            async with self.job.open_sandbox(self.job.attempt.grader_network) as opened:
+                opening.deadline = math.inf
+                yield opened
+        if opening.cancelled_caught:
+            raise ProviderUnavailableError(
+                f"no sandbox for grading could be opened within {OPEN_SECONDS:.0f} s"
+            )
+
     async def _fill(self, sandbox: Sandbox, driver: DriverClient) -> None:
         root = sandbox.root
         await driver.arrange(
@@ -124,9 +265,14 @@ class Grader:
         )
         for folder, archive in self.inputs.archives:
             await sandbox.put(root / folder, archive)
-        log_and_harness = await anyio.to_thread.run_sync(self._log_and_harness, root)
-        await sandbox.put(root, log_and_harness)
-        log_and_harness.unlink()
+        if self.inputs.workspace is not None:
+            try:
+                await sandbox.put(root, self.inputs.workspace)
+            except (BadRequestError, LimitExceededError) as error:
+                raise ForfeitedError(f"the workspace cannot be unpacked: {error.message}") from error
+        log_and_payloads = await anyio.to_thread.run_sync(self._log_and_payloads, root)
+        await sandbox.put(root, log_and_payloads)
+        log_and_payloads.unlink()
 
     def _paths_to_remove(self) -> list[PurePosixPath]:
         """Paths that the image or, in place, the agent may have put where the suite's files go."""
@@ -137,8 +283,11 @@ class Grader:
             paths.add(self.job.task.folder)
         return sorted(paths)
 
-    def _log_and_harness(self, root: PurePosixPath) -> Path:
-        """A tar archive with Toolathlon's log and the harness; the caller removes it."""
+    def _log_and_payloads(self, root: PurePosixPath) -> Path:
+        """A tar archive with Toolathlon's log and the programs of ours that run with the evaluator.
+
+        The caller removes it.
+        """
         suite, scratch = self.job.suite, self.inputs.scratch
         log_file = scratch / f"{uuid4().hex}.json"
         archive = log_file.with_suffix(".tar")
@@ -149,11 +298,20 @@ class Grader:
             files = {
                 str(suite.profile.log_file): log_file,
                 f"{OWN_FOLDER}/harness.py": source("rubric_function").encode(),
+                f"{OWN_FOLDER}/python/sitecustomize.py": source("exception_report").encode(),
             }
             save(file_chunks(files), archive)
         finally:
             log_file.unlink(missing_ok=True)
         return archive
+
+    def _reports_exceptions(self, root: PurePosixPath) -> Mapping[str, str]:
+        """Environment in which Python reports an uncaught exception over the channel."""
+        paths = [
+            str(root / OWN_FOLDER / "python"),
+            dict(self.job.suite.profile.environment).get("PYTHONPATH"),
+        ]
+        return {"PYTHONPATH": ":".join(path for path in paths if path)}
 
     def _evaluator_command(self, root: PurePosixPath) -> list[str]:
         profile = self.job.suite.profile
@@ -200,3 +358,22 @@ class Grader:
     @property
     def _launch_time(self) -> str:
         return self.job.suite.launch_time(self.job.attempt.launch_time)
+
+
+def no_exit(result: RunResult) -> str:
+    """Why a program did not exit by itself; empty if it did."""
+    if result.timed_out:
+        return "did not end in time"
+    if result.exit_code is None:
+        return f"was killed: signal {result.signal}"
+    if result.exit_code in SIGNALLED:
+        return f"was killed or did not start: exit code {result.exit_code}"
+    return ""
+
+
+def printed(result: RunResult) -> str:
+    """The end of what a program printed, for people."""
+    # The driver was asked for no more, but it runs in a sandbox and may send more.
+    half = OUTPUT_CHARACTERS // 2
+    parts = (result.stdout[-half:].strip(), result.stderr[-half:].strip())
+    return "\n".join(part for part in parts if part)

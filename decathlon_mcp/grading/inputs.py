@@ -22,13 +22,15 @@ Archive: TypeAlias = tuple[PurePosixPath, Path | bytes]
 
 @dataclass(frozen=True, slots=True)
 class GradingInputs:
-    """The archives of one grading, in the order in which they are unpacked.
+    """The archives of one grading, in the order in which they are unpacked, then that of the workspace.
 
-    `refused` lists what was left out of the workspace. `evaluator_digest` identifies the evaluator's files.
-    `scratch` is a folder for files of the grading; it is removed afterwards.
+    `workspace` is unpacked in the root; None when grading in place. `refused` lists what was left out of it
+    or changed. `evaluator_digest` identifies the evaluator's files. `scratch` is a folder for files of the
+    grading; it is removed afterwards.
     """
 
     archives: Sequence[Archive]
+    workspace: Path | None
     refused: tuple[str, ...]
     evaluator_digest: str
     scratch: Path
@@ -40,9 +42,7 @@ def prepare_inputs(job: GradingJob, scratch: Path) -> GradingInputs:
     workspace, refused = _workspace(job, scratch)
     task_files, evaluator = _task_files(job, scratch)
     archives: list[Archive] = [(root, job.common), *job.credentials, task_files]
-    if workspace is not None:
-        archives.append((root, workspace))
-    return GradingInputs(archives, refused, evaluator, scratch)
+    return GradingInputs(archives, workspace, refused, evaluator, scratch)
 
 
 def _task_files(job: GradingJob, scratch: Path) -> tuple[Archive, str]:
@@ -57,7 +57,7 @@ def _task_files(job: GradingJob, scratch: Path) -> tuple[Archive, str]:
 
 
 def _workspace(job: GradingJob, scratch: Path) -> tuple[Path | None, tuple[str, ...]]:
-    """The workspace, rewritten as a safe archive, and what was left out of it."""
+    """The workspace, rewritten as a safe archive, and what was left out of it or changed."""
     if job.in_place or job.captured.workspace is None:
         return None, ()
     archive = scratch / "workspace.tar"
@@ -67,6 +67,7 @@ def _workspace(job: GradingJob, scratch: Path) -> tuple[Path | None, tuple[str, 
         prefix=str(job.suite.profile.workspace),
         limit_bytes=WORKSPACE_BYTES,
         limit_members=WORKSPACE_MEMBERS,
+        root=job.suite.profile.root,
     )
     return archive, tuple(refused)
 

@@ -38,8 +38,8 @@ class GradingJob:
     """One closed attempt to grade.
 
     `common` is the suite's common archive; the archives of `credentials` are unpacked over it.
-    `deadline_seconds` is for all runs together. `in_place`: the evaluator runs in the agent's own sandbox, on
-    the workspace as it is there.
+    `deadline_seconds` is for all runs together, and counts while a sandbox is open. `in_place`: the evaluator
+    runs in the agent's own sandbox, on the workspace as it is there.
     """
 
     attempt: Attempt

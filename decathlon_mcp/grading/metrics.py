@@ -8,6 +8,7 @@ from typing import Any
 
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.grading.attempt import SERVER_METRICS
+from decathlon_mcp.grading.verdict import MAX_NUMBER
 from decathlon_mcp.types import as_object
 
 MAX_METRICS = 200
@@ -23,8 +24,8 @@ class BadMetricsError(DecathlonError):
 def read_metrics(text: str | None) -> dict[str, float]:
     """Parse the JSON object that the harness wrote; booleans become 1.0 and 0.0.
 
-    Raises BadMetricsError for anything but an object of finite numbers and booleans, and for a name of
-    `SERVER_METRICS`.
+    Raises BadMetricsError for anything but an object of booleans and numbers up to `MAX_NUMBER`, and for a
+    name of `SERVER_METRICS`.
     """
     if not text:
         raise BadMetricsError("the rubric's function ended without returning metrics")
@@ -62,12 +63,10 @@ def _number(name: str, value: Any) -> float:
     if isinstance(value, bool):
         return 1.0 if value else 0.0
     if isinstance(value, int | float):
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if math.isfinite(number):
-            return number
+        if abs(value) <= MAX_NUMBER:  # before the conversion, which raises OverflowError for large integers
+            return float(value)
+        if isinstance(value, int) or math.isfinite(value):
+            raise BadMetricsError(f"metric {name!r} is {_shown(value)}, beyond ±{MAX_NUMBER:.0f}")
     raise BadMetricsError(f"metric {name!r} is {_shown(value)}, not a finite number or a boolean")
 
 

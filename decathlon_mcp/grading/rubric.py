@@ -17,7 +17,6 @@ every task has and which can be compared between suites; a rubric that needs it 
 from __future__ import annotations
 
 import ast
-import math
 import operator
 import re
 from collections.abc import Callable, Mapping
@@ -30,6 +29,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.grading.attempt import SERVER_METRICS
 from decathlon_mcp.grading.metrics import BadMetricsError, name_problem
+from decathlon_mcp.grading.verdict import MAX_NUMBER, is_bounded
 from decathlon_mcp.suites.documents import file_error, read_yaml, validate
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
@@ -89,15 +89,15 @@ class Rubric:
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
 
     def reward(self, metrics: Mapping[str, float]) -> float:
-        """The weighted sum. Raises BadMetricsError for a metric that is missing or out of range."""
+        """The weighted sum. Raises BadMetricsError if it, or a metric, is out of range, or one is missing."""
         for name, (low, high) in self.ranges.items():
             number = Term(name).value(metrics)
             if not low <= number <= high:
                 raise BadMetricsError(f"metric {name!r} is {number:g}, outside its range {low:g} to {high:g}")
         total = sum(weight * Term.read(name).value(metrics) for name, weight in self.weights.items())
         reward = total / sum(self.weights.values()) if self.normalise else total
-        if not math.isfinite(reward):
-            raise BadMetricsError("the weighted sum is not a finite number")
+        if not is_bounded(reward):
+            raise BadMetricsError(f"the weighted sum is {reward:g}, beyond ±{MAX_NUMBER:.0f}")
         return reward
 
     def comparisons(self, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -158,7 +158,7 @@ def _address(address: str) -> str:
     return address
 
 
-_Number: TypeAlias = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_Number: TypeAlias = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-MAX_NUMBER, le=MAX_NUMBER)]
 
 
 class _RubricFile(BaseModel):

@@ -18,21 +18,33 @@ from decathlon_mcp.sandboxes.base import Isolation
 from decathlon_mcp.types import JsonObject, Network
 
 Status: TypeAlias = Literal[
-    "scored", "evaluator_error", "timeout", "sandbox_lost", "set_up_failed", "not_evaluated"
+    "scored", "forfeited", "evaluator_error", "sandbox_lost", "set_up_failed", "not_evaluated"
 ]
+REWARDED: Final[frozenset[Status]] = frozenset({"scored", "forfeited"})
+"""The statuses with a reward. That of a forfeited attempt is 0.0."""
 VERSION = 1
 ALGORITHM: Final = "Ed25519"
 OUTPUT_CHARACTERS = 8192
 DETAIL_CHARACTERS = 4000
+UNCAUGHT_CHARACTERS = 500
+MAX_NUMBER = 2.0**53 - 1
+"""Largest absolute value of a number in a verdict."""
+# JavaScript writes larger whole numbers without a fraction or an exponent. Read as integers elsewhere, they
+# have no canonical form (RFC 8785, appendix D), and the verdict's signature could not be checked.
 
 
-def _finite(number: float) -> float:
-    if not math.isfinite(number):
-        raise ValueError("not a finite number")
+def _bounded(number: float) -> float:
+    if not is_bounded(number):
+        raise ValueError(f"not a finite number of at most {MAX_NUMBER:.0f}")
     return number
 
 
-Number: TypeAlias = Annotated[float, AfterValidator(_finite)]
+def is_bounded(number: float) -> bool:
+    """Whether a verdict may contain this number: it is finite and at most `MAX_NUMBER`, in absolute value."""
+    return math.isfinite(number) and abs(number) <= MAX_NUMBER
+
+
+Number: TypeAlias = Annotated[float, AfterValidator(_bounded)]
 
 
 class Signature(BaseModel):
@@ -46,18 +58,22 @@ class Signature(BaseModel):
 
 
 class Verdict(BaseModel):
-    """The result of one attempt. Only status `scored` has `success` and `reward`: no score is not a zero.
+    """The result of one attempt. Only `scored` and `forfeited` attempts have `success` and `reward`.
+
+    `forfeited`: the attempt could not be graded for a reason that the agent may have caused; the reward is
+    0.0. In all other statuses the infrastructure or the task failed, which is no zero.
 
     `success` is true if the evaluator exited with 0 and, where the suite requires it, the agent claimed the
     task. `metrics` are the values that the rubric's function returned and those that the server counted;
     `weights` lists the ones that make up the reward. `evaluator_output` is the end of what the evaluator
-    printed; it is shown and never parsed. `refused` lists what was left out of the workspace before grading.
-    `suite_revision` is the commit (or a digest) of the task's and the suite's common files at the set-up,
-    with a digest of local changes if there are any; `suite_changed` is present and true if the checkout
-    changed between the server's start and the set-up, or between the set-up and the grading, so that some of
-    the files used are of another revision. `seconds` is the duration of the grading. `evaluator_digest`
-    covers the evaluator's files and the groundtruth that were used, `image_digest` identifies the image of
-    the sandboxes; None if there was none.
+    printed; it is shown and never parsed. `uncaught` is the exception with which the evaluator or the
+    rubric's function ended, as `TYPE: MESSAGE`; the reward is then 0.0. `refused` lists what was left out of
+    the workspace or changed in it before grading. `suite_revision` is the commit (or a digest) of the task's
+    and the suite's common files at the set-up, with a digest of local changes if there are any;
+    `suite_changed` is present and true if the checkout changed between the server's start and the set-up, or
+    between the set-up and the grading, so that some of the files used are of another revision. `seconds` is
+    the duration of the grading. `evaluator_digest` covers the evaluator's files and the groundtruth that were
+    used, `image_digest` identifies the image of the sandboxes; None if there was none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -82,6 +98,7 @@ class Verdict(BaseModel):
     agent_network: Network
     grader_network: Network
     evaluator_output: str = ""
+    uncaught: str = ""
     detail: str = ""
     refused: tuple[str, ...] = ()
     started_at: str | None = None
@@ -91,34 +108,44 @@ class Verdict(BaseModel):
     signature: Signature | None = None
 
     @model_validator(mode="after")
-    def _reward_only_when_scored(self) -> Self:
-        scored = self.status == "scored"
-        if (self.reward is not None) is not scored or (self.success is not None) is not scored:
-            raise ValueError("a verdict has success and reward when it is scored, and only then")
+    def _reward_only_when_rewarded(self) -> Self:
+        rewarded = self.status in REWARDED
+        if (self.reward is not None) is not rewarded or (self.success is not None) is not rewarded:
+            raise ValueError("a verdict has success and reward when scored or forfeited, and only then")
+        if self.status == "forfeited" and (self.reward or self.success):
+            raise ValueError("a forfeited attempt has no success and a reward of 0")
         return self
 
     def to_json(self) -> JsonObject:
         """The JSON form.
 
-        Without `success` and `reward` unless scored, `signature` unless signed, `suite_changed` unless true.
+        Without `success`, `reward`, `uncaught` and `signature` where there are none, and without
+        `suite_changed` unless it is true.
         """
-        absent = set[str]() if self.status == "scored" else {"success", "reward"}
+        absent = set[str]() if self.status in REWARDED else {"success", "reward"}
         if not self.suite_changed:
             absent.add("suite_changed")
+        if not self.uncaught:
+            absent.add("uncaught")
         if self.signature is None:
             absent.add("signature")
         return self.model_dump(mode="json", exclude=absent)
 
     def text(self) -> str:
         """One line for people."""
-        if self.status != "scored":
-            return f"No verdict ({self.status}): {' '.join(self.detail.split()) or 'no details'}"
+        detail = " ".join(self.detail.split()) or "no details"
+        if self.status not in REWARDED:
+            return f"No verdict ({self.status}): {detail}"
+        if self.status == "forfeited":
+            return f"Reward 0.0: the attempt was forfeited: {detail}"
         parts = [f"Reward {_short(self.reward)}: the attempt {'succeeded' if self.success else 'failed'}"]
         terms = [
             f"{name} {_short(self.metrics[name])} × {_short(weight)}" for name, weight in self.weights.items()
         ]
         if terms:
             parts.append(f" ({', '.join(terms)})")
+        if self.uncaught:
+            parts.append(f", ended by an uncaught exception: {self.uncaught}")
         if not self.claimed:
             parts.append(", not claimed by the agent")
         if self.truncated:
@@ -130,8 +157,9 @@ class Verdict(BaseModel):
 class Outcome:
     """The outcome of an evaluation: a score, or the status that says why there is none.
 
-    `success` and `reward` are set if and only if the status is `scored`. `metrics` are those that the attempt
-    itself does not know; `output` is what the evaluator printed; `detail` explains the status to people.
+    `success` and `reward` are set if and only if the status is in `REWARDED`. `metrics` are those that the
+    attempt itself does not know; `output` is what the evaluator printed; `uncaught` the exception that ended
+    it; `detail` explains the status to people.
     """
 
     status: Status
@@ -140,7 +168,13 @@ class Outcome:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
     output: str = ""
+    uncaught: str = ""
     detail: str = ""
+
+    @classmethod
+    def forfeited(cls, detail: str, output: str = "") -> Self:
+        """The outcome of an attempt that the agent may have made impossible to grade."""
+        return cls(status="forfeited", success=False, reward=0.0, output=output, detail=detail)
 
 
 def build_verdict(
@@ -173,18 +207,22 @@ def build_verdict(
         agent_network=attempt.agent_network,
         grader_network=attempt.grader_network,
         evaluator_output=_without_surrogates(outcome.output[-OUTPUT_CHARACTERS:]),
+        uncaught=_without_surrogates(" ".join(outcome.uncaught.split())[:UNCAUGHT_CHARACTERS]),
         detail=_without_surrogates(outcome.detail[-DETAIL_CHARACTERS:]),
-        refused=refused,
+        refused=tuple(map(_without_surrogates, refused)),
         started_at=_iso(attempt.started_at),
         claimed_at=_iso(attempt.claimed_at),
-        scored_at=_iso(datetime.now(UTC)) if outcome.status == "scored" else None,
+        scored_at=_iso(datetime.now(UTC)) if outcome.status in REWARDED else None,
         seconds=seconds,
     )
 
 
 def verdict_without_grading(attempt: Attempt, *, status: Status, detail: str) -> Verdict:
-    """The verdict of an attempt that was never evaluated."""
-    return build_verdict(attempt, Outcome(status=status, detail=detail))
+    """The verdict of an attempt that was never evaluated; the status is not `scored`."""
+    forfeited = status == "forfeited"
+    return build_verdict(
+        attempt, Outcome.forfeited(detail) if forfeited else Outcome(status=status, detail=detail)
+    )
 
 
 def _without_surrogates(text: str) -> str:

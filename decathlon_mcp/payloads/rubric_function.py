@@ -3,9 +3,9 @@
     python FILE '{"root": DIR, "module": NAME, "function": NAME, "offers": {PARAMETER: TEXT | null}}'
 
 Writes the return value as JSON, and nothing else, to the descriptor that DECATHLON_CHANNEL names; the server
-validates it. Processes that the function starts do not inherit the descriptor, and cannot open it through
-/proc without CAP_SYS_PTRACE. Exit code 0: a result was written; 1: the function failed. Standard library
-only, any Python from 3.8.
+validates it. If the function raises, it writes `TYPE: MESSAGE` as a JSON string there. Processes that the
+function starts do not inherit the descriptor, and cannot open it through /proc without CAP_SYS_PTRACE. Exit
+code 0: a result was written; 1: the function raised. Standard library only, any Python from 3.8.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 PR_SET_DUMPABLE = 4
+MAX_CHARACTERS = 2000
+"""Longest description of an exception."""
 
 
 def main() -> NoReturn:
@@ -37,12 +39,21 @@ def main() -> NoReturn:
         function = getattr(importlib.import_module(order["module"]), order["function"])
         metrics = call(function, order["offers"])
         data = json.dumps(metrics, default=to_json).encode()
-    except BaseException:  # noqa: BLE001  (SystemExit, too: only a returned value is a result)
+        exit_code = 0
+    except BaseException as error:  # noqa: BLE001  (SystemExit, too: only a returned value is a result)
         traceback.print_exc()
-        finish(1)
+        data = json.dumps(describe(error)).encode()
+        exit_code = 1
     while data:
         data = data[os.write(channel, data) :]
-    finish(0)
+    finish(exit_code)
+
+
+def describe(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"[:MAX_CHARACTERS]
+    except BaseException:  # noqa: BLE001  (the exception's own __str__)
+        return type(error).__name__
 
 
 def protect_descriptors() -> None:

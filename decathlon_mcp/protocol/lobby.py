@@ -254,9 +254,10 @@ class Lobby:
     async def _claim(self, access: EpisodeAccess, call: ClaimDone) -> JsonObject:
         if call.truncated or call.turns is not None:
             _require_evaluator(access, "set `truncated` or `turns`")
+        turns = call.turns if access.reports_turns else None
         with access.episode.hold():
-            first = await access.episode.claim_done(call.answer, truncated=call.truncated, turns=call.turns)
-        return claim_result(access, first=first)
+            first = await access.episode.claim_done(call.answer, truncated=call.truncated, turns=turns)
+        return claim_result(access, first=first, ignored_turns=turns != call.turns)
 
     def _principal(self, ctx: Context) -> Principal:
         """The request's principal with its session, so that `list_episodes` works without tokens."""

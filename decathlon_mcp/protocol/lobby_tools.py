@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from decathlon_mcp.catalogue.draws import Draw
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS, quoted
+from decathlon_mcp.grading.attempt import MAX_COUNT
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.types import JsonObject
 
@@ -181,7 +182,11 @@ class ClaimDone(LobbyTool):
         description="Set to stop an attempt that its agent has not finished; recorded in the verdict.",
     )
     turns: int | None = Field(
-        None, ge=0, description="Number of turns the agent took, for rubrics that use it."
+        None,
+        ge=0,
+        le=MAX_COUNT,
+        description="Number of turns the agent took, for rubrics that use it. Counted only from a "
+        "controller: with policy `controller`, or a controller's token.",
     )
 
 

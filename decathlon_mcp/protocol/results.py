@@ -13,7 +13,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from decathlon_mcp import __version__
 from decathlon_mcp.episodes.episode import EpisodeAccess
 from decathlon_mcp.errors import DecathlonError
-from decathlon_mcp.grading.verdict import Verdict
+from decathlon_mcp.grading.verdict import REWARDED, Verdict
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.types import JsonObject, as_object
 
@@ -77,25 +77,30 @@ def structured_result(value: JsonObject, *, text: str | None = None) -> JsonObje
     return {"content": [{"type": "text", "text": text}], "structuredContent": value, "isError": False}
 
 
-def claim_result(access: EpisodeAccess, *, first: bool) -> JsonObject:
-    """Result of `claim_done`. `first` is false where the attempt was already closed."""
+def claim_result(access: EpisodeAccess, *, first: bool, ignored_turns: bool = False) -> JsonObject:
+    """Result of `claim_done`. `first` is false where the attempt was already closed.
+
+    `ignored_turns`: the client reported turns, and is not one whose report counts.
+    """
     state = "The attempt is closed" if first else "The attempt was already closed"
     # An agent that cannot evaluate is not told that `evaluate` exists.
     hint = EVALUATE_HINT if access.can_evaluate else ""
-    return structured_result({"claimed": True, "first": first}, text=f"{state}. It is graded as it is{hint}.")
+    turns = " `turns` is not counted: only a controller may report it." if ignored_turns else ""
+    text = f"{state}. It is graded as it is{hint}.{turns}"
+    return structured_result({"claimed": True, "first": first}, text=text)
 
 
 def verdict_result(verdict: Verdict, policy: RewardPolicy) -> JsonObject:
-    """Result of `evaluate`. A verdict without a score is an error that says why, never a reward of zero."""
-    scored = verdict.status == "scored"
+    """Result of `evaluate`. A verdict without a reward is an error that says why, never a reward of zero."""
+    rewarded = verdict.status in REWARDED
     if policy == "meta":
         # Clients keep `_meta` from the model, so the text must not give the reward away.
-        text = "The evaluation is done." if scored else "The evaluation gave no verdict."
+        text = "The evaluation is done." if rewarded else "The evaluation gave no verdict."
         value = {"_meta": {VERDICT_KEY: verdict.to_json()}}
     else:
         # With policy `controller` only controllers evaluate, and they read all of it.
         text, value = verdict.text(), {"structuredContent": verdict.to_json()}
-    return {"content": [{"type": "text", "text": text}], "isError": not scored, **value}
+    return {"content": [{"type": "text", "text": text}], "isError": not rewarded, **value}
 
 
 def relayed_error(error: JsonObject) -> MCPError:

@@ -14,9 +14,14 @@ from typing import Literal, Protocol, Self
 
 from anyio.abc import ByteStream
 
+from decathlon_mcp.errors import SandboxLostError
 from decathlon_mcp.types import Network
 
 Isolation = Literal["none", "container"]
+
+OUT_OF_MEMORY = "out of memory"
+"""Cause of the end of a sandbox that the kernel killed at its memory limit."""
+_EXIT_CODES_FROM_OUTSIDE = frozenset({"0", "137", "143"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +121,19 @@ class Sandbox(Protocol):
         Returns at once while the stream has not ended, else within 2 s.
         """
         ...
+
+
+def ended_from_inside(error: SandboxLostError) -> bool:
+    """Whether what ran in a sandbox may have ended it: by its memory, or by a fault of its first process.
+
+    False for an engine that is gone, for a first process that lost its server (exit code 0) or was killed
+    from outside (137, 143), and for a sandbox whose end nobody can explain.
+    """
+    # The first process cannot be killed from within a container: it ignores signals, and SIGKILL does not
+    # reach the first process of a PID namespace (pid_namespaces(7)).
+    cause = str(error.data.get("cause") or "")
+    code = cause.removeprefix("exit code ")
+    return cause == OUT_OF_MEMORY or (code != cause and code not in _EXIT_CODES_FROM_OUTSIDE)
 
 
 @dataclass(frozen=True, slots=True)

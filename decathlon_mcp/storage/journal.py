@@ -187,7 +187,9 @@ def _read_line(line: bytes) -> JsonObject | None:
 
 
 def _indented(value: JsonObject) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+    # UTF-8 has no lone surrogates; Python's escape for them is also JSON's.
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    return text.encode("utf-8", "backslashreplace")
 
 
 def _warn_of_file(name: str, error: OSError) -> None:

@@ -80,15 +80,17 @@ class CheatServer:
             yield agent
 
     @asynccontextmanager
-    async def unrewarded_episode(self, task: str = "sum-prices") -> AsyncGenerator[Agent]:
-        """Start an episode without honest work. On exit, check that its reward is 0.
+    async def unrewarded_episode(
+        self, task: str = "sum-prices", *, status: str = "scored"
+    ) -> AsyncGenerator[Agent]:
+        """Start an episode without honest work. On exit, check that its reward is 0, with this status.
 
         Also check that the bystander can still play.
         """
         async with open_episode(self.served, task) as agent:
             yield agent
             verdict = await agent.verdict()
-        assert (verdict["status"], verdict.get("reward")) == ("scored", 0.0), verdict
+        assert (verdict["status"], verdict.get("reward")) == (status, 0.0), verdict
         assert await self.bystander.echo("well") == "well"
 
 

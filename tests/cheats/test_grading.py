@@ -1,4 +1,4 @@
-"""Attacks on grading: it happens once, after the tools are closed, and breaking it gives no reward."""
+"""Attacks on grading: it happens once, after the tools are closed, and breaking it gives a reward of 0."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import anyio
+import httpx2
 import pytest
 from mcp.shared.exceptions import MCPError
 
@@ -62,25 +63,57 @@ async def test_program_run_by_the_evaluator_cannot_report_a_result(cheats: Cheat
 
 
 ATTACKS = {
-    "never-ends": ("await-program", "loop", ENDLESS_LOOP, "timeout"),
-    "forks": ("await-program", "loop", FORK_BOMB, "timeout"),
-    "kills-its-parent": ("run-program", "double", KILL_PARENT, "evaluator_error"),
-    "kills-all": ("run-program", "double", KILL_ALL, "evaluator_error"),
+    "never-ends": ("await-program", "loop", ENDLESS_LOOP, "did not end in time"),
+    "forks": ("await-program", "loop", FORK_BOMB, "did not end in time"),
+    "kills-its-parent": ("run-program", "double", KILL_PARENT, "was killed: signal 9"),
+    "kills-all": ("run-program", "double", KILL_ALL, "was killed: signal 9"),
 }
 
 
-@pytest.mark.parametrize(("task", "name", "program", "status"), ATTACKS.values(), ids=ATTACKS)
-async def test_broken_or_blocked_evaluator_gives_no_reward(
-    cheats: CheatServer, task: str, name: str, program: str, status: str
+@pytest.mark.parametrize(("task", "name", "program", "reason"), ATTACKS.values(), ids=ATTACKS)
+async def test_breaking_or_blocking_the_evaluator_forfeits_the_attempt(
+    cheats: CheatServer, task: str, name: str, program: str, reason: str
 ) -> None:
-    async with cheats.episode(task) as agent:
+    async with cheats.unrewarded_episode(task, status="forfeited") as agent:
         await agent.python(write_program(name, program))
         verdict = await agent.verdict()
-        assert (verdict["status"], "reward" in verdict, "success" in verdict) == (status, False, False), (
-            verdict
-        )
+        assert reason in verdict["detail"]
+        assert verdict["success"] is False
         assert await agent.verdict() == verdict
-    assert await cheats.bystander.echo("well") == "well"
+
+
+CRASHES = {
+    "evaluator": ("sum-prices", "echo '{\"total\": 70' > report.json", "json.decoder.JSONDecodeError: "),
+    "function": (
+        "run-program",
+        r"""echo 'import os; os.write(1, b"\377")' > double.py""",
+        "evaluation/evaluator.py:evaluate: UnicodeDecodeError: ",
+    ),
+}
+
+
+@pytest.mark.parametrize(("task", "command", "uncaught"), CRASHES.values(), ids=CRASHES)
+async def test_crashing_the_evaluator_pays_nothing(
+    cheats: CheatServer, task: str, command: str, uncaught: str
+) -> None:
+    async with cheats.unrewarded_episode(task) as agent:
+        await agent.shell(command)
+        verdict = await agent.verdict()
+        assert verdict["uncaught"].startswith(uncaught), verdict
+
+
+@pytest.mark.parametrize(
+    "answer", ["\ud800", "a\0b", "\udfff" * 1000], ids=["surrogate", "nul", "surrogates"]
+)
+async def test_odd_text_in_an_answer_does_not_cost_the_verdict(cheats: CheatServer, answer: str) -> None:
+    """The answer is written into files next to the verdict. JSON has escapes for what UTF-8 cannot encode."""
+    async with cheats.unrewarded_episode() as agent, httpx2.AsyncClient() as client:
+        await agent.shell("true")
+        address = cheats.served.episode(agent.episode_id)
+        call = {"name": "claim_done", "arguments": {"answer": answer}}
+        request = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+        headers = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+        await client.post(address, content=json.dumps(request), headers=headers)
 
 
 async def test_tools_are_refused_during_and_after_grading(cheats: CheatServer) -> None:

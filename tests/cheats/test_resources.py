@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from tests.cheats.agent import CheatServer
+from tests.cheats.agent import SOLUTIONS, CheatServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
@@ -30,6 +32,18 @@ try:
         os.wait()
 except ChildProcessError:
     print("all are gone")
+"""
+SHARED_MEMORY_BOMB = """
+# Segments of shared memory outlive the processes that the kernel kills for them (shmget(2)).
+import ctypes, os
+libc = ctypes.CDLL(None)
+libc.shmat.restype = ctypes.c_void_p
+while True:
+    if os.fork() == 0:
+        address = libc.shmat(libc.shmget(0, 1 << 30, 0o1600), None, 0)
+        for offset in range(0, 1 << 30, 4096):
+            ctypes.memset(address + offset, 1, 1)
+    os.wait()
 """
 RAISE_OOM_SCORES = "for file in /proc/1/oom_score_adj /proc/$PPID/oom_score_adj; do echo 1000 > $file; done"
 FILL_DISK = """
@@ -65,13 +79,15 @@ async def test_memory_bomb_affects_only_its_own_sandbox(cheats: CheatServer) -> 
         assert await agent.echo("alive") == "alive"
 
 
-async def test_killing_the_driver_by_memory_gives_no_reward(cheats: CheatServer) -> None:
-    """The connection to the driver ends, which is an error without a reward."""
-    async with cheats.episode("sum-prices") as agent:
+async def test_killing_the_driver_by_memory_forfeits_the_attempt(cheats: CheatServer) -> None:
+    """A reward of 0, not an error that a trainer leaves out, even for the right answer."""
+    async with cheats.unrewarded_episode(status="forfeited") as agent:
+        await agent.shell(SOLUTIONS["sum-prices"])
         await agent.shell(RAISE_OOM_SCORES)
-        await agent.client.call_tool("root__python", {"code": MEMORY_BOMB})
+        reply: Any = await agent.client.call_tool("root__python", {"code": SHARED_MEMORY_BOMB})
+        assert reply.is_error
         verdict = await agent.verdict()
-        assert verdict.get("reward", 0.0) == 0.0, verdict
+        assert "out of memory" in verdict["detail"], verdict
         assert await cheats.bystander.shell("echo unaffected") == "unaffected\n"
 
 

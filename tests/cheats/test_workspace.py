@@ -107,8 +107,8 @@ async def test_workspace_with_thousands_of_files_is_graded(cheats: CheatServer) 
     ],
     ids=["sparse-terabyte", "sparse-giant", "flat"],
 )
-async def test_oversized_file_is_not_graded(cheats: CheatServer, command: str) -> None:
-    async with cheats.unrewarded_episode() as agent:
+async def test_oversized_workspace_is_forfeited(cheats: CheatServer, command: str) -> None:
+    async with cheats.unrewarded_episode(status="forfeited") as agent:
         await agent.shell(command)
 
 

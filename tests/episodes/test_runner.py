@@ -13,6 +13,7 @@ import pytest
 
 from decathlon_mcp.app import create_registry
 from decathlon_mcp.catalogue.catalogue import Catalogue
+from decathlon_mcp.driver_client import driver as driver_module
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.episode import Episode, EpisodeSpec
 from decathlon_mcp.episodes.registry import EpisodeRegistry
@@ -39,7 +40,7 @@ from tests.episodes.environment import (
     sandbox_factory,
     suite_with,
 )
-from tests.fakes.driver import FakeCall, FakeRun, Faults
+from tests.fakes.driver import FakeCall, FakeRun, Faults, ProcessExit
 from tests.fakes.provider import FakeProvider
 
 pytestmark = pytest.mark.anyio
@@ -129,17 +130,53 @@ async def test_a_sandbox_that_does_not_open_is_the_error_of_every_request(tmp_pa
         assert episode.state.ending is Ending.SET_UP_FAILED
 
 
-async def test_a_sandbox_lost_in_a_call_fails_it_and_gives_no_reward(tmp_path: Path) -> None:
+async def test_an_attempt_that_exhausts_its_memory_in_a_call_is_forfeited(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS)) as registry:
         episode = registry.start("find-answer", PLAYER)
-        with pytest.raises(SandboxLostError, match="out of memory"):
+        with pytest.raises(EpisodeClaimedError, match=r"closed while the call ran: .*out of memory"):
+            await episode.call("probe__die", {})
+        verdict = await episode.evaluate()
+        assert (verdict.status, verdict.reward, verdict.claimed) == ("forfeited", 0.0, False)
+        assert "out of memory" in verdict.detail
+        assert episode.state.phase is Phase.SCORED
+        assert await episode.claim_done(None) is False
+    assert [event["event"] for event in trajectory(tmp_path, episode)] == ["call", "claim", "end"]
+
+
+async def test_an_attempt_that_exhausts_its_memory_between_calls_is_forfeited(tmp_path: Path) -> None:
+    provider = FakeProvider(tools=TOOLS)
+    async with running_registry(tmp_path, provider) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        await episode.ready()
+        provider.opened[0].exit = ProcessExit(out_of_memory=True)
+        await provider.opened[0].end()
+        await episode.state.reach(Phase.SCORED)
+        assert episode.verdict is not None
+        assert (episode.verdict.status, episode.verdict.reward) == ("forfeited", 0.0)
+
+
+async def test_a_sandbox_killed_from_outside_in_a_call_gives_no_reward(tmp_path: Path) -> None:
+    async def die(call: FakeCall) -> str:
+        raise ProcessExit(137)
+
+    async with running_registry(tmp_path, FakeProvider(tools={"probe": {"die": die}})) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        with pytest.raises(SandboxLostError, match="exit code 137"):
             await episode.call("probe__die", {})
         await ended(episode)
         verdict = await episode.evaluate()
-        assert verdict.status == "sandbox_lost"
-        assert verdict.reward is None
-        assert "out of memory" in verdict.detail
+        assert (verdict.status, verdict.reward) == ("sandbox_lost", None)
     assert [event["event"] for event in trajectory(tmp_path, episode)] == ["call", "end"]
+
+
+async def test_an_attempt_whose_driver_does_not_freeze_is_forfeited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "FREEZE_SECONDS", 0.1)
+    provider = FakeProvider(tools=TOOLS, faults=Faults(silent_on="freeze"))
+    async with running_registry(tmp_path, provider) as registry:
+        verdict = await registry.start("find-answer", PLAYER).evaluate()
+        assert (verdict.status, verdict.reward) == ("forfeited", 0.0)
 
 
 async def test_a_sandbox_lost_between_calls_ends_the_episode(tmp_path: Path) -> None:
@@ -178,7 +215,7 @@ async def test_a_grader_that_does_not_open_gives_no_reward(tmp_path: Path) -> No
         assert episode.state.ending is Ending.NO_VERDICT
 
 
-async def test_a_workspace_over_the_limit_is_not_graded_and_the_verdict_says_so(tmp_path: Path) -> None:
+async def test_an_attempt_with_a_workspace_over_the_limit_is_forfeited(tmp_path: Path) -> None:
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))
     async with running_registry(tmp_path, provider, workspace_mib=1) as registry:
         episode = registry.start("find-answer", PLAYER)
@@ -186,7 +223,9 @@ async def test_a_workspace_over_the_limit_is_not_graded_and_the_verdict_says_so(
         workspace = provider.opened[0].root / episode.sandbox_factory.suite.profile.workspace
         provider.opened[0].tree.write(workspace / "big", b"x" * (2 << 20))
         verdict = await episode.evaluate()
-    assert verdict.refused[0].startswith("the whole workspace: ")
+        assert (verdict.status, verdict.reward) == ("forfeited", 0.0)
+        assert "exceed the limit" in verdict.detail
+        assert sandbox_roles(provider) == ["agent"]
 
 
 async def test_an_evaluation_in_place_uses_the_agents_own_sandbox(tmp_path: Path) -> None:
@@ -381,6 +420,8 @@ async def test_the_absolute_limit_ends_an_episode_that_is_in_use(tmp_path: Path)
         with episode.hold():
             await ended(episode)
         assert episode.state.ending is Ending.TIME_OVER
+        assert episode.verdict is not None
+        assert (episode.verdict.status, episode.verdict.reward) == ("forfeited", 0.0)
 
 
 async def test_the_idle_lease_does_not_interrupt_a_grading(tmp_path: Path) -> None:

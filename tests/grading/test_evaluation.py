@@ -17,7 +17,7 @@ from decathlon_sandbox import wire
 
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.errors import ProviderUnavailableError
-from decathlon_mcp.grading import evaluation
+from decathlon_mcp.grading import grader as grader_module
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.payloads import rubric_function as harness
 from decathlon_mcp.sandboxes.base import Sandbox
@@ -45,10 +45,28 @@ pytestmark = pytest.mark.anyio
 
 
 def unscored(verdict: Verdict) -> str:
-    """The status of a verdict, after checking that it has no score."""
-    assert verdict.status != "scored"
+    """The status of a verdict, after checking that it has no reward."""
+    assert verdict.status not in ("scored", "forfeited")
     assert not {"reward", "success"} & verdict.to_json().keys()
     return verdict.status
+
+
+def forfeited(verdict: Verdict) -> str:
+    """The reason why an attempt was forfeited, after checking that its reward is 0."""
+    assert (verdict.status, verdict.reward, verdict.success) == ("forfeited", 0.0, False), verdict
+    assert verdict.weights == {}
+    return verdict.detail
+
+
+def runs_counted(source: str) -> str:
+    """An evaluator that appends a line to the file `runs` on the host, then runs `source`."""
+    # The local provider gives evaluators the host's files.
+    return f"""
+import os, sys
+with open(os.environ["RUNS"], "a") as file: print("run", file=file)
+number = len(open(os.environ["RUNS"]).readlines())
+{source}
+"""
 
 
 @pytest.mark.parametrize(
@@ -105,23 +123,179 @@ async def test_evaluator_gets_the_word_none_without_a_groundtruth(
 
 
 @pytest.mark.parametrize(
-    ("source", "status"),
+    ("source", "reason", "sandboxes"),
     [
-        ("import os; os.kill(os.getpid(), 9)", "evaluator_error"),
-        ("raise SystemExit(137)", "evaluator_error"),
-        ("raise SystemExit(127)", "evaluator_error"),
-        ("import time; print('waiting', flush=True); time.sleep(600)", "timeout"),
+        ("import os; os.kill(os.getpid(), 9)", "the evaluator was killed: signal 9", 2),
+        ("import os; os.abort()", "the evaluator was killed: signal 6", 2),
+        ("raise SystemExit(137)", "the evaluator was killed or did not start: exit code 137", 2),
+        ("raise SystemExit(127)", "the evaluator was killed or did not start: exit code 127", 2),
+        (
+            "import time; print('waiting', flush=True); time.sleep(600)",
+            "the evaluator did not end in time",
+            1,
+        ),
     ],
 )
-async def test_killed_or_endless_evaluator_gives_no_reward(
-    grader: SandboxGrader, tmp_path: Path, source: str, status: str
+async def test_attempt_whose_evaluator_is_killed_or_endless_is_forfeited(
+    grader: SandboxGrader, tmp_path: Path, source: str, reason: str, sandboxes: int
 ) -> None:
     suite = write_suite(tmp_path / "checkout", evaluator(source))
+    deadline = 2.0 if sandboxes == 1 else 60.0
     with anyio.fail_after(60):
-        verdict = await grader.grade(make_attempt(), suite, {}, deadline_seconds=2.0)
-    assert unscored(verdict) == status
-    if status == "timeout":
+        verdict = await grader.grade(make_attempt(), suite, {}, deadline_seconds=deadline)
+    assert forfeited(verdict) == reason
+    assert len(grader.networks) == sandboxes
+    if sandboxes == 1:
         assert verdict.evaluator_output == "waiting"
+
+
+async def test_killed_evaluator_is_run_once_more(
+    grader: SandboxGrader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
+    source = runs_counted("if number == 1: os.kill(os.getpid(), 9)")
+    suite = write_suite(tmp_path / "checkout", evaluator(source))
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {})
+    assert (verdict.status, verdict.reward) == ("scored", 1.0)
+    assert len(grader.networks) == 2
+
+
+async def test_evaluator_and_function_share_one_second_run(
+    grader: SandboxGrader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
+    main = runs_counted("if number == 1: os.kill(os.getpid(), 9)")
+    function = "import os\ndef evaluate(): os.kill(os.getpid(), 9)"
+    text = rubric_text(function="evaluation/evaluator.py:evaluate", weights={"a": 1})
+    suite = write_suite(tmp_path / "checkout", with_rubric(function, text, main))
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {})
+    assert forfeited(verdict) == "evaluation/evaluator.py:evaluate was killed: signal 9"
+    assert len(grader.networks) == 3
+
+
+async def test_attempt_is_graded_in_place_only_once(grader: SandboxGrader, tmp_path: Path) -> None:
+    suite = write_suite(tmp_path / "checkout", evaluator("import os; os.kill(os.getpid(), 9)"))
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, None, in_place=True)
+    assert forfeited(verdict) == "the evaluator was killed: signal 9"
+    assert len(grader.networks) == 1
+
+
+async def test_second_run_has_what_remains_of_the_deadline(
+    grader: SandboxGrader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
+    source = runs_counted("""
+import time
+if number == 1:
+    time.sleep(1.5)
+    os.kill(os.getpid(), 9)
+time.sleep(600)
+""")
+    suite = write_suite(tmp_path / "checkout", evaluator(source))
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {}, deadline_seconds=5.0)
+    assert forfeited(verdict) == "the evaluator did not end in time"
+    assert len(grader.networks) == 2
+    # Each opening of a sandbox takes part of the grading's time and none of the deadline.
+    assert 5.0 <= verdict.seconds < 10.0
+
+
+async def test_waiting_for_a_sandbox_costs_nothing_of_the_deadline(
+    grader: SandboxGrader, tmp_path: Path
+) -> None:
+    suite = write_suite(tmp_path / "checkout", evaluator("import time; time.sleep(0.5)"))
+
+    @asynccontextmanager
+    async def late(network: Network) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
+        await anyio.sleep(4)
+        async with grader.open(network) as opened:
+            yield opened
+
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {}, open_sandbox=late, deadline_seconds=3.0)
+    assert (verdict.status, verdict.reward) == ("scored", 1.0), verdict
+    assert verdict.seconds > 4
+
+
+UNCAUGHT = {
+    "exception": ("raise RuntimeError('no such column')", "RuntimeError: no such column"),
+    "without-message": ("raise RuntimeError", "RuntimeError"),
+    "of-a-library": ("import json; json.loads('{')", "json.decoder.JSONDecodeError: Expecting property"),
+    "while-importing": ("import a_module_that_is_missing", "ModuleNotFoundError: No module named 'a_mo"),
+    "syntax": ("def", "SyntaxError: invalid syntax"),
+    "bad-str": (
+        "class Bad(Exception):\n    def __str__(self): raise OSError\nraise Bad",
+        "Bad: (no message: its __str__ failed)",
+    ),
+    "long-and-odd": ("raise ValueError('a\\nb\\ud800' + 'x' * 10**6)", "ValueError: a b?xxx"),
+    "hook-replaced": ("import sys; sys.excepthook = print\nraise OSError(5, 'x')", "OSError: [Errno 5] x"),
+}
+
+
+@pytest.mark.parametrize(("source", "uncaught"), UNCAUGHT.values(), ids=UNCAUGHT)
+async def test_evaluator_that_raises_fails_the_attempt_and_pays_nothing(
+    grader: SandboxGrader, tmp_path: Path, source: str, uncaught: str
+) -> None:
+    text = rubric_text(function="evaluation/evaluator.py:evaluate", weights={"a": 1, "calls": 1})
+    files = with_rubric("def evaluate(): return {'a': 1}", text, main=source)
+    suite = write_suite(tmp_path / "checkout", files)
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {})
+    assert (verdict.status, verdict.success, verdict.reward) == ("scored", False, 0.0), verdict
+    assert verdict.uncaught.startswith(uncaught)
+    assert len(verdict.uncaught) <= 500
+    assert "ended by an uncaught exception" in verdict.text()
+    assert len(grader.networks) == 1, "graded a second time, or the function was run"
+
+
+CAUGHT = {
+    "exits": "raise SystemExit(1)",
+    "prints-a-traceback": "import traceback\ntry: 1 / 0\nexcept ZeroDivisionError: traceback.print_exc()\n"
+    "raise SystemExit(1)",
+    "in-a-thread": "import threading\nt = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()\n"
+    "raise SystemExit(1)",
+    "in-a-child": "import subprocess, sys\n"
+    "subprocess.run([sys.executable, '-c', '1 / 0'], close_fds=False)\nraise SystemExit(1)",
+    "exits-at-once": "import os; os._exit(1)",
+}
+
+
+@pytest.mark.parametrize("source", CAUGHT.values(), ids=CAUGHT)
+async def test_evaluator_that_exits_is_not_uncaught_whatever_it_prints(
+    grader: SandboxGrader, tmp_path: Path, source: str
+) -> None:
+    text = rubric_text(function="evaluation/evaluator.py:evaluate", weights={"a": 1})
+    suite = write_suite(
+        tmp_path / "checkout", with_rubric("def evaluate(): return {'a': 0.5}", text, main=source)
+    )
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {})
+    assert (verdict.success, verdict.reward, verdict.uncaught) == (False, 0.5, ""), verdict
+
+
+async def test_evaluator_sees_its_environment_as_without_the_report_of_exceptions(
+    grader: SandboxGrader, tmp_path: Path
+) -> None:
+    (tmp_path / "image").mkdir()
+    (tmp_path / "image" / "sitecustomize.py").write_text("import sys; sys.from_the_image = True")
+    source = """
+import os, subprocess, sys
+assert sys.from_the_image and sys.modules["sitecustomize"].__file__.endswith("image/sitecustomize.py")
+assert not any(".decathlon" in path for path in sys.path), sys.path
+assert "DECATHLON_CHANNEL" not in os.environ
+print(os.environ["PYTHONPATH"])
+child = [sys.executable, "-c", "import sys; print(sys.from_the_image)"]
+print(subprocess.run(child, capture_output=True, text=True).stdout)
+"""
+    settings = f"profile: starter\nenvironment: {{PYTHONPATH: {tmp_path / 'image'}}}\n"
+    suite = write_suite(tmp_path / "checkout", {"suite.yaml": settings, **evaluator(source)})
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {})
+    assert verdict.reward == 1.0, verdict
+    assert verdict.evaluator_output.split() == [str(tmp_path / "image"), "True"]
 
 
 @pytest.mark.parametrize("code", [1, 2, 255])
@@ -153,12 +327,18 @@ async def test_missing_evaluator_gives_no_reward_and_opens_no_sandbox(
     assert grader.networks == []
 
 
-async def test_sandbox_that_dies_gives_no_reward(grader: SandboxGrader, tmp_path: Path) -> None:
-    source = "import os, time; os.kill(os.getppid(), 9); time.sleep(60)"
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGKILL, "sandbox_lost"), (signal.SIGABRT, "forfeited")]
+)
+async def test_grader_that_dies_is_lost_only_if_it_was_killed_from_outside(
+    grader: SandboxGrader, tmp_path: Path, number: int, status: str
+) -> None:
+    source = f"import os, time; os.kill(os.getppid(), {number}); time.sleep(60)"
     suite = write_suite(tmp_path / "checkout", evaluator(source))
     with anyio.fail_after(60):
         verdict = await grader.grade(make_attempt(), suite, {})
-    assert unscored(verdict) == "sandbox_lost"
+    assert verdict.status == status
+    assert len(grader.networks) == {"sandbox_lost": 1, "forfeited": 2}[status]
 
 
 async def test_printed_verdict_is_not_parsed(grader: SandboxGrader, tmp_path: Path) -> None:
@@ -220,8 +400,7 @@ async def test_weight_for_turns_needs_reported_turns(grader: SandboxGrader, tmp_
     with anyio.fail_after(60):
         verdict = await grader.grade(make_attempt(), suite, {})
         assert (await grader.grade(make_attempt(turns=3), suite, {})).reward == 3.0
-    assert unscored(verdict) == "evaluator_error"
-    assert "turns" in verdict.detail
+    assert "turns" in forfeited(verdict)
 
 
 ALL_PARAMETERS = """
@@ -278,28 +457,67 @@ async def test_rubric_function_gets_arguments_by_parameter_name(
         ("def evaluate(): return True", "did not return a dict"),
         ("def evaluate(): print({'a': 1})", "did not return a dict"),
         ("def evaluate(): return {'a': 1, 'calls': 1}", "the server itself provides"),
-        ("def evaluate(answer): return {'a': 1}", "evaluate failed"),
-        ("def evaluate(): raise SystemExit(0)", "evaluate failed"),
+        ("def evaluate(): return {'a': float('inf')}", "metric 'a' is inf"),
+        ("def evaluate(): return {'a': 1, 'b': -2**53}", "metric 'b' is -9007199254740992, beyond"),
+        ("def evaluate(): return {'a': 1, 'b': 10**400}", "metric 'b' is 1000"),
+        ("def evaluate(): return {'a': 1, 'b': 10**4000}", "metric 'b' is 1000"),
+        ("def evaluate(): return {'a': 1, 'b': 1e300}", "metric 'b' is 1e+300, beyond"),
+        ("def evaluate(): return {'a': 1, 'b': [[1]]}", "metric 'b' is [[1]], not a finite number"),
+        ("def evaluate(): return {'a': 1, 'b': None}", "metric 'b' is null, not a finite number"),
+        ("def evaluate(): return {'a': 1, 'b\\ud800': 1}", "printable characters"),
+        ("def evaluate(): return {'a': '\\ud800'}", "metric 'a' is"),
+        ("def evaluate(): return {'a': 1, 'b' * 101: 1}", "1 to 100 printable characters"),
+        ("def evaluate(): return {'a': 1, **{f'm{n}': n for n in range(200)}}", "201 metrics, 200 at most"),
+        ("def evaluate(): return {f'm{n}': n for n in range(10**6)}", "not one JSON value"),
         ("import os\ndef evaluate(): os._exit(0)", "without returning metrics"),
-        ("import os\ndef evaluate(): os.kill(os.getpid(), 9)", "evaluate failed"),
+        ("import os\ndef evaluate(): os._exit(1)", "without returning metrics"),
+        ("import os\ndef evaluate(): os.kill(os.getpid(), 9)", "evaluate was killed: signal 9"),
     ],
 )
-async def test_invalid_metrics_give_no_reward(
+async def test_attempt_with_invalid_metrics_is_forfeited(
     grader: SandboxGrader, tmp_path: Path, source: str, complaint: str
 ) -> None:
     suite = write_suite(tmp_path / "checkout", one_metric(source))
     with anyio.fail_after(60):
         verdict = await grader.grade(make_attempt(), suite, {})
-    assert unscored(verdict) == "evaluator_error"
-    assert complaint in verdict.detail
+    assert complaint in forfeited(verdict)
 
 
-async def test_rubric_function_that_does_not_return_is_a_timeout(
+@pytest.mark.parametrize(
+    ("source", "uncaught"),
+    [
+        ("def evaluate(answer): return {'a': 1}", "TypeError: parameter 'answer'"),
+        ("def evaluate(): raise SystemExit(0)", "SystemExit: 0"),
+        ("def evaluate(): return 1 / 0", "ZeroDivisionError: division by zero"),
+        ("def evaluate(): return {(1, 2): 3}", "TypeError: keys must be"),
+        ("def evaluate():\n    a = {}; a['a'] = a\n    return a", "ValueError: Circular reference"),
+        ("def evaluate():\n    a = 0\n    for _ in range(9**6): a = [a]\n    return a", "RecursionError"),
+    ],
+)
+async def test_rubric_function_that_raises_pays_nothing(
+    grader: SandboxGrader, tmp_path: Path, source: str, uncaught: str
+) -> None:
+    suite = write_suite(tmp_path / "checkout", one_metric(source))
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {})
+    assert (verdict.status, verdict.success, verdict.reward) == ("scored", True, 0.0), verdict
+    assert verdict.uncaught.startswith(f"evaluation/evaluator.py:evaluate: {uncaught}")
+
+
+async def test_attempt_whose_rubric_function_does_not_return_is_forfeited(
     grader: SandboxGrader, tmp_path: Path
 ) -> None:
     suite = write_suite(tmp_path / "checkout", one_metric("import time\ndef evaluate(): time.sleep(600)"))
     with anyio.fail_after(60):
-        assert unscored(await grader.grade(make_attempt(), suite, {}, deadline_seconds=3.0)) == "timeout"
+        verdict = await grader.grade(make_attempt(), suite, {}, deadline_seconds=3.0)
+    assert forfeited(verdict) == "evaluation/evaluator.py:evaluate did not end in time"
+
+
+async def test_no_report_of_turns_can_prevent_a_verdict(grader: SandboxGrader, tmp_path: Path) -> None:
+    suite = write_suite(tmp_path / "checkout", {})
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(turns=10**400), suite, {})
+    assert (verdict.reward, verdict.metrics["turns"]) == (1.0, 2.0**53 - 1)
 
 
 async def test_child_processes_of_the_function_do_not_inherit_the_channel(
@@ -451,10 +669,10 @@ async def test_sandbox_that_cannot_be_opened_gives_no_reward(grader: SandboxGrad
         assert (unscored(verdict), verdict.detail) == ("not_evaluated", "a fault of the server: RuntimeError")
 
 
-async def test_sandbox_that_never_opens_is_a_timeout(
+async def test_sandbox_that_never_opens_gives_no_reward(
     grader: SandboxGrader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(grader_module, "OPEN_SECONDS", 0.05)
     suite = write_suite(tmp_path / "checkout", {})
 
     @asynccontextmanager
@@ -464,8 +682,9 @@ async def test_sandbox_that_never_opens_is_a_timeout(
         yield
 
     with anyio.fail_after(60):
-        verdict = await grader.grade(make_attempt(), suite, {}, open_sandbox=never, deadline_seconds=0.05)
-    assert unscored(verdict) == "timeout"
+        verdict = await grader.grade(make_attempt(), suite, {}, open_sandbox=never)
+    assert unscored(verdict) == "not_evaluated"
+    assert "no sandbox for grading could be opened" in verdict.detail
 
 
 async def test_failed_removal_of_a_sandbox_keeps_the_verdict(grader: SandboxGrader, tmp_path: Path) -> None:
@@ -530,8 +749,8 @@ async def test_grading_in_place_restores_the_suites_files_and_keeps_the_workspac
 
 
 def test_signalled_contains_the_exit_codes_of_killed_programs() -> None:
-    assert 128 + signal.SIGKILL in evaluation.SIGNALLED
-    assert not {0, 1, 2, 3, 255} & evaluation.SIGNALLED
+    assert 128 + signal.SIGKILL in grader_module.SIGNALLED
+    assert not {0, 1, 2, 3, 255} & grader_module.SIGNALLED
 
 
 def test_harness_uses_the_wires_channel_variable() -> None:

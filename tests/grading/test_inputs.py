@@ -100,12 +100,13 @@ def test_inputs_are_common_credentials_task_and_workspace_in_order(tmp_path: Pat
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     inputs = prepare_inputs(job, scratch)
-    common, secret, task, clean = inputs.archives
+    common, secret, task = inputs.archives
     assert common == (PurePosixPath(), job.common)
     assert secret == credentials
-    assert task[0] == clean[0] == PurePosixPath()
+    assert task[0] == PurePosixPath()
     assert f"{PAPER}/evaluation/main.py" in names_of(task[1])
-    assert names_of(clean[1]) == ["workspace", "workspace/paper.pdf"]
+    assert inputs.workspace is not None
+    assert names_of(inputs.workspace) == ["workspace", "workspace/paper.pdf"]
     assert inputs.refused == ("../escaped: a path with ..",)
     assert inputs.evaluator_digest == digest_of(job.suite, tmp_path)
 
@@ -125,6 +126,7 @@ def test_workspace_is_no_input_when_grading_in_place(tmp_path: Path) -> None:
     job = job_for(tmp_path, CapturedWorkspace(tmp_path / "never-read.tar", None), in_place=True)
     inputs = prepare_inputs(job, tmp_path)
     assert [folder for folder, _ in inputs.archives] == [PurePosixPath()] * 2
+    assert inputs.workspace is None
     assert inputs.refused == ()
 
 
@@ -136,4 +138,4 @@ async def test_verdict_has_the_digest_with_and_without_a_score(grader: SandboxGr
         one = await grader.grade(make_attempt(), scored, {})
         other = await grader.grade(make_attempt(), endless, {}, deadline_seconds=1)
     assert one.evaluator_digest == digest_of(scored, tmp_path)
-    assert (other.status, other.evaluator_digest) == ("timeout", digest_of(endless, tmp_path))
+    assert (other.status, other.evaluator_digest) == ("forfeited", digest_of(endless, tmp_path))

@@ -9,7 +9,6 @@ import pytest
 
 from decathlon_mcp.driver_client.driver import RunResult
 from decathlon_mcp.errors import (
-    CallTimeoutError,
     DriverError,
     ImageError,
     LimitExceededError,
@@ -17,8 +16,10 @@ from decathlon_mcp.errors import (
     SandboxLostError,
     SuiteError,
 )
-from decathlon_mcp.grading.evaluation import NoScoreError, outcome_of_error, printed, succeeded
+from decathlon_mcp.grading.evaluation import outcome_of_error, uncaught_in
+from decathlon_mcp.grading.grader import ForfeitedError, no_exit, printed
 from decathlon_mcp.grading.verdict import Outcome
+from decathlon_mcp.sandboxes.base import ended_from_inside
 
 
 def result(**fields: Any) -> RunResult:
@@ -32,30 +33,56 @@ def result(**fields: Any) -> RunResult:
     return RunResult(**{**values, **fields})
 
 
-@pytest.mark.parametrize(("exit_code", "success"), [(0, True), (1, False), (2, False), (255, False)])
-def test_exit_code_decides_success(exit_code: int, success: bool) -> None:
-    assert succeeded(result(exit_code=exit_code)) is success
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        *(({"exit_code": code}, "") for code in (0, 1, 2, 125, 255)),
+        ({"timed_out": True, "exit_code": None, "signal": 9}, "did not end in time"),
+        ({"timed_out": True, "exit_code": 0}, "did not end in time"),
+        ({"exit_code": None, "signal": 9}, "was killed: signal 9"),
+        ({"exit_code": None, "signal": None}, "was killed: signal None"),
+        ({"exit_code": 126}, "was killed or did not start: exit code 126"),
+        ({"exit_code": 127}, "was killed or did not start: exit code 127"),
+        ({"exit_code": 128 + signal.SIGKILL}, "was killed or did not start: exit code 137"),
+        ({"exit_code": 128 + signal.SIGTERM}, "was killed or did not start: exit code 143"),
+    ],
+)
+def test_only_an_exit_code_of_its_own_is_an_exit(fields: dict[str, Any], reason: str) -> None:
+    assert no_exit(result(**fields)) == reason
 
 
 @pytest.mark.parametrize(
-    ("fields", "status", "detail"),
+    ("fields", "uncaught"),
     [
-        ({"timed_out": True, "exit_code": None, "signal": 9}, "timeout", "the evaluator did not end in time"),
-        ({"timed_out": True, "exit_code": 0}, "timeout", "the evaluator did not end in time"),
-        ({"exit_code": None, "signal": 9}, "evaluator_error", "was killed or did not start: signal 9"),
-        ({"exit_code": 126}, "evaluator_error", "was killed or did not start: exit code 126"),
-        ({"exit_code": 127}, "evaluator_error", "was killed or did not start: exit code 127"),
-        ({"exit_code": 128 + signal.SIGKILL}, "evaluator_error", "exit code 137"),
-        ({"exit_code": 128 + signal.SIGTERM}, "evaluator_error", "exit code 143"),
+        ({"exit_code": 1, "channel": '"RuntimeError: no"'}, "RuntimeError: no"),
+        ({"exit_code": 0, "channel": '"RuntimeError: no"'}, ""),
+        ({"exit_code": 1, "channel": ""}, ""),
+        ({"exit_code": 1, "channel": None}, ""),
+        ({"exit_code": 1, "channel": '{"a": 1}'}, "(unreadable)"),
+        ({"exit_code": 1, "channel": '"Runtime'}, "(unreadable)"),
+        ({"exit_code": 1, "channel": "[" * 100_000}, "(unreadable)"),
+        ({"exit_code": 1, "channel": "1" * 100_000}, "(unreadable)"),
     ],
 )
-def test_evaluator_that_does_not_exit_by_itself_gives_no_score(
-    fields: dict[str, Any], status: str, detail: str
-) -> None:
-    with pytest.raises(NoScoreError) as caught:
-        succeeded(result(**fields))
-    assert (caught.value.status, caught.value.output) == (status, "out\nerr")
-    assert detail in caught.value.detail
+def test_reported_exceptions_count_for_programs_that_failed(fields: dict[str, Any], uncaught: str) -> None:
+    assert uncaught_in(result(**fields)) == uncaught
+
+
+@pytest.mark.parametrize(
+    ("cause", "inside"),
+    [
+        ("out of memory", True),
+        ("exit code 1", True),
+        ("exit code 134", True),
+        ("exit code 0", False),
+        ("exit code 137", False),
+        ("exit code 143", False),
+        (None, False),
+        ("", False),
+    ],
+)
+def test_cause_of_a_sandboxs_end_says_whether_it_came_from_inside(cause: str | None, inside: bool) -> None:
+    assert ended_from_inside(SandboxLostError("lost", cause=cause)) is inside
 
 
 @pytest.mark.parametrize(
@@ -75,9 +102,11 @@ def test_printed_is_the_end_of_stdout_and_stderr(stdout: str, stderr: str, outpu
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
-        (NoScoreError("timeout", "late", "out"), Outcome(status="timeout", detail="late", output="out")),
-        (SandboxLostError("out of memory"), Outcome(status="sandbox_lost", detail="out of memory")),
-        (CallTimeoutError("no answer"), Outcome(status="timeout", detail="no answer")),
+        (
+            ForfeitedError("late", "out"),
+            Outcome(status="forfeited", success=False, reward=0.0, detail="late", output="out"),
+        ),
+        (SandboxLostError("engine gone"), Outcome(status="sandbox_lost", detail="engine gone")),
         (SuiteError("rubric.yaml: no"), Outcome(status="evaluator_error", detail="rubric.yaml: no")),
         (
             DriverError("no such program", reason="spawn"),

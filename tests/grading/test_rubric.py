@@ -64,7 +64,7 @@ def test_metric_outside_its_range_is_an_error() -> None:
 
 
 def test_infinite_sum_is_an_error() -> None:
-    with pytest.raises(BadMetricsError, match="not a finite number"):
+    with pytest.raises(BadMetricsError, match="the weighted sum is inf, beyond"):
         Rubric({"a": 1e308}).reward({"a": 1e308})
 
 
@@ -97,7 +97,7 @@ def test_comparisons_are_one_or_zero(term: str, value: float) -> None:
         ('{"a": NaN}', "metric 'a' is nan, not a finite number"),
         ('{"a": -Infinity}', "metric 'a' is -inf"),
         ('{"a": 1e999}', "metric 'a' is inf"),
-        ('{"a": 1%s}' % ("0" * 400), "not a finite number"),
+        ('{"a": 1%s}' % ("0" * 400), "beyond ±9007199254740991"),
         ('{"a": "1"}', "metric 'a' is \"1\", not a finite number or a boolean"),
         ('{"a": null}', "metric 'a' is null"),
         ('{"a": [1]}', "metric 'a' is"),

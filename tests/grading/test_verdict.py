@@ -10,7 +10,14 @@ import pytest
 from pydantic import ValidationError
 
 from decathlon_mcp.grading.attempt import CallRecord
-from decathlon_mcp.grading.verdict import Outcome, Status, Verdict, build_verdict, verdict_without_grading
+from decathlon_mcp.grading.verdict import (
+    REWARDED,
+    Outcome,
+    Status,
+    Verdict,
+    build_verdict,
+    verdict_without_grading,
+)
 from tests.grading.support import make_attempt, make_call
 
 PASSED = Outcome(status="scored", success=True, reward=1.0)
@@ -23,7 +30,7 @@ def test_scored_verdict_has_reward_and_success() -> None:
     assert Verdict.model_validate(verdict.to_json()) == verdict
 
 
-@pytest.mark.parametrize("status", [status for status in get_args(Status) if status != "scored"])
+@pytest.mark.parametrize("status", [status for status in get_args(Status) if status not in REWARDED])
 def test_verdict_without_a_score_has_no_reward_key(status: Status) -> None:
     verdict = verdict_without_grading(make_attempt(), status=status, detail="it\nbroke")
     assert not {"reward", "success"} & verdict.to_json().keys()
@@ -32,20 +39,39 @@ def test_verdict_without_a_score_has_no_reward_key(status: Status) -> None:
 
 
 def test_text_of_a_verdict_without_details_says_so() -> None:
-    verdict = verdict_without_grading(make_attempt(), status="timeout", detail="")
-    assert verdict.text() == "No verdict (timeout): no details"
+    verdict = verdict_without_grading(make_attempt(), status="sandbox_lost", detail="")
+    assert verdict.text() == "No verdict (sandbox_lost): no details"
+
+
+def test_forfeited_attempt_has_a_reward_of_zero() -> None:
+    verdict = verdict_without_grading(make_attempt(), status="forfeited", detail="out of memory")
+    assert verdict.to_json().items() >= {"reward": 0.0, "success": False, "status": "forfeited"}.items()
+    assert verdict.text() == "Reward 0.0: the attempt was forfeited: out of memory"
+    assert Verdict.model_validate(verdict.to_json()) == verdict
+
+
+def test_uncaught_exception_is_one_bounded_line() -> None:
+    outcome = Outcome(status="scored", success=False, reward=0.0, uncaught="KeyError: a\nb\ud800" + "c" * 600)
+    verdict = build_verdict(make_attempt(), outcome)
+    assert verdict.uncaught == ("KeyError: a b?" + "c" * 600)[:500]
+    assert "uncaught" not in build_verdict(make_attempt(), PASSED).to_json()
 
 
 @pytest.mark.parametrize(
     "outcome",
     [
-        Outcome(status="timeout", reward=0.0),
-        Outcome(status="timeout", success=False),
+        Outcome(status="sandbox_lost", reward=0.0),
+        Outcome(status="sandbox_lost", success=False),
+        Outcome(status="forfeited"),
+        Outcome(status="forfeited", success=False, reward=0.5),
+        Outcome(status="forfeited", success=True, reward=0.0),
         Outcome(status="scored", reward=0.0),
         Outcome(status="scored", success=False),
         Outcome(status="scored", success=True, reward=math.nan),
         Outcome(status="scored", success=True, reward=1.0, metrics={"a": math.inf}),
         Outcome(status="scored", success=True, reward=1.0, weights={"a": math.nan}),
+        Outcome(status="scored", success=True, reward=2.0**53),
+        Outcome(status="scored", success=True, reward=1.0, metrics={"a": -(2.0**53)}),
     ],
 )
 def test_inconsistent_verdict_is_rejected(outcome: Outcome) -> None:
@@ -67,7 +93,7 @@ def test_verdict_is_immutable() -> None:
 def test_unscored_verdict_has_the_servers_metrics() -> None:
     start = datetime(2026, 11, 21, tzinfo=UTC)
     attempt = make_attempt(started_at=start, claimed_at=start + timedelta(seconds=12.5), turns=4)
-    assert verdict_without_grading(attempt, status="timeout", detail="").metrics == {
+    assert verdict_without_grading(attempt, status="forfeited", detail="").metrics == {
         "calls": 2.0,
         "failed_calls": 1.0,
         "tools_used": 2.0,
@@ -122,9 +148,10 @@ def test_long_texts_are_cut_to_their_end() -> None:
 
 
 def test_lone_surrogates_are_replaced() -> None:
-    outcome = Outcome(status="timeout", output="a\ud800b", detail="c\udfffd")
-    verdict = build_verdict(make_attempt(), outcome)
+    outcome = Outcome(status="sandbox_lost", output="a\ud800b", detail="c\udfffd")
+    verdict = build_verdict(make_attempt(), outcome, refused=("e\ud800f: a FIFO",))
     assert (verdict.evaluator_output, verdict.detail) == ("a?b", "c?d")
+    assert verdict.refused == ("e?f: a FIFO",)
 
 
 def test_call_record_is_read_from_a_journal_event() -> None:

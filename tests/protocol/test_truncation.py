@@ -21,7 +21,8 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
     shutil.copytree(SUITE, suite)
     rubric = "weights: {'turns < 5': 1, success: 2}"
     (suite / "tasks" / "probe" / "find-answer" / "rubric.yaml").write_text(rubric)
-    async with serving(tmp_path_factory.mktemp("state"), suite=(str(suite),), provider="local") as served:
+    state = tmp_path_factory.mktemp("state")
+    async with serving(state, suite=(str(suite),), provider="local", reward="controller") as served:
         yield served
 
 
@@ -55,7 +56,7 @@ async def test_work_done_before_truncation_counts(served: Served, era: str) -> N
 
 
 @pytest.mark.parametrize(("turns", "reward"), [(4, 1.0), (5, 0.0)])
-async def test_turns_are_a_metric_if_the_client_reports_them(
+async def test_turns_are_a_metric_if_the_controller_reports_them(
     served: Served, turns: int, reward: float
 ) -> None:
     started = await start(served, "find-answer")
@@ -64,12 +65,36 @@ async def test_turns_are_a_metric_if_the_client_reports_them(
     assert (verdict["reward"], verdict["claimed"], verdict["truncated"]) == (reward, True, False)
 
 
-async def test_a_rubric_that_uses_turns_gives_no_reward_without_them(served: Served) -> None:
+async def test_a_rubric_that_uses_turns_pays_nothing_without_them(served: Served) -> None:
     started = await start(served, "find-answer")
     verdict = await verdict_of(served, "handshake", started["episode"])
-    assert verdict["status"] == "evaluator_error"
+    assert (verdict["status"], verdict["reward"]) == ("forfeited", 0.0)
     assert "turns" in verdict["detail"]
-    assert "reward" not in verdict
+
+
+@pytest.mark.parametrize("policy", ["visible", "meta"])
+async def test_turns_that_an_agent_may_have_reported_do_not_count(
+    tmp_path_factory: pytest.TempPathFactory, policy: str, era: str
+) -> None:
+    async with serving(tmp_path_factory.mktemp("state"), provider="local", reward=policy) as served:
+        started = await start(served, "find-answer")
+        async with connected(served.lobby, era) as lobby:
+            claim = {"episode": started["episode"], "turns": 1}
+            closed: Any = await lobby.call_tool("claim_done", claim)
+            assert "`turns` is not counted" in closed.content[0].text
+            verdict: Any = await lobby.call_tool("evaluate", {"episode": started["episode"]})
+    value = verdict.structured_content or verdict.meta["decathlon/verdict"]
+    assert (value["status"], "turns" in value["metrics"]) == ("scored", False)
+
+
+@pytest.mark.parametrize("turns", [-1, 2**53, 10**400, 1.5, "1e400", [1]], ids=lambda value: str(value)[:20])
+async def test_turns_that_are_no_count_are_refused(served: Served, turns: Any) -> None:
+    started = await start(served, "find-answer")
+    async with connected(served.lobby) as lobby:
+        with pytest.raises(MCPError):
+            await lobby.call_tool("claim_done", {"episode": started["episode"], "turns": turns})
+    verdict = await verdict_of(served, "handshake", started["episode"], turns=2**53 - 1)
+    assert (verdict["status"], verdict["metrics"]["turns"]) == ("scored", 2**53 - 1)
 
 
 async def test_a_claimed_attempt_cannot_be_truncated(served: Served) -> None:

@@ -133,6 +133,8 @@ class VerdictScreen(PlayerScreen[None]):
             return _no_verdict_text(self._session)
         raw = verdict.raw
         passed, colour = ("PASSED", "green") if verdict.success else ("NOT PASSED", "red")
+        if verdict.status == "forfeited":
+            passed = "FORFEITED"
         content = Text.assemble(
             (f" {passed} ", f"bold reverse {colour}"), "   reward ", (f"{verdict.reward:g}", "bold")
         )
@@ -140,6 +142,9 @@ class VerdictScreen(PlayerScreen[None]):
         content.append_text(_metrics(verdict.metrics, raw.get("weights") or {}))
         if not raw.get("claimed", True):
             content.append("\nThe attempt was not claimed.\n")
+        for name in ("detail", "uncaught"):
+            if text := str(raw.get(name) or "").strip():
+                content.append(f"\n{sanitize(text)}\n")
         if output := str(raw.get("evaluator_output") or "").strip():
             content.append("\nEvaluator output\n", "bold")
             content.append(sanitize(output) + "\n")
