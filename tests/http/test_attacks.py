@@ -128,11 +128,11 @@ def holders(episode: Episode) -> int:
 
 
 async def test_client_that_leaves_behind_pipelined_requests_is_noticed(fast: Served) -> None:
-    host, _, port = fast.url.removeprefix("http://").rpartition(":")
     body = attacks.json.dumps(INITIALIZE).encode()
-    opened = await attacks.send(
-        host, int(port), attacks.request("/tasks/find-answer/mcp", body, Connection="close")
-    )
+    async with raw_connection(fast) as (reader, writer):
+        writer.write(attacks.request("/tasks/find-answer/mcp", body, Connection="close"))
+        # To its end: an episode whose client did not get the reply is over.
+        opened = await reader.read()
     session = opened.split(b"mcp-session-id: ")[1].split(b"\r\n")[0].decode()
     (episode,) = fast.episodes.live
     stream = attacks.request("/tasks/find-answer/mcp", method="GET", Mcp_Session_Id=session)
