@@ -4,6 +4,8 @@ Prints a JSON object: the number of threads, the attacks on limits that were not
 ordinary programs.
 """
 
+# pyright: basic
+
 import ctypes
 import json
 import mmap
