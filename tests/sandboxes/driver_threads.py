@@ -118,7 +118,7 @@ def ordinary_programs():
     thread = threading.Thread(target=time.sleep, args=(2,))
     thread.start()
     try:
-        os.sched_setaffinity(thread.native_id, os.sched_getaffinity(0))  # pthread_setaffinity_np
+        os.sched_setaffinity(thread.native_id or 0, os.sched_getaffinity(0))  # pthread_setaffinity_np
     except OSError as error:
         errors.append(str(error))
     thread.join()
