@@ -27,6 +27,7 @@ from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.sandboxes.base import Finding, finding
 from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvider
+from decathlon_mcp.sandboxes.kernel_limits import check_kernel_limits
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.settings import ProviderName, Settings
 from decathlon_mcp.storage.keys import KEY_FILE
@@ -75,6 +76,8 @@ async def _findings(settings: Settings, host: str, port: int) -> AsyncGenerator[
         yield result
     async for result in _check_providers(suites, settings):
         yield result
+    if suites:
+        yield check_kernel_limits(settings.max_sandboxes)
     yield _check_state(settings.state)
     yield _check_key(settings.state)
     yield _check_address(settings, host, port)

@@ -98,6 +98,28 @@ async def test_full_scratch_space_affects_only_its_own_sandbox(cheats: CheatServ
         assert await cheats.bystander.shell("echo unaffected > /tmp/file; cat /tmp/file") == "unaffected\n"
 
 
+TAKE_INOTIFY = """
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+count = 0
+while count < 10_000 and libc.inotify_init() >= 0:
+    count += 1
+if os.fork():
+    print(count)
+else:
+    time.sleep(1000)
+"""
+HAS_INOTIFY = "import ctypes; print(ctypes.CDLL(None).inotify_init() >= 0)"
+
+
+async def test_inotify_instances_taken_by_an_agent_are_free_after_its_episode(cheats: CheatServer) -> None:
+    """The kernel counts them for each user, and all sandboxes that run as root are one user."""
+    async with cheats.unrewarded_episode() as agent:
+        assert int(await agent.python(TAKE_INOTIFY)) > 0
+        assert await cheats.bystander.shell("echo unaffected > /tmp/file; cat /tmp/file") == "unaffected\n"
+    assert await cheats.bystander.python(HAS_INOTIFY) == "True\n"
+
+
 async def test_large_replies_and_logs_affect_only_their_own_episode(cheats: CheatServer) -> None:
     """Replies and logs of many megabytes are cut or refused, and the next call is answered."""
     async with cheats.unrewarded_episode() as agent:

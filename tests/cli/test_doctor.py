@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from decathlon_mcp.sandboxes.kernel_limits import check_kernel_limits
 from tests.probe.serving import SUITE
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.cli.conftest import Shell
 
 
@@ -68,6 +68,20 @@ def test_a_state_folder_that_cannot_be_created_is_a_finding(shell: Shell) -> Non
 def test_variables_that_are_not_settings_are_named(shell: Shell) -> None:
     results = findings(shell, status=0, DECATHLON_MAX_SANDBOXEZ="8")
     assert "DECATHLON_MAX_SANDBOXEZ" in results["variables"]["detail"]
+
+
+def test_kernel_limits_that_do_not_suffice_come_with_what_to_set(shell: Shell) -> None:
+    results = findings(shell, "--max-sandboxes", "1000000", status=1)
+    instances = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
+    assert f"fs.inotify.max_user_instances is {instances}, 2000000 are" in results["kernel limits"]["detail"]
+    assert "sysctl -w fs.inotify.max_user_instances=2000000" in results["kernel limits"]["cure"]
+
+
+def test_kernel_limits_that_cannot_be_read_are_skipped(tmp_path: Path) -> None:
+    (tmp_path / "kernel").mkdir()
+    (tmp_path / "kernel" / "pid_max").write_text("64\n")
+    assert "kernel.pid_max is 64, 128 are needed" in check_kernel_limits(2, tmp_path).detail
+    assert check_kernel_limits(1, tmp_path).ok
 
 
 def test_missing_requirements_are_summarized_by_kind(shell: Shell) -> None:

@@ -4,6 +4,8 @@ Prints a JSON object: the number of threads, the attacks on limits that were not
 ordinary programs.
 """
 
+# pyright: basic
+
 import ctypes
 import json
 import mmap
@@ -116,7 +118,7 @@ def ordinary_programs():
     thread = threading.Thread(target=time.sleep, args=(2,))
     thread.start()
     try:
-        os.sched_setaffinity(thread.native_id, os.sched_getaffinity(0))  # pthread_setaffinity_np
+        os.sched_setaffinity(thread.native_id or 0, os.sched_getaffinity(0))  # pthread_setaffinity_np
     except OSError as error:
         errors.append(str(error))
     thread.join()

@@ -11,7 +11,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -87,6 +87,7 @@ if os.fork() == 0:
 async def test_limits_of_the_drivers_threads_cannot_be_set(docker: Bench) -> None:
     """Threads have ids of their own; slowing them is possible and does not end the driver."""
     spec = docker.spec()
+    report: dict[str, Any] = {}
     with anyio.fail_after(120):
         async with docker.provider.open(spec) as sandbox, connect(sandbox) as driver:
             root = str(sandbox.root)
@@ -101,9 +102,9 @@ async def test_limits_of_the_drivers_threads_cannot_be_set(docker: Bench) -> Non
                     ["python3", "attacks.py"], cwd=root, timeout_seconds=100, env={"HOME": root}
                 )
                 await driver.ping()
+                assert result.exit_code == 0, result.stderr
+                report = json.loads(result.stdout)
                 tasks.cancel_scope.cancel()
-            assert result.exit_code == 0, result.stderr
-            report = json.loads(result.stdout)
             assert report["threads"] > 1
             assert report["accepted"] == []
             assert report["errors"] == []
@@ -425,7 +426,7 @@ USER_TABLES: dict[str, tuple[str, str, tuple[int, int]]] = {
 
 
 @contextmanager
-def image_with_users(docker_engine: Any, base: str, command: str, user: str) -> Iterator[str]:
+def image_with_users(docker_engine: Any, base: str, command: str, user: str) -> Generator[str]:
     name = f"decathlon-test-user:{secrets.token_hex(4)}"
     lines = [f"FROM {base}", f"RUN useradd --uid 4321 --user-group player && {command}", f"USER {user}"]
     dockerfile = io.BytesIO("\n".join(lines).encode())
@@ -467,7 +468,11 @@ def test_pipe_or_device_is_no_regular_file(bit: int) -> None:
     response = SimpleNamespace(
         ok=True, headers={"X-Docker-Container-Path-Stat": base64.b64encode(stat).decode()}
     )
-    api: Any = SimpleNamespace(base_url="", api_version="1", head=lambda *_, **__: response)
+
+    def head(*_: object, **__: object) -> SimpleNamespace:
+        return response
+
+    api: Any = SimpleNamespace(base_url="", api_version="1", head=head)
     with pytest.raises(ValueError, match="no regular file"):
         regular_file(api, "container", "/etc/passwd")
 
