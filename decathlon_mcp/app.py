@@ -122,6 +122,7 @@ def create_registry(
             max_sandboxes=settings.max_sandboxes,
             max_opening=settings.max_opening,
             max_queue=settings.max_queue,
+            share_per_token=settings.share_per_token,
         ),
         signer=Signer.at(settings.state),
         options=RegistryOptions(
@@ -130,6 +131,7 @@ def create_registry(
             drain_seconds=settings.drain_seconds,
             journals=settings.state / "episodes",
             scratch=scratch,
+            max_sessions=settings.max_sessions,
         ),
     )
 

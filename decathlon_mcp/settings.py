@@ -80,6 +80,17 @@ class Settings(BaseModel):
     max_queue: int = Field(
         256, ge=0, description="Maximum number of episodes waiting for a sandbox. More are refused."
     )
+    max_sessions: Count = Field(
+        10_000,
+        description="Maximum number of open MCP sessions at each kind of address (task, episode, lobby).",
+    )
+    share_per_token: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="On a server with several tokens: the largest part of the sandboxes, of the queue and of "
+        "the sessions that one of them may take.",
+    )
 
     idle_seconds: Seconds = Field(1800, description="Time without a request after which an episode ends.")
     first_use_seconds: Seconds = Field(

@@ -38,7 +38,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "pids",
         "workspace_mib",
     ),
-    "Limits": ("max_sandboxes", "max_opening", "max_queue"),
+    "Limits": ("max_sandboxes", "max_opening", "max_queue", "max_sessions", "share_per_token"),
     "Time limits (seconds)": (
         "idle_seconds",
         "first_use_seconds",
