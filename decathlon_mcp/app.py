@@ -124,6 +124,7 @@ def create_registry(
             max_sandboxes=settings.max_sandboxes,
             max_opening=settings.max_opening,
             max_queue=settings.max_queue,
+            share_per_token=settings.share_per_token,
         ),
         signer=Signer.at(settings.state),
         options=RegistryOptions(
@@ -134,6 +135,7 @@ def create_registry(
             scratch=scratch,
             disk=DiskSpace(settings.state, settings.min_free_mib << 20),
             max_log_bytes=settings.max_log_mib << 20,
+            max_sessions=settings.max_sessions,
         ),
     )
 

@@ -80,6 +80,17 @@ class Settings(BaseModel):
     max_queue: int = Field(
         256, ge=0, description="Maximum number of episodes waiting for a sandbox. More are refused."
     )
+    max_sessions: Count = Field(
+        10_000,
+        description="Maximum number of open MCP sessions at each kind of address (task, episode, lobby).",
+    )
+    share_per_token: float = Field(
+        0.75,
+        gt=0,
+        le=1,
+        description="On a server with several tokens: the largest part of the sandboxes, of the queue and of "
+        "the sessions that one of them may take.",
+    )
 
     max_body_mib: Count = Field(4, description="Largest request body over HTTP, in MiB.")
     max_peer_connections: Count = Field(
@@ -121,7 +132,7 @@ class Settings(BaseModel):
         description="Largest log of one episode's calls, in MiB. At the limit the attempt is closed.",
     )
     min_free_mib: Annotated[int, Field(ge=0)] = Field(
-        1024,
+        512,
         description="Free space in the state folder, in MiB, below which no episode starts and the logs of "
         "running ones stay under 1 MiB.",
     )

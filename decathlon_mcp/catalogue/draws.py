@@ -214,7 +214,7 @@ def _nothing_to_draw(catalogue: Catalogue, entries: list[Entry]) -> BadRequestEr
 
 
 MAX_POSITIONS = 1_000
-"""Remembered positions; beyond that the oldest is forgotten, and its order starts over."""
+"""Remembered positions of one token; beyond that its oldest is forgotten, and that order starts over."""
 
 
 class TaskSampler:
@@ -222,7 +222,7 @@ class TaskSampler:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
-        self._positions: dict[tuple[str | None, Filters], int] = {}
+        self._positions: dict[str | None, dict[Filters, int]] = {}
 
     def take(self, draw: Draw, *, token: str | None = None, count: int = 1) -> list[str]:
         """The ids of `count` tasks that fit and can run here, all different if there are enough of them.
@@ -235,13 +235,13 @@ class TaskSampler:
             position = draw.seed * count
             return draw_tasks(self._catalogue, draw, seed=draw.seed, position=position, count=count)
         filters = Filters.model_validate(draw.model_dump(include=set(Filters.model_fields)))
-        key = (token, filters)
-        position = self._positions.get(key, 0)
+        positions = self._positions.setdefault(token, {})
+        position = positions.get(filters, 0)
         drawn = draw_tasks(
             self._catalogue, filters, seed=secrets.randbits(64), position=position, count=count
         )
         if draw.order is not None:
-            self._positions[key] = position + count
-            if len(self._positions) > MAX_POSITIONS:
-                del self._positions[next(iter(self._positions))]
+            positions[filters] = position + count
+            if len(positions) > MAX_POSITIONS:
+                del positions[next(iter(positions))]
         return drawn

@@ -42,6 +42,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "max_sandboxes",
         "max_opening",
         "max_queue",
+        "max_sessions",
+        "share_per_token",
         "max_body_mib",
         "max_peer_connections",
         "max_reply_mib",

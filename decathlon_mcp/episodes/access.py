@@ -24,12 +24,18 @@ class Principal:
     """The sender of a request.
 
     `token` is the name of the token that was presented, None on a server without tokens. `session` is the id
-    of the MCP session, if there is one.
+    of the MCP session, if there is one. `alone`: nobody else can use the server, as it has one token or none.
     """
 
     token: str | None = None
     role: Role = "player"
     session: str | None = None
+    alone: bool = True
+
+    @property
+    def share_key(self) -> str | None:
+        """Whose share of the server's capacity a request uses; None if there is nobody to share with."""
+        return None if self.alone else self.token
 
     @property
     def controls(self) -> bool:

@@ -1,8 +1,14 @@
-"""Admission: a limit on sandboxes, a bounded queue, and tasks that share an account one at a time."""
+"""Admission: a limit on sandboxes, a bounded queue, and tasks that share an account one at a time.
+
+Decided 2026-11-22: with several tokens, each may take a fixed part of the sandboxes and of the queue, and a
+free place goes to the token that has the fewest. Fairness in the queue alone is not enough: episodes are
+never interrupted, so that a token that takes all places while nobody else asks would keep them for hours.
+"""
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,12 +26,14 @@ RETRY_SECONDS = (5.0, 15.0)
 class Ticket:
     """A place in the queue and, once `admitted` is set, the right to open a sandbox.
 
-    `shared`: the shared resources that the task uses. `slots`: the slot of each that it got, by key.
+    `shared`: the shared resources that the task uses. `slots`: the slot of each that it got, by key. `token`:
+    whose share it uses; None if there is nobody to share with.
     """
 
     admission: Admission
     task: str
     shared: Sequence[SharedResource] = ()
+    token: str | None = None
     admitted: anyio.Event = field(default_factory=anyio.Event)
     slots: dict[str, str] = field(default_factory=dict[str, str])
 
@@ -47,7 +55,10 @@ class Ticket:
 class Admission:
     """Admits tickets. A ticket is queued, then active, and neither once it is released."""
 
-    def __init__(self, *, max_sandboxes: int, max_opening: int, max_queue: int) -> None:
+    def __init__(
+        self, *, max_sandboxes: int, max_opening: int, max_queue: int, share_per_token: float = 1.0
+    ) -> None:
+        self.share_per_token = share_per_token
         self._max_sandboxes = max_sandboxes
         self._max_queue = max_queue
         self._queue: list[Ticket] = []
@@ -65,19 +76,25 @@ class Admission:
         """Number of tickets in the queue."""
         return len(self._queue)
 
-    def reserve(self, task: str, shared: Sequence[SharedResource] = ()) -> Ticket:
-        """Create a ticket without waiting. Raises AtCapacityError if it had to wait in a full queue."""
-        ticket = Ticket(self, task, shared)
+    def reserve(self, task: str, shared: Sequence[SharedResource] = (), token: str | None = None) -> Ticket:
+        """Create a ticket without waiting.
+
+        Raises AtCapacityError if it had to wait and the queue, or the token's share of it, is full.
+        """
+        ticket = Ticket(self, task, shared, token)
         self._queue.append(ticket)
         self._admit()
-        if not ticket.admitted.is_set() and len(self._queue) > self._max_queue:
+        queued = sum(other.token == token for other in self._queue)
+        if not ticket.admitted.is_set() and (
+            len(self._queue) > self._max_queue or queued > self._share(token, self._max_queue)
+        ):
             reason = ticket.waiting_for
             self._queue.remove(ticket)
             seconds = round(random.uniform(*RETRY_SECONDS), 1)
             details = f" ({task} for {reason})" if shared and reason else ""
             raise AtCapacityError(
                 f"the server is full: {len(self._active)} of {self._max_sandboxes} sandboxes in use, "
-                f"{len(self._queue)} episodes waiting{details}; "
+                f"{len(self._queue)} episodes waiting{details}{self._describe_share(token)}; "
                 f"ask again in {seconds:.0f} s",
                 retryAfterSeconds=seconds,
                 sandboxes=self._max_sandboxes,
@@ -86,9 +103,9 @@ class Admission:
             )
         return ticket
 
-    def refuse_if_full(self) -> None:
+    def refuse_if_full(self, token: str | None = None) -> None:
         """Raise AtCapacityError if a task without shared resources could not be reserved now."""
-        self.release(self.reserve(""))
+        self.release(self.reserve("", token=token))
 
     @asynccontextmanager
     async def admit(self, ticket: Ticket) -> AsyncGenerator[None]:
@@ -110,20 +127,35 @@ class Admission:
         """See `Ticket.waiting_for`."""
         if ticket not in self._queue:
             return None
-        earlier = self._queue[: self._queue.index(ticket)]
+        order = self._fair_order()
+        earlier = order[: order.index(ticket)]
         for shared in ticket.shared:
             users = [other for other in self._active if shared.key in other.slots]
             ahead = [other for other in earlier if any(shared.key == its.key for its in other.shared)]
             if users and len(users) + len(ahead) >= len(shared.slots):
                 waiting = f", and {len(ahead)} more before this one" if ahead else ""
                 return f"{shared.name}, which {_task_names(users)} {_have(users)}{waiting}"
+        used, share = self._used_by(ticket.token), self._share(ticket.token, self._max_sandboxes)
+        if used >= share and len(self._active) < self._max_sandboxes:
+            own = sum(other.token == ticket.token for other in earlier)
+            return (
+                f"a sandbox of its token's share: {used} of {share} are in use, "
+                f"and {own} episodes of the token wait before this one"
+            )
         return (
             f"a sandbox: {len(self._active)} of {self._max_sandboxes} are in use, "
             f"and {len(earlier)} episodes wait before this one"
         )
 
     def _admit(self) -> None:
-        """Admit tickets in the order of the queue."""
+        """Admit as many tickets as there are places for."""
+        while len(self._active) < self._max_sandboxes and (ticket := self._next()) is not None:
+            self._queue.remove(ticket)
+            self._active.add(ticket)
+            ticket.admitted.set()
+
+    def _next(self) -> Ticket | None:
+        """The ticket to admit next, with its slots; None if each waits for something else than a place."""
         # A ticket that waits for a shared resource does not block tickets behind it that do not use the
         # resource. But it keeps the slots that are free for it: otherwise a ticket that needs two resources
         # could be overtaken for ever by tickets that need one.
@@ -131,18 +163,48 @@ class Admission:
         for ticket in self._active:
             for key, slot in ticket.slots.items():
                 taken.setdefault(key, set()).add(slot)
-        for ticket in list(self._queue):
-            if len(self._active) >= self._max_sandboxes:
-                return
+        used = Counter(ticket.token for ticket in self._active)
+        for ticket in self._fair_order():
+            if used[ticket.token] >= self._share(ticket.token, self._max_sandboxes):
+                continue
             free = {shared.key: _free_slot(shared, taken) for shared in ticket.shared}
             slots = {key: slot for key, slot in free.items() if slot is not None}
             for key, slot in slots.items():
                 taken.setdefault(key, set()).add(slot)
             if len(slots) == len(free):
-                self._queue.remove(ticket)
-                self._active.add(ticket)
                 ticket.slots = slots
-                ticket.admitted.set()
+                return ticket
+        return None
+
+    def _fair_order(self) -> list[Ticket]:
+        """The queue: tickets of the token with the fewest places first, each token's in order of arrival."""
+        used = Counter(ticket.token for ticket in self._active)
+        ahead: Counter[str | None] = Counter()
+        ranks: dict[Ticket, int] = {}
+        for ticket in self._queue:
+            ranks[ticket] = used[ticket.token] + ahead[ticket.token]
+            ahead[ticket.token] += 1
+        return sorted(self._queue, key=ranks.__getitem__)
+
+    def _used_by(self, token: str | None) -> int:
+        return sum(ticket.token == token for ticket in self._active)
+
+    def _share(self, token: str | None, total: int) -> int:
+        """How many of `total` a token may take: at least one, if there is one."""
+        return total if token is None else share_of(total, self.share_per_token)
+
+    def _describe_share(self, token: str | None) -> str:
+        if token is None:
+            return ""
+        return (
+            f"; your token uses {self._used_by(token)} of the {self._share(token, self._max_sandboxes)} "
+            "sandboxes of its share"
+        )
+
+
+def share_of(total: int, share: float) -> int:
+    """A token's share of `total`, rounded down, but at least one if there is one."""
+    return min(total, max(1, int(total * share)))
 
 
 def _free_slot(shared: SharedResource, taken: dict[str, set[str]]) -> str | None:

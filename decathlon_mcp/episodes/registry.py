@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -46,7 +47,8 @@ class RegistryOptions:
 
     `journals`: folder in which each episode gets a folder named by its handle. `scratch`: folder for the
     archives of running episodes. `disk`: their file system. `max_log_bytes`: limit on the calls in one
-    episode's trajectory. `drain_seconds`: how long a stopping server waits for gradings.
+    episode's trajectory. `drain_seconds`: how long a stopping server waits for gradings. `max_sessions`: how
+    many MCP sessions each kind of address may have.
     """
 
     reward_policy: RewardPolicy
@@ -56,6 +58,7 @@ class RegistryOptions:
     scratch: Path
     disk: DiskSpace
     max_log_bytes: int
+    max_sessions: int
 
 
 class EpisodeRegistry:
@@ -164,14 +167,14 @@ class EpisodeRegistry:
         """
         # Checked first, because a draw without a seed moves the order on.
         self._require_open()
-        self._refuse_if_full()
+        self._refuse_if_full(principal)
         (name,) = self.draws.take(filters, token=principal.token)
         return name
 
-    def refuse_unless_startable(self, task_id: str) -> None:
+    def refuse_unless_startable(self, task_id: str, principal: Principal) -> None:
         """Raise what `start` would raise, without starting anything."""
         self._runnable_task(task_id)
-        self._refuse_if_full()
+        self._refuse_if_full(principal)
 
     def find(self, episode_id: str, principal: Principal) -> Episode:
         """The episode with this handle.
@@ -225,7 +228,8 @@ class EpisodeRegistry:
     def _create_episode(self, spec: EpisodeSpec, suite: Suite) -> Episode:
         """Raises AtCapacityError, SuiteError if the prompt cannot be read, and OSError."""
         self.options.disk.refuse_if_low()
-        ticket = self.admission.reserve(spec.task_name, suite.shared_resources(spec.task.id))
+        shared = suite.shared_resources(spec.task.id)
+        ticket = self.admission.reserve(spec.task_name, shared, spec.owner.share_key)
         try:
             episode = Episode(
                 spec,
@@ -244,15 +248,19 @@ class EpisodeRegistry:
             raise
         return episode
 
-    def _refuse_if_full(self) -> None:
+    def _refuse_if_full(self, principal: Principal) -> None:
         self.options.disk.refuse_if_low()
-        self.admission.refuse_if_full()
+        self.admission.refuse_if_full(principal.share_key)
 
     def _require_open(self) -> None:
         if self._closing:
             raise AtCapacityError("the server is shutting down: no new episodes", retryAfterSeconds=30.0)
 
     def _drop_oldest_ended(self) -> None:
-        ended = [key for key, episode in self._episodes.items() if episode.state.phase is Phase.ENDED]
-        for key in ended[: max(0, len(ended) - MAX_ENDED_EPISODES)]:
-            del self._by_agent_id[self._episodes.pop(key).agent_id]
+        ended = [episode for episode in self._episodes.values() if episode.state.phase is Phase.ENDED]
+        while len(ended) > MAX_ENDED_EPISODES:
+            # Of the token that has most of them, so that no token can have those of others dropped.
+            ((token, _),) = Counter(episode.owner.token for episode in ended).most_common(1)
+            oldest = next(episode for episode in ended if episode.owner.token == token)
+            ended.remove(oldest)
+            del self._episodes[oldest.id], self._by_agent_id[oldest.agent_id]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -89,6 +90,8 @@ class McpEndpoints:
             security=self._hosts.security(),
             idle_seconds=self._registry.idle_seconds,
             max_body_bytes=self._bodies.max_bytes,
+            max_sessions=self._registry.options.max_sessions,
+            share_per_token=self._registry.admission.share_per_token,
             on_close=_close_episode if closes_episode else lambda request_context: None,
         )
 
@@ -104,7 +107,7 @@ class McpEndpoints:
             request_context.task_id = self._task_id(request, request_context.principal, draw=starts_episode)
             if starts_episode:
                 # Before the SDK makes a session, so that a refusal has a status and leaves nothing behind.
-                self._registry.refuse_unless_startable(request_context.task_id)
+                self._registry.refuse_unless_startable(request_context.task_id, request_context.principal)
         await self._serve(self._tasks, request_context, request, send)
 
     async def serve_episode(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,6 +119,7 @@ class McpEndpoints:
             # The agent id is enough, without a token: with a token an agent could start other episodes of the
             # task and evaluate guesses there.
             request_context = self._request_context(request, principal=Principal())
+            request_context.by_agent_id = True
         else:
             request_context = self._request_context(request)
             access = self._registry.access(episode_id, request_context.principal)
@@ -135,7 +139,7 @@ class McpEndpoints:
             raise UnauthorizedError
         session = request.headers.get(SESSION_HEADER)
         return RequestContext(
-            principal=Principal(token=principal.token, role=principal.role, session=session),
+            principal=replace(principal, session=session),
             path=request.scope["path"],
             public_url=self._public_url,
         )

@@ -74,7 +74,8 @@ class Tokens:
         matches = [token for token in self._tokens if hmac.compare_digest(token.digest, digest)]
         if scheme.lower() != "bearer" or not matches:
             return None
-        return Principal(token=matches[0].name, role=matches[0].role)
+        alone = len({token.name for token in self._tokens}) == 1
+        return Principal(token=matches[0].name, role=matches[0].role, alone=alone)
 
 
 def new_token(name: str, role: Role) -> tuple[str, str]:

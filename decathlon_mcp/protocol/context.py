@@ -22,6 +22,7 @@ class RequestContext:
     """What the HTTP layer knows about a request.
 
     `task_id`: the task to start when the request is an `initialize` at a task's address.
+    `by_agent_id`: the address has an agent id, which needs no token.
     `can_stream`: notifications can be sent before this request's result.
     `initialize_failed`: the session that the SDK made for this request must be discarded.
     `started`: the episodes that the request has started. `abandoned`: its client went away without a reply.
@@ -32,6 +33,7 @@ class RequestContext:
     public_url: str | None = None
     task_id: str | None = None
     access: EpisodeAccess | None = None
+    by_agent_id: bool = False
     can_stream: bool = True
     initialize_failed: bool = False
     started: list[Episode] = field(default_factory=list[Episode])

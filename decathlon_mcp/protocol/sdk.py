@@ -113,6 +113,10 @@ class SessionTransport(StreamableHTTPServerTransport):
 class SessionManagerBase(StreamableHTTPSessionManager):
     """The SDK's session manager with `SessionTransport` and with hooks for sessions that open and close."""
 
+    def may_open_session(self) -> bool:
+        """Called in the context of a POST that would open a session; if false, it is answered with 503."""
+        return True
+
     def session_opened(self, session_id: str) -> None:
         """Called in the context of the POST that opens the session, before the POST is served."""
 
@@ -138,6 +142,8 @@ class SessionManagerBase(StreamableHTTPSessionManager):
     # owner, which we do not use, and the log line, because it contains the session id.
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
         if self.max_sessions is not None and len(self._server_instances) >= self.max_sessions:
+            return None
+        if not self.may_open_session():
             return None
         session_id = uuid4().hex
         transport = SessionTransport(

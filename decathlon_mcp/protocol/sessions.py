@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from mcp.server.lowlevel import Server
 from mcp.server.transport_security import TransportSecuritySettings
 
+from decathlon_mcp.episodes.admission import share_of
 from decathlon_mcp.protocol.context import SCOPE_KEY, RequestContext, current_request_context
 from decathlon_mcp.protocol.sdk import SessionManagerBase
 
+MAX_AGENT_SESSIONS = 1_000
+"""Open sessions at the address of one episode's agent, which needs no token. Some clients open a session for
+every call and never end it; a session without requests ends after the idle time."""
 _SSE_MARKERS = (
     b'"progressToken"',
     b'"initialize"',
@@ -35,7 +40,8 @@ def prefers_sse(body: bytes, accept: str) -> bool:
 class SessionManager(SessionManagerBase):
     """The sessions of one server, with the request context that opened each of them.
 
-    `on_close` is called with that context when its session ends.
+    `max_sessions` bounds their number; on a server with several tokens, each may have the part
+    `share_per_token` of it. `on_close` is called with that context when its session ends.
     """
 
     def __init__(
@@ -45,6 +51,8 @@ class SessionManager(SessionManagerBase):
         security: TransportSecuritySettings,
         idle_seconds: float,
         max_body_bytes: int,
+        max_sessions: int,
+        share_per_token: float,
         on_close: Callable[[RequestContext], None],
     ) -> None:
         super().__init__(
@@ -52,7 +60,10 @@ class SessionManager(SessionManagerBase):
             security_settings=security,
             session_idle_timeout=idle_seconds,
             max_request_body_size=max_body_bytes,
+            max_sessions=max_sessions,
         )
+        self._max_per_token = share_of(max_sessions, share_per_token)
+        self._sessions_by_owner: Counter[tuple[str, str]] = Counter()
         self._openers: dict[str, RequestContext] = {}
         self._on_close = on_close
 
@@ -80,11 +91,34 @@ class SessionManager(SessionManagerBase):
             self.forget_message(session_id, SCOPE_KEY, request_context)
             await self.discard(session_id)
 
+    def may_open_session(self) -> bool:
+        request_context = current_request_context.get()
+        assert request_context is not None
+        key = _owner_key(request_context)
+        if key is None:
+            return True
+        limit = self._max_per_token if key[0] == "token" else min(MAX_AGENT_SESSIONS, self._max_per_token)
+        return self._sessions_by_owner[key] < limit
+
     def session_opened(self, session_id: str) -> None:
         request_context = current_request_context.get()
         assert request_context is not None
         self._openers[session_id] = request_context
+        if (key := _owner_key(request_context)) is not None:
+            self._sessions_by_owner[key] += 1
 
     def session_closed(self, session_id: str) -> None:
         if (request_context := self._openers.pop(session_id, None)) is not None:
+            if (key := _owner_key(request_context)) is not None:
+                self._sessions_by_owner[key] -= 1
+                if not self._sessions_by_owner[key]:
+                    del self._sessions_by_owner[key]
             self._on_close(request_context)
+
+
+def _owner_key(request_context: RequestContext) -> tuple[str, str] | None:
+    """Whose sessions are counted together: a token's, or those at an agent's address; None for all others."""
+    if request_context.by_agent_id:
+        return "agent", request_context.path
+    token = request_context.principal.share_key
+    return None if token is None else ("token", token)

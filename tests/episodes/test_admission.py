@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from decathlon_mcp.episodes.admission import Admission, Ticket
+from decathlon_mcp.episodes.admission import Admission, Ticket, share_of
 from decathlon_mcp.errors import AtCapacityError
 from decathlon_mcp.suites.sharing import SharedResource
 
@@ -14,8 +14,8 @@ MAIL = SharedResource("mail", "the account mail")
 NOTES = SharedResource("notes", "the account notes", ("first", "second"), "notes")
 
 
-def new_admission(sandboxes: int = 2, queue: int = 2) -> Admission:
-    return Admission(max_sandboxes=sandboxes, max_opening=1, max_queue=queue)
+def new_admission(sandboxes: int = 2, queue: int = 2, share: float = 0.5) -> Admission:
+    return Admission(max_sandboxes=sandboxes, max_opening=1, max_queue=queue, share_per_token=share)
 
 
 def reserve(admission: Admission, task: str, *shared: SharedResource) -> Ticket:
@@ -111,3 +111,54 @@ async def test_a_check_for_capacity_reserves_nothing() -> None:
     reserve(admission, "a")
     with pytest.raises(AtCapacityError):
         admission.refuse_if_full()
+
+
+async def test_a_token_can_take_neither_all_sandboxes_nor_the_whole_queue() -> None:
+    admission = new_admission(sandboxes=4, queue=4)
+    greedy = [admission.reserve("a", token="greedy") for _ in range(4)]
+    assert admitted(*greedy) == [True, True, False, False]
+    assert greedy[3].waiting_for == (
+        "a sandbox of its token's share: 2 of 2 are in use, and 1 episodes of the token wait before this one"
+    )
+    with pytest.raises(AtCapacityError, match="your token uses 2 of the 2 sandboxes of its share"):
+        admission.reserve("a", token="greedy")
+    with pytest.raises(AtCapacityError):
+        admission.refuse_if_full("greedy")
+    modest = [admission.reserve("b", token="modest") for _ in range(2)]
+    assert admitted(*modest) == [True, True]
+    assert admitted(admission.reserve("b", token="modest")) == [False], "half of the queue is free for it"
+
+
+async def test_a_free_place_goes_to_the_token_with_the_fewest_sandboxes() -> None:
+    admission = new_admission(sandboxes=3, queue=9, share=1)
+    greedy = [admission.reserve("a", token="greedy") for _ in range(6)]
+    first, second = (admission.reserve("b", token=token) for token in ("first", "second"))
+    again = admission.reserve("b", token="first")
+    assert admitted(*greedy[:4], first) == [True, True, True, False, False]
+    assert first.waiting_for == "a sandbox: 3 of 3 are in use, and 0 episodes wait before this one"
+    waiting = (first, second, greedy[3], again, greedy[4])
+    for number, ticket in enumerate([greedy[0], greedy[1], greedy[2], first], 1):
+        admission.release(ticket)
+        assert admitted(*waiting) == [True] * number + [False] * (5 - number)
+
+
+async def test_a_token_that_waits_for_its_share_keeps_no_account_from_others() -> None:
+    admission = new_admission(sandboxes=2, queue=4)
+    admission.reserve("a", token="greedy")
+    waiting = admission.reserve("mail", [MAIL], "greedy")
+    other = admission.reserve("mail", [MAIL], "modest")
+    assert admitted(waiting, other) == [False, True]
+
+
+async def test_without_others_a_token_may_take_everything() -> None:
+    admission = new_admission(sandboxes=2, queue=1)
+    tickets = [admission.reserve("a") for _ in range(3)]
+    assert admitted(*tickets) == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("total", "share", "expected"),
+    [(64, 0.5, 32), (1, 0.5, 1), (3, 0.5, 1), (0, 0.5, 0), (64, 1, 64), (8, 0.001, 1)],
+)
+async def test_a_share_is_at_least_one_place(total: int, share: float, expected: int) -> None:
+    assert share_of(total, share) == expected

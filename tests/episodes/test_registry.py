@@ -61,12 +61,12 @@ async def test_a_task_with_a_missing_requirement_is_refused_and_names_it(tmp_pat
     async with running_registry(tmp_path, FakeProvider(), suite=suite) as registry:
         for refused in (
             lambda: registry.start("dense", ADA),
-            lambda: registry.refuse_unless_startable("dense"),
+            lambda: registry.refuse_unless_startable("dense", ADA),
         ):
             with pytest.raises(NotRunnableError, match=r"task dense cannot run here: .*moon") as error:
                 refused()
             assert len(error.value.data["missing"]) == 1
-        registry.refuse_unless_startable("find-answer")
+        registry.refuse_unless_startable("find-answer", ADA)
         assert registry.admission.active == 0
 
 
@@ -84,7 +84,7 @@ async def test_a_full_server_refuses_starts_and_draws(tmp_path: Path) -> None:
         with pytest.raises(AtCapacityError):
             registry.start("find-answer", ADA)
         with pytest.raises(AtCapacityError):
-            registry.refuse_unless_startable("find-answer")
+            registry.refuse_unless_startable("find-answer", ADA)
         with pytest.raises(AtCapacityError):
             registry.draw(Draw.model_validate({}), ADA)
         assert len(registry.live) == 1

@@ -1,0 +1,86 @@
+"""Shares of several tokens on one server: sandboxes, queue and sessions."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from mcp.shared.exceptions import MCPError
+
+from decathlon_mcp.http.authentication import Tokens
+from decathlon_mcp.protocol import sessions
+from tests.http.messages import ACCEPT, INITIALIZE
+from tests.probe.clients import connected
+from tests.probe.serving import serving
+
+pytestmark = pytest.mark.anyio
+
+
+def tokens_of(folder: Path, *names: str) -> Tokens:
+    file = folder / "tokens"
+    digests = {name: hashlib.sha256(f"{name}-secret".encode()).hexdigest() for name in names}
+    file.write_text("".join(f"{name} {digest} player\n" for name, digest in digests.items()))
+    return Tokens.read(file)
+
+
+async def open_session(http: httpx2.AsyncClient, url: str, token: str | None) -> httpx2.Response:
+    authorization = {"authorization": f"Bearer {token}-secret"} if token else {}
+    return await http.post(url, json=INITIALIZE, headers={**ACCEPT, **authorization})
+
+
+async def test_one_token_leaves_places_and_queue_to_others(tmp_path: Path) -> None:
+    tokens = tokens_of(tmp_path, "ada", "bob")
+    limits: dict[str, Any] = {"provider": "local", "max_sandboxes": 2, "max_queue": 2}
+    start = {"task": "find-answer", "wait": False}
+    async with serving(tmp_path, tokens=tokens, **limits) as served:
+        async with connected(served.lobby, token="ada-secret") as ada:
+            for _ in range(2):
+                await ada.call_tool("start_episode", start)
+            with pytest.raises(MCPError, match="your token uses 1 of the 1 sandboxes of its share"):
+                await ada.call_tool("start_episode", start)
+            async with httpx2.AsyncClient() as http:
+                refused = await open_session(http, served.task("find-answer"), "ada")
+                assert (refused.status_code, "your token uses" in refused.text) == (503, True)
+            async with connected(served.lobby, token="bob-secret") as bob:
+                reply: Any = await bob.call_tool("start_episode", {"task": "find-answer"})
+                assert reply.structured_content["phase"] == "ready"
+
+
+async def test_the_only_token_of_a_server_may_take_everything(tmp_path: Path) -> None:
+    tokens = tokens_of(tmp_path, "ada")
+    async with serving(tmp_path, tokens=tokens, provider="local", max_sandboxes=2) as served:
+        async with connected(served.lobby, token="ada-secret") as ada:
+            for _ in range(2):
+                reply: Any = await ada.call_tool("start_episode", {"task": "find-answer"})
+                assert reply.structured_content["phase"] == "ready"
+
+
+async def test_one_token_cannot_take_all_sessions(tmp_path: Path) -> None:
+    tokens = tokens_of(tmp_path, "ada", "bob")
+    async with serving(tmp_path, tokens=tokens, provider="local", max_sessions=4) as served:
+        async with httpx2.AsyncClient() as http:
+            opened = [await open_session(http, served.lobby, "ada") for _ in range(3)]
+            assert [response.status_code for response in opened] == [200, 200, 503]
+            assert (await open_session(http, served.lobby, "bob")).status_code == 200
+            ended = {**ACCEPT, "authorization": "Bearer ada-secret"}
+            await http.delete(
+                served.lobby, headers={**ended, "mcp-session-id": opened[0].headers["mcp-session-id"]}
+            )
+            assert (await open_session(http, served.lobby, "ada")).status_code == 200
+
+
+async def test_an_agent_without_a_token_cannot_take_all_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "MAX_AGENT_SESSIONS", 2)
+    tokens = tokens_of(tmp_path, "ada")
+    async with serving(tmp_path, tokens=tokens, provider="local") as served:
+        async with connected(served.lobby, token="ada-secret") as ada, httpx2.AsyncClient() as http:
+            reply: Any = await ada.call_tool("start_episode", {"task": "find-answer"})
+            started = reply.structured_content
+            opened = [await open_session(http, started["agent_address"], None) for _ in range(3)]
+            assert [response.status_code for response in opened] == [200, 200, 503]
+            assert (await open_session(http, started["address"], "ada")).status_code == 200
