@@ -151,13 +151,19 @@ async def test_a_call_after_the_claim_is_an_error_reply(d: Decathlon) -> None:
 
 
 async def test_an_attempt_that_cannot_be_graded_has_no_reward(d: Decathlon) -> None:
-    async with d.episode("crashing-verdict") as e:
+    async with d.episode("lost-verdict") as e:
         with pytest.raises(NoVerdictError) as caught:
             await e.evaluate()
         with pytest.raises(NoVerdictError):
             await e.evaluate()
-    assert caught.value.status == "evaluator_error"
+    assert caught.value.status == "sandbox_lost"
     assert "reward" not in caught.value.verdict
+
+
+async def test_a_forfeited_attempt_has_a_reward_of_zero(d: Decathlon) -> None:
+    async with d.episode("crashing-verdict") as e:
+        verdict = await e.evaluate()
+    assert (verdict.status, verdict.reward, verdict.success) == ("forfeited", 0.0, False)
 
 
 async def test_a_set_up_error_names_its_cause(d: Decathlon) -> None:
