@@ -177,7 +177,7 @@ async def test_verdicts_of_a_server_verify_with_its_url(served: Served, shell: S
     assert ["reward" in reply["structuredContent"] for reply in replies] == [True, True, False, False]
     verify = partial(shell.run, "verify", write_file(shell, *replies), "--key", f"{served.url}/mcp")
     done = await anyio.to_thread.run_sync(verify)
-    assert (done.returncode, len(done.stdout.splitlines())) == (0, 3), done
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 4), done
 
 
 @pytest.mark.anyio

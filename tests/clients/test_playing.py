@@ -191,7 +191,7 @@ async def test_max_calls_closes_the_attempt(d: Decathlon) -> None:
 
 
 async def test_truncate_closes_and_grades_the_attempt(d: Decathlon) -> None:
-    async with d.episode("find-answer") as e:
+    async with d.episode("find-answer", policy="controller") as e:
         await e.call("probe__write", {"path": "answer.txt", "text": "42"})
         assert not (await e.truncate("no more time", turns=3)).is_error
         assert (await e.call("probe__echo", {"text": ""})).is_error
