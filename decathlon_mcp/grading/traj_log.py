@@ -4,6 +4,9 @@ Follows `TaskAgent.save_results` (utils/roles/task_agent.py), `TaskConfig.to_dic
 task_config.py) and `_process_turn_records` (utils/roles/context_managed_runner.py). Tools always have
 Toolathlon's spelling (`arxiv_local-search`): an evaluator must not depend on the server's `--names`. The
 values of the task's tokens, which Toolathlon writes into the log, are left out.
+
+The member `provenance` is an addition: it says which parts the server observed, and which are claims of the
+agent's sandbox. An agent that is root there can stop a tool server and write replies in its name.
 """
 
 from __future__ import annotations
@@ -24,6 +27,11 @@ from decathlon_mcp.types import JsonObject, as_object
 
 MAX_TURNS, MAX_STEPS = 50, 200
 """Toolathlon's limits (scripts/formal_run_v0.json). They are only reported, never enforced."""
+PROVENANCE: JsonObject = {
+    "server": ["config", "key_stats", "the names, arguments, order and number of calls in messages"],
+    "sandbox": ["tool_calls.tools", "the content of messages with role tool", "key_stats.failed_tool_calls"],
+    "note": "What the sandbox sent is a claim of the agent's sandbox: an agent that is root can forge it.",
+}
 
 
 def trajectory_log(attempt: Attempt, *, suite: Suite, task: Task, root: PurePosixPath) -> Iterator[bytes]:
@@ -45,6 +53,7 @@ def trajectory_log(attempt: Attempt, *, suite: Suite, task: Task, root: PurePosi
         "key_stats": _key_stats(attempt),
         "agent_cost": _NO_COST,
         "user_cost": _NO_COST,
+        "provenance": PROVENANCE,
         "resumed": False,
         "session_id": f"task_{config['id']}_session",
         "history_file": None,

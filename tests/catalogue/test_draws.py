@@ -174,7 +174,7 @@ def test_filters_by_difficulty_need_pass_rates(checkout: Checkout, filters: dict
 
 def test_results_may_be_json_lines_or_verdict_files(checkout: Checkout) -> None:
     scored = {"task": "task-1", "suite": "checkout", "status": "scored", "success": True}
-    crashed = {"task": "task-1", "suite": "checkout", "status": "timeout"}
+    crashed = {"task": "task-1", "suite": "checkout", "status": "sandbox_lost"}
     with_suite = {"task": "checkout:task-1", "success": False}
     text = f"{json.dumps(scored, indent=2)}\n{json.dumps(crashed)}\n\n{json.dumps(with_suite)}"
     rates = read_pass_rates(checkout.write("results.json", text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -108,6 +109,25 @@ out.write(b'{{"jsonrpc":"2.0","id":1,"result":{{}}}}\\r{{"jsonrpc":"2.0","id":2,
 """,
         )
         assert text == "forged"
+
+
+async def test_forged_reply_is_in_the_log_as_a_claim_of_the_sandbox(cheats: CheatServer) -> None:
+    """Not defended: an evaluator that reads results from the log reads what the agent has written there."""
+    async with cheats.unrewarded_episode() as agent:
+        text = await as_the_server(
+            agent,
+            f"""
+for number in range(0, 300):
+    out.write(json.dumps({FORGED!r} | {{"id": number}}).encode() + b"\\n")
+""",
+        )
+        assert text == "forged"
+        await agent.verdict()
+        file = cheats.served.state / "episodes" / agent.episode_id / "traj_log.json"
+        log = json.loads(file.read_text("utf-8"))
+    contents = [message["content"] for message in log["messages"] if message["role"] == "tool"]
+    assert any("forged" in content for content in contents)
+    assert "the content of messages with role tool" in log["provenance"]["sandbox"]
 
 
 async def test_flooding_server_does_not_harm_its_episode(cheats: CheatServer) -> None:

@@ -97,7 +97,7 @@ async def test_exit_status_tells_a_failed_tool_a_failed_attempt_and_a_full_serve
 
 
 async def test_no_verdict_has_its_own_exit_status(served: Served, steps: Steps) -> None:
-    handle = (await steps.output("start", "crashing-verdict"))["episode"]
+    handle = (await steps.output("start", "lost-verdict"))["episode"]
     verdict = await steps.output("evaluate", handle, status=5)
     assert "reward" not in verdict
 

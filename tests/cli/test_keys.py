@@ -231,9 +231,9 @@ async def served(tmp_path: Path, anyio_backend: object) -> AsyncGenerator[Served
 
 @pytest.mark.anyio
 async def test_verdicts_of_a_server_verify_with_its_url(served: Served, shell: Shell) -> None:
-    """Every verdict is signed, scored or not; only a scored one has a reward."""
+    """Every verdict is signed, with and without a reward."""
     replies: list[Any] = []
-    for task in ("find-answer", "crashing-verdict", "failing-preprocess"):
+    for task in ("find-answer", "crashing-verdict", "lost-verdict", "failing-preprocess"):
         started = await start(served, task, wait=False)
         async with connected(served.lobby) as lobby:
             reply = await lobby.call_tool("evaluate", {"episode": started["episode"]})
@@ -244,11 +244,11 @@ async def test_verdicts_of_a_server_verify_with_its_url(served: Served, shell: S
         assert done.returncode == 0, done
         assert json.loads(file.read_text()) == replies[-1]["structuredContent"]
     statuses = [reply["structuredContent"]["status"] for reply in replies]
-    assert statuses == ["scored", "evaluator_error", "set_up_failed"]
-    assert ["reward" in reply["structuredContent"] for reply in replies] == [True, False, False]
+    assert statuses == ["scored", "forfeited", "sandbox_lost", "set_up_failed"]
+    assert ["reward" in reply["structuredContent"] for reply in replies] == [True, True, False, False]
     verify = partial(shell.run, "verify", write_file(shell, *replies), "--key", f"{served.url}/mcp")
     done = await anyio.to_thread.run_sync(verify)
-    assert (done.returncode, len(done.stdout.splitlines())) == (0, 3), done
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 4), done
 
 
 @pytest.mark.anyio

@@ -39,7 +39,7 @@ async def test_every_task_has_its_own_result(served: Served) -> None:
             raise LookupError("a bug in the player")
         return await solve(e)
 
-    tasks = ["find-answer", "failing-preprocess", "crashing-verdict", "say-answer", "made-answer"]
+    tasks = ["find-answer", "failing-preprocess", "lost-verdict", "say-answer", "made-answer"]
     async with Decathlon(served.url) as d, d.batch(tasks, concurrency=3, progress=False, tries=1) as batch:
         results = {result.task: result async for result in batch.run(player)}
     assert [results[task].index for task in tasks] == [0, 1, 2, 3, 4]

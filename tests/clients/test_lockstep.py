@@ -42,7 +42,7 @@ async def test_slots_are_played_one_turn_at_a_time(d: Decathlon) -> None:
 
 
 async def test_an_episode_that_cannot_be_opened_does_not_affect_the_others(served: Served) -> None:
-    tasks = ["failing-preprocess", "find-answer", "no-such-task", "crashing-verdict"]
+    tasks = ["failing-preprocess", "find-answer", "no-such-task", "lost-verdict"]
     async with Decathlon(served.url) as d, d.episodes(tasks, tries=1) as eps:
         broken, sound, unknown, crashing = eps
         assert isinstance(broken.failure, SetUpError)

@@ -152,13 +152,19 @@ async def test_a_call_after_the_claim_is_an_error_reply(d: Decathlon) -> None:
 
 
 async def test_an_attempt_that_cannot_be_graded_has_no_reward(d: Decathlon) -> None:
-    async with d.episode("crashing-verdict") as e:
+    async with d.episode("lost-verdict") as e:
         with pytest.raises(NoVerdictError) as caught:
             await e.evaluate()
         with pytest.raises(NoVerdictError):
             await e.evaluate()
-    assert caught.value.status == "evaluator_error"
+    assert caught.value.status == "sandbox_lost"
     assert "reward" not in caught.value.verdict
+
+
+async def test_a_forfeited_attempt_has_a_reward_of_zero(d: Decathlon) -> None:
+    async with d.episode("crashing-verdict") as e:
+        verdict = await e.evaluate()
+    assert (verdict.status, verdict.reward, verdict.success) == ("forfeited", 0.0, False)
 
 
 async def test_a_set_up_error_names_its_cause(d: Decathlon) -> None:
@@ -186,7 +192,7 @@ async def test_max_calls_closes_the_attempt(d: Decathlon) -> None:
 
 
 async def test_truncate_closes_and_grades_the_attempt(d: Decathlon) -> None:
-    async with d.episode("find-answer") as e:
+    async with d.episode("find-answer", policy="controller") as e:
         await e.call("probe__write", {"path": "answer.txt", "text": "42"})
         assert not (await e.truncate("no more time", turns=3)).is_error
         assert (await e.call("probe__echo", {"text": ""})).is_error

@@ -107,7 +107,7 @@ def test_example_verdict_is_signed_by_the_example_key() -> None:
 
 def test_rewards_page_lists_every_policy_status_and_metric() -> None:
     policies = [cells[0].strip("`") for cells in rows(REWARDS, "Who sees it")]
-    statuses = [cells[0].strip("`") for cells in rows(REWARDS, "When there is no reward")]
+    statuses = [cells[0].strip("`") for cells in rows(REWARDS, "Zero, and no reward")]
     assert (policies, statuses) == (list(get_args(RewardPolicy)), list(get_args(Status)))
     _, _, section = REWARDS.read_text("utf-8").partition("## What the server counts\n")
     assert set(SERVER_METRICS) <= set(re.findall(r"`(\w+)`", section.partition("\n## ")[0]))

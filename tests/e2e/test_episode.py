@@ -239,15 +239,16 @@ async def test_cancelling_evaluate_does_not_stop_the_grading(served: Served, add
 
 
 @pytest.mark.parametrize(
-    ("task_id", "status"), [("crashing-verdict", "evaluator_error"), ("slow-verdict", "timeout")]
+    ("task_id", "reason"),
+    [("crashing-verdict", "was killed: signal 9"), ("slow-verdict", "did not end in time")],
 )
-async def test_an_evaluation_without_a_verdict_is_an_error_and_not_a_zero(
-    served: Served, address: AddressKind, task_id: str, status: str
+async def test_an_attempt_whose_evaluator_breaks_is_forfeited(
+    served: Served, address: AddressKind, task_id: str, reason: str
 ) -> None:
     async with playing(served, task_id, address) as player:
         first = await player.call("evaluate")
         second = await player.call("evaluate")
-    assert first.is_error
-    assert first.structured_content["status"] == status
-    assert "reward" not in first.structured_content
+    assert not first.is_error
+    assert (first.structured_content["status"], first.structured_content["reward"]) == ("forfeited", 0.0)
+    assert reason in first.structured_content["detail"]
     assert first.structured_content == second.structured_content

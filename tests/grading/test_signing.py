@@ -77,8 +77,8 @@ def test_signature_does_not_depend_on_who_computes_the_canonical_form() -> None:
 def test_verdict_rewritten_by_another_language_verifies(signer: Signer) -> None:
     """JavaScript writes 1.0 as 1, and parsers may reorder keys."""
     verdict = signer.sign(scored(metrics={"tiny": 1e-7, "huge": 2.0**53 - 1, "half": 0.5})).to_json()
-    rewritten = {name: value if name != "reward" else 1 for name, value in reversed(verdict.items())}
-    rewritten["metrics"]["huge"] = 2**53 - 1
+    whole: dict[str, Any] = {"reward": 1, "metrics": {**verdict["metrics"], "huge": 2**53 - 1}}
+    rewritten = {name: whole.get(name, value) for name, value in reversed(verdict.items())}
     signer.public.check(json.loads(json.dumps(rewritten, ensure_ascii=True, indent=4)))
 
 

@@ -172,6 +172,12 @@ def test_tools_and_key_stats_are_filled(tmp_path: Path) -> None:
     }
 
 
+def test_log_says_which_parts_are_claims_of_the_sandbox(tmp_path: Path) -> None:
+    log = log_of(tmp_path, make_attempt())
+    assert "the content of messages with role tool" in log["provenance"]["sandbox"]
+    assert set(log["provenance"]) == {"server", "sandbox", "note"}
+
+
 def test_turns_reported_by_the_client_are_used(tmp_path: Path) -> None:
     assert log_of(tmp_path, make_attempt(turns=9))["key_stats"]["assistant_turns"] == 9
 

@@ -174,8 +174,17 @@ async def test_failed_set_up_shows_its_cause(sessions: SessionManager) -> None:
         await ui.screen(TasksScreen)
 
 
-async def test_missing_verdict_is_not_shown_as_zero(sessions: SessionManager) -> None:
+async def test_forfeited_attempt_is_shown_with_its_reason(sessions: SessionManager) -> None:
     async with running_player(sessions, task="crashing-verdict") as ui:
+        await ui.wait_until_open()
+        await ui.claim("")
+        content = ui.text()
+        assert "FORFEITED" in content
+        assert "was killed: signal 9" in content
+
+
+async def test_missing_verdict_is_not_shown_as_zero(sessions: SessionManager) -> None:
+    async with running_player(sessions, task="lost-verdict") as ui:
         await ui.wait_until_open()
         await ui.claim("")
         content = ui.text()
