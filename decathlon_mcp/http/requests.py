@@ -42,5 +42,9 @@ class RawEndpoint:
         # Spaces around a header's value are not part of it (RFC 9110, section 5.5). httptools, which uvicorn
         # 0.54 prefers where it is installed, keeps those after the value, and the SDK compares values
         # literally.
-        scope["headers"] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
+        # Events have no ids here, so there is nothing to replay after one. mcp 2.3 sends no response to
+        # a GET with this header where it has no store of events.
+        scope["headers"] = [
+            (name, value.strip(b" \t")) for name, value in scope["headers"] if name != b"last-event-id"
+        ]
         await self._endpoint(scope, receive, send)

@@ -52,6 +52,8 @@ class EpisodeServer:
         self.server.middleware.append(self._serve)
 
     async def _serve(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+        if ctx.request_id is None:
+            return await call_next(ctx)  # a notification, also with the method of a request
         check_request(ctx)
         if self._resolver.handshake_only and is_sessionless(ctx.protocol_version):
             return _reject_sessionless(ctx)

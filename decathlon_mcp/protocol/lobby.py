@@ -88,6 +88,8 @@ class Lobby:
         self.server.middleware.append(self._serve)
 
     async def _serve(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+        if ctx.request_id is None:
+            return await call_next(ctx)  # a notification, also with the method of a request
         check_request(ctx)
         match ctx.method:
             case "initialize":

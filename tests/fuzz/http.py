@@ -34,6 +34,8 @@ TRACED = re.compile(r"decathlon_mcp/(http|protocol|catalogue)/|uvicorn/protocols
 """Files whose lines count as coverage."""
 MAX_INPUT_BYTES = 200_000
 REPLY_SECONDS = 0.05
+HEALTH_SECONDS = 20.0
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
 LIMITS = ConnectionLimits(
     head_seconds=1, body_seconds=1, idle_seconds=2, stalled_seconds=1, linger_seconds=0.2
 )
@@ -340,8 +342,10 @@ class _Exceptions(logging.Handler):
         self.messages.append(self.format(record))
 
 
-async def exchange(host: str, port: int, data: bytes, random: Random) -> bytes:
-    """Send an input in one to three pieces, and return what is answered within a short time."""
+async def exchange(
+    host: str, port: int, data: bytes, random: Random, *, seconds: float = REPLY_SECONDS
+) -> bytes:
+    """Send an input in one to three pieces, and return what is answered within that time."""
     reader, writer = await asyncio.open_connection(host, port)
     answer = b""
     try:
@@ -349,7 +353,7 @@ async def exchange(host: str, port: int, data: bytes, random: Random) -> bytes:
         for number in range(pieces):
             writer.write(data[len(data) * number // pieces : len(data) * (number + 1) // pieces])
             await asyncio.sleep(0)
-        async with asyncio.timeout(REPLY_SECONDS):
+        async with asyncio.timeout(seconds):
             while chunk := await reader.read(1 << 16):
                 answer += chunk
     except (OSError, TimeoutError):
@@ -400,10 +404,7 @@ async def fuzz(minutes: float, seed: int, failures: Path) -> int:
                 if executions % 50 == 0:
                     # A DELETE ends the session.
                     session = await open_session(host, port)
-                    with anyio.fail_after(20):
-                        health = await exchange(
-                            host, port, b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n", random
-                        )
+                    health = await exchange(host, port, HEALTH, random, seconds=HEALTH_SECONDS)
                     fault = fault or (
                         None if health.startswith(b"HTTP/1.1 200") else "healthz does not answer"
                     )

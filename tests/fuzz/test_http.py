@@ -8,10 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 
+import anyio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.cheats.http_attacks import open_session
 from tests.fuzz.http import CORPUS, fault_in, generate
 from tests.http.server_process import HOST, ServerProcess, server_process
 
@@ -42,13 +44,19 @@ def answer_to(server: ServerProcess, data: bytes) -> bytes:
 
 
 def test_corpus_is_answered_without_faults(server: ServerProcess, folder: Path) -> None:
+    session = anyio.run(open_session, HOST, server.port).encode()
     for file in sorted(CORPUS.iterdir()):
-        assert fault_in(answer_to(server, file.read_bytes())) is None, file.name
+        data = file.read_bytes().replace(b"{session}", session)
+        assert fault_in(answer_to(server, data)) is None, file.name
     assert server.health_seconds() < 10
     assert "Traceback" not in (folder / "log").read_text()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(st.randoms(use_true_random=False))
 def test_generated_requests_are_answered_without_faults(
     server: ServerProcess, folder: Path, random: Random

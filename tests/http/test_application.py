@@ -166,6 +166,23 @@ async def test_unknown_fields_and_content_types_are_relayed_unchanged(
     await http.delete(served.task("find-answer"), headers=session)
 
 
+async def test_a_tool_call_without_an_id_is_a_notification_and_is_not_carried_out(
+    served: Served, http: httpx2.AsyncClient
+) -> None:
+    opened = await http.post(served.lobby, json=INITIALIZE)
+    session = {"Mcp-Session-Id": opened.headers["mcp-session-id"]}
+    params = {"name": "start_episode", "arguments": {"task": "find-answer"}}
+    before = len(served.episodes.live)
+    response = await http.post(
+        served.lobby, json={"jsonrpc": "2.0", "method": "tools/call", "params": params}, headers=session
+    )
+    assert response.status_code == 202
+    # Messages of a session are dispatched in order.
+    ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+    assert (await http.post(served.lobby, json=ping, headers=session)).status_code == 200
+    assert len(served.episodes.live) == before
+
+
 async def test_a_full_server_refuses_with_a_retry_time(tmp_path: Path) -> None:
     async with serving(tmp_path, provider="local", max_sandboxes=1, max_queue=0) as served:
         async with playing(served, "find-answer", "task"), httpx2.AsyncClient(headers=ACCEPT) as http:

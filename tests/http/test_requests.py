@@ -129,7 +129,7 @@ async def test_the_memory_budget_is_granted_in_order_of_arrival() -> None:
     assert budget.free_bytes == 9
 
 
-async def test_spaces_around_header_values_are_removed() -> None:
+async def test_spaces_around_header_values_and_ids_of_events_are_removed() -> None:
     scopes: list[Scope] = []
 
     async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
@@ -138,6 +138,7 @@ async def test_spaces_around_header_values_are_removed() -> None:
     async def send(message: Message) -> None:
         raise AssertionError(message)
 
-    scope = {"type": "http", "headers": [(b"mcp-session-id", b" abc \t"), (b"accept", b"a, b")]}
+    headers = [(b"last-event-id", b"1"), (b"mcp-session-id", b" abc \t"), (b"accept", b"a, b")]
+    scope = {"type": "http", "headers": headers}
     await RawEndpoint(endpoint)(scope, receive_from(), send)
     assert scopes[0]["headers"] == [(b"mcp-session-id", b"abc"), (b"accept", b"a, b")]
