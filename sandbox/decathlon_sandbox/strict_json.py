@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 # The server refuses a depth of more than 128, and the envelopes around a reply take some of that.
 MAX_DEPTH = 120
-# Values and keys. Decoding 64 MiB of `[]` would take 4 GB of memory. The server refuses more than 100,000, but
-# results that are shortened may have more.
+# Values and keys. Decoding 64 MiB of `[]` would take 4 GB of memory. The server refuses more than 100,000;
+# results that are shortened before may have more.
 MAX_NODES = 500_000
 
 # In longer lines, counting brackets costs more than walking the decoded values.
