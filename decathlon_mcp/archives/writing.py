@@ -108,19 +108,12 @@ def empty_archive() -> Iterator[bytes]:
 
 def pack_files(files: Mapping[str, bytes], *, mode: int = 0o666) -> bytes:
     """A whole archive of a few small files, by name; by default everybody may write to them."""
-    return b"".join(file_chunks(files, mode=mode))
-
-
-def file_chunks(files: Mapping[str, bytes | Path], *, mode: int = 0o666) -> Iterator[bytes]:
-    """An archive of files, by name, in chunks; a content is bytes or a file of this machine."""
-    return archive_chunks(_content_entry(name, content, mode) for name, content in files.items())
-
-
-def _content_entry(name: str, content: bytes | Path, mode: int) -> Entry:
-    if isinstance(content, bytes):
-        return Member(name=name, kind=Kind.FILE, size=len(content), mode=mode), (content,)
-    size = content.stat().st_size
-    return Member(name=name, kind=Kind.FILE, size=size, mode=mode), _file_chunks(str(content), size)
+    return b"".join(
+        archive_chunks(
+            (Member(name=name, kind=Kind.FILE, size=len(content), mode=mode), (content,))
+            for name, content in files.items()
+        )
+    )
 
 
 def pack_empty_folders(names: Iterable[str], *, user: int = 0, group: int = 0) -> bytes:

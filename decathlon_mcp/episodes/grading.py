@@ -20,7 +20,7 @@ from decathlon_mcp.errors import AtCapacityError, LimitExceededError
 from decathlon_mcp.grading.attempt import Attempt
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
-from decathlon_mcp.grading.traj_log import trajectory_log
+from decathlon_mcp.grading.traj_log import TrajectoryLog
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.telemetry.logs import fields
@@ -112,6 +112,7 @@ class EpisodeGrader:
             deadline_seconds=episode.spec.limits.evaluation_seconds,
             credentials=self.resources.credentials,
             in_place=in_place,
+            disk=episode.journal.disk,
         )
         verdict = await grade(job)
         with CancelScope(shield=True):
@@ -127,6 +128,6 @@ class EpisodeGrader:
     def _write_toolathlon_files(self, attempt: Attempt, verdict: Verdict) -> None:
         # Toolathlon's viewer (vis_traj) shows folders with files of these names.
         suite, journal = self.episode.sandbox_factory.suite, self.episode.journal
-        log = trajectory_log(attempt, suite=suite, task=self.episode.spec.task, root=suite.profile.root)
+        log = TrajectoryLog(attempt, suite=suite, task=self.episode.spec.task, root=suite.profile.root)
         journal.write_chunks("traj_log.json", log)
         journal.write("eval_res.json", {"pass": verdict.success, "details": verdict.detail})

@@ -29,7 +29,7 @@ from decathlon_mcp.errors import AtCapacityError, NotRunnableError, UnknownEpiso
 from decathlon_mcp.grading.rubric import load_rubric
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.settings import RewardPolicy
-from decathlon_mcp.storage.disk import DiskSpace
+from decathlon_mcp.storage.disk import RETRY_SECONDS, DiskSpace
 from decathlon_mcp.storage.journal import Journal
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
@@ -226,7 +226,7 @@ class EpisodeRegistry:
         return suite, task
 
     def _create_episode(self, spec: EpisodeSpec, suite: Suite) -> Episode:
-        """Raises AtCapacityError, SuiteError if the prompt cannot be read, and OSError."""
+        """Raises AtCapacityError, also for a full disk, and SuiteError if the prompt cannot be read."""
         self.options.disk.refuse_if_low()
         shared = suite.shared_resources(spec.task.id)
         ticket = self.admission.reserve(spec.task_name, shared, spec.owner.share_key)
@@ -235,11 +235,7 @@ class EpisodeRegistry:
                 spec,
                 sandbox_factory=self._sandbox_factories[suite.name],
                 ticket=ticket,
-                journal=Journal(
-                    self.options.journals / spec.id,
-                    max_calls_bytes=self.options.max_log_bytes,
-                    disk=self.options.disk,
-                ),
+                journal=self._create_journal(spec.id),
             )
             # Read here, so that a task with a broken prompt fails at its start.
             _ = episode.prompt
@@ -247,6 +243,18 @@ class EpisodeRegistry:
             self.admission.release(ticket)
             raise
         return episode
+
+    def _create_journal(self, episode_id: str) -> Journal:
+        options = self.options
+        try:
+            return Journal(
+                options.journals / episode_id, max_calls_bytes=options.max_log_bytes, disk=options.disk
+            )
+        except OSError as error:
+            raise AtCapacityError(
+                f"the state folder has no room for another episode: {error.strerror}",
+                retryAfterSeconds=RETRY_SECONDS,
+            ) from None
 
     def _refuse_if_full(self, principal: Principal) -> None:
         self.options.disk.refuse_if_low()

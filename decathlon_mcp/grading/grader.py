@@ -25,7 +25,8 @@ from uuid import uuid4
 import anyio
 import anyio.to_thread
 
-from decathlon_mcp.archives.writing import file_chunks, save
+from decathlon_mcp.archives.reading import Kind, Member
+from decathlon_mcp.archives.writing import archive_chunks, save
 from decathlon_mcp.driver_client.driver import DriverClient, RunResult
 from decathlon_mcp.errors import (
     BadRequestError,
@@ -37,10 +38,11 @@ from decathlon_mcp.errors import (
 )
 from decathlon_mcp.grading.inputs import GradingInputs
 from decathlon_mcp.grading.job import GradingJob
-from decathlon_mcp.grading.traj_log import trajectory_log
+from decathlon_mcp.grading.traj_log import TrajectoryLog
 from decathlon_mcp.grading.verdict import OUTPUT_CHARACTERS
 from decathlon_mcp.payloads import source
 from decathlon_mcp.sandboxes.base import Sandbox, ended_from_inside
+from decathlon_mcp.storage.disk import SMALL_BYTES
 from decathlon_mcp.telemetry.logs import fields
 
 OWN_FOLDER = ".decathlon"
@@ -272,7 +274,8 @@ class Grader:
                 raise ForfeitedError(f"the workspace cannot be unpacked: {error.message}") from error
         log_and_payloads = await anyio.to_thread.run_sync(self._log_and_payloads, root)
         await sandbox.put(root, log_and_payloads)
-        log_and_payloads.unlink()
+        if isinstance(log_and_payloads, Path):
+            log_and_payloads.unlink()
 
     def _paths_to_remove(self) -> list[PurePosixPath]:
         """Paths that the image or, in place, the agent may have put where the suite's files go."""
@@ -283,26 +286,32 @@ class Grader:
             paths.add(self.job.task.folder)
         return sorted(paths)
 
-    def _log_and_payloads(self, root: PurePosixPath) -> Path:
+    def _log_and_payloads(self, root: PurePosixPath) -> Path | bytes:
         """A tar archive with Toolathlon's log and the programs of ours that run with the evaluator.
 
-        The caller removes it.
+        In memory, or a file if the log is large.
         """
-        suite, scratch = self.job.suite, self.inputs.scratch
-        log_file = scratch / f"{uuid4().hex}.json"
-        archive = log_file.with_suffix(".tar")
-        try:
-            chunks = trajectory_log(self.job.attempt, suite=suite, task=self.job.task, root=root)
-            # A file, because a log may have hundreds of megabytes, and a member's size comes before its body.
-            save(chunks, log_file)
-            files = {
-                str(suite.profile.log_file): log_file,
-                f"{OWN_FOLDER}/harness.py": source("rubric_function").encode(),
-                f"{OWN_FOLDER}/python/sitecustomize.py": source("exception_report").encode(),
-            }
-            save(file_chunks(files), archive)
-        finally:
-            log_file.unlink(missing_ok=True)
+        suite, task = self.job.suite, self.job.task
+        log = TrajectoryLog(self.job.attempt, suite=suite, task=task, root=root)
+        # A member's size comes before its body, so the log is made twice instead of kept.
+        size = sum(map(len, log))
+        payloads = {
+            f"{OWN_FOLDER}/harness.py": source("rubric_function").encode(),
+            f"{OWN_FOLDER}/python/sitecustomize.py": source("exception_report").encode(),
+        }
+        chunks = archive_chunks(
+            (
+                (Member(name=str(suite.profile.log_file), kind=Kind.FILE, size=size, mode=0o666), log),
+                *(
+                    (Member(name=name, kind=Kind.FILE, size=len(body), mode=0o666), (body,))
+                    for name, body in payloads.items()
+                ),
+            )
+        )
+        if size <= SMALL_BYTES:
+            return b"".join(chunks)
+        archive = self.inputs.scratch / f"{uuid4().hex}.tar"
+        save(chunks if self.job.disk is None else self.job.disk.guard(chunks), archive)
         return archive
 
     def _reports_exceptions(self, root: PurePosixPath) -> Mapping[str, str]:

@@ -34,36 +34,41 @@ PROVENANCE: JsonObject = {
 }
 
 
-def trajectory_log(attempt: Attempt, *, suite: Suite, task: Task, root: PurePosixPath) -> Iterator[bytes]:
-    """The log of a closed attempt as JSON, in chunks of one message each.
+class TrajectoryLog:
+    """The log of a closed attempt as JSON: iterate it for its chunks, which are the same every time.
 
-    `root` is the suite's folder in the sandbox that reads it. Reads the calls from disk while it is iterated:
-    run it in a worker thread.
+    `root` is the suite's folder in the sandbox that reads it. Every iteration reads the calls from disk, one
+    by one: run it in a worker thread.
     """
-    config = _config(attempt, suite, task, root)
-    before: JsonObject = {
-        "config": config,
-        "request_id": str(uuid4()),
-        "initial_run_time": _time(attempt.started_at),
-        "completion_time": _time(attempt.claimed_at),
-        "tool_calls": {"tools": _tools(attempt), "tool_choice": "auto"},
-        "status": "success",
-    }
-    after: JsonObject = {
-        "key_stats": _key_stats(attempt),
-        "agent_cost": _NO_COST,
-        "user_cost": _NO_COST,
-        "provenance": PROVENANCE,
-        "resumed": False,
-        "session_id": f"task_{config['id']}_session",
-        "history_file": None,
-    }
-    yield json.dumps(before)[:-1].encode() + b', "messages": ['
-    separator = b""
-    for message in _messages(attempt):
-        yield separator + json.dumps(message).encode()
-        separator = b", "
-    yield b"], " + json.dumps(after)[1:].encode()
+
+    def __init__(self, attempt: Attempt, *, suite: Suite, task: Task, root: PurePosixPath) -> None:
+        self._attempt = attempt
+        config = _config(attempt, suite, task, root)
+        self._before: JsonObject = {
+            "config": config,
+            "request_id": str(uuid4()),
+            "initial_run_time": _time(attempt.started_at),
+            "completion_time": _time(attempt.claimed_at),
+            "tool_calls": {"tools": _tools(attempt), "tool_choice": "auto"},
+            "status": "success",
+        }
+        self._after: JsonObject = {
+            "key_stats": _key_stats(attempt),
+            "agent_cost": _NO_COST,
+            "user_cost": _NO_COST,
+            "provenance": PROVENANCE,
+            "resumed": False,
+            "session_id": f"task_{config['id']}_session",
+            "history_file": None,
+        }
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield json.dumps(self._before)[:-1].encode() + b', "messages": ['
+        separator = b""
+        for message in _messages(self._attempt):
+            yield separator + json.dumps(message).encode()
+            separator = b", "
+        yield b"], " + json.dumps(self._after)[1:].encode()
 
 
 def _config(attempt: Attempt, suite: Suite, task: Task, root: PurePosixPath) -> JsonObject:

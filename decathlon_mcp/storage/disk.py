@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from decathlon_mcp.errors import AtCapacityError
 
 RETRY_SECONDS = 60.0
 """When to ask again after a refusal: running episodes must end first."""
+SMALL_BYTES = 1 << 20
+"""Logs up to this length are written also while the disk is nearly full."""
 SMALL_ARCHIVE_BYTES = 16 << 20
 """An archive of this length is written however little is free."""
 
@@ -44,6 +47,15 @@ class DiskSpace:
             return limit_bytes
         small_bytes = min(SMALL_ARCHIVE_BYTES, free_bytes)
         return min(limit_bytes, max(small_bytes, (free_bytes - self.floor_bytes // 2) // 2))
+
+    def guard(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        """Pass on the chunks of a file; AtCapacityError past SMALL_BYTES while the disk is nearly full."""
+        written_bytes = 0
+        for chunk in chunks:
+            written_bytes += len(chunk)
+            if written_bytes > SMALL_BYTES and self.is_low():
+                raise AtCapacityError("the server's disk is nearly full: there is no room for a large log")
+            yield chunk
 
     def refuse_if_low(self) -> None:
         """Raise AtCapacityError if less than the floor is free."""

@@ -12,14 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from decathlon_mcp.storage.disk import DiskSpace
+from decathlon_mcp.errors import AtCapacityError
+from decathlon_mcp.storage.disk import SMALL_BYTES, DiskSpace
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject, as_json, as_object
 
 MAX_CALLS_BYTES = 256 << 20
 """Default limit on the calls in one trajectory."""
-SMALL_BYTES = 1 << 20
-"""A trajectory that is not longer than this grows also while the disk is nearly full."""
 VERDICT_BYTES = 256 << 10
 """Room on the disk that is reserved for the verdict: several times the longest that there can be."""
 NOT_KEPT = -1
@@ -108,8 +107,8 @@ class Journal:
     def write_chunks(self, name: str, chunks: Iterable[bytes]) -> None:
         """Write or replace a file of the folder, as `write` does, from chunks."""
         try:
-            self._replace(name, chunks)
-        except OSError as error:
+            self._replace(name, chunks if self.disk is None else self.disk.guard(chunks))
+        except (OSError, AtCapacityError) as error:
             _warn_of_file(name, error)
 
     def close(self) -> None:
@@ -143,7 +142,7 @@ class Journal:
                 for chunk in chunks:
                     file.write(chunk)
             os.replace(partial, target)  # noqa: PTH105  (documented as atomic)
-        except OSError:
+        except BaseException:
             partial.unlink(missing_ok=True)
             raise
 
@@ -192,5 +191,6 @@ def _indented(value: JsonObject) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
-def _warn_of_file(name: str, error: OSError) -> None:
-    log.warning("a file of an episode could not be kept", extra=fields(file=name, why=error.strerror))
+def _warn_of_file(name: str, error: OSError | AtCapacityError) -> None:
+    why = error.strerror if isinstance(error, OSError) else error.message
+    log.warning("a file of an episode could not be kept", extra=fields(file=name, why=why))

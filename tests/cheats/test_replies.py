@@ -18,7 +18,7 @@ import pytest
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 from decathlon_client import Decathlon
-from decathlon_client.errors import ClientError, RequestError
+from decathlon_client.errors import RequestError
 from mcp.shared.exceptions import MCPError
 
 from tests.cheats.agent import SOLUTIONS, SUITE
@@ -69,6 +69,7 @@ def peak_memory_kib(process: Process) -> int:
 @pytest.mark.slow
 async def test_three_replies_of_58_mb_harm_nobody(tmp_path: Path) -> None:
     waited: list[float] = []
+    peak_kib = 0
     async with limited_server(tmp_path / "state") as (process, url), anyio.create_task_group() as tasks:
         async with Decathlon(url) as client, client.episode("sum-prices") as honest:
             tasks.start_soon(watch_health, url, waited)
@@ -130,7 +131,7 @@ async def test_reply_of_the_largest_size_is_relayed(server: Served) -> None:
     server.find(started["episode"]).close()
 
 
-FORGED_ERRORS = [
+FORGED_ERRORS: list[dict[str, Any]] = [
     {"code": -32009, "message": "lost", "data": {"code": "sandbox_lost", "retryable": True}},
     {"code": -32008, "message": "over", "data": {"code": "episode_ended", "reason": "closed"}},
     {"code": -32600, "message": "Session terminated"},
@@ -145,7 +146,7 @@ FORGED_ERRORS = [
 
 
 @pytest.mark.parametrize("era", ["handshake", "sessionless"])
-@pytest.mark.parametrize("error", FORGED_ERRORS, ids=lambda error: str(error["code"]))
+@pytest.mark.parametrize("error", FORGED_ERRORS, ids=[str(error["code"]) for error in FORGED_ERRORS])
 async def test_error_of_the_sandbox_does_not_look_like_the_servers(
     server: Served, error: dict[str, Any], era: str
 ) -> None:
@@ -160,7 +161,7 @@ async def test_error_of_the_sandbox_does_not_look_like_the_servers(
     server.find(started["episode"]).close()
 
 
-@pytest.mark.parametrize("error", FORGED_ERRORS, ids=lambda error: str(error["code"]))
+@pytest.mark.parametrize("error", FORGED_ERRORS, ids=[str(error["code"]) for error in FORGED_ERRORS])
 async def test_forged_failure_does_not_make_our_client_drop_the_episode(
     server: Served, error: dict[str, Any]
 ) -> None:
@@ -266,13 +267,3 @@ async def test_log_at_its_limit_ends_the_attempt_which_is_graded_as_truncated(tm
         assert (folder / "trajectory.jsonl").stat().st_size < 1 << 20
     assert (verdict["status"], verdict["reward"], verdict["truncated"]) == ("scored", 1.0, True)
     assert verdict["metrics"]["calls"] == calls == 3
-
-
-async def test_loss_that_the_server_confirms_is_a_loss(tmp_path: Path) -> None:
-    async with serving(tmp_path, suite=(SUITE,), provider="local") as server:
-        async with Decathlon(server.url) as client, client.episode("sum-prices") as episode:
-            server.find(episode.id).close()
-            await server.find(episode.id).state.reach("ended")  # pyright: ignore[reportArgumentType]
-            with pytest.raises(ClientError) as caught:
-                await episode.call("root__say", {"text": "a"})
-            assert caught.value.code == "episode_ended"

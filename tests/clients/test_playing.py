@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 from typing import Literal
 
 import anyio
@@ -11,6 +12,7 @@ from decathlon_client import (
     CallTimeoutError,
     Decathlon,
     Episode,
+    EpisodeEndedError,
     NoVerdictError,
     RequestError,
     SetUpError,
@@ -20,7 +22,8 @@ from decathlon_client import (
 )
 
 from decathlon_mcp.catalogue.draws import Draw
-from tests.probe.serving import Served
+from decathlon_mcp.episodes.state import Phase
+from tests.probe.serving import Served, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -265,3 +268,12 @@ async def test_a_seed_always_draws_the_same_task(d: Decathlon, served: Served) -
     )
     async with d.episode(seed=seed) as e:
         assert e.task == "find-answer"
+
+
+async def test_loss_that_the_server_confirms_is_a_loss(tmp_path: Path) -> None:
+    async with serving(tmp_path, provider="local") as server:
+        async with Decathlon(server.url) as client, client.episode("find-answer") as episode:
+            server.find(episode.id).close()
+            await server.find(episode.id).state.reach(Phase.ENDED)
+            with pytest.raises(EpisodeEndedError):
+                await episode.call("probe__echo", {"text": "a"})

@@ -78,7 +78,8 @@ def make_attempt(**fields: Any) -> Attempt:
     calls = [call for call in values["calls"] if call is not None]
     tools = {(call.server, call.tool) for call in calls}
     counts = CallCounts(len(calls), sum(call.failed for call in calls), len(tools))
-    return Attempt(**{"call_counts": counts, **values})
+    values.setdefault("call_counts", counts)
+    return Attempt(**values)
 
 
 def tar_of(files: Mapping[str, str | bytes]) -> bytes:

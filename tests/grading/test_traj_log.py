@@ -10,7 +10,7 @@ from typing import Any
 from decathlon_sandbox.truncation import cut
 
 from decathlon_mcp.grading.attempt import Attempt
-from decathlon_mcp.grading.traj_log import trajectory_log
+from decathlon_mcp.grading.traj_log import TrajectoryLog
 from decathlon_mcp.suites.truncation import OVERLONG_KEY
 from tests.grading.support import PAPER, make_attempt, make_call, write_suite
 
@@ -20,7 +20,7 @@ TOOL = {"name": "read", "description": "Reads.", "inputSchema": {"type": "object
 
 def log_of(tmp_path: Path, attempt: Attempt, files: dict[str, str] | None = None) -> dict[str, Any]:
     suite = write_suite(tmp_path / "checkout", {"suite.yaml": "profile: toolathlon\n", **(files or {})})
-    chunks = trajectory_log(attempt, suite=suite, task=suite.tasks["paper"], root=ROOT)
+    chunks = TrajectoryLog(attempt, suite=suite, task=suite.tasks["paper"], root=ROOT)
     return json.loads(b"".join(chunks))
 
 

@@ -1,0 +1,118 @@
+"""A state folder on a small file system that becomes full."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from decathlon_mcp.episodes.access import Principal
+from decathlon_mcp.episodes.state import Ending
+from decathlon_mcp.errors import AtCapacityError
+from decathlon_mcp.storage.disk import DiskSpace
+from tests.episodes.environment import ended, exits_with, running_registry
+from tests.fakes.driver import FakeCall
+from tests.fakes.provider import FakeProvider
+
+pytestmark = pytest.mark.anyio
+
+DISK_MIB = 24
+FLOOR_MIB = 12
+CLIENT = Principal()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Generator[Path]:
+    """A file system of DISK_MIB in memory."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small file system requires root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+async def big(call: FakeCall) -> str:
+    return "x" * (2 << 20)
+
+
+async def small(call: FakeCall) -> str:
+    return "fine"
+
+
+TOOLS = {"probe": {"big": big, "small": small}}
+
+
+def fill(disk: Path) -> None:
+    """Leave not a single block free."""
+    with (disk / "filler").open("wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError:
+            pass
+    assert DiskSpace(disk, 0).free_bytes() == 0
+
+
+async def test_neighbour_that_fills_the_disk_does_not_take_the_honest_verdict(disk: Path) -> None:
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    async with running_registry(disk, provider, min_free_mib=FLOOR_MIB) as registry:
+        honest = registry.start("find-answer", CLIENT)
+        neighbour = registry.start("find-answer", CLIENT)
+        await honest.call("probe__small", {})
+        calls = 0
+        while neighbour.claim is None:
+            await neighbour.call("probe__big", {})
+            calls += 1
+        assert calls <= DISK_MIB // 2
+        assert neighbour.claim.truncated
+        with pytest.raises(AtCapacityError, match="disk is nearly full") as refused:
+            registry.start("find-answer", CLIENT)
+        assert refused.value.data["retryAfterSeconds"] == 60.0
+        await honest.call("probe__small", {})
+        verdict = await honest.evaluate()
+        assert (verdict.status, verdict.reward, verdict.truncated) == ("scored", 1.0, False)
+        assert verdict.metrics["calls"] == 2
+        assert (await neighbour.evaluate()).truncated
+        file = disk / "state" / "episodes" / honest.id / "verdict.json"
+        assert json.loads(file.read_text())["reward"] == 1.0
+
+
+async def test_verdict_is_kept_on_a_disk_without_a_free_block(disk: Path) -> None:
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    async with running_registry(disk, provider, min_free_mib=0) as registry:
+        episode = registry.start("find-answer", CLIENT)
+        await episode.call("probe__small", {})
+        fill(disk)
+        episode.close()
+        await ended(episode)
+        assert episode.state.ending is Ending.CLOSED
+        kept = json.loads((disk / "state" / "episodes" / episode.id / "verdict.json").read_text())
+        assert kept["metrics"]["calls"] == 1
+        assert episode.verdict is not None
+        assert kept == episode.verdict.to_json()
+        with pytest.raises(AtCapacityError, match="state folder"):
+            registry.start("find-answer", CLIENT)
+        assert sum(1 for _ in (disk / "state" / "episodes").iterdir()) == 1
+
+
+def test_small_archives_have_room_until_the_disk_is_full(disk: Path) -> None:
+    space = DiskSpace(disk, 4 << 20)
+    assert space.limit_archive(1000) == 1000
+    assert space.limit_archive(1 << 40) == 16 << 20
+    fill(disk)
+    assert space.limit_archive(1 << 40) == 0
+
+
+def test_half_of_the_floor_stays_free_for_others(tmp_path: Path) -> None:
+    free_bytes = DiskSpace(tmp_path, 0).free_bytes()
+    floor_bytes = free_bytes - (200 << 20)
+    limit_bytes = DiskSpace(tmp_path, floor_bytes).limit_archive(1 << 60)
+    assert limit_bytes == pytest.approx((free_bytes - floor_bytes // 2) // 2, rel=0.05)
