@@ -151,12 +151,16 @@ class SetUp:
         before = await driver.snapshot()
         left_running = await self._preprocess(sandbox, driver)
         values = await self._read_values(sandbox, driver)
+        own = self.has_two_sandboxes and not left_running
+        if not own:
+            # Before `get`: Docker's engine sets the owner of /etc/hostname again for every archive.
+            await self._clean(sandbox, driver, before)
         sealed = self.scratch / "sealed.tar"
         await sandbox.get(sandbox.root / self.task.folder, sealed, SEALED_LIMIT_BYTES)
-        if self.has_two_sandboxes and not left_running:
+        if own:
             return _Preprocessed(values, sealed, await self._carry(sandbox, values, sealed))
-        await self._seal(sandbox, driver, values, await anyio.to_thread.run_sync(top_level_names, sealed))
-        await self._clean(sandbox, driver, before)
+        created = await anyio.to_thread.run_sync(top_level_names, sealed)
+        await self._seal(sandbox, driver, values, created)
         return _Preprocessed(values, sealed)
 
     @property
@@ -272,8 +276,8 @@ class SetUp:
     async def _clean(self, sandbox: Sandbox, driver: DriverClient, before: Moment) -> None:
         """Remove or refuse what preprocess changed outside of the workspace and the task's folder."""
         profile = self.suite.profile
-        # Preprocess may renew the tokens in credential files. The sealing has removed those that the task
-        # does not need, and replaced some.
+        # The sealing takes care of the task's folder and of the credentials, in which preprocess may renew
+        # tokens.
         excepted = [profile.workspace, self.task.folder, *profile.secrets]
         try:
             left = await driver.clean(

@@ -81,7 +81,9 @@ class Cleaning:
         self._offset_ns = since.integer("offset_ns", minimum=-(1 << 63), maximum=1 << 63)
         self._under = params.strings("under") if params.has("under") else None
         self._excepted = {os.path.realpath(path) for path in params.strings("except")}
-        self._scratch = {os.path.realpath(path) for path in _scratch_folders()}
+        # Given folders can be on a machine that is no sandbox, where /tmp has other files too.
+        folders = _machine_scratch() if self._under is None else _own_scratch()
+        self._scratch = {os.path.realpath(path) for path in folders}
         self._mount_points = {point for point, _ in _mounts()}
         self._sockets = _listening_sockets()
         self._cancelled = False
@@ -206,10 +208,14 @@ def _is_bytecode(path: str) -> bool:
     return path.endswith(".pyc") and os.path.basename(os.path.dirname(path)) == BYTECODE
 
 
-def _scratch_folders() -> Iterator[str]:
-    yield from SCRATCH
+def _own_scratch() -> Iterator[str]:
     if "TMPDIR" in os.environ:
         yield os.environ["TMPDIR"]
+
+
+def _machine_scratch() -> Iterator[str]:
+    yield from _own_scratch()
+    yield from SCRATCH
     home = os.path.expanduser("~")
     for name in HOME_SCRATCH:
         yield os.path.join(home, name)
