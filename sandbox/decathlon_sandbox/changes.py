@@ -182,7 +182,7 @@ class Cleaning:
         if not self._has_changed(status) or stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
             return True
         in_use = stat.S_ISSOCK(status.st_mode) and path in self._sockets
-        if (disposable or _is_bytecode(path)) and not in_use:
+        if (disposable or _is_bytecode(path) or _is_lock(path, status)) and not in_use:
             try:
                 os.unlink(path)
             except FileNotFoundError:  # by a living process
@@ -206,6 +206,11 @@ class Cleaning:
 
 def _is_bytecode(path: str) -> bool:
     return path.endswith(".pyc") and os.path.basename(os.path.dirname(path)) == BYTECODE
+
+
+def _is_lock(path: str, status: os.stat_result) -> bool:
+    # `uv run` creates one in the environment that it uses.
+    return os.path.basename(path) == ".lock" and stat.S_ISREG(status.st_mode) and not status.st_size
 
 
 def _own_scratch() -> Iterator[str]:

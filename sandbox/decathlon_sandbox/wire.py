@@ -43,10 +43,10 @@ Requests: params -> result
             mount and among System V's IPC objects or, with `under`, below these folders only. Links are not
             followed. Nothing at or below the paths of `except` counts. Changed entries of scratch folders
             (TMPDIR and, without `under`, /tmp, /var/tmp, /dev/shm, /dev/mqueue, /run, /var/cache, /var/log,
-            ~/.cache, ~/.npm) and changed bytecode of Python are removed; `removed` is the number of files.
-            All other changed files, links, empty folders and bound sockets stay: `count` is their number,
-            `paths` the first 100. Other changed folders get the present time. Fails with FILES if the clock
-            was set back meanwhile.
+            ~/.cache, ~/.npm), changed bytecode of Python and empty files named `.lock` are removed; `removed`
+            is the number of files. All other changed files, links, empty folders and bound sockets stay:
+            `count` is their number, `paths` the first 100. Other changed folders get the present time. Fails
+            with FILES if the clock was set back meanwhile.
 `start`     {"servers": [SERVER...], "deadline_seconds": NUM} -> {"servers": {NAME: INFO}}
             Starts the task's MCP servers concurrently, initializes them and lists their tools (all pages).
             SERVER: {"name": STR, "type": "stdio", "command": STR, "args": [STR...], "env": {STR: STR},

@@ -118,3 +118,14 @@ async def test_preprocess_that_changes_the_agents_sandbox_fails_the_set_up(cheat
     paths, _, rest = failed.value.message.partition(": ")[2].partition(" and ")
     assert len(paths.split(", ")) + int(rest.split()[0]) == len(others)
     assert await cheats.bystander.echo("well") == "well"
+
+
+async def test_whatever_preprocess_leaves_in_the_workspace_reaches_the_agent(cheats: CheatServer) -> None:
+    async with cheats.episode("stashed-answer") as agent:
+        await agent.shell(
+            "cd library && git cat-file --batch-all-objects --batch-check | cut -d ' ' -f 1 "
+            "| xargs -n 1 git cat-file -p | grep -E '^[0-9a-f]{64}$' > ../answer.txt"
+        )
+        verdict = await agent.verdict()
+        assert (verdict["status"], verdict["reward"]) == ("scored", 1.0), verdict
+        assert await cheats.bystander.echo("well") == "well"

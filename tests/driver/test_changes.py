@@ -104,6 +104,8 @@ CHANGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         lambda folder: ((folder / "etc/__pycache__").mkdir(), (folder / "etc/__pycache__/a.pyc").touch()),
         [],
     ),
+    "lock of an environment": (lambda folder: (folder / "usr/.lock").touch(), []),
+    "lock with content": (lambda folder: (folder / "usr/.lock").write_text("42"), ["usr/.lock"]),
     "other file among bytecode": (
         lambda folder: (folder / "srv/__pycache__/answer").write_text("42"),
         ["srv/__pycache__/answer"],
