@@ -142,22 +142,23 @@ class SetUp:
         # answers are gone.
         archive = self.scratch / "task.tar"
         await anyio.to_thread.run_sync(self._pack, archive)
-        await self._fill(sandbox, driver, archive)
-        await driver.arrange(*self._initial_workspace_steps(sandbox))
+        await self._fill(sandbox, driver, archive, self._initial_workspace_steps(sandbox))
         if not self.task.has_preprocess:
             values = await self._read_values(sandbox, driver)
             await self._seal(sandbox, driver, values)
             return _Preprocessed(values)
-        before = await driver.snapshot()
+        may_stay = self._keeps_processes or not self.has_two_sandboxes
+        before = await driver.snapshot() if may_stay else None
         left_running = await self._preprocess(sandbox, driver)
         values = await self._read_values(sandbox, driver)
-        own = self.has_two_sandboxes and not left_running
-        if not own:
+        stays = left_running > 0 or not self.has_two_sandboxes
+        if stays:
+            assert before is not None, "processes are left running only if they may be"
             # Before `get`: Docker's engine sets the owner of /etc/hostname again for every archive.
             await self._clean(sandbox, driver, before)
         sealed = self.scratch / "sealed.tar"
         await sandbox.get(sandbox.root / self.task.folder, sealed, SEALED_LIMIT_BYTES)
-        if own:
+        if not stays:
             return _Preprocessed(values, sealed, await self._carry(sandbox, values, sealed))
         created = await anyio.to_thread.run_sync(top_level_names, sealed)
         await self._seal(sandbox, driver, values, created)
@@ -177,8 +178,17 @@ class SetUp:
             self.task.has_token_file and bool(self.suite.token_names(self.task))
         )
 
-    async def _fill(self, sandbox: Sandbox, driver: DriverClient, archive: Path) -> None:
-        """Unpack the suite's files and the credentials, and make the workspace and the servers' folders."""
+    @property
+    def _keeps_processes(self) -> bool:
+        return self.task.leaves_running and self.task.preprocess_sandbox != "own"
+
+    async def _fill(
+        self, sandbox: Sandbox, driver: DriverClient, archive: Path, steps: Sequence[JsonObject] = ()
+    ) -> None:
+        """Unpack the suite's files and the credentials, and make the workspace and the servers' folders.
+
+        `steps`: of `arrange`, after the workspace has been made.
+        """
         profile = self.suite.profile
         if profile.purged:
             await driver.arrange(*({"remove": str(sandbox.root / path)} for path in profile.purged))
@@ -187,8 +197,8 @@ class SetUp:
         for folder, credentials in self.credentials:
             await sandbox.put(sandbox.root / folder, credentials)
         workspace = str(sandbox.root / profile.workspace)
-        folders = (f"{workspace}/{folder}" for folder in self.suite.server_folders(self.task))
-        await driver.arrange(*({"make": folder} for folder in (workspace, *folders)))
+        folders = [f"{workspace}/{folder}" for folder in self.suite.server_folders(self.task)]
+        await driver.arrange({"make": workspace}, *steps, *({"make": folder} for folder in folders))
 
     def _initial_workspace_steps(self, sandbox: Sandbox) -> list[JsonObject]:
         if not self.task.files.initial_workspace:
@@ -239,8 +249,8 @@ class SetUp:
             cwd=str(sandbox.root),
             env=dict(profile.environment),
             timeout_seconds=seconds,
-            leave=self.task.leaves_running and self.task.preprocess_sandbox != "own",
-            linger_seconds=LINGER_SECONDS,
+            leave=self._keeps_processes,
+            linger_seconds=LINGER_SECONDS if self.has_two_sandboxes else 0.0,
         )
         if result.timed_out:
             raise SetUpError(f"preprocess took longer than {seconds:g} s")
