@@ -76,7 +76,9 @@ class Settings(BaseModel):
     )
 
     max_sandboxes: Count = Field(64, description="Maximum number of sandboxes at the same time.")
-    max_opening: Count = Field(4, description="Maximum number of sandboxes being opened at the same time.")
+    max_opening: Count = Field(
+        4, description="Maximum number of sandboxes being opened, and of set-ups, at the same time."
+    )
     max_queue: int = Field(
         256, ge=0, description="Maximum number of episodes waiting for a sandbox. More are refused."
     )

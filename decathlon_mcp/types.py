@@ -11,6 +11,10 @@ JsonObject: TypeAlias = dict[str, Any]
 Names: TypeAlias = Literal["decathlon", "toolathlon", "raw"]
 Language: TypeAlias = Literal["en", "cn"]
 Network: TypeAlias = Literal["none", "outbound"]
+PreprocessSandbox: TypeAlias = Literal["auto", "own", "snapshot"]
+"""Where a preprocess runs. `own`: in a sandbox of its own; processes that it leaves running end with it.
+`snapshot`: in the agent's sandbox; what it changed there is removed or refused. `auto`: like `own`, but like
+`snapshot` for tasks graded in place, and whenever processes are left running that the task may need."""
 
 
 def as_object(value: object) -> JsonObject | None:

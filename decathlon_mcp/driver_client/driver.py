@@ -47,6 +47,8 @@ DEFAULT_REPLY_BYTES = 4 << 20
 MAX_TOOLS = 2_000
 MAX_TOOL_BYTES = 256 << 10
 """Limits on the tools of one server: their number, and the length of one definition."""
+CLEAN_SECONDS = 300.0
+"""For a walk over all files of a sandbox; a million take about ten seconds."""
 
 
 class RunResult(BaseModel):
@@ -60,6 +62,27 @@ class RunResult(BaseModel):
     stdout: str
     stderr: str
     channel: str | None = None
+    background: int = 0
+    """Number of processes that it left running, with `leave`."""
+
+
+class Moment(BaseModel):
+    """A moment in a sandbox, by two clocks of its kernel."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    moment_ns: int
+    offset_ns: int
+
+
+class CleanResult(BaseModel):
+    """What changed in a sandbox and was not removed. `paths`: the first 100 of `count`."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    removed: int
+    paths: list[str]
+    count: int
 
 
 class ServerInfo(BaseModel):
@@ -70,7 +93,7 @@ class ServerInfo(BaseModel):
     tools: list[dict[str, Any]]
 
 
-_Reply = TypeVar("_Reply", RunResult, ServerInfo)
+_Reply = TypeVar("_Reply", RunResult, ServerInfo, Moment, CleanResult)
 
 
 class DriverClient:
@@ -109,10 +132,12 @@ class DriverClient:
         output_bytes: int = 65536,
         channel: bool = False,
         leave: bool = False,
+        linger_seconds: float = 0.0,
     ) -> RunResult:
         """Run a process and wait for its end. A missing program is a DriverError with reason `spawn`.
 
-        `leave`: processes that it leaves running continue until the sandbox is frozen or removed.
+        `leave`: processes that it leaves running continue until the sandbox is frozen or removed;
+        `linger_seconds` is the time in which they may end by themselves and are not counted.
         """
         reply = await self._rpc.request(
             wire.RUN,
@@ -125,10 +150,32 @@ class DriverClient:
                 "output_bytes": output_bytes,
                 "channel": channel,
                 "leave": leave,
+                "linger_seconds": linger_seconds,
             },
-            timeout_seconds=timeout_seconds + GRACE_SECONDS,
+            timeout_seconds=timeout_seconds + linger_seconds + GRACE_SECONDS,
         )
         return _validated(RunResult, reply)
+
+    async def snapshot(self) -> Moment:
+        """The present moment in the sandbox, for `clean`."""
+        reply = await self._rpc.request(wire.SNAPSHOT, {})
+        return _validated(Moment, (as_object(reply) or {}).get("since"))
+
+    async def clean(
+        self, since: Moment, *, under: Sequence[str] | None = None, excepted: Sequence[str] = ()
+    ) -> CleanResult:
+        """Remove what changed in scratch folders since a moment; the rest of the changes is the result.
+
+        `under`: folders to look in instead of every writable mount. `excepted`: paths that may change, with
+        all below them. Raises DriverError with reason `files` if changes cannot be recognized or removed.
+        """
+        params = {
+            "since": since.model_dump(),
+            "under": None if under is None else list(under),
+            "except": list(excepted),
+        }
+        reply = await self._rpc.request(wire.CLEAN, params, timeout_seconds=CLEAN_SECONDS)
+        return _validated(CleanResult, reply)
 
     async def start(
         self, servers: Sequence[Mapping[str, Any]], *, deadline_seconds: float

@@ -64,7 +64,10 @@ class Admission:
         self._queue: list[Ticket] = []
         self._active: set[Ticket] = set()
         self.opening = anyio.CapacityLimiter(max_opening)
-        """Hold it while opening and setting up a sandbox."""
+        """Hold it while a sandbox opens."""
+        self.set_ups = anyio.CapacityLimiter(max_opening)
+        """Hold it while an episode is set up. Apart from `opening`, so that a grader's sandbox does not wait for
+        scripts that run for minutes."""
 
     @property
     def active(self) -> int:

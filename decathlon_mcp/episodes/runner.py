@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -137,7 +138,7 @@ class EpisodeRunner:
         task, label = episode.spec.task, episode.spec.label
         credentials = await read_credentials(factory, task, episode.ticket.accounts)
         start_seconds = episode.spec.limits.servers_seconds
-        async with self._admission.opening:
+        async with self._admission.set_ups:
             services = await stack.enter_async_context(
                 open_services(factory, task, label, start_seconds=start_seconds)
             )
@@ -146,33 +147,46 @@ class EpisodeRunner:
     async def _open_agent_sandbox(self, stack: AsyncExitStack, resources: EpisodeResources) -> AgentSandbox:
         """Open and set up the agent's sandbox; the episode is READY afterwards."""
         episode, factory = self._episode, self._episode.sandbox_factory
-        async with self._admission.opening:
-            sandbox, driver = await stack.enter_async_context(
-                factory.open(
-                    f"{episode.spec.label}-agent",
-                    factory.network_for(episode.spec.task),
-                    forwards=resources.services.targets,
-                )
-            )
-            episode.mark_opened(sandbox.image_digest)
-            set_up = SetUp(
-                suite=factory.suite,
-                task=episode.spec.task,
-                launch_time=episode.spec.launch_time,
-                common=factory.common,
-                scratch=self._scratch,
-                limits=episode.spec.limits,
-                credentials=resources.credentials,
-            )
+        task, agent_name = episode.spec.task, f"{episode.spec.label}-agent"
+        set_up = SetUp(
+            suite=factory.suite,
+            task=task,
+            launch_time=episode.spec.launch_time,
+            common=factory.common,
+            scratch=self._scratch,
+            limits=episode.spec.limits,
+            credentials=resources.credentials,
+            isolated=factory.provider.isolation != "none",
+        )
+        first_name = f"{episode.spec.label}-preprocess" if set_up.has_two_sandboxes else agent_name
+        if factory.root(first_name) != factory.root(agent_name):
+            # Files that preprocess writes may contain absolute paths, so both sandboxes need the same root.
+            # They can have the same name, as the first is removed before the second opens.
+            first_name = agent_name
+
+        @asynccontextmanager
+        async def open_sandbox(name: str, image: str | None) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
+            network, forwards = factory.network_for(task), resources.services.targets
+            async with AsyncExitStack() as opened:
+                async with self._admission.opening:
+                    sandbox, driver = await opened.enter_async_context(
+                        factory.open(name, network, image=image, forwards=forwards)
+                    )
+                episode.mark_opened(sandbox.image_digest)
+                yield sandbox, driver
+
+        async with self._admission.set_ups:
             await anyio.to_thread.run_sync(episode.read_revision)
-            prepared = await set_up.run(sandbox, driver)
-            tool_session = await self._open_tool_session(sandbox, driver, prepared.servers)
+            prepared = await set_up.run(
+                stack, partial(open_sandbox, first_name), partial(open_sandbox, agent_name)
+            )
+            tool_session = await self._open_tool_session(prepared.sandbox, prepared.driver, prepared.servers)
         episode.mark_ready(tool_session)
         log.info(
             "episode ready",
             extra=fields(episode=episode.spec.label, seconds=round(time.time() - episode.started_at, 3)),
         )
-        return sandbox, driver, prepared.sealed
+        return prepared.sandbox, prepared.driver, prepared.sealed
 
     async def _open_tool_session(
         self, sandbox: Sandbox, driver: DriverClient, servers: Mapping[str, ServerInfo]

@@ -1,23 +1,32 @@
-"""Set-up of a task in an open sandbox, in Toolathlon's order (`utils/roles/task_agent.py`).
+"""Set-up of a task: opens the agent's sandbox and prepares it in Toolathlon's order.
 
-Copy the initial workspace, run preprocess, make the folders that some servers need, read the suite's tokens,
-remove what only grading needs (sealing), start the task's servers and list their tools.
+As in `utils/roles/task_agent.py`: copy the initial workspace, run preprocess, make the folders that some
+servers need, read the suite's tokens, remove what only grading needs (sealing), start the task's servers and
+list their tools.
+
+Preprocess normally has a sandbox of its own, of which the agent's gets the workspace and part of the task's
+folder. Where that sandbox has to become the agent's, since processes run in it that belong to the task, what
+preprocess changed elsewhere is removed or refused.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
+from typing import TypeAlias
 
+import anyio
 import anyio.to_thread
 
+from decathlon_mcp.archives.joining import append_archive
 from decathlon_mcp.archives.reading import top_level_names
-from decathlon_mcp.driver_client.driver import DriverClient, ServerInfo
+from decathlon_mcp.driver_client.driver import DriverClient, Moment, ServerInfo
 from decathlon_mcp.episodes.limits import EpisodeLimits
-from decathlon_mcp.errors import DriverError, SetUpError
+from decathlon_mcp.errors import BadRequestError, DriverError, LimitExceededError, SetUpError
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
@@ -27,18 +36,59 @@ OUTPUT_TAIL = 4000
 """Characters of a failed command's output that an error message quotes."""
 SEALED_LIMIT_BYTES = 1 << 32
 """Largest task folder that is kept for grading."""
+LINGER_SECONDS = 0.5
+"""Processes that preprocess leaves running may end by themselves; after this time they belong to the task."""
+MAX_LISTED = 10
+"""Paths that an error message names."""
+
+
+OpenSandbox: TypeAlias = Callable[[str | None], AbstractAsyncContextManager[tuple[Sandbox, DriverClient]]]
+"""Opens a sandbox of an image, by default the suite's, and connects to its driver."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedTask:
-    """The result of a set-up.
+    """The result of a set-up: the agent's sandbox.
 
     `servers`: what each of the task's servers reported when it started. `sealed`: tar of the task's folder as
     preprocess left it, None for a task without preprocess.
     """
 
+    sandbox: Sandbox
+    driver: DriverClient
     servers: Mapping[str, ServerInfo]
     sealed: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Preprocessed:
+    """What the first sandbox of a set-up has produced.
+
+    `values`: of the suite's tokens. `sealed`: see `PreparedTask`. `carried`: archive of the suite's files for
+    the agent's sandbox, None if the first sandbox is the agent's.
+    """
+
+    values: Mapping[str, str]
+    sealed: Path | None = None
+    carried: Path | None = None
+
+
+class _TimeLimit:
+    """A limit for all parts of a set-up together; opening and removing sandboxes is not counted."""
+
+    def __init__(self, task_id: str, seconds: float) -> None:
+        self._message = f"the set-up of {task_id} took longer than {seconds:g} s"
+        self._remaining_seconds = seconds
+
+    @contextmanager
+    def part(self) -> Generator[None]:
+        """Raises SetUpError when no time remains."""
+        started_at = anyio.current_time()
+        with anyio.move_on_after(self._remaining_seconds) as scope:
+            yield
+        self._remaining_seconds -= anyio.current_time() - started_at
+        if scope.cancelled_caught:
+            raise SetUpError(self._message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +97,7 @@ class SetUp:
 
     `common`: archive of the files that every sandbox of the suite needs. `scratch`: a folder of the server
     for temporary archives. `credentials`: archives that are unpacked over the suite's files, each with its
-    target folder.
+    target folder. `isolated`: whether a sandbox has file systems of its own.
     """
 
     suite: Suite
@@ -57,25 +107,69 @@ class SetUp:
     scratch: Path
     limits: EpisodeLimits
     credentials: Sequence[tuple[PurePosixPath, bytes]] = ()
+    isolated: bool = True
 
-    async def run(self, sandbox: Sandbox, driver: DriverClient) -> PreparedTask:
-        """Run all steps. Raises SetUpError with the output of the step that failed."""
+    async def run(
+        self, stack: AsyncExitStack, open_first: OpenSandbox, open_second: OpenSandbox
+    ) -> PreparedTask:
+        """Open the agent's sandbox on `stack` and set it up.
+
+        A preprocess script may leave answers anywhere, so it normally runs in a first sandbox, which is
+        removed before `open_second` opens the agent's. Both must have the same root. Raises SetUpError with
+        the output of the step that failed.
+        """
+        limit = _TimeLimit(self.task.id, self.limits.set_up_seconds)
+        async with AsyncExitStack() as first:
+            sandbox, driver = await first.enter_async_context(open_first(None))
+            image = sandbox.image_digest
+            with limit.part():
+                done = await self._prepare(sandbox, driver)
+            if done.carried is None:
+                await stack.enter_async_context(first.pop_all())
+        if done.carried is not None:
+            sandbox, driver = await stack.enter_async_context(open_second(image))
+            with limit.part():
+                await self._fill(sandbox, driver, done.carried)
+                await self._seal(sandbox, driver, done.values)
+        with limit.part():
+            servers = await self._start_servers(sandbox, driver, done.values)
+        return PreparedTask(sandbox, driver, servers, done.sealed)
+
+    async def _prepare(self, sandbox: Sandbox, driver: DriverClient) -> _Preprocessed:
+        """Set up the first sandbox, run preprocess in it, and decide whether the agent gets it."""
         # The order matters. Preprocess may write into the task's groundtruth and its token file, a token
         # file may read the groundtruth, and no process that the agent can influence may start before the
         # answers are gone.
-        with anyio.move_on_after(self.limits.set_up_seconds):
-            await self._unpack(sandbox, driver)
-            sealed = None
-            if self.task.has_preprocess:
-                await self._preprocess(sandbox, driver)
+        archive = self.scratch / "task.tar"
+        await anyio.to_thread.run_sync(self._pack, archive)
+        await self._fill(sandbox, driver, archive, self._initial_workspace_steps(sandbox))
+        if not self.task.has_preprocess:
             values = await self._read_values(sandbox, driver)
-            if self.task.has_preprocess:
-                sealed = self.scratch / "sealed.tar"
-                await sandbox.get(sandbox.root / self.task.folder, sealed, SEALED_LIMIT_BYTES)
-            made = await anyio.to_thread.run_sync(top_level_names, sealed) if sealed else frozenset[str]()
-            await self._seal(sandbox, driver, values, made)
-            return PreparedTask(await self._start_servers(sandbox, driver, values), sealed)
-        raise SetUpError(f"the set-up of {self.task.id} took longer than {self.limits.set_up_seconds:g} s")
+            await self._seal(sandbox, driver, values)
+            return _Preprocessed(values)
+        may_stay = self._keeps_processes or not self.has_two_sandboxes
+        before = await driver.snapshot() if may_stay else None
+        left_running = await self._preprocess(sandbox, driver)
+        values = await self._read_values(sandbox, driver)
+        stays = left_running > 0 or not self.has_two_sandboxes
+        if stays:
+            assert before is not None, "processes are left running only if they may be"
+            # Before `get`: Docker's engine sets the owner of /etc/hostname again for every archive.
+            await self._clean(sandbox, driver, before)
+        sealed = self.scratch / "sealed.tar"
+        await sandbox.get(sandbox.root / self.task.folder, sealed, SEALED_LIMIT_BYTES)
+        if not stays:
+            return _Preprocessed(values, sealed, await self._carry(sandbox, values, sealed))
+        created = await anyio.to_thread.run_sync(top_level_names, sealed)
+        await self._seal(sandbox, driver, values, created)
+        return _Preprocessed(values, sealed)
+
+    @property
+    def has_two_sandboxes(self) -> bool:
+        """Whether preprocess gets a sandbox of its own, unless it leaves processes running."""
+        # Where an evaluator inspects the agent's sandbox, it may look for what preprocess did to it.
+        way = self.task.preprocess_sandbox
+        return self.task.has_preprocess and (way == "own" or (way == "auto" and not self.task.in_place))
 
     @property
     def _needs_answers(self) -> bool:
@@ -84,29 +178,63 @@ class SetUp:
             self.task.has_token_file and bool(self.suite.token_names(self.task))
         )
 
-    async def _unpack(self, sandbox: Sandbox, driver: DriverClient) -> None:
-        profile, archive = self.suite.profile, self.scratch / "task.tar"
-        await anyio.to_thread.run_sync(self._pack, archive)
+    @property
+    def _keeps_processes(self) -> bool:
+        return self.task.leaves_running and self.task.preprocess_sandbox != "own"
+
+    async def _fill(
+        self, sandbox: Sandbox, driver: DriverClient, archive: Path, steps: Sequence[JsonObject] = ()
+    ) -> None:
+        """Unpack the suite's files and the credentials, and make the workspace and the servers' folders.
+
+        `steps`: of `arrange`, after the workspace has been made.
+        """
+        profile = self.suite.profile
         if profile.purged:
             await driver.arrange(*({"remove": str(sandbox.root / path)} for path in profile.purged))
         await sandbox.put(sandbox.root, archive)
-        archive.unlink()
+        await anyio.Path(archive).unlink()
         for folder, credentials in self.credentials:
             await sandbox.put(sandbox.root / folder, credentials)
         workspace = str(sandbox.root / profile.workspace)
-        steps: list[JsonObject] = [{"make": workspace}]
-        if self.task.files.initial_workspace:
-            initial = sandbox.root / self.task.folder / self.task.files.initial_workspace
-            steps.append({"copy": str(initial), "to": workspace})
-        steps += [{"make": f"{workspace}/{folder}"} for folder in self.suite.server_folders(self.task)]
-        await driver.arrange(*steps)
+        folders = [f"{workspace}/{folder}" for folder in self.suite.server_folders(self.task)]
+        await driver.arrange({"make": workspace}, *steps, *({"make": folder} for folder in folders))
+
+    def _initial_workspace_steps(self, sandbox: Sandbox) -> list[JsonObject]:
+        if not self.task.files.initial_workspace:
+            return []
+        initial = sandbox.root / self.task.folder / self.task.files.initial_workspace
+        return [{"copy": str(initial), "to": str(sandbox.root / self.suite.profile.workspace)}]
 
     def _pack(self, archive: Path) -> None:
         # One archive and not two: each `put` into a container takes about 40 ms.
         shutil.copyfile(self.common, archive)
         self.suite.task_archive(self.task, archive, sealed=self._needs_answers)
 
-    async def _preprocess(self, sandbox: Sandbox, driver: DriverClient) -> None:
+    async def _carry(self, sandbox: Sandbox, values: Mapping[str, str], sealed: Path) -> Path:
+        """Pack the suite's files with the workspace and the task's folder as the agent may see them."""
+        workspace, archive = self.scratch / "workspace.tar", self.scratch / "agent.tar"
+        folder = sandbox.root / self.suite.profile.workspace
+
+        def pack() -> None:
+            shutil.copyfile(self.common, archive)
+            names = top_level_names(sealed)
+            names -= {*self.suite.names_to_seal(self.task, root=sandbox.root, values=values, created=names)}
+            append_archive(archive, workspace, self.suite.profile.workspace)
+            append_archive(archive, sealed, self.task.folder, names)
+            workspace.unlink()
+
+        try:
+            await sandbox.get(folder, workspace, self.limits.workspace_bytes)
+            await anyio.to_thread.run_sync(pack)
+        except (BadRequestError, LimitExceededError) as error:
+            raise SetUpError(
+                f"what preprocess left cannot be copied to the agent's sandbox: {error.message}"
+            ) from None
+        return archive
+
+    async def _preprocess(self, sandbox: Sandbox, driver: DriverClient) -> int:
+        """Run preprocess; returns the number of processes that it leaves running."""
         profile, seconds = self.suite.profile, self.limits.preprocess_seconds
         module = ".".join((*self.task.folder.parts, str(self.task.files.preprocess)))
         result = await driver.run(
@@ -121,7 +249,8 @@ class SetUp:
             cwd=str(sandbox.root),
             env=dict(profile.environment),
             timeout_seconds=seconds,
-            leave=self.task.leaves_running,
+            leave=self._keeps_processes,
+            linger_seconds=LINGER_SECONDS if self.has_two_sandboxes else 0.0,
         )
         if result.timed_out:
             raise SetUpError(f"preprocess took longer than {seconds:g} s")
@@ -129,17 +258,22 @@ class SetUp:
             output = (result.stderr.strip() or result.stdout.strip())[-OUTPUT_TAIL:]
             status = f"exit code {result.exit_code}" if result.signal is None else f"signal {result.signal}"
             raise SetUpError(f"preprocess failed ({status}): {output}")
+        return result.background
 
     async def _seal(
-        self, sandbox: Sandbox, driver: DriverClient, values: Mapping[str, str], made: Collection[str]
+        self,
+        sandbox: Sandbox,
+        driver: DriverClient,
+        values: Mapping[str, str],
+        created: Collection[str] = (),
     ) -> None:
         """Remove what no server of the task needs, then check that no answer is left.
 
-        What no server needs includes the suite's credentials for other tasks' servers. `made`: names in the
-        task's folder after preprocess, drafts and caches among them.
+        What no server needs includes the suite's credentials for other tasks' servers. `created`: names in
+        the task's folder after preprocess, drafts and caches among them.
         """
         folder = sandbox.root / self.task.folder
-        unneeded = self.suite.names_to_seal(self.task, root=sandbox.root, values=values, created=made)
+        unneeded = self.suite.names_to_seal(self.task, root=sandbox.root, values=values, created=created)
         try:
             await driver.arrange(
                 *({"remove": str(folder / name)} for name in unneeded),
@@ -148,6 +282,29 @@ class SetUp:
             )
         except DriverError as error:
             raise SetUpError(f"the answers could not be sealed: {error.message}") from None
+
+    async def _clean(self, sandbox: Sandbox, driver: DriverClient, before: Moment) -> None:
+        """Remove or refuse what preprocess changed outside of the workspace and the task's folder."""
+        profile = self.suite.profile
+        # The sealing takes care of the task's folder and of the credentials, in which preprocess may renew
+        # tokens.
+        excepted = [profile.workspace, self.task.folder, *profile.secrets]
+        try:
+            left = await driver.clean(
+                before,
+                # Without isolation the other file systems are the machine's own.
+                under=None if self.isolated else [str(sandbox.root)],
+                excepted=[str(sandbox.root / path) for path in excepted],
+            )
+        except DriverError as error:
+            raise SetUpError(f"what preprocess left could not be removed: {error.message}") from None
+        if left.count:
+            more = left.count - len(left.paths[:MAX_LISTED])
+            listed = ", ".join(left.paths[:MAX_LISTED]) + (f" and {more} more" if more else "")
+            raise SetUpError(
+                f"preprocess left changes that the agent could read: {listed}. It may only change the "
+                "workspace and its task's folder"
+            )
 
     def _credential_steps(self, root: PurePosixPath, values: Mapping[str, str]) -> list[JsonObject]:
         """The `arrange` steps that remove credentials no server of the task needs, and their bytecode."""

@@ -83,6 +83,8 @@ def _task(
         in_place=bool(settings.in_place),
         spared=settings.spared or (),
         leaves_running=profile.leaves_running if settings.leaves_running is None else settings.leaves_running,
+        preprocess_sandbox=settings.preprocess_sandbox or profile.preprocess_sandbox,
+        kept=settings.kept,
         grader_network=needs.network if settings.grader_network is None else settings.grader_network,
         deadlines=settings.deadlines,
         max_turns=folder.config.max_turns,

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeVar, cast
 from pydantic import AfterValidator, BeforeValidator
 
 from decathlon_mcp.suites.documents import read_yaml
-from decathlon_mcp.types import JsonObject, Names
+from decathlon_mcp.types import JsonObject, Names, PreprocessSandbox
 
 T = TypeVar("T")
 
@@ -80,6 +80,7 @@ class SuiteProfile:
     preprocess_must_succeed: bool = True
     leaves_running: bool = False
     """Whether processes that a preprocess started keep running while the agent plays."""
+    preprocess_sandbox: PreprocessSandbox = "auto"
     servers_inherit: Literal["minimal", "all"] = "minimal"
     environment: Pairs[str] = field(default=(), repr=False)
     """Environment variables of preprocess, evaluation and MCP servers."""

@@ -142,12 +142,12 @@ class Suite:
     ) -> tuple[str, ...]:
         """The entries of the task's folder to remove before an agent can reach it.
 
-        These are all entries, those of the checkout and those `created` by preprocess, except for the
-        profile's `kept` and for entries that one of the token `values` points to. The profile's `sealed` are
-        always among them.
+        These are all entries, those of the checkout and those `created` by preprocess, except for `kept` of
+        the profile and of the task, and entries that one of the token `values` points to. The profile's
+        `sealed` are always among them.
         """
         folder = root / task.folder
-        needed = set(self.profile.kept)
+        needed = {*self.profile.kept, *task.kept}
         for value in values.values():
             place = PurePosixPath(value) if value.startswith("/") else root / value
             if place.is_relative_to(folder) and place != folder:

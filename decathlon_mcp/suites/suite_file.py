@@ -46,7 +46,7 @@ from pydantic import (
 
 from decathlon_mcp.suites.documents import file_error, read_yaml, validate
 from decathlon_mcp.suites.profile import SuiteProfile, detect_profile, merge, packaged_profiles
-from decathlon_mcp.types import JsonObject
+from decathlon_mcp.types import JsonObject, PreprocessSandbox
 
 FILE = "suite.yaml"
 
@@ -185,6 +185,8 @@ class TaskSettings(Model):
     running meanwhile. `network`, `grader_network`: whether the agent's and the grader's sandbox have one.
     `credentials`, `services`: what it needs besides what its servers need; `services` replaces theirs.
     `leaves_running`: processes that its preprocess started keep running while the agent plays.
+    `preprocess_sandbox`: where its preprocess runs. `kept`: entries of its folder that are not removed,
+    besides the profile's.
     """
 
     in_place: bool | None = None
@@ -194,6 +196,8 @@ class TaskSettings(Model):
     credentials: Strings | None = None
     services: Strings | None = None
     leaves_running: bool | None = None
+    preprocess_sandbox: PreprocessSandbox | None = None
+    kept: Strings = ()
     deadlines: Deadlines = Deadlines()
 
 

@@ -16,7 +16,7 @@ from decathlon_mcp.suites.documents import file_error, read_json, validate
 from decathlon_mcp.suites.prompts import language_suffix
 from decathlon_mcp.suites.suite_file import Deadlines
 from decathlon_mcp.suites.tool_names import CLAIM
-from decathlon_mcp.types import JsonObject, Language
+from decathlon_mcp.types import JsonObject, Language, PreprocessSandbox
 
 log = logging.getLogger("decathlon.suites")
 
@@ -72,6 +72,9 @@ class Task:
     """Command lines (patterns) of processes that keep running while it is graded in place."""
     leaves_running: bool = False
     """Whether processes that its preprocess started keep running while the agent plays."""
+    preprocess_sandbox: PreprocessSandbox = "auto"
+    kept: tuple[str, ...] = ()
+    """Entries of its folder that are not removed, besides the profile's `kept`."""
     grader_network: bool = False
     deadlines: Deadlines = field(default_factory=Deadlines)
     max_turns: int | None = None

@@ -110,6 +110,8 @@ class Driver:
         self._methods = {
             wire.ARRANGE: self._arrange,
             wire.RUN: self._run,
+            wire.SNAPSHOT: self._snapshot,
+            wire.CLEAN: self._clean,
             wire.START: self._start,
             wire.CALL: self._call,
             wire.FREEZE: self._freeze,
@@ -254,6 +256,16 @@ class Driver:
         from decathlon_sandbox.runs import Run
 
         Run(self._loop, self._supervisor, request, params)
+
+    def _snapshot(self, request: Request, params: Params) -> None:
+        from decathlon_sandbox.changes import snapshot
+
+        snapshot(request)
+
+    def _clean(self, request: Request, params: Params) -> None:
+        from decathlon_sandbox.changes import clean
+
+        clean(self._loop, request, params)
 
     def _start(self, request: Request, params: Params) -> None:
         self._servers.start(request, params)

@@ -33,6 +33,8 @@ class Run:
         timeout_seconds = params.number("timeout_seconds")
         self._with_channel = params.boolean("channel")
         self._keep_background = params.boolean("leave")
+        self._linger_seconds = params.optional_number("linger_seconds") or 0.0
+        self._background_count = 0
         self._started_at = time.monotonic()
         self._child = self._spawn(params)
         self._stdout, self._stderr = TailBuffer(output_bytes), TailBuffer(output_bytes)
@@ -70,13 +72,16 @@ class Run:
         self._deadline.cancel()
         self._seconds = time.monotonic() - self._started_at
         if self._keep_background and not (self._timed_out or self._cancelled):
-            self._supervisor.keep_background(self._child)
-            # The readers stay open: a background process that writes to a closed pipe would be killed.
-            for reader in self._readers:
-                reader.read_available()
-            self._respond()
+            self._supervisor.keep_background(self._child, self._linger_seconds, self._on_background_counted)
         else:
             self._supervisor.kill_tree(self._child, self._on_tree_killed)
+
+    def _on_background_counted(self, count: int) -> None:
+        self._background_count = count
+        # The readers stay open: a background process that writes to a closed pipe would be killed.
+        for reader in self._readers:
+            reader.read_available()
+        self._respond()
 
     def _on_tree_killed(self) -> None:
         for reader in self._readers:
@@ -98,5 +103,6 @@ class Run:
                 "truncated": self._stdout.truncated or self._stderr.truncated or self._channel.truncated,
                 "channel": self._channel.text() if self._with_channel else None,
                 "seconds": round(self._seconds, 6),
+                "background": self._background_count,
             }
         )

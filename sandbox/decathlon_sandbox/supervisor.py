@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MINIMAL_VARIABLES = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
 KILL_SECONDS = 5.0
 KILL_INTERVAL_SECONDS = 0.002
+LINGER_INTERVAL_SECONDS = 0.02
 EXECVE_SECONDS = 0.1
 """How long processes are looked at again that are executing a program and so have no environment yet."""
 # linux/sched.h
@@ -162,12 +163,25 @@ class ProcessSupervisor:
         )
         return (tree | marked_processes(candidates, {child.mark})) - kept
 
-    def keep_background(self, child: Child) -> None:
-        """Keep the processes that `child`, which has exited, left running (`leave` of `run`)."""
-        tree = self.process_tree(child)
-        if tree:
-            self._background |= tree
-            self._background_marks.add(child.mark)
+    def keep_background(self, child: Child, linger_seconds: float, on_done: Callable[[int], object]) -> None:
+        """Keep the processes that `child`, which has exited, left running (`leave` of `run`).
+
+        `on_done` receives their number: at once if it is 0, otherwise when they have ended by themselves or
+        after `linger_seconds`.
+        """
+        deadline = time.monotonic() + linger_seconds
+
+        def count() -> None:
+            tree = self.process_tree(child)
+            if tree and time.monotonic() < deadline:
+                self._loop.call_later(LINGER_INTERVAL_SECONDS, count)
+                return
+            if tree:
+                self._background |= tree
+                self._background_marks.add(child.mark)
+            on_done(len(tree))
+
+        count()
 
     def exempt_matching(self, patterns: Sequence[str]) -> None:
         """Exempt the running processes whose command line matches a pattern from being killed."""

@@ -26,16 +26,30 @@ Requests: params -> result
                                              fails if anything under DIR (links are not followed) has one of
                                              these names, or is at one of these absolute paths
 `run`       {"argv": [STR...], "cwd": DIR, "env": {STR: STR}, "inherit": "all" | "minimal",
-             "timeout_seconds": NUM, "output_bytes": INT, "channel": BOOL, "leave": BOOL?}
+             "timeout_seconds": NUM, "output_bytes": INT, "channel": BOOL, "leave": BOOL?,
+             "linger_seconds": NUM?}
             -> {"exit_code": INT | null, "signal": INT | null, "timed_out": BOOL, "stdout": STR,
-                "stderr": STR, "truncated": BOOL, "channel": STR | null, "seconds": NUM}
+                "stderr": STR, "truncated": BOOL, "channel": STR | null, "seconds": NUM, "background": INT}
             Runs a command in its own session, with empty stdin. When it exits or times out, its whole process
             tree is killed, daemons included. The last `output_bytes` (at most 4 MiB) of stdout and of stderr
             are returned, as UTF-8 with invalid bytes replaced. With `channel`, the environment variable
             CHANNEL_VARIABLE holds the number of an open pipe; `channel` is what the command wrote to it (the
             first MiB). `truncated`: any of the three had more. A program that does not exist is an error
             (code SPAWN). With `leave`, processes that the command started in the background and that still
-            run when it exits are kept until `freeze` or until the driver exits.
+            run when it exits are kept until `freeze` or until the driver exits. `background` is their number,
+            counted after up to `linger_seconds` (default 0) in which they may end by themselves.
+`snapshot`  {} -> {"since": SINCE}
+            SINCE: {"moment_ns": INT, "offset_ns": INT}, a moment for `clean`.
+`clean`     {"since": SINCE, "under": [DIR...] | null, "except": [PATH...]}
+            -> {"removed": INT, "paths": [STR...], "count": INT}
+            Finds what was created or changed since the snapshot, by the time of its inode: on every writable
+            mount and among System V's IPC objects or, with `under`, below these folders only. Links are not
+            followed. Nothing at or below the paths of `except` counts. Changed entries of scratch folders
+            (TMPDIR and, without `under`, /tmp, /var/tmp, /dev/shm, /dev/mqueue, /run, /var/cache, /var/log,
+            ~/.cache, ~/.npm), changed bytecode of Python and empty files named `.lock` are removed; `removed`
+            is the number of files. All other changed files, links, empty folders and bound sockets stay:
+            `count` is their number, `paths` the first 100. Other changed folders get the present time. Fails
+            with FILES if the clock was set back meanwhile.
 `start`     {"servers": [SERVER...], "deadline_seconds": NUM} -> {"servers": {NAME: INFO}}
             Starts the task's MCP servers concurrently, initializes them and lists their tools (all pages).
             SERVER: {"name": STR, "type": "stdio", "command": STR, "args": [STR...], "env": {STR: STR},
@@ -134,6 +148,8 @@ CHUNK_BYTES = 48 * 1024
 # methods
 ARRANGE = "arrange"
 RUN = "run"
+SNAPSHOT = "snapshot"
+CLEAN = "clean"
 START = "start"
 CALL = "call"
 FREEZE = "freeze"

@@ -43,6 +43,7 @@ async def test_run_returns_exit_code_and_output(peer: DriverPeer, tmp_path: Path
         "stderr": "oops\n",
         "truncated": False,
         "channel": None,
+        "background": 0,
     }
 
 

@@ -453,12 +453,13 @@ async def test_the_idle_lease_ends_a_scored_episode_as_scored(tmp_path: Path) ->
         assert episode.state.ending is Ending.SCORED
 
 
-async def test_an_episode_closed_at_any_moment_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", ["find-answer", "made-answer"])
+async def test_an_episode_closed_at_any_moment_leaves_nothing(tmp_path: Path, task: str) -> None:
     """Each round closes the episode a few steps later, until one is closed only after it was scored."""
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))
     async with running_registry(tmp_path, provider) as registry:
         for step in range(400):
-            episode = registry.start("find-answer", PLAYER)
+            episode = registry.start(task, PLAYER)
             scored = False
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(episode.evaluate)
@@ -475,14 +476,16 @@ async def test_an_episode_closed_at_any_moment_leaves_nothing(tmp_path: Path) ->
     pytest.fail("no episode was ever scored")
 
 
-def new_episode(registry: EpisodeRegistry, factory: SandboxFactory, folder: Path, number: int) -> Episode:
+def new_episode(
+    registry: EpisodeRegistry, factory: SandboxFactory, folder: Path, number: int, task_name: str
+) -> Episode:
     """An episode that no runner owns yet."""
-    task = factory.suite.tasks["find-answer"]
+    task = factory.suite.tasks[task_name]
     spec = EpisodeSpec(
         id=f"{number:048x}"[::-1],
         agent_id=f"{number:048x}",
         task=task,
-        task_name="find-answer",
+        task_name=task_name,
         owner=PLAYER,
         launch_time=datetime.now().astimezone(),
         policy="visible",
@@ -491,12 +494,13 @@ def new_episode(registry: EpisodeRegistry, factory: SandboxFactory, folder: Path
     return Episode(
         spec,
         sandbox_factory=factory,
-        ticket=registry.admission.reserve("find-answer"),
+        ticket=registry.admission.reserve(task_name),
         journal=Journal(folder / spec.id),
     )
 
 
-async def test_a_runner_cancelled_at_any_moment_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", ["find-answer", "made-answer"])
+async def test_a_runner_cancelled_at_any_moment_leaves_nothing(tmp_path: Path, task: str) -> None:
     """Each round cancels the runner some steps later, until one is cancelled only after the score."""
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))
     factory = sandbox_factory(tmp_path, provider)
@@ -506,7 +510,7 @@ async def test_a_runner_cancelled_at_any_moment_leaves_nothing(tmp_path: Path) -
     registry = create_registry(Catalogue([factory.suite]), {factory.suite.name: factory}, settings, scratch)
     async with provider:
         for step in range(400):
-            episode = new_episode(registry, factory, tmp_path / "journals", step)
+            episode = new_episode(registry, factory, tmp_path / "journals", step, task)
             runner = EpisodeRunner(
                 episode, admission=registry.admission, signer=registry.signer, scratch=scratch
             )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.state import Ending
-from decathlon_mcp.errors import SetUpError
+from decathlon_mcp.errors import ImageError, SetUpError
+from decathlon_mcp.sandboxes.base import SandboxSpec
 from tests.episodes.environment import TOOLS, ended, running_registry, suite_with
 from tests.fakes.driver import FakeRun, Faults, RunReply
 from tests.fakes.provider import FakeProvider
@@ -93,27 +96,192 @@ async def test_a_set_up_that_never_finishes_is_ended_at_its_deadline(tmp_path: P
     assert error.message == "the set-up of find-answer took longer than 0.2 s"
 
 
-async def test_answers_that_are_left_fail_the_set_up(tmp_path: Path) -> None:
+async def test_preprocess_runs_in_a_sandbox_that_is_removed_before_the_agents_opens(tmp_path: Path) -> None:
+    provider = FakeProvider(tools=TOOLS, run=lambda request: 0)
+    open_at_preprocess: list[str] = []
+
     def run(request: FakeRun) -> int:
-        # Outside of the task's own folder, whose content is removed anyway.
-        request.tree.write(f"{request.cwd}/tasks/probe/groundtruth_workspace/answer.txt", "42")
-        return 0
-
-    error = await set_up_error(tmp_path, FakeProvider(tools=TOOLS, run=run), "made-answer")
-    assert error.message.startswith("the answers could not be sealed: ")
-
-
-async def test_what_preprocess_leaves_in_the_tasks_folder_is_removed_too(tmp_path: Path) -> None:
-    def run(request: FakeRun) -> int:
-        request.tree.write(f"{request.cwd}/tasks/probe/made-answer/draft.txt", "42")
+        open_at_preprocess.extend(provider.machine.sandboxes)
         return 0
 
     provider = FakeProvider(tools=TOOLS, run=run)
     async with running_registry(tmp_path, provider) as registry:
         episode = registry.start("made-answer", PLAYER)
         await episode.ready()
+        label = episode.spec.label
+        assert open_at_preprocess == [f"{label}-preprocess"]
+        assert list(provider.machine.sandboxes) == [f"{label}-agent"]
+        assert [sandbox.spec.image for sandbox in provider.opened] == ["fake", "sha256:fake"]
+
+
+ELSEWHERE = (
+    "/tmp/answer",
+    "/var/tmp/answer",
+    "/dev/shm/answer",
+    "/root/answer",
+    "/opt/answer",
+    "/workspace/utils/answer",
+    "/workspace/configs/answer",
+    "/workspace/answer",
+    "/workspace/tasks/answer",
+    "/workspace/tasks/probe/made-answer/draft",
+    "/workspace/tasks/probe/made-answer/groundtruth_workspace/answer",
+)
+
+
+def leaves_answers(*paths: str, background: int = 0) -> Callable[[FakeRun], RunReply]:
+    """A `run` in which preprocess writes to the workspace, and the answer to these paths."""
+
+    def run(request: FakeRun) -> RunReply:
+        if "--agent_workspace" not in request.argv or "preprocess" not in str(request.argv):
+            return RunReply()
+        workspace = request.argv[request.argv.index("--agent_workspace") + 1]
+        request.tree.write(f"{workspace}/deep/input.txt", "six times seven", mode=0o750)
+        for path in paths:
+            request.tree.write(path.replace("/workspace", request.cwd), "42")
+        return RunReply(background=background)
+
+    return run
+
+
+async def test_only_the_workspace_of_preprocess_reaches_the_agents_sandbox(tmp_path: Path) -> None:
+    provider = FakeProvider(tools=TOOLS, run=leaves_answers(*ELSEWHERE))
+    async with running_registry(tmp_path, provider) as registry:
+        episode = registry.start("made-answer", PLAYER)
+        await episode.ready()
+        _, agent = provider.opened
+        workspace = agent.root / episode.sandbox_factory.suite.profile.workspace
+        assert agent.tree.text(workspace / "deep/input.txt") == "six times seven"
+        assert [path for path in agent.tree.below("/") if "answer" in path.name or "draft" in path.name] == [
+            agent.root / episode.spec.task.folder
+        ]
+
+
+async def test_kept_entries_of_the_tasks_folder_reach_the_agents_sandbox(tmp_path: Path) -> None:
+    folder = "/workspace/tasks/probe/made-answer"
+    suite = suite_with(tmp_path, tasks={"made-answer": {"kept": ["pages", "evaluation"]}})
+    run = leaves_answers(f"{folder}/pages/index.html", f"{folder}/draft", f"{folder}/evaluation/new.py")
+    provider = FakeProvider(tools=TOOLS, run=run)
+    async with running_registry(tmp_path, provider, suite=suite) as registry:
+        episode = registry.start("made-answer", PLAYER)
+        await episode.ready()
+        _, agent = provider.opened
+        place = agent.root / episode.spec.task.folder
+        assert [str(path.relative_to(place)) for path in agent.tree.below(place)] == [
+            ".",
+            "pages",
+            "pages/index.html",
+        ]
+
+
+async def test_the_grader_gets_the_tasks_folder_as_preprocess_left_it(tmp_path: Path) -> None:
+    answer = "/workspace/tasks/probe/made-answer/groundtruth_workspace/answer"
+    provider = FakeProvider(tools=TOOLS, run=leaves_answers(answer))
+    async with running_registry(tmp_path, provider) as registry:
+        verdict = await registry.start("made-answer", PLAYER).evaluate()
+        assert verdict.reward == 1.0
+        _, _, grader = provider.opened
+        assert grader.tree.text(answer.replace("/workspace", str(grader.root))) == "42"
+
+
+async def test_a_preprocess_that_leaves_processes_running_keeps_its_sandbox(tmp_path: Path) -> None:
+    suite = suite_with(tmp_path, tasks={"made-answer": {"leaves_running": True}})
+    provider = FakeProvider(tools=TOOLS, run=leaves_answers("/tmp/answer", background=1))
+    async with running_registry(tmp_path, provider, suite=suite) as registry:
+        episode = registry.start("made-answer", PLAYER)
+        await episode.ready()
+        (sandbox,) = provider.opened
+        workspace = sandbox.root / episode.sandbox_factory.suite.profile.workspace
+        assert sandbox.tree.text(workspace / "deep/input.txt") == "six times seven"
+        assert "/tmp/answer" not in sandbox.tree
+
+
+@pytest.mark.parametrize("settings", [{"in_place": True}, {"preprocess_sandbox": "snapshot"}], ids=str)
+async def test_preprocess_can_run_in_the_agents_sandbox(tmp_path: Path, settings: dict[str, Any]) -> None:
+    suite = suite_with(tmp_path, tasks={"made-answer": settings})
+    provider = FakeProvider(tools=TOOLS, run=leaves_answers("/tmp/answer"))
+    async with running_registry(tmp_path, provider, suite=suite) as registry:
+        episode = registry.start("made-answer", PLAYER)
+        await episode.ready()
+        (sandbox,) = provider.opened
+        assert sandbox.spec.name == f"{episode.spec.label}-agent"
+        assert "/tmp/answer" not in sandbox.tree
+
+
+async def test_processes_end_with_an_own_sandbox_if_the_task_says_so(tmp_path: Path) -> None:
+    settings = {"leaves_running": True, "preprocess_sandbox": "own"}
+    suite = suite_with(tmp_path, tasks={"made-answer": settings})
+    provider = FakeProvider(tools=TOOLS, run=leaves_answers("/opt/answer", background=1))
+    async with running_registry(tmp_path, provider, suite=suite) as registry:
+        await registry.start("made-answer", PLAYER).ready()
+        assert len(provider.opened) == 2
+
+
+async def test_changes_that_cannot_be_explained_fail_the_set_up_and_are_named(tmp_path: Path) -> None:
+    suite = suite_with(tmp_path, tasks={"made-answer": {"leaves_running": True}})
+    files = [f"/opt/answer-{number:02}" for number in range(11)]
+    provider = FakeProvider(tools=TOOLS, run=leaves_answers(*files, background=1))
+    error = await set_up_error(tmp_path, provider, "made-answer", suite=suite)
+    # The folder /opt is new as well.
+    assert error.message == (
+        f"preprocess left changes that the agent could read: /opt, {', '.join(files[:9])} and 2 more. "
+        "It may only change the workspace and its task's folder"
+    )
+
+
+async def test_answers_that_are_left_fail_the_set_up(tmp_path: Path) -> None:
+    # Outside of the task's own folder, whose content is removed anyway.
+    run = leaves_answers("/workspace/tasks/probe/groundtruth_workspace/answer.txt")
+    suite = suite_with(tmp_path, tasks={"made-answer": {"preprocess_sandbox": "snapshot"}})
+    error = await set_up_error(tmp_path, FakeProvider(tools=TOOLS, run=run), "made-answer", suite=suite)
+    assert error.message.startswith("the answers could not be sealed: ")
+
+
+async def test_what_preprocess_leaves_in_the_tasks_folder_is_removed_too(tmp_path: Path) -> None:
+    run = leaves_answers("/workspace/tasks/probe/made-answer/draft.txt")
+    suite = suite_with(tmp_path, tasks={"made-answer": {"preprocess_sandbox": "snapshot"}})
+    provider = FakeProvider(tools=TOOLS, run=run)
+    async with running_registry(tmp_path, provider, suite=suite) as registry:
+        episode = registry.start("made-answer", PLAYER)
+        await episode.ready()
         (sandbox,) = provider.opened
         assert sandbox.root / episode.spec.task.folder / "draft.txt" not in sandbox.tree
+
+
+async def test_a_workspace_over_the_limit_fails_the_set_up(tmp_path: Path) -> None:
+    def run(request: FakeRun) -> int:
+        request.tree.write(f"{request.argv[-3]}/big", b"x" * (2 << 20))
+        return 0
+
+    error = await set_up_error(tmp_path, FakeProvider(tools=TOOLS, run=run), "made-answer", workspace_mib=1)
+    assert error.message == (
+        "what preprocess left cannot be copied to the agent's sandbox: "
+        "the files in the sandbox exceed the limit of 1048576 bytes"
+    )
+
+
+async def test_a_second_sandbox_that_does_not_open_is_the_error_of_the_episode(tmp_path: Path) -> None:
+    def faults(spec: SandboxSpec) -> Faults:
+        return Faults(open_error=ImageError("image removed")) if "agent" in spec.name else Faults()
+
+    provider = FakeProvider(tools=TOOLS, faults=faults)
+    async with running_registry(tmp_path, provider) as registry:
+        with pytest.raises(ImageError, match="image removed"):
+            await registry.start("made-answer", PLAYER).ready()
+
+
+async def test_the_limit_of_a_set_up_counts_both_sandboxes(tmp_path: Path) -> None:
+    async def run(request: FakeRun) -> int:
+        await anyio.sleep(0.3)
+        return 0
+
+    def faults(spec: SandboxSpec) -> Faults:
+        return Faults(silent_on="start") if "agent" in spec.name else Faults(open_seconds=0.3)
+
+    provider = FakeProvider(tools=TOOLS, run=run, faults=faults)
+    with anyio.fail_after(5):
+        error = await set_up_error(tmp_path, provider, "made-answer", set_up_seconds=0.5)
+    assert error.message == "the set-up of made-answer took longer than 0.5 s"
 
 
 async def test_tokens_that_cannot_be_read_fail_the_set_up(tmp_path: Path) -> None:

@@ -121,6 +121,8 @@ class RunReply:
     stderr: str = ""
     channel: str | None = None
     timed_out: bool = False
+    background: int = 0
+    """Number of processes left running; only kept if the request says so."""
 
 
 Run = Callable[[FakeRun], "int | RunReply | Awaitable[int | RunReply]"]
@@ -226,6 +228,12 @@ class FakeDriver:
                 return self._arrange(params)
             case wire.RUN:
                 return await self._run_process(params)
+            case wire.SNAPSHOT:
+                self._tree.mark()
+                return {"since": {"moment_ns": 0, "offset_ns": 0}}
+            case wire.CLEAN:
+                paths = self._tree.clean(params["except"])
+                return {"removed": 0, "paths": paths[:100], "count": len(paths)}
             case wire.START:
                 return self._start(params)
             case wire.CALL:
@@ -262,6 +270,7 @@ class FakeDriver:
             "truncated": False,
             "channel": reply.channel,
             "seconds": 0.0,
+            "background": reply.background if params.get("leave") else 0,
         }
 
     def _start(self, params: Json) -> Json:

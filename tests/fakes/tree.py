@@ -37,6 +37,7 @@ class Tree:
 
     def __init__(self) -> None:
         self._nodes: dict[PurePosixPath, Node] = {PurePosixPath("/"): Folder()}
+        self._marked: dict[PurePosixPath, Node] = {}
 
     def __getitem__(self, path: PurePosixPath | str) -> Node:
         return self._nodes[PurePosixPath(path)]
@@ -124,6 +125,24 @@ class Tree:
                 return Member(name=name, kind=Kind.SYMLINK, mode=0o777, link=target), ()
             case File(data, mode):
                 return Member(name=name, kind=Kind.FILE, mode=mode, size=len(data)), (data,)
+
+    def mark(self) -> None:
+        """Remember the present state for `clean`."""
+        self._marked = dict(self._nodes)
+
+    def clean(self, exceptions: Iterable[str]) -> list[str]:
+        """Remove what changed in /tmp since `mark`; return the other changed paths."""
+        exempt = [PurePosixPath(path) for path in exceptions]
+        changed = [
+            path
+            for path in sorted(self._nodes)
+            if self._marked.get(path) is not self._nodes[path]
+            and not any(path.is_relative_to(exception) for exception in exempt)
+        ]
+        for path in changed:
+            if path.is_relative_to("/tmp") and path != PurePosixPath("/tmp"):
+                del self._nodes[path]
+        return [str(path) for path in changed if not path.is_relative_to("/tmp")]
 
     def arrange(self, step: dict[str, Any]) -> None:
         """Execute one step of an `arrange` request. Raises OSError if the driver would fail."""

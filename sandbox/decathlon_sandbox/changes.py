@@ -1,0 +1,267 @@
+"""`snapshot` and `clean`: find and remove what a command left on the sandbox's writable file systems.
+
+A snapshot is no listing but a moment. The kernel stamps every inode that is created or changed with the time
+of its clock (ctime), which no program can set, so that one walk afterwards finds all changes. Listing the
+files of a large image beforehand would take seconds in every opening, also where no `clean` follows.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+
+from decathlon_sandbox import wire
+from decathlon_sandbox.rpc import Params, RequestError, describe_error
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from decathlon_sandbox.event_loop import EventLoop
+    from decathlon_sandbox.rpc import Request
+
+SCRATCH = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run", "/var/cache", "/var/log")
+"""Folders whose changed content is removed: nothing in them is expected to last."""
+HOME_SCRATCH = (".cache", ".npm")
+"""More of them, in the home folder."""
+BYTECODE = "__pycache__"
+MAX_PATHS = 100
+"""Longest list of paths in a reply."""
+# linux/time.h: the clock that inodes are stamped with. The `time` module does not name it.
+_CLOCK_REALTIME_COARSE = 5
+_TICK_SECONDS = 0.001
+_CLOCK_STEP_NS = 1_000_000
+"""A clock that was set back by more than this since the snapshot is an error."""
+_KERNEL_FILE_SYSTEMS = frozenset(
+    {"autofs", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "fusectl", "proc", "pstore"}
+    | {"securityfs", "selinuxfs", "sysfs", "tracefs"}
+)
+_IPC_TABLES = {"shm": "shared memory segment", "msg": "message queue", "sem": "semaphore set"}
+
+
+def snapshot(request: Request) -> None:
+    """Reply with the present moment, later than every change so far and not later than any to come."""
+    before = _coarse_ns()
+    while (moment := _coarse_ns()) == before:
+        time.sleep(_TICK_SECONDS)
+    request.reply({"since": {"moment_ns": moment, "offset_ns": _offset_ns()}})
+
+
+def clean(loop: EventLoop, request: Request, params: Params) -> None:
+    """Remove and report changes without blocking the event loop."""
+    cleaning = Cleaning(params)
+    request.on_cancel = cleaning.cancel
+
+    def work() -> None:
+        try:
+            result = cleaning.run()
+        except RequestError as error:
+            failure = error
+        except (OSError, ValueError, RecursionError) as error:
+            failure = RequestError(wire.FILES, describe_error(error))
+        except Exception as error:  # noqa: BLE001  (the request must be answered in any case)
+            failure = RequestError(wire.INTERNAL, f"{type(error).__name__}: {error}")
+        else:
+            loop.call_soon_threadsafe(lambda: request.reply(result))
+            return
+        loop.call_soon_threadsafe(lambda: request.fail(failure))
+
+    threading.Thread(target=work, daemon=True).start()
+
+
+class Cleaning:
+    """One walk over the writable file systems, or over given folders."""
+
+    def __init__(self, params: Params) -> None:
+        since = Params(params.mapping("since"))
+        self._moment_ns = since.integer("moment_ns", maximum=1 << 63)
+        self._offset_ns = since.integer("offset_ns", minimum=-(1 << 63), maximum=1 << 63)
+        self._under = params.strings("under") if params.has("under") else None
+        self._excepted = {os.path.realpath(path) for path in params.strings("except")}
+        # Given folders can be on a machine that is no sandbox, where /tmp has other files too.
+        folders = _machine_scratch() if self._under is None else _own_scratch()
+        self._scratch = {os.path.realpath(path) for path in folders}
+        self._mount_points = {point for point, _ in _mounts()}
+        self._sockets = _listening_sockets()
+        self._cancelled = False
+        self._removed = 0
+        self._paths: list[str] = []
+        self._path_count = 0
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    def run(self) -> dict[str, Any]:
+        """Walk everything. Raises RequestError if changes cannot be recognized: the clock was set back."""
+        if _offset_ns() < self._offset_ns - _CLOCK_STEP_NS:
+            raise RequestError(wire.FILES, "the machine's clock was set back in the meantime")
+        if self._under is None:
+            for point, writable in _mounts():
+                if writable and point not in self._excepted:
+                    self._visit_root(point)
+            self._report_ipc()
+        else:
+            for folder in self._under:
+                self._visit_root(os.path.realpath(folder))
+        return {"removed": self._removed, "paths": self._paths, "count": self._path_count}
+
+    def _visit_root(self, path: str) -> None:
+        """Clean a mount point or a given folder, which itself stays."""
+        status = os.lstat(path)
+        if stat.S_ISDIR(status.st_mode):
+            self._clean_folder(path, self._is_scratch(path))
+            if self._has_changed(status):
+                self._reset_folder(path)
+        elif stat.S_ISREG(status.st_mode) and self._has_changed(status):
+            self._report(path)
+
+    def _is_scratch(self, path: str) -> bool:
+        return any(path == folder or path.startswith(folder + "/") for folder in self._scratch)
+
+    def _has_changed(self, status: os.stat_result) -> bool:
+        return status.st_ctime_ns >= self._moment_ns
+
+    def _clean_folder(self, folder: str, disposable: bool) -> bool:
+        """Remove and report changes below `folder`; return whether anything is still in it."""
+        disposable = disposable or folder in self._scratch
+        occupied = False
+        try:
+            entries = os.scandir(folder)
+        except (PermissionError, FileNotFoundError):
+            return True  # where this user may not look, it could not write either
+        with entries:
+            for entry in entries:
+                if self._cancelled:
+                    raise RequestError(wire.CANCELLED, "the cleaning was cancelled")
+                if entry.path in self._excepted or entry.path in self._mount_points:
+                    occupied = True
+                    continue
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                if stat.S_ISDIR(status.st_mode):
+                    occupied |= self._clean_subfolder(entry.path, status, disposable)
+                else:
+                    occupied |= self._clean_file(entry.path, status, disposable)
+        return occupied
+
+    def _clean_subfolder(self, path: str, status: os.stat_result, disposable: bool) -> bool:
+        # A folder that was there before is changed, too, when an entry is added or removed. If it is empty it
+        # could also be new, and its name could be an answer.
+        bytecode = os.path.basename(path) == BYTECODE
+        occupied = self._clean_folder(path, disposable)
+        if not self._has_changed(status) or path in self._scratch:
+            return True
+        if occupied:
+            self._reset_folder(path)
+            return True
+        if disposable or bytecode:
+            try:
+                os.rmdir(path)
+            except OSError:  # a living process has just put something there
+                return True
+            return False
+        self._report(path)
+        return True
+
+    def _reset_folder(self, path: str) -> None:
+        """Give a changed folder the present time, and report it if it has attributes of its own."""
+        try:
+            os.utime(path)
+            if any(name.startswith("user.") for name in os.listxattr(path, follow_symlinks=False)):
+                self._report(path)
+        except OSError:
+            pass  # not this user's folder, or a file system without attributes
+
+    def _clean_file(self, path: str, status: os.stat_result, disposable: bool) -> bool:
+        """Handle one file, link, socket or FIFO; return whether it is still there."""
+        if not self._has_changed(status) or stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
+            return True
+        in_use = stat.S_ISSOCK(status.st_mode) and path in self._sockets
+        if (disposable or _is_bytecode(path) or _is_lock(path, status)) and not in_use:
+            try:
+                os.unlink(path)
+            except FileNotFoundError:  # by a living process
+                return False
+            self._removed += 1
+            return False
+        self._report(path)
+        return True
+
+    def _report(self, path: str) -> None:
+        self._path_count += 1
+        if len(self._paths) < MAX_PATHS:
+            self._paths.append(os.fsencode(path).decode("utf-8", "backslashreplace"))
+
+    def _report_ipc(self) -> None:
+        """Report System V objects; a sandbox has none before its first command runs."""
+        for table, name in _IPC_TABLES.items():
+            for line in _lines(f"/proc/sysvipc/{table}")[1:]:
+                self._report(f"{name} {line.split()[1]}")
+
+
+def _is_bytecode(path: str) -> bool:
+    return path.endswith(".pyc") and os.path.basename(os.path.dirname(path)) == BYTECODE
+
+
+def _is_lock(path: str, status: os.stat_result) -> bool:
+    # `uv run` creates one in the environment that it uses.
+    return os.path.basename(path) == ".lock" and stat.S_ISREG(status.st_mode) and not status.st_size
+
+
+def _own_scratch() -> Iterator[str]:
+    if "TMPDIR" in os.environ:
+        yield os.environ["TMPDIR"]
+
+
+def _machine_scratch() -> Iterator[str]:
+    yield from _own_scratch()
+    yield from SCRATCH
+    home = os.path.expanduser("~")
+    for name in HOME_SCRATCH:
+        yield os.path.join(home, name)
+
+
+def _mounts() -> list[tuple[str, bool]]:
+    """Mount points, and whether files can be written there (proc(5), `mountinfo`)."""
+    mounts: list[tuple[str, bool]] = []
+    for line in _lines("/proc/self/mountinfo"):
+        fields, _, file_system = line.partition(" - ")
+        point, options = fields.split()[4:6]
+        kind, _, super_options = file_system.split()[:3]
+        read_only = "ro" in (*options.split(","), *super_options.split(","))
+        mounts.append((_unescape(point), not read_only and kind not in _KERNEL_FILE_SYSTEMS))
+    return mounts
+
+
+def _unescape(path: str) -> str:
+    """Replace the octal escapes for space, tab, newline and backslash."""
+    head, *parts = path.split("\\")
+    return head + "".join(chr(int(part[:3], 8)) + part[3:] for part in parts)
+
+
+def _listening_sockets() -> set[str]:
+    """Paths of the Unix sockets that a process has bound."""
+    fields = (line.split(None, 7) for line in _lines("/proc/net/unix")[1:])
+    return {field[7] for field in fields if len(field) == 8}
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read().splitlines()
+    except OSError:
+        return []
+
+
+def _coarse_ns() -> int:
+    return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
+
+
+def _offset_ns() -> int:
+    """How far the wall clock is ahead of the monotonic one. Only setting the clock changes it."""
+    return time.clock_gettime_ns(time.CLOCK_REALTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)

@@ -1,0 +1,131 @@
+"""Answers that a preprocess script leaves outside of the workspace: none reaches the agent."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import pytest
+
+from decathlon_mcp.episodes.access import Principal
+from decathlon_mcp.errors import SetUpError
+from tests.cheats.agent import SOLUTIONS, Agent, CheatServer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.docker]
+
+FEWEST = {"scratch": 27, "others": 35}
+"""Numbers of ways in which preprocess can leave an answer, in scratch folders and elsewhere, in any image."""
+SEARCH = """
+import ctypes, os, sys
+answer = "".join(HALVES)
+found = []
+
+def look(path, name):
+    status = os.lstat(path)
+    texts = [os.fsencode(name)]
+    times = {int(status.st_mtime), int(status.st_atime)}
+    if times & {int(answer[:8], 16), int(answer[8:16], 16)}:
+        found.append(f"time of {path}")
+    if os.path.islink(path):
+        texts.append(os.fsencode(os.readlink(path)))
+    elif os.path.isfile(path) and status.st_size < 1 << 24:
+        with open(path, "rb") as file:
+            texts.append(file.read())
+    for attribute in os.listxattr(path, follow_symlinks=False):
+        texts.append(os.getxattr(path, attribute, follow_symlinks=False))
+    if any(part.encode() in text for text in texts for part in (answer, answer[:40])):
+        found.append(path)
+
+for folder, folders, names in os.walk("/"):
+    if folder == "/":
+        folders.remove("proc")
+    for name in (*folders, *names):
+        try:
+            look(os.path.join(folder, name), name)
+        except OSError:
+            pass
+for table in ("shm", "msg", "sem"):
+    with open(f"/proc/sysvipc/{table}") as file:
+        found += file.read().splitlines()[1:]
+with open("/proc/net/unix") as file:
+    found += [line for line in file if answer in line]
+libc = ctypes.CDLL(None)
+if libc.syscall(250, 10, -4, b"user", b"notes", 0) > 0:  # keyctl(KEYCTL_SEARCH) on x86-64
+    found.append("key")
+print("\\n".join(found), end="")
+"""
+
+
+async def search(agent: Agent) -> str:
+    """Search all files, IPC objects, sockets and processes for the answer; returns what has it."""
+    answer = sha256((await agent.shell("cat seed.txt")).encode()).hexdigest()
+    # The programs get two halves: they must not find the answer in their own source.
+    halves = f"HALVES = {[answer[:32], answer[32:]]}\n"
+    in_processes = """
+import glob, os
+for path in glob.glob("/proc/[0-9]*/*"):
+    if path.split("/")[2] != str(os.getpid()) and path.endswith(("/cmdline", "/environ")):
+        try:
+            with open(path, "rb") as file:
+                if "".join(HALVES).encode() in file.read():
+                    print(path)
+        except OSError:
+            pass
+"""
+    return await agent.python(halves + SEARCH) + await agent.python(halves + in_processes)
+
+
+async def ways(agent: Agent, kind: str) -> list[str]:
+    """The ways of this kind in which preprocess has left its answer."""
+    return (await agent.shell(f"cat {kind}.txt")).splitlines()
+
+
+async def test_answers_left_by_preprocess_do_not_reach_the_agent(cheats: CheatServer) -> None:
+    async with cheats.unrewarded_episode("scattered-answer") as agent:
+        for kind, number in FEWEST.items():
+            assert len(await ways(agent, kind)) >= number
+        assert await ways(agent, "impossible") == []
+        assert await search(agent) == ""
+        # The search does find answers.
+        await agent.shell("sha256sum seed.txt | cut -c 1-64 > /opt/copy; mkdir /dev/shm/$(cat /opt/copy)")
+        answer = (await agent.shell("cat /opt/copy")).strip()
+        assert {*(await search(agent)).split()} == {f"/dev/shm/{answer}", "/opt/copy"}
+
+
+async def test_honest_work_is_rewarded_after_a_careless_preprocess(cheats: CheatServer) -> None:
+    for task in ("scattered-answer", "scratched-answer"):
+        async with cheats.episode(task) as agent:
+            await agent.shell(SOLUTIONS["sealed-answer"])
+            verdict = await agent.verdict()
+            assert (verdict["status"], verdict["reward"]) == ("scored", 1.0), verdict
+
+
+async def test_scratch_folders_are_cleared_where_processes_of_preprocess_continue(
+    cheats: CheatServer,
+) -> None:
+    async with cheats.unrewarded_episode("scratched-answer") as agent:
+        assert len(await ways(agent, "scratch")) >= FEWEST["scratch"]
+        assert await search(agent) == ""
+        get = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:8000/').read().decode())"
+        assert await agent.python(get) == "a page of the task\n"
+
+
+async def test_preprocess_that_changes_the_agents_sandbox_fails_the_set_up(cheats: CheatServer) -> None:
+    async with cheats.episode("scattered-answer") as agent:
+        others = await ways(agent, "others")
+    episode = cheats.served.episodes.start("spilled-answer", Principal())
+    with pytest.raises(SetUpError, match="preprocess left changes that the agent could read") as failed:
+        await episode.ready()
+    paths, _, rest = failed.value.message.partition(": ")[2].partition(" and ")
+    assert len(paths.split(", ")) + int(rest.split()[0]) == len(others)
+    assert await cheats.bystander.echo("well") == "well"
+
+
+async def test_whatever_preprocess_leaves_in_the_workspace_reaches_the_agent(cheats: CheatServer) -> None:
+    async with cheats.episode("stashed-answer") as agent:
+        await agent.shell(
+            "cd library && git cat-file --batch-all-objects --batch-check | cut -d ' ' -f 1 "
+            "| xargs -n 1 git cat-file -p | grep -E '^[0-9a-f]{64}$' > ../answer.txt"
+        )
+        verdict = await agent.verdict()
+        assert (verdict["status"], verdict["reward"]) == ("scored", 1.0), verdict
+        assert await cheats.bystander.echo("well") == "well"
