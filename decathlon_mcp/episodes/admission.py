@@ -66,8 +66,8 @@ class Admission:
         self.opening = anyio.CapacityLimiter(max_opening)
         """Hold it while a sandbox opens."""
         self.set_ups = anyio.CapacityLimiter(max_opening)
-        """Hold it while an episode is set up. Apart from `opening`, so that a grader's sandbox does not wait for
-        scripts that run for minutes."""
+        """Hold it while an episode is set up. Apart from `opening`, so that a grader's sandbox does not wait
+        for scripts that run for minutes."""
 
     @property
     def active(self) -> int:
