@@ -19,7 +19,7 @@ BODIES_IN_FLIGHT_BYTES = 256 << 20
 DECODED_IN_FLIGHT_BYTES = 256 << 20
 """Limit of what all bodies with many values need when they are decoded: 26 with the most values."""
 NODE_BYTES = 100
-"""What a value or a key needs when it is decoded: 64 bytes for an empty array, 80 for a key and its number."""
+"""What a value or a key needs when it is decoded: 64 bytes for an empty array, 80 for a key and a number."""
 SMALL_BODY_BYTES = 8 << 10
 """Bodies up to this size are always read: the number of connections limits them."""
 SMALL_DECODED_BYTES = 64 << 10

@@ -25,6 +25,7 @@ book = openpyxl.Workbook(); book.active["A1"] = 70; book.save("table.xlsx")'""",
     "tag-release": "git init -q library && cd library && git config user.email a@b && git config user.name a"
     " && echo 1.4 > version && git add version && git commit -qm 'release 1.4'",
     "run-program": "echo 'print(int(input()) * 2)' > double.py",
+    "read-files": """echo '{"total": 70}' > total.json; echo 70 > total.csv; echo '<a>70</a>' > total.xml""",
     "last-words": "",
 }
 """Commands that solve each task."""

@@ -225,12 +225,11 @@ async def test_pending_calls_full_of_values_do_not_fill_the_memory(server: Serve
         server.reset_peak()
         before = server.memory_mib()
         arguments = b'{"seconds":100,"note":"","filler":[' + b"[]," * 20_000 + b"0]}"
-        call = (
-            b'{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"probe__sleep","arguments":%b}}'
-        )
+        params = b'{"name":"probe__sleep","arguments":%b}' % arguments
+        call = b'{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":%b}'
         async with anyio.create_task_group() as tasks:
             for number in range(300):
-                request = attacks.request(path, call % (number + 10, arguments), Mcp_Session_Id=session)
+                request = attacks.request(path, call % (number + 10, params), Mcp_Session_Id=session)
                 tasks.start_soon(attacks.send, HOST, server.port, request)
             for _ in range(100):  # every body arrives before the last of these requests
                 await client.post(path, content=attacks.rpc("ping", {}))
