@@ -21,6 +21,7 @@ from tests.driver_client.support import Peer, connection, line
 
 pytestmark = pytest.mark.anyio
 
+MANY: list[Any] = [0] * 2000
 TOO_MANY = "the driver sent an invalid reply to ping: the JSON text has more than 1,000 values and keys"
 TOO_DEEP = "the driver sent an invalid reply to ping: the JSON text is nested deeper than 128 levels"
 
@@ -291,8 +292,8 @@ async def test_late_reply_does_not_match_a_newer_request() -> None:
         ({"error": {"code": True, "message": "code 1?"}}, "driver_fault", "code 1?"),
         ({"error": {"code": 1.0, "message": "code 1?"}}, "driver_fault", "code 1?"),
         ({"error": {"code": wire.FILES, "message": "x" * (1 << 18)}}, "driver_fault", "driver_fault"),
-        ({"error": [[]] * 2000}, "driver_fault", "driver_fault"),
-        ({"result": [[]] * 2000}, "invalid_reply", TOO_MANY),
+        ({"error": MANY}, "driver_fault", "driver_fault"),
+        ({"result": MANY}, "invalid_reply", TOO_MANY),
         ({"result": json.loads("[" * 200 + "]" * 200)}, "invalid_reply", TOO_DEEP),
     ],
 )
