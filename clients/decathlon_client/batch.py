@@ -153,7 +153,12 @@ class _TaskRun(Generic[T]):
     async def play(self, episode: Episode) -> None:
         self._enter("playing")
         with anyio.move_on_after(self._player_seconds) as time_limit:
-            self.played = await self._player(episode)
+            try:
+                self.played = await self._player(episode)
+            except Exception as error:
+                # An agent can end its own episode; this is a reward of 0, and no failure.
+                if _is_players_fault(error) or not await episode.ended_with_reward():
+                    raise
         self._enter("grading")
         if time_limit.cancelled_caught and not episode.claimed:
             await episode.truncate()

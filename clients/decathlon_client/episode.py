@@ -103,7 +103,7 @@ class Episode:
         try:
             raw = await self._session.request("tools/call", params, on_progress=on_progress, timeout=timeout)
         except (SandboxLostError, EpisodeEndedError) as error:
-            if await self._continues():
+            if await self._phase() not in (None, "ended"):
                 raise RequestError(
                     f"{name} failed as if the episode were over, but the server says that it continues: "
                     f"{error.message}"
@@ -114,13 +114,31 @@ class Episode:
         self.claimed |= closed or (name in (self._claim_name, EVALUATE_NAME) and not reply.is_error)
         return reply
 
-    async def _continues(self) -> bool:
-        """Whether the server says that this episode has not ended; false if it does not say."""
+    async def _phase(self) -> str | None:
+        """The episode's phase according to the server; None if it does not say."""
         try:
             status = (await self._call_lobby("episode_status", {"episode": self.id})).structured or {}
         except ClientError:
+            return None
+        phase = status.get("phase")
+        return None if phase is None else str(phase)
+
+    async def ended_with_reward(self) -> bool:
+        """Whether the episode has ended with a verdict that has a reward, which `evaluate` returns.
+
+        An agent can end its own episode: by letting its time pass, or by exhausting its memory. This is a
+        reward of 0; without it, such attempts would be missing from the mean. False if the server does not
+        say.
+        """
+        # Only then: `evaluate` claims an open attempt.
+        if await self._phase() != "ended":
             return False
-        return status.get("phase") not in (None, "ended")
+        try:
+            await self.evaluate()
+        except ClientError:
+            return False
+        self.claimed = True
+        return True
 
     async def act(
         self,
@@ -132,7 +150,8 @@ class Episode:
     ) -> Reply:
         """Make a model's call: as `call`, but the model's mistakes are replies with `is_error`.
 
-        Mistakes are an unknown tool, refused arguments, and a call past its `timeout`. `arguments` may be the
+        Mistakes are an unknown tool, refused arguments, and a call past its `timeout`; also a call by which,
+        or before which, the episode ended with a reward of 0: then `claimed` is true. `arguments` may be the
         JSON text that the model wrote. `evaluate` cannot be called. Raises EpisodeEndedError,
         SandboxLostError, ConnectionLostError, which are not the model's fault.
         """
@@ -143,6 +162,10 @@ class Episode:
             return await self.call(name, parsed, on_progress=on_progress, timeout=timeout)
         except MISTAKES as error:
             return Reply.mistake(error.message)
+        except (EpisodeEndedError, SandboxLostError) as error:
+            if await self.ended_with_reward():
+                return Reply.mistake(error.message)
+            raise
 
     async def claim_done(self, answer: str | None = None) -> Reply:
         """Close the attempt. No tool works after that, and the server starts grading.
@@ -156,12 +179,18 @@ class Episode:
 
         The work so far is graded, and the verdict's `truncated` is true. `turns`: the turns that the agent
         took, for rubrics that use them; counted only with policy `controller` or a controller's token. Raises
-        AccessDeniedError if another client controls this episode.
+        AccessDeniedError if another client controls this episode. If the episode has ended with a reward of
+        0 before, the reply has `is_error`.
         """
         arguments = {"episode": self.id, "truncated": True, "answer": answer, "turns": turns}
-        reply = await self._call_lobby(
-            "claim_done", {key: value for key, value in arguments.items() if value is not None}
-        )
+        try:
+            reply = await self._call_lobby(
+                "claim_done", {key: value for key, value in arguments.items() if value is not None}
+            )
+        except (EpisodeEndedError, SandboxLostError) as error:
+            if await self.ended_with_reward():
+                return Reply.mistake(error.message)
+            raise
         self.claimed = True
         return reply
 

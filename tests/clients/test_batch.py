@@ -55,6 +55,38 @@ async def test_every_task_has_its_own_result(served: Served) -> None:
     assert tally.mean_reward == (1.0 + (results["made-answer"].reward or 0.0)) / 2
 
 
+ENDINGS = ("in-a-call", "between-calls", "in-an-act", "in-a-group", "before-the-players-limit")
+
+
+async def test_episodes_whose_time_is_over_are_results_with_a_reward_of_zero(tmp_path: Path) -> None:
+    endings = iter(ENDINGS)
+
+    async def player(e: Episode) -> None:
+        ending = next(endings)
+        if ending == "in-a-call":
+            await e.call("probe__sleep", {"seconds": 100, "note": "late"})
+        elif ending == "in-an-act":
+            assert (await e.act("probe__sleep", {"seconds": 100, "note": "late"})).is_error
+            assert e.claimed
+        elif ending == "in-a-group":
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(e.call, "probe__sleep", {"seconds": 100, "note": "late"})
+        else:
+            await anyio.sleep(100 if ending == "before-the-players-limit" else 5)
+            await e.call("probe__echo", {"text": "late"})
+
+    async with (
+        serving(tmp_path, provider="local", episode_seconds=4) as served,
+        Decathlon(served.url) as d,
+        d.batch(["find-answer"] * len(ENDINGS), concurrency=8, progress=False, player_seconds=7) as batch,
+    ):
+        results = [result async for result in batch.run(player)]
+    verdicts = [result.verdict and (result.verdict.status, result.reward) for result in results]
+    assert verdicts == [("forfeited", 0.0)] * len(ENDINGS), [result.failure for result in results]
+    assert {(result.failure, result.fault) for result in results} == {(None, None)}
+    assert (batch.tally.scored, batch.tally.lost, batch.tally.broken) == (len(ENDINGS), 0, 0)
+
+
 async def test_concurrency_limits_the_episodes_played_at_once(served: Served) -> None:
     playing: set[str] = set()
     most = 0

@@ -98,6 +98,7 @@ async def test_run_sends_the_command_and_returns_the_result() -> None:
             "output_bytes": 65536,
             "channel": True,
             "leave": True,
+            "linger_seconds": 0.0,
         },
     }
     assert result == RunResult(exit_code=3, signal=None, timed_out=False, stdout="out", stderr="err")

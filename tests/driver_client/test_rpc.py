@@ -276,6 +276,9 @@ async def test_late_reply_does_not_match_a_newer_request() -> None:
         assert await second.result() == "new"
 
 
+NESTED: list[JsonObject] = [{}] * 2000
+
+
 @pytest.mark.parametrize(
     ("reply", "reason", "message"),
     [
@@ -292,8 +295,8 @@ async def test_late_reply_does_not_match_a_newer_request() -> None:
         ({"error": {"code": True, "message": "code 1?"}}, "driver_fault", "code 1?"),
         ({"error": {"code": 1.0, "message": "code 1?"}}, "driver_fault", "code 1?"),
         ({"error": {"code": wire.FILES, "message": "x" * (1 << 18)}}, "driver_fault", "driver_fault"),
-        ({"error": MANY}, "driver_fault", "driver_fault"),
-        ({"result": MANY}, "invalid_reply", TOO_MANY),
+        ({"error": NESTED}, "driver_fault", "driver_fault"),
+        ({"result": NESTED}, "invalid_reply", TOO_MANY),
         ({"result": json.loads("[" * 200 + "]" * 200)}, "invalid_reply", TOO_DEEP),
     ],
 )

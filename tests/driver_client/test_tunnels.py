@@ -511,7 +511,7 @@ async def test_refusals_are_bounded_while_the_driver_does_not_read(
     tunnels = Tunnels(send_slowly)
     async with forwarding(tunnels, dial):
         for number in range(1, 1000):
-            tunnels.handle(wire.OPENED, {"conn": number, "port": PORT})
+            handle(tunnels, wire.OPENED, {"conn": number, "port": PORT})
         await anyio.wait_all_tasks_blocked()
         assert sending == [3, 4]
         reading.set()

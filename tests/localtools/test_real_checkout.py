@@ -11,9 +11,11 @@ import os
 import re
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
+from decathlon_sandbox.truncation import CutResult, cut
 
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
@@ -21,7 +23,7 @@ from decathlon_mcp.episodes.tools import LocalTools, ToolRoute, ToolRouter, Tool
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.suites.local_tools import ToolDescriptions, local_spec
 from decathlon_mcp.suites.tasks import Needs, Task
-from decathlon_mcp.suites.truncation import FOLDER, truncate
+from decathlon_mcp.suites.truncation import FOLDER, LIMIT_CHARACTERS
 from decathlon_mcp.types import JsonObject
 from tests.probe.serving import serving
 
@@ -86,6 +88,9 @@ class LocalToolsSandbox:
     @property
     def workspace(self) -> str:
         return str(self.sandbox.root / self.sandbox_factory.suite.profile.workspace)
+
+    def truncate(self, content: list[JsonObject]) -> CutResult | None:
+        return cut({"content": content}, f"{self.workspace}/{FOLDER}", LIMIT_CHARACTERS)
 
     async def call_server(self, name: str, **arguments: Any) -> str:
         reply = await self.session.call(ToolRoute("local", name), {"name": name, "arguments": arguments})
@@ -210,10 +215,7 @@ async def test_results_are_truncated_as_upstream_truncates_them(
     local_tools: LocalToolsSandbox, kind: str
 ) -> None:
     upstream: str = await local_tools.call_upstream("reply", content=CONTENTS[kind])
-    truncated = truncate(
-        {"content": CONTENTS[kind]},
-        local_tools.sandbox.root / local_tools.sandbox_factory.suite.profile.workspace,
-    )
+    truncated = local_tools.truncate(CONTENTS[kind])
     if kind in ("short", "none", "just fits"):
         assert truncated is None
         assert len(upstream) <= 100_000
@@ -222,7 +224,7 @@ async def test_results_are_truncated_as_upstream_truncates_them(
     (item,) = truncated.result["content"]
     name = re.search(r"shortuuid identifier: (\w+)", upstream)
     assert name is not None
-    assert item["text"].replace(truncated.path.stem, name.group(1)) == upstream
+    assert item["text"].replace(Path(truncated.path).stem, name.group(1)) == upstream
     saved = await local_tools.driver.run(
         ["cat", f"{local_tools.workspace}/{FOLDER}/{name.group(1)}.json"],
         cwd="/",
@@ -233,15 +235,12 @@ async def test_results_are_truncated_as_upstream_truncates_them(
 
 
 async def test_upstreams_tools_read_a_saved_result(local_tools: LocalToolsSandbox) -> None:
-    truncated = truncate(
-        {"content": CONTENTS["long"]},
-        local_tools.sandbox.root / local_tools.sandbox_factory.suite.profile.workspace,
-    )
+    truncated = local_tools.truncate(CONTENTS["long"])
     assert truncated is not None
     await local_tools.driver.arrange(
-        {"make": str(truncated.path.parent)}, {"write": str(truncated.path), "text": truncated.full_text}
+        {"make": str(Path(truncated.path).parent)}, {"write": truncated.path, "text": truncated.full_text}
     )
-    name = truncated.path.stem
+    name = Path(truncated.path).stem
     results = await local_tools.call_both(
         ("view_overlong_tooloutput", {"shortuuid": name, "page_size": 50}),
         ("search_overlong_tooloutput", {"shortuuid": name, "pattern": "annotations.*"}),
