@@ -30,8 +30,8 @@ class JsonLimitError(ValueError):
 
 def check_json(
     data: bytes | bytearray | memoryview, *, max_depth: int = MAX_DEPTH, max_nodes: int = MAX_NODES
-) -> None:
-    """Check the depth and the number of nodes of JSON text in UTF-8.
+) -> int:
+    """Check the depth and the number of nodes of JSON text in UTF-8. Returns an upper bound of the nodes.
 
     Nodes are values and the keys of objects; an empty array or object counts as two. An array in the root
     array has depth 2. Nothing else is checked: in text that is not JSON, the limits hold up to the place
@@ -45,17 +45,31 @@ def check_json(
     # Few structural characters, whether in strings or not, settle both limits in one pass.
     upper_bound = text.translate(None, _NOT_NODES)
     if len(upper_bound) < max_nodes and _openings(upper_bound) <= max_depth:
-        return
+        return 1 + len(upper_bound)
     structure = _outside_strings(text, max_nodes)
-    if 1 + len(structure.translate(None, _NOT_NODES)) > max_nodes:
+    nodes = _count(structure)
+    if nodes > max_nodes:
         raise _too_many(max_nodes)
     brackets = structure.translate(None, _NOT_BRACKETS)
     if _openings(brackets) <= max_depth:
-        return
+        return nodes
     # In valid JSON there are no more closing brackets than opening ones, whose number is limited by now.
     steps = array("b", brackets[: 2 * max_nodes].translate(_STEPS))
     if max(accumulate(steps)) > max_depth:
         raise JsonLimitError(f"the JSON text is nested deeper than {max_depth} levels")
+    return nodes
+
+
+def count_nodes(text: bytes | bytearray, *, max_nodes: int = MAX_NODES) -> int:
+    """The number of nodes of JSON text that `check_json` accepts, without what strings contain.
+
+    Raises JsonLimitError if it contains more than `max_nodes` strings.
+    """
+    return _count(_outside_strings(text, max_nodes))
+
+
+def _count(structure: bytes | bytearray) -> int:
+    return 1 + len(structure.translate(None, _NOT_NODES))
 
 
 def _outside_strings(text: bytes | bytearray, max_nodes: int) -> bytes | bytearray:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decathlon_mcp.json_limits import JsonLimitError, check_json
+from decathlon_mcp.json_limits import JsonLimitError, check_json, count_nodes
 
 MIB = 1 << 20
 VALUES = st.recursive(
@@ -52,7 +52,8 @@ def test_limits_are_exact_whatever_strings_contain(value: object, ascii_only: bo
         data = json.dumps(value, ensure_ascii=ascii_only).encode()
     except UnicodeEncodeError:
         return
-    check_json(data, max_depth=depth, max_nodes=nodes)
+    assert check_json(data, max_depth=depth, max_nodes=nodes) >= nodes
+    assert count_nodes(data) == nodes
     check_json(bytearray(data), max_depth=depth, max_nodes=nodes)
     check_json(memoryview(data), max_depth=depth, max_nodes=nodes)
     if nodes > 1:

@@ -10,14 +10,20 @@ import anyio
 from starlette.requests import Request
 from starlette.types import Message, Receive
 
-from decathlon_mcp.json_limits import JsonLimitError, check_json
+from decathlon_mcp.json_limits import MAX_NODES, JsonLimitError, check_json, count_nodes
 
 MAX_BODY_BYTES = 4 << 20
 """Default limit of one body, as in the SDK: a file's content, and arguments around it."""
 BODIES_IN_FLIGHT_BYTES = 256 << 20
 """Limit of all large bodies together: 64 of the largest. The server needs a few times their size."""
-SMALL_BODY_BYTES = 64 << 10
+DECODED_IN_FLIGHT_BYTES = 256 << 20
+"""Limit of what all bodies with many values need when they are decoded: 26 with the most values."""
+NODE_BYTES = 100
+"""What a value or a key needs when it is decoded: 64 bytes for an empty array, 80 for a key and its number."""
+SMALL_BODY_BYTES = 8 << 10
 """Bodies up to this size are always read: the number of connections limits them."""
+SMALL_DECODED_BYTES = 64 << 10
+"""Bodies that need no more when they are decoded are not counted: the number of connections limits them."""
 WAIT_SECONDS = 20.0
 """How long a large body waits for others, before the request is refused."""
 
@@ -84,7 +90,8 @@ class BodyReader:
 
     def __init__(self, max_bytes: int = MAX_BODY_BYTES) -> None:
         self.max_bytes = max_bytes
-        self._budget = MemoryBudget(max(BODIES_IN_FLIGHT_BYTES, max_bytes))
+        self._received = MemoryBudget(max(BODIES_IN_FLIGHT_BYTES, max_bytes))
+        self._decoded = MemoryBudget(max(DECODED_IN_FLIGHT_BYTES, MAX_NODES * NODE_BYTES))
 
     def check_length(self, request: Request) -> None:
         """Raise BodyError if the length that a request announces is over the limit."""
@@ -99,42 +106,73 @@ class BodyReader:
         Raises BodyError, BodyDisconnectError.
         """
         self.check_length(request)
-        length = request.headers.get("content-length", "")
-        reserved_bytes = 0
+        # Two budgets: what waits for the second one holds a part of the first one, but what has both does not
+        # wait any more, so that bodies cannot wait for each other.
+        received, decoded = _Reservation(self._received), _Reservation(self._decoded)
         try:
-            body = bytearray()
-            more = True
-            while more:
-                message = await request.receive()
-                if message["type"] != "http.request":
-                    raise BodyDisconnectError
-                body += message.get("body", b"")
-                more = message.get("more_body", False)
-                if len(body) > self.max_bytes:
-                    raise self._too_large()
-                if len(body) > SMALL_BODY_BYTES and not reserved_bytes:
-                    # All at once: with reservations that grow, many bodies could wait for each other.
-                    reserved_bytes = await self._reserve(int(length) if length else self.max_bytes)
-            if reserved_bytes > len(body):
-                self._budget.release(reserved_bytes - len(body))
-                reserved_bytes = len(body)
-            try:
-                check_json(body)
-            except JsonLimitError as error:
-                raise BodyError(400, str(error)) from None
+            body = await self._receive(request, received)
+            decoded_bytes = _decoded_bytes(body)
+            if decoded_bytes > SMALL_DECODED_BYTES:
+                await decoded.acquire(decoded_bytes)
             yield bytes(body)
         finally:
-            if reserved_bytes:
-                self._budget.release(reserved_bytes)
+            decoded.shrink(0)
+            received.shrink(0)
 
-    async def _reserve(self, size_bytes: int) -> int:
-        """Reserve memory for a body. Returns its size; raises BodyError if there is none in time."""
+    async def _receive(self, request: Request, reservation: _Reservation) -> bytearray:
+        """Receive a whole body; a large one is reserved."""
+        length = request.headers.get("content-length", "")
+        body = bytearray()
+        more = True
+        while more:
+            message = await request.receive()
+            if message["type"] != "http.request":
+                raise BodyDisconnectError
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) > self.max_bytes:
+                raise self._too_large()
+            if len(body) > SMALL_BODY_BYTES and not reservation.size_bytes:
+                # All at once: with reservations that grow, many bodies could wait for each other.
+                await reservation.acquire(int(length) if length else self.max_bytes)
+        reservation.shrink(len(body))
+        return body
+
+    def _too_large(self) -> BodyError:
+        return BodyError(413, f"the body of a request is limited to {self.max_bytes / (1 << 20):g} MiB")
+
+
+class _Reservation:
+    """A part of a budget, at first nothing."""
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self.size_bytes = 0
+        self._budget = budget
+
+    async def acquire(self, size_bytes: int) -> None:
+        """Reserve this much. Raises BodyError if the budget has not as much in time."""
         with anyio.move_on_after(WAIT_SECONDS):
             await self._budget.acquire(size_bytes)
-            return size_bytes
+            self.size_bytes = size_bytes
+            return
         raise BodyError(
             503, "the server has too many large requests in progress; try again", retry_after_seconds=5
         )
 
-    def _too_large(self) -> BodyError:
-        return BodyError(413, f"the body of a request is limited to {self.max_bytes / (1 << 20):g} MiB")
+    def shrink(self, size_bytes: int) -> None:
+        """Return what is over this size."""
+        if size_bytes < self.size_bytes:
+            self._budget.release(self.size_bytes - size_bytes)
+            self.size_bytes = size_bytes
+
+
+def _decoded_bytes(body: bytearray) -> int:
+    """Upper bound of what the values of a body need when it is decoded. Raises BodyError over a limit."""
+    try:
+        nodes = check_json(body)
+        if nodes * NODE_BYTES > SMALL_DECODED_BYTES:
+            # Without the commas and brackets in strings, of which an honest file may have many.
+            nodes = count_nodes(body)
+    except JsonLimitError as error:
+        raise BodyError(400, str(error)) from None
+    return nodes * NODE_BYTES

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx2
 import pytest
 
 from decathlon_mcp.episodes.episode import Episode
@@ -210,6 +211,32 @@ async def test_idle_session_keeps_no_large_message(server: ServerProcess) -> Non
     before = server.memory_mib()
     await attacks.sessions_with_large_requests(HOST, server.port)
     assert server.memory_mib() - before < MAX_GROWTH_MIB
+
+
+async def test_pending_calls_full_of_values_do_not_fill_the_memory(server: ServerProcess) -> None:
+    """300 calls of 60 KiB. Each needs 2 MB as long as it runs, of which the server admits some 60."""
+    path = "/tasks/find-answer/mcp"
+    headers = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+    async with httpx2.AsyncClient(base_url=f"http://{HOST}:{server.port}", headers=headers) as client:
+        opened = await client.post(path, content=attacks.initialize())
+        client.headers["Mcp-Session-Id"] = session = opened.headers["mcp-session-id"]
+        await client.post(path, content=b'{"jsonrpc":"2.0","method":"notifications/initialized"}')
+        await client.post(path, content=attacks.rpc("tools/list", {}))
+        server.reset_peak()
+        before = server.memory_mib()
+        arguments = b'{"seconds":100,"note":"","filler":[' + b"[]," * 20_000 + b"0]}"
+        call = (
+            b'{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"probe__sleep","arguments":%b}}'
+        )
+        async with anyio.create_task_group() as tasks:
+            for number in range(300):
+                request = attacks.request(path, call % (number + 10, arguments), Mcp_Session_Id=session)
+                tasks.start_soon(attacks.send, HOST, server.port, request)
+            for _ in range(100):  # every body arrives before the last of these requests
+                await client.post(path, content=attacks.rpc("ping", {}))
+            tasks.cancel_scope.cancel()
+        await client.delete(path)
+    assert server.peak_mib() - before < 300
 
 
 async def test_long_names_are_not_repeated(fast: Served) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+
 import anyio
 import pytest
 from starlette.requests import Request
@@ -9,6 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from decathlon_mcp.http import bodies
 from decathlon_mcp.http.bodies import (
+    NODE_BYTES,
     SMALL_BODY_BYTES,
     BodyDisconnectError,
     BodyError,
@@ -17,6 +20,7 @@ from decathlon_mcp.http.bodies import (
     replay,
 )
 from decathlon_mcp.http.requests import RawEndpoint
+from decathlon_mcp.json_limits import MAX_NODES
 
 pytestmark = pytest.mark.anyio
 
@@ -106,6 +110,50 @@ async def test_large_bodies_wait_for_each_other_and_small_ones_do_not(
     # Nothing of the refused and the cancelled one is reserved for ever.
     async with reader.read(request_of(body_part(LARGE))):
         pass
+
+
+async def test_bodies_are_counted_by_what_they_need_when_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "DECODED_IN_FLIGHT_BYTES", 1)
+    monkeypatch.setattr(bodies, "WAIT_SECONDS", 0.05)
+    brackets = b"[" + b"[]," * 2_000 + b"[]]"
+    text = b'["' + b"[]," * 2_000 + b'"]'
+    assert len(brackets) <= SMALL_BODY_BYTES
+    reader = BodyReader()
+    many = MAX_NODES * NODE_BYTES // (len(brackets) * 2 // 3 * NODE_BYTES)
+    async with AsyncExitStack() as stack:
+        for _ in range(many):
+            await stack.enter_async_context(reader.read(request_of(body_part(brackets))))
+        with pytest.raises(BodyError) as refusal:
+            async with reader.read(request_of(body_part(brackets))):
+                pass
+        assert (refusal.value.status, refusal.value.retry_after_seconds) == (503, 5)
+        # Neither a small body waits for them nor one with few values, whatever its strings contain.
+        for body in (b"{}", text, text.ljust(100_000)):
+            async with reader.read(request_of(body_part(body))):
+                pass
+    async with reader.read(request_of(body_part(brackets))):
+        pass
+
+
+async def test_large_bodies_with_many_values_do_not_wait_for_each_other_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    body = b"[" + b"[]," * 20_000 + b"[]]"
+    monkeypatch.setattr(bodies, "BODIES_IN_FLIGHT_BYTES", 3 * len(body))
+    monkeypatch.setattr(bodies, "DECODED_IN_FLIGHT_BYTES", 1)
+    reader = BodyReader(len(body))
+    done: list[int] = []
+
+    async def read() -> None:
+        async with reader.read(request_of(body_part(body[:10_000], more=True), body_part(body[10_000:]))):
+            await anyio.sleep(0.001)
+        done.append(1)
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(50):
+                tasks.start_soon(read)
+    assert len(done) == 50
 
 
 async def test_the_memory_budget_is_granted_in_order_of_arrival() -> None:
