@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver_client.replies import Cut, read_reply, without_own_keys
-from decathlon_mcp.driver_client.rpc import NotificationHandler, RpcClient
+from decathlon_mcp.driver_client.rpc import Loss, NotificationHandler, RpcClient
 from decathlon_mcp.driver_client.tunnels import Dialer
 from decathlon_mcp.errors import (
     CallTimeoutError,
@@ -280,10 +280,16 @@ async def connect(
     the sandbox's Python cannot run the driver, else SandboxLostError.
     """
 
-    async def describe_loss(reason: str | None) -> SandboxLostError:
+    async def describe_loss(loss: Loss) -> SandboxLostError:
         cause = await sandbox.cause_of_end()
-        reason = reason or "the sandbox's first process ended"
-        return SandboxLostError(f"sandbox lost: {reason}{f' ({cause})' if cause else ''}", cause=cause)
+        # The engine is asked as well: one that does not answer would explain a silent driver.
+        is_at_fault = loss.by_driver and cause is None and await sandbox.is_running()
+        reason = loss.reason or "the sandbox's first process ended"
+        return SandboxLostError(
+            f"sandbox lost: {reason}{f' ({cause})' if cause else ''}",
+            cause=cause,
+            **({"running": True} if is_at_fault else {}),
+        )
 
     max_read_bytes = max(wire.MAX_RESPONSE_BYTES, reply_bytes + wire.ENVELOPE_BYTES)
     rpc = RpcClient(sandbox.stream, describe_loss, max_read_bytes=max_read_bytes)
@@ -331,7 +337,7 @@ async def _keep_alive(driver: DriverClient, rpc: RpcClient) -> None:
         try:
             await driver.ping()
         except CallTimeoutError:
-            rpc.close(f"the driver has not answered for {wire.LEASE_SECONDS:.0f} s")
+            rpc.close(f"the driver has not answered for {wire.LEASE_SECONDS:.0f} s", by_driver=True)
         except (SandboxLostError, DriverError):
             # A lost sandbox ends the loop; a driver that refuses a ping is alive.
             pass

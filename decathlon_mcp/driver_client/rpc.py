@@ -139,7 +139,7 @@ class MessageStream:
                 except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                     raise SandboxLostError("the sandbox is gone") from None
             if scope.cancelled_caught:
-                raise SandboxLostError(f"the sandbox has not read its input for {SEND_SECONDS:.0f} s")
+                raise StalledError(f"the sandbox has not read its input for {SEND_SECONDS:.0f} s")
 
     async def lines(self) -> AsyncGenerator[bytes]:
         """Yield every line, without its end, until the stream ends; an unfinished last line is dropped.
@@ -191,18 +191,33 @@ class _PendingRequest:
         return notification
 
 
+class StalledError(SandboxLostError):
+    """The driver has not read its input for too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why a connection has closed.
+
+    `reason`: None if the stream ended without one. `by_driver`: the stream was open, but the driver did not
+    read, did not answer or violated the protocol.
+    """
+
+    reason: str | None = None
+    by_driver: bool = False
+
+
 class RpcClient:
     """Sends requests and notifications to a driver; `read` must run in a task of its own.
 
-    Any number of requests may be pending. `describe_loss` builds the error for a connection that has closed;
-    it gets the reason, None if the stream ended without one. `max_read_bytes`: longest line of the driver; a
-    longer one closes the connection.
+    Any number of requests may be pending. `describe_loss` builds the error for a connection that has closed.
+    `max_read_bytes`: longest line of the driver; a longer one closes the connection.
     """
 
     def __init__(
         self,
         stream: ByteStream,
-        describe_loss: Callable[[str | None], Awaitable[SandboxLostError]],
+        describe_loss: Callable[[Loss], Awaitable[SandboxLostError]],
         *,
         max_read_bytes: int = wire.MAX_RESPONSE_BYTES,
     ) -> None:
@@ -215,7 +230,7 @@ class RpcClient:
         self._describe_loss = describe_loss
         self._ids = itertools.count(1)  # never used twice: a late reply must not match a newer request
         self._pending: dict[int, _PendingRequest] = {}
-        self._close_reason: str | None = None
+        self._loss = Loss()
         self.tunnels = Tunnels(self.notify)
         self.ready = False
         """True once the driver has started."""
@@ -297,13 +312,16 @@ class RpcClient:
                 if seconds := self._reading.spend(len(line) + LINE_COST_BYTES):
                     await anyio.sleep(seconds)
         except LimitExceededError as error:
-            self.close(error.message)
+            self.close(error.message, by_driver=True)
         self.close()
 
-    def close(self, reason: str | None = None) -> None:
-        """End the connection; pending requests and tunnels fail. Only the first reason counts."""
+    def close(self, reason: str | None = None, *, by_driver: bool = False) -> None:
+        """End the connection; pending requests and tunnels fail. Only the first reason counts.
+
+        `by_driver`: see `Loss`.
+        """
         if not self.closed.is_set():
-            self._close_reason = reason
+            self._loss = Loss(reason, by_driver)
             self.closed.set()
             self.ready_or_closed.set()
             for pending in self._pending.values():
@@ -312,7 +330,7 @@ class RpcClient:
 
     async def closed_error(self) -> SandboxLostError:
         """The error that says why the connection has ended."""
-        return await self._describe_loss(self._close_reason)
+        return await self._describe_loss(self._loss)
 
     async def _wait(
         self, pending: _PendingRequest, handlers: Mapping[str, NotificationHandler | None]
@@ -337,7 +355,7 @@ class RpcClient:
         try:
             await self._messages.send(message)
         except SandboxLostError as error:
-            self.close(error.message)
+            self.close(error.message, by_driver=isinstance(error, StalledError))
             raise await self.closed_error() from None
 
     async def _send_cancel(self, number: int) -> None:
@@ -345,7 +363,7 @@ class RpcClient:
             try:
                 await self._messages.send({"jsonrpc": "2.0", "method": wire.CANCEL, "params": {"id": number}})
             except SandboxLostError as error:
-                self.close(error.message)
+                self.close(error.message, by_driver=isinstance(error, StalledError))
 
     def _dispatch(self, line: bytes) -> None:
         message = read_message(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import secrets
 from collections import Counter
@@ -226,7 +227,7 @@ class EpisodeRegistry:
         return suite, task
 
     def _create_episode(self, spec: EpisodeSpec, suite: Suite) -> Episode:
-        """Raises AtCapacityError, also for a full disk, and SuiteError if the prompt cannot be read."""
+        """Raises AtCapacityError, SuiteError if the prompt cannot be read, and OSError."""
         self.options.disk.refuse_if_low()
         shared = suite.shared_resources(spec.task.id)
         ticket = self.admission.reserve(spec.task_name, shared, spec.owner.share_key)
@@ -251,6 +252,8 @@ class EpisodeRegistry:
                 options.journals / episode_id, max_calls_bytes=options.max_log_bytes, disk=options.disk
             )
         except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
             raise AtCapacityError(
                 f"the state folder has no room for another episode: {error.strerror}",
                 retryAfterSeconds=RETRY_SECONDS,

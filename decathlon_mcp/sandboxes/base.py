@@ -122,13 +122,20 @@ class Sandbox(Protocol):
         """
         ...
 
+    async def is_running(self) -> bool:
+        """Whether the first process runs and is not paused; within 5 s, False if nobody can tell."""
+        ...
+
 
 def ended_from_inside(error: SandboxLostError) -> bool:
     """Whether what ran in a sandbox may have ended it: by its memory, or by a fault of its first process.
 
-    False for an engine that is gone, for a first process that lost its server (exit code 0) or was killed
-    from outside (137, 143), and for a sandbox whose end nobody can explain.
+    Also if the first process runs and neither answers nor keeps to the protocol (`running`). False for an
+    engine that is gone, for a first process that lost its server (exit code 0) or was killed from outside
+    (137, 143), and for a sandbox whose end nobody can explain.
     """
+    if error.data.get("running") is True:
+        return True
     # The first process cannot be killed from within a container: it ignores signals, and SIGKILL does not
     # reach the first process of a PID namespace (pid_namespaces(7)).
     cause = str(error.data.get("cause") or "")

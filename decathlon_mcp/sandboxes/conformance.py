@@ -572,6 +572,20 @@ async def end_of_stderr_is_kept_apart(target: ProviderUnderTest) -> None:
 
 
 @_check(commands=True)
+async def sandbox_runs_until_its_first_process_ends(target: ProviderUnderTest) -> None:
+    """`is_running` is true until the first process ends, and false for a sandbox that is paused."""
+    async with target.provider.open(target.python_spec("input()")) as sandbox:
+        assert await sandbox.is_running()
+        await sandbox.stream.send(b"\n")
+        await receive_all(sandbox)
+        await sandbox.cause_of_end()
+        assert not await sandbox.is_running()
+    async with target.provider.open(target.python_spec("input()")) as sandbox:
+        await sandbox.pause()
+        assert not await sandbox.is_running()
+
+
+@_check(commands=True)
 async def exit_code_is_the_cause_of_end(target: ProviderUnderTest) -> None:
     """When the stream has ended, `cause_of_end` gives the first process's exit code."""
     for code in (0, 3, 134):

@@ -54,10 +54,13 @@ async def start_server(shell: Shell, *arguments: str) -> AsyncGenerator[RunningS
             log.append((await stderr.receive_until(b"\n", 1 << 16)).decode() + "\n")
         url = re.search(r"http://[\d.:]+", "".join(log))
         assert url is not None
-        yield RunningServer(process, url[0], log, state)
-        if process.returncode is None:
-            process.terminate()
-            await process.wait()
+        try:
+            yield RunningServer(process, url[0], log, state)
+        finally:
+            if process.returncode is None:
+                process.terminate()
+                with anyio.CancelScope(shield=True):
+                    await process.wait()
 
 
 async def test_the_banner_shows_addresses_and_tasks(shell: Shell) -> None:
@@ -66,9 +69,9 @@ async def test_the_banner_shows_addresses_and_tasks(shell: Shell) -> None:
         url = server.url
         assert f"the lobby   {url}/mcp\n" in output
         assert f"a task      {url}/tasks/crashing-verdict/mcp\n" in output
-        assert "10 of 10 can run here: probe (local)\n" in output
+        assert "11 of 11 can run here: probe (local)\n" in output
         async with Decathlon(url) as d:
-            assert len(await d.tasks(prompts=False)) == 10
+            assert len(await d.tasks(prompts=False)) == 11
 
 
 async def test_the_json_log_holds_the_url(shell: Shell) -> None:
@@ -76,7 +79,7 @@ async def test_the_json_log_holds_the_url(shell: Shell) -> None:
         records: list[dict[str, Any]] = [json.loads(line) for line in server.log]
         assert records[-1]["message"] == "listening"
         assert records[-1]["url"].startswith("http://127.0.0.1:")
-        assert records[-1]["tasks"] == 10
+        assert records[-1]["tasks"] == 11
 
 
 async def test_the_ready_file_exists_while_the_server_runs(shell: Shell) -> None:

@@ -117,6 +117,9 @@ class ScriptedSandbox:
     async def cause_of_end(self) -> str | None:
         return self.cause
 
+    async def is_running(self) -> bool:
+        return self.cause is None
+
     async def put(self, folder: PurePosixPath, archive: Path | bytes) -> None:
         raise NotImplementedError
 

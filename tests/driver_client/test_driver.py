@@ -16,6 +16,7 @@ from decathlon_sandbox import wire
 from decathlon_mcp.driver_client import driver as driver_module
 from decathlon_mcp.driver_client.driver import DriverClient, RunResult, ServerInfo, connect
 from decathlon_mcp.errors import CallTimeoutError, DriverError, ImageError, SandboxLostError
+from decathlon_mcp.sandboxes.base import ended_from_inside
 from decathlon_mcp.types import JsonObject
 from tests.driver_client.support import Peer, ScriptedSandbox, connection
 
@@ -385,6 +386,14 @@ async def test_driver_that_does_not_answer_a_ping_is_lost(monkeypatch: pytest.Mo
         await driver.closed.wait()
         error = await driver.closed_error()
     assert error.message == "sandbox lost: the driver has not answered for 0 s"
+    assert ended_from_inside(error)
+
+
+async def test_driver_whose_stream_breaks_is_not_at_fault() -> None:
+    async with connected() as (driver, peer):
+        await peer.end()
+        await driver.closed.wait()
+        assert not ended_from_inside(await driver.closed_error())
 
 
 async def test_run_without_a_reply_times_out_after_its_grace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,20 @@ from anyio.lowlevel import checkpoint
 from decathlon_sandbox import wire
 
 from decathlon_mcp.driver_client import rpc as rpc_module
-from decathlon_mcp.driver_client.rpc import MAX_NOTIFICATIONS_BYTES, MessageStream, RpcClient, read_message
+from decathlon_mcp.driver_client.rpc import (
+    MAX_NOTIFICATIONS_BYTES,
+    Loss,
+    MessageStream,
+    RpcClient,
+    read_message,
+)
 from decathlon_mcp.errors import CallTimeoutError, DriverError, LimitExceededError, SandboxLostError
 from decathlon_mcp.types import JsonObject
 from tests.driver_client.support import Peer, connection, line
 
 pytestmark = pytest.mark.anyio
 
+MANY: list[Any] = [0] * 2000
 TOO_MANY = "the driver sent an invalid reply to ping: the JSON text has more than 1,000 values and keys"
 TOO_DEEP = "the driver sent an invalid reply to ping: the JSON text is nested deeper than 128 levels"
 
@@ -46,8 +53,8 @@ class SlowStream(ByteStream):
     async def aclose(self) -> None: ...
 
 
-async def describe_loss(reason: str | None) -> SandboxLostError:
-    return SandboxLostError(reason or "the stream ended")
+async def describe_loss(loss: Loss) -> SandboxLostError:
+    return SandboxLostError(loss.reason or "the stream ended", by_driver=loss.by_driver)
 
 
 @asynccontextmanager
@@ -540,6 +547,17 @@ async def test_line_over_the_limit_closes_the_connection() -> None:
         error = await request.result()
         assert isinstance(error, SandboxLostError)
         assert error.message == "the driver sent a line of more than 1000 bytes"
+        assert error.data["by_driver"]
+
+
+async def test_stream_that_ends_is_not_the_drivers_fault() -> None:
+    async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
+        request = Request(tasks, rpc)
+        await peer.receive()
+        await peer.end()
+        error = await request.result()
+        assert isinstance(error, SandboxLostError)
+        assert not error.data["by_driver"]
 
 
 async def test_garbage_lines_do_not_close_the_connection() -> None:

@@ -146,12 +146,12 @@ async def test_a_tools_failure_is_a_result_with_is_error(served: Served, address
     assert result.content[0].text == "it did not work"
 
 
-async def test_a_servers_error_is_relayed_unchanged(served: Served, address: AddressKind) -> None:
+async def test_a_servers_error_is_relayed_as_the_tasks(served: Served, address: AddressKind) -> None:
     async with playing(served, "find-answer", address) as player:
         with pytest.raises(MCPError, match="not today") as refused:
             await player.call("probe__refuse")
-    assert refused.value.code == -31999
-    assert refused.value.data == {"again": "tomorrow"}
+    assert refused.value.code == -32603
+    assert refused.value.data == {"source": "task", "error": {"code": -31999, "data": {"again": "tomorrow"}}}
 
 
 async def test_an_unknown_tool_is_reported_with_similar_names(served: Served, address: AddressKind) -> None:

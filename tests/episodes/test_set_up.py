@@ -97,7 +97,6 @@ async def test_a_set_up_that_never_finishes_is_ended_at_its_deadline(tmp_path: P
 
 
 async def test_preprocess_runs_in_a_sandbox_that_is_removed_before_the_agents_opens(tmp_path: Path) -> None:
-    provider = FakeProvider(tools=TOOLS, run=lambda request: 0)
     open_at_preprocess: list[str] = []
 
     def run(request: FakeRun) -> int:
@@ -229,10 +228,11 @@ async def test_changes_that_cannot_be_explained_fail_the_set_up_and_are_named(tm
     )
 
 
-async def test_answers_that_are_left_fail_the_set_up(tmp_path: Path) -> None:
-    # Outside of the task's own folder, whose content is removed anyway.
-    run = leaves_answers("/workspace/tasks/probe/groundtruth_workspace/answer.txt")
-    suite = suite_with(tmp_path, tasks={"made-answer": {"preprocess_sandbox": "snapshot"}})
+@pytest.mark.parametrize("way", ["own", "snapshot"])
+async def test_answers_that_are_left_fail_the_set_up(tmp_path: Path, way: str) -> None:
+    # Inside of an entry that is kept; the other content of the task's folder is removed anyway.
+    run = leaves_answers("/workspace/tasks/probe/made-answer/pages/groundtruth_workspace/answer.txt")
+    suite = suite_with(tmp_path, tasks={"made-answer": {"preprocess_sandbox": way, "kept": ["pages"]}})
     error = await set_up_error(tmp_path, FakeProvider(tools=TOOLS, run=run), "made-answer", suite=suite)
     assert error.message.startswith("the answers could not be sealed: ")
 

@@ -89,6 +89,9 @@ class FakeSandbox:
             return None
         return "out of memory" if self.exit.out_of_memory else f"exit code {self.exit.exit_code}"
 
+    async def is_running(self) -> bool:
+        return self.exit is None and not self.paused
+
     async def run(self, first_process: FakeDriver | FakeProbe, stream: SocketStream) -> None:
         """Run the first process. Close its end of the stream when it ends, but not when it is paused."""
         try:

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
+from decathlon_mcp.episodes.state import Phase
 from tests.probe.clients import connected, playing, start
 from tests.probe.serving import SUITE, Served, serving
 
@@ -81,5 +82,7 @@ async def status_of(served: Served, episode: str) -> dict[str, Any]:
 
 
 async def close(served: Served, episode: str) -> None:
+    """End an episode and wait until its account is free for the next test."""
     async with connected(served.lobby) as lobby:
         await lobby.call_tool("close_episode", {"episode": episode})
+    await served.find(episode).state.reach(Phase.ENDED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -13,7 +13,12 @@ from docker.errors import APIError, NotFound
 
 from decathlon_mcp.archives.unpacking import with_owner
 from decathlon_mcp.archives.writing import empty_archive, pack_empty_folders, save
-from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.errors import (
+    BadRequestError,
+    DecathlonError,
+    ProviderUnavailableError,
+    SandboxLostError,
+)
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.docker.container import Container
 from decathlon_mcp.sandboxes.docker.engine import (
@@ -28,6 +33,7 @@ from decathlon_mcp.sandboxes.docker.events import ContainerExit
 from decathlon_mcp.sandboxes.streams import LogTail, SocketStream
 
 CAUSE_SECONDS = 2.0
+STATE_SECONDS = 5.0
 PAUSE_RETRY_SECONDS = (0.05, 0.2, 0.5, 1.0, 2.0)
 """On a busy machine with cgroup v1, the kernel may not stop all processes in the time that runc allows."""
 _SCRATCH = PurePosixPath("/tmp")
@@ -184,6 +190,15 @@ class DockerSandbox:
             with anyio.move_on_after(CAUSE_SECONDS):
                 await self._exit.ended.wait()
         return self._exit.cause
+
+    async def is_running(self) -> bool:
+        def is_running(api: Api) -> bool:
+            state = api.inspect_container(self._container.id)["State"]
+            return bool(state["Running"]) and not state["Paused"]
+
+        with anyio.move_on_after(STATE_SECONDS), suppress(DecathlonError):
+            return await self._run(is_running)
+        return False
 
     def mark_closed(self) -> None:
         """From now on, methods raise SandboxLostError."""

@@ -120,6 +120,7 @@ class LocalSandbox:
         self._signaller = signaller
         self._threads = CapacityLimiter(4)
         self._closed = False
+        self._paused = False
 
     @property
     def log_tail(self) -> str:
@@ -147,6 +148,7 @@ class LocalSandbox:
         self._check_open()
         if self._process.ended.is_set():
             raise SandboxLostError("the sandbox's first process has ended")
+        self._paused = True
         if not await self._signaller.stop(self._process_tree):
             _log.warning("Processes of a local sandbox did not stop", extra=fields(sandbox=self.spec.name))
 
@@ -156,6 +158,9 @@ class LocalSandbox:
                 await self._process.ended.wait()
         code = self._process.exit_code
         return None if code is None else f"exit code {code}"
+
+    async def is_running(self) -> bool:
+        return not (self._closed or self._paused or self._process.ended.is_set())
 
     def mark_closed(self) -> None:
         """From now on, methods raise SandboxLostError."""
