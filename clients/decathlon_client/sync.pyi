@@ -51,6 +51,14 @@ class Episode:
         RequestError, CallTimeoutError, EpisodeEndedError, SandboxLostError, ConnectionLostError.
         """
 
+    def ended_with_reward(self) -> bool:
+        """Whether the episode has ended with a verdict that has a reward, which `evaluate` returns.
+
+        An agent can end its own episode: by letting its time pass, or by exhausting its memory. This is a
+        reward of 0; without it, such attempts would be missing from the mean. False if the server does not
+        say.
+        """
+
     def act(
         self,
         name: str,
@@ -61,7 +69,8 @@ class Episode:
     ) -> Reply:
         """Make a model's call: as `call`, but the model's mistakes are replies with `is_error`.
 
-        Mistakes are an unknown tool, refused arguments, and a call past its `timeout`. `arguments` may be the
+        Mistakes are an unknown tool, refused arguments, and a call past its `timeout`; also a call by which,
+        or before which, the episode ended with a reward of 0: then `claimed` is true. `arguments` may be the
         JSON text that the model wrote. `evaluate` cannot be called. Raises EpisodeEndedError,
         SandboxLostError, ConnectionLostError, which are not the model's fault.
         """
@@ -77,7 +86,8 @@ class Episode:
 
         The work so far is graded, and the verdict's `truncated` is true. `turns`: the turns that the agent
         took, for rubrics that use them; counted only with policy `controller` or a controller's token. Raises
-        AccessDeniedError if another client controls this episode.
+        AccessDeniedError if another client controls this episode. If the episode has ended with a reward of
+        0 before, the reply has `is_error`.
         """
 
     def evaluate(self, *, on_progress: OnProgress | None = None, timeout: float | None = None) -> Verdict:
