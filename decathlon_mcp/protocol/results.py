@@ -41,11 +41,13 @@ CODES = {
 }
 """JSON-RPC codes by `DecathlonError.code`; all others are `INTERNAL_ERROR`."""
 
-RELAYED_CODES = frozenset({INVALID_PARAMS, INTERNAL_ERROR})
+MISSING_CLIENT_CAPABILITY = -32021
+"""A server needs a capability that the client has not declared (MCP 2026-07-28)."""
+RELAYED_CODES = frozenset({INVALID_PARAMS, INTERNAL_ERROR, MISSING_CLIENT_CAPABILITY})
 """Codes that errors of a task's server keep; every other becomes INTERNAL_ERROR.
 
 The others have a meaning between client and server: this server's own, the SDK's for connections and sessions
-that ended, and those that the SDK turns into an HTTP status."""
+that ended, and most of those that the SDK turns into an HTTP status."""
 RELAYED_MESSAGE_CHARACTERS = 4_000
 
 TOOL_FAILURES = frozenset({"episode_claimed", "call_timeout", "driver_error", "limit_exceeded"})
@@ -112,8 +114,14 @@ def relayed_error(error: JsonObject) -> MCPError:
     code, message = error.get("code"), error.get("message")
     number = code if type(code) is int and code in RELAYED_CODES else INTERNAL_ERROR
     text = message[:RELAYED_MESSAGE_CHARACTERS] if isinstance(message, str) and message else NO_MESSAGE
-    own = {key: error[key] for key in ("code", "data") if key in error}
-    return MCPError(number, text, {"source": "task", "error": own})
+    data: JsonObject = {
+        "source": "task",
+        "error": {key: error[key] for key in ("code", "data") if key in error},
+    }
+    if number == MISSING_CLIENT_CAPABILITY:
+        # Clients look for it at the place that the specification gives it.
+        data["requiredCapabilities"] = (as_object(error.get("data")) or {}).get("requiredCapabilities")
+    return MCPError(number, text, data)
 
 
 def error_code(error: DecathlonError) -> int:

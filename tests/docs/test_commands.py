@@ -27,10 +27,11 @@ OTHER_PROGRAMS = {
     *("--cli", "--header", "--tool-arg", "--transport", "--silent"),
     *("--fail-on-error", "--log-dir", "--max-samples"),
     *("--cn_mode", "--env", "--internal", "--add-mcp"),
+    *("--no-config", "--userns-remap"),
     *("--agent_workspace", "--launch_time", "--res_log_file", "--groundtruth_workspace"),
 }
 """Options of other programs, among them a task's own scripts."""
-OTHER_ERRORS = {"ToolError"}
+OTHER_ERRORS = {"ToolError", "RuntimeError"}
 """Exceptions of other libraries."""
 SETTINGS = {*ServerOptions.model_fields, *SERVE_NAMES}
 
