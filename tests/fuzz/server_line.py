@@ -13,7 +13,7 @@ from decathlon_sandbox import wire
 
 from decathlon_mcp.driver_client import rpc as rpc_module
 from decathlon_mcp.driver_client.replies import OWN_PREFIX, read_reply, without_own_keys
-from decathlon_mcp.driver_client.rpc import MAX_DEPTH, MAX_NOTIFICATIONS, RpcClient
+from decathlon_mcp.driver_client.rpc import MAX_DEPTH, MAX_NOTIFICATIONS, Loss, RpcClient
 from decathlon_mcp.driver_client.tunnels import MAX_TUNNELS
 from decathlon_mcp.errors import CallTimeoutError, DriverError, LimitExceededError, SandboxLostError
 from decathlon_mcp.suites.truncation import OVERLONG_KEY
@@ -63,8 +63,8 @@ class Tasks:
         self.started.append(arguments)
 
 
-async def describe_loss(reason: str | None) -> SandboxLostError:
-    return SandboxLostError(reason or "ended")
+async def describe_loss(loss: Loss) -> SandboxLostError:
+    return SandboxLostError(loss.reason or "ended")
 
 
 def check(data: bytes) -> None:
