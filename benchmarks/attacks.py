@@ -37,7 +37,7 @@ ATTACK_SECONDS = 180.0
 NEIGHBOUR_SECONDS = 60.0
 """Time limit for each request of the honest neighbour."""
 STALLED_CONNECTIONS = 200
-STALL_SECONDS = 60.0
+STALL_SECONDS = 130.0
 """How long the connections that never complete a request are watched."""
 
 Address = tuple[str, int]

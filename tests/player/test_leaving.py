@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -15,8 +16,10 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from fcntl import ioctl
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from decathlon_client.player.terminal import LossyFile
 
 from decathlon_mcp.cli.options import PREFIX
 from tests.probe.leftovers import processes_marked
@@ -104,3 +107,29 @@ def test_leaving_closes_the_episode_and_restores_the_terminal(tmp_path: Path, ho
     assert endings(tmp_path) == ["closed by its client"]
     assert processes_marked(tmp_path) == []
     assert "episode ready" in (tmp_path / "play.log").read_text("utf-8")
+
+
+def test_output_to_a_terminal_that_has_gone_is_lost_without_an_error() -> None:
+    """Textual's thread for output would end with the error, and the player would hang at its end."""
+    line, terminal_end = pty.openpty()
+    os.close(line)
+    # Unbuffered, so that nothing is left to be written when it is closed.
+    with open(terminal_end, "wb", buffering=0) as gone:  # noqa: PTH123  (a descriptor)
+        output = LossyFile(io.TextIOWrapper(cast("Any", Unbuffered(gone)), write_through=True))
+        assert output.write("text") == 4
+        output.flush()
+        with pytest.raises(OSError, match="Input/output"):
+            gone.write(b"text")
+
+
+class Unbuffered(io.RawIOBase):
+    """Passes every write to a file."""
+
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        return self._file.write(data)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import ClassVar
 
 from textual.app import App
 from textual.binding import Binding, BindingType
+from textual.driver import Driver
 
 from decathlon_client import Decathlon
 from decathlon_client.player.play_screen import PlayScreen
@@ -36,6 +38,14 @@ class PlayerApp(App[None]):
         self._playing: PlayScreen | None = None
         if "TEXTUAL_THEME" not in os.environ:
             self.theme = LIGHT if _is_light(os.environ.get("COLORFGBG", "")) else DARK
+
+    def get_driver_class(self) -> type[Driver]:
+        """Textual's choice, except for a terminal of Unix."""
+        if sys.platform == "win32" or "TEXTUAL_DRIVER" in os.environ:
+            return super().get_driver_class()
+        from decathlon_client.player.terminal import TerminalDriver
+
+        return TerminalDriver
 
     def on_mount(self) -> None:
         self.push_screen(TasksScreen(self._sessions))
