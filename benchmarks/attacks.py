@@ -44,7 +44,7 @@ Address = tuple[str, int]
 
 
 class Session:
-    """A session of the handshake era on one connection, with the standard library only."""
+    """A session of the handshake era with a connection for each request; the standard library only."""
 
     def __init__(self, address: Address, path: str, *, timeout_seconds: float = ATTACK_SECONDS) -> None:
         self._connection = http.client.HTTPConnection(*address, timeout=timeout_seconds)
@@ -67,9 +67,9 @@ class Session:
             if session_id := response.getheader("mcp-session-id"):
                 self._headers["Mcp-Session-Id"] = session_id
             return response.status, response.read()
-        except BaseException:
-            self._connection.close()  # the next request opens it again
-            raise
+        finally:
+            # The next request opens it again: the server closes connections that are idle during an attack.
+            self._connection.close()
 
     def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """Send a request and return its result. Raises RuntimeError for anything else."""

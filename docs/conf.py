@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 FIRST_PAGE = "docs/quickstart"
-PAGES_ELSEWHERE = ("CHANGELOG.md", "benchmarks/RESULTS.md", "decathlon_mcp/starter/suite/README.md")
+PAGES_ELSEWHERE = (
+    "CHANGELOG.md",
+    "benchmarks/RESULTS.md",
+    "benchmarks/ATTACKS.md",
+    "decathlon_mcp/starter/suite/README.md",
+)
 NAVIGATION: dict[str, tuple[str, ...]] = {
     "Start": ("quickstart", "concepts"),
     "Play": (
@@ -52,6 +57,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "reference/verdict",
         "architecture",
         "/benchmarks/RESULTS",
+        "/benchmarks/ATTACKS",
         "/CHANGELOG",
     ),
 }
