@@ -30,8 +30,7 @@ from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvi
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.settings import ProviderName, Settings
 from decathlon_mcp.storage.disk import DiskSpace
-from decathlon_mcp.storage.instance import InstanceLock, instance_lock
-from decathlon_mcp.storage.state_folder import create_state_folder
+from decathlon_mcp.storage.instance import InstanceLock, create_state_folder, instance_lock
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.telemetry.logs import fields

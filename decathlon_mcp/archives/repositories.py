@@ -200,7 +200,8 @@ class Repositories:
 def reduce_config(content: bytes, stays_inside: Callable[[str], bool]) -> tuple[bytes, list[str]]:
     """A git configuration with its harmless keys alone, and the names of those that were removed.
 
-    Written anew, as `git config` writes it, so that nothing depends on reading the file exactly as git does.
+    The result has the form that `git config` writes, so that nothing depends on reading the file exactly as
+    git does.
     """
     lines: list[str] = []
     removed: dict[str, None] = {}

@@ -102,7 +102,7 @@ class Connections:
 
 def peer_of(address: tuple[str, int] | None) -> str:
     """Whom a connection is counted for: an IPv4 address, or the network of an IPv6 address."""
-    # Whoever has one IPv6 address usually has a whole /64 network of them.
+    # One client usually has a whole /64 network of IPv6 addresses.
     host = address[0] if address else ""
     if ":" not in host:
         return host

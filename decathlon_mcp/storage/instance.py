@@ -1,7 +1,8 @@
-"""The instance lock: each running server holds a lock on a file named like the label of its sandboxes.
+"""The state folder and its instance locks.
 
-A file without a lock belongs to a server that died. The next server that can remove its sandboxes takes the
-lock over, removes them and then the file. While it holds that lock, no other server does the same work.
+Each running server holds a lock on a file named like the label of its sandboxes. A file without a lock
+belongs to a server that died. The next server that can remove its sandboxes takes the lock over, removes
+them and then the file. While it holds that lock, no other server does the same work.
 
 Decided 2026-11-22: a file gets its name only after it is locked. A file that was created under its name first
 and then locked looked dead for a moment, to every server that started in that moment.
@@ -34,6 +35,25 @@ RECORD_BYTES = 4096
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 """What flock(2) answers on a file system without locks."""
+
+
+SUBFOLDERS = ("episodes", "scratch")
+
+
+def create_state_folder(state: Path) -> None:
+    """Create the folder and its subfolders, accessible to their owner alone.
+
+    Raises SettingsError if that is not possible, e.g. on a read-only file system.
+    """
+    # The names of folders in `episodes` are handles, which are capabilities: only the owner may list them.
+    for folder in (state, *(state / name for name in SUBFOLDERS)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.chmod(0o700)
+        except OSError as error:
+            raise SettingsError(
+                f"--state: {folder} cannot be used: {error.strerror}; choose another folder"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)

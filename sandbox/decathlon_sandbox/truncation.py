@@ -62,7 +62,6 @@ def cut(result: dict[str, Any], folder: str, limit_characters: int) -> CutResult
 
 def model_text(result: dict[str, Any]) -> str:
     """The text of a result that Toolathlon's models read."""
-    # The same as in the server's `suites/truncation.py`, which cannot import it; a test compares them.
     items = [_dump(item) for item in as_list(result.get("content")) or []]
     if len(items) == 1:
         return json.dumps(items[0], ensure_ascii=False, separators=(",", ":"))

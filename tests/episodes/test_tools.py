@@ -209,7 +209,7 @@ async def test_local_tools_still_work_after_an_invalid_reply(tmp_path: Path) -> 
 
 @pytest.mark.anyio
 async def test_local_tools_work_again_after_calls_that_failed_together(tmp_path: Path) -> None:
-    """One of the calls may be told of the server's end after another has started it again."""
+    """One of the calls may learn of the server's end after another call has started it again."""
     async with scripted_local_server(tmp_path, "normal") as session:
         for _ in range(3):
             async with anyio.create_task_group() as tasks:

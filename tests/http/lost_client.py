@@ -1,7 +1,7 @@
 """A client that does what its arguments say and is then killed by the test: URL, ERA, METHOD, PARAMS.
 
-Connects with the SDK's client of the era, lists the tools unless it is told not to, prints `connected`, sends
-one request if there is one, prints `answered` and waits.
+Connects with the SDK's client of the era, lists the tools unless an option prevents it, prints `connected`,
+sends one request if there is one, prints `answered` and waits.
 """
 
 from __future__ import annotations
