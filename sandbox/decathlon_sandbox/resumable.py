@@ -514,6 +514,8 @@ class DriverEnd(_End):
     def __init__(self, limits: Limits) -> None:
         super().__init__(limits)
         self._generation = -1
+        self._is_new_process = True
+        self._valid_lines_at_attach = 0
         self._reported_loss = False
         self.survive_seconds = 0
         """How long to wait for a server after its last valid line; 0: the end of the stream is the end."""
@@ -526,11 +528,18 @@ class DriverEnd(_End):
             if len(self._control_lines) < _MAX_QUEUED_CONTROL_LINES:
                 self._control_lines.append(_line(b"refused %b %d" % (nonce, self._generation), _CONTROL_KEY))
             return
-        new_process, self._generation = generation > self._generation, generation
+        if generation > self._generation:
+            self._generation = generation
+            self._is_new_process = True
+        elif self.valid_lines > self._valid_lines_at_attach:
+            # Without a line since the last `attach`, the server may not have received the answer, and with it
+            # the positions that it could not know.
+            self._is_new_process = False
         self.peer_version = version
         self.survive_seconds = survive_seconds
         self._reported_loss = False
-        self._resume(nonce, acknowledged, delivered, first, new_process=new_process)
+        self._resume(nonce, acknowledged, delivered, first, new_process=self._is_new_process)
+        self._valid_lines_at_attach = self.valid_lines
         if self.attached:
             body = b"attached %b %d %b" % (nonce, wire.VERSION, self._positions())
             self._control_lines = [_line(body, _CONTROL_KEY)]

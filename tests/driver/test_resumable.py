@@ -518,6 +518,25 @@ def test_new_process_accepts_that_its_predecessor_acknowledged_more_than_it_stor
     assert new.failure is None
 
 
+def test_new_process_attaches_again_when_the_answer_is_lost() -> None:
+    old, driver = attached_pair()
+    driver.send(b"reply 1")
+    [(number, _)] = old.receive(driver.data_to_send())
+    old.acknowledge(number)
+    old.send(b"ping, not stored")
+    driver.receive(old.data_to_send())
+    new = new_server(generation=2, stored=StoredState(acknowledged=0, sent=0, messages={}))
+    for nonce in ("b" * 32, "c" * 32):
+        new.attach(nonce)
+        driver.receive(new.data_to_send())
+        assert driver.data_to_send()
+        new.stream_lost()
+    attach(new, driver, "d" * 32)
+    driver.send(b"reply 2")
+    assert new.receive(driver.data_to_send()) == [(2, b"reply 2")]
+    assert driver.failure is None
+
+
 def test_unacknowledged_messages_come_to_the_new_process_too() -> None:
     old, driver = attached_pair()
     driver.send(b"reply 1")
