@@ -25,7 +25,7 @@ another, or written for another attachment. Numbers are decimal, at most MAX_NUM
   attach NONCE GENERATION VERSION SURVIVE_SECONDS ACKNOWLEDGED DELIVERED FIRST
                                 server to driver, after a line feed that ends a torn line
   attached NONCE VERSION ACKNOWLEDGED DELIVERED FIRST
-                                the driver's answer
+                                the driver's answer, after a line feed
   refused NONCE GENERATION      the driver's answer to an `attach` of a lower generation than the current one
 NONCE is 32 hexadecimal digits, new for every `attach`. VERSION is the sender's wire version. Of the other
 end's messages, the sender has acknowledged those up to ACKNOWLEDGED and delivered those up to DELIVERED to
@@ -85,18 +85,33 @@ class ConnectionFullError(Exception):
 class Limits:
     """Bounds of one end in bytes. Every message counts with OVERHEAD_BYTES more than its payload.
 
-    `payload_bytes`: one payload, in both directions. `send_buffer_bytes`: messages that the other end has not
-    acknowledged. `receive_window_bytes`: messages from the other end that the application has not
-    acknowledged; at least the other end's `send_buffer_bytes`.
+    `send_payload_bytes`, `receive_payload_bytes`: one payload in each direction. `send_buffer_bytes`:
+    messages that the other end has not acknowledged. `receive_window_bytes`: messages from the other end that
+    the application has not acknowledged; at least the other end's `send_buffer_bytes`.
     """
 
-    __slots__ = ("payload_bytes", "receive_window_bytes", "send_buffer_bytes")
+    __slots__ = (
+        "receive_payload_bytes",
+        "receive_window_bytes",
+        "send_buffer_bytes",
+        "send_payload_bytes",
+    )
 
-    def __init__(self, *, payload_bytes: int, send_buffer_bytes: int, receive_window_bytes: int) -> None:
-        if min(send_buffer_bytes, receive_window_bytes) < payload_bytes + OVERHEAD_BYTES:
-            raise ValueError("the largest message must fit into the send buffer and the receive window")
-        self.payload_bytes = payload_bytes
+    def __init__(
+        self,
+        *,
+        send_payload_bytes: int,
+        send_buffer_bytes: int,
+        receive_payload_bytes: int,
+        receive_window_bytes: int,
+    ) -> None:
+        if send_buffer_bytes < send_payload_bytes + OVERHEAD_BYTES:
+            raise ValueError("the largest message must fit into the send buffer")
+        if receive_window_bytes < receive_payload_bytes + OVERHEAD_BYTES:
+            raise ValueError("the largest message must fit into the receive window")
+        self.send_payload_bytes = send_payload_bytes
         self.send_buffer_bytes = send_buffer_bytes
+        self.receive_payload_bytes = receive_payload_bytes
         self.receive_window_bytes = receive_window_bytes
 
 
@@ -121,7 +136,7 @@ class _End:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._max_line_bytes = limits.payload_bytes + MAX_PREFIX_BYTES
+        self._max_line_bytes = limits.receive_payload_bytes + MAX_PREFIX_BYTES
         # Messages to the other end. `_send_buffer` has numbers from `_first` to `_sent`; missing ones were
         # lost with an earlier process.
         self._send_buffer: dict[int, bytes] = {}
@@ -166,7 +181,7 @@ class _End:
         It grows in calls of `receive` only.
         """
         room_bytes = self._limits.send_buffer_bytes - self._send_buffer_bytes - OVERHEAD_BYTES
-        return min(room_bytes, self._limits.payload_bytes)
+        return min(room_bytes, self._limits.send_payload_bytes)
 
     @property
     def next_number(self) -> int:
@@ -195,7 +210,7 @@ class _End:
         """Return the next bytes for the stream; empty if there are none now.
 
         Consists of whole lines: at most `limit_bytes`, or one line more. Write all of it before the next
-        call, unless `stream_lost` or `attach` is called before.
+        call. What is not written when a stream ends, or is attached again, can be dropped.
         """
         lines, self._control_lines = self._control_lines, []
         if not self.attached:
@@ -542,7 +557,7 @@ class DriverEnd(_End):
         self._valid_lines_at_attach = self.valid_lines
         if self.attached:
             body = b"attached %b %d %b" % (nonce, wire.VERSION, self._positions())
-            self._control_lines = [_line(body, _CONTROL_KEY)]
+            self._control_lines = [b"\n" + _line(body, _CONTROL_KEY)]
 
     def _on_lost_line(self) -> None:
         self._fail("it sent a line that only drivers send")

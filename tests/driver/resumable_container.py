@@ -11,7 +11,12 @@ import time
 
 from decathlon_sandbox.resumable import ACKNOWLEDGE_AFTER_SECONDS, DriverEnd, Limits
 
-LIMITS = Limits(payload_bytes=100_000, send_buffer_bytes=400_000, receive_window_bytes=800_000)
+LIMITS = Limits(
+    send_payload_bytes=100_000,
+    send_buffer_bytes=400_000,
+    receive_payload_bytes=100_000,
+    receive_window_bytes=800_000,
+)
 LARGEST_REPLY_BYTES = 60_000
 LEASE_SECONDS = 60.0
 

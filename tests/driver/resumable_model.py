@@ -23,7 +23,12 @@ from hypothesis import HealthCheck, Phase, settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_state_machine
 
-LIMITS = Limits(payload_bytes=400, send_buffer_bytes=3000, receive_window_bytes=6000)
+LIMITS = Limits(
+    send_payload_bytes=400,
+    send_buffer_bytes=3000,
+    receive_payload_bytes=400,
+    receive_window_bytes=6000,
+)
 MAX_LINE_BYTES = 450
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 """Health checks of hypothesis that a busy machine fails."""
@@ -216,6 +221,8 @@ class ResumableModel(RuleBasedStateMachine):
     def driver_reads(self, count: int) -> None:
         data = bytes(self.to_driver[:count])
         del self.to_driver[:count]
+        if b" attach " in data and self.nonces % 3:
+            self.driver_outbox.clear()  # also in the middle of a line
         for number, payload in self.driver.receive(data):
             self.driver_pending.append((number, payload))
             self.driver_received.append(payload)
@@ -271,6 +278,8 @@ class ResumableModel(RuleBasedStateMachine):
 
     def attach(self, process: Process) -> None:
         self.nonces += 1
+        if self.nonces % 2:
+            process.outbox.clear()  # also in the middle of a line
         process.end.attach(f"{self.nonces:032x}")
 
     @rule(kill=strategies.booleans(), outdated=strategies.booleans(), stale=counts)

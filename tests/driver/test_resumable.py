@@ -26,8 +26,18 @@ from hypothesis.stateful import run_state_machine_as_test as run_state_machine
 
 from tests.driver.resumable_model import SLOW, ResumableModel
 
-LIMITS = Limits(payload_bytes=4096, send_buffer_bytes=20_000, receive_window_bytes=20_000)
-SMALL = Limits(payload_bytes=100, send_buffer_bytes=600, receive_window_bytes=600)
+LIMITS = Limits(
+    send_payload_bytes=4096,
+    send_buffer_bytes=20_000,
+    receive_payload_bytes=4096,
+    receive_window_bytes=20_000,
+)
+SMALL = Limits(
+    send_payload_bytes=100,
+    send_buffer_bytes=600,
+    receive_payload_bytes=100,
+    receive_window_bytes=600,
+)
 Pair = tuple[ServerEnd, DriverEnd]
 
 
@@ -205,7 +215,12 @@ def test_acknowledgement_without_a_message_comes_after_enough_messages(count: in
 
 
 def test_acknowledgement_without_a_message_comes_after_enough_bytes() -> None:
-    limits = Limits(payload_bytes=100_000, send_buffer_bytes=200_000, receive_window_bytes=200_000)
+    limits = Limits(
+        send_payload_bytes=100_000,
+        send_buffer_bytes=200_000,
+        receive_payload_bytes=100_000,
+        receive_window_bytes=200_000,
+    )
     server, driver = attached_pair(limits)
     driver.send(b"x" * ACKNOWLEDGE_AFTER_BYTES)
     for number, _ in server.receive(driver.data_to_send()):
@@ -297,7 +312,7 @@ def test_overlong_line_of_a_driver_fails_only_once_it_is_attached() -> None:
     driver.receive(server.data_to_send())
     server.receive(b"\n" + driver.data_to_send())
     assert server.attached
-    server.receive(b"x" * (SMALL.payload_bytes + MAX_PREFIX_BYTES + 1))
+    server.receive(b"x" * (SMALL.send_payload_bytes + MAX_PREFIX_BYTES + 1))
     assert server.failure == "it sent a line of more than 148 bytes"
 
 
@@ -585,6 +600,17 @@ def test_server_decides_how_long_the_driver_survives() -> None:
     assert driver.survive_seconds == 300
     attach(ServerEnd(LIMITS, generation=2, survive_seconds=0), driver, "b" * 32)
     assert driver.survive_seconds == 0
+
+
+def test_limits_must_allow_the_largest_message() -> None:
+    for name in ("send_buffer_bytes", "receive_window_bytes"):
+        bounds = dict.fromkeys(Limits.__slots__, 1000) | {
+            "send_payload_bytes": 900,
+            "receive_payload_bytes": 900,
+        }
+        Limits(**bounds)
+        with pytest.raises(ValueError):
+            Limits(**bounds | {name: 999})
 
 
 @pytest.mark.parametrize("nonce", ["", "a" * 31, "A" * 32, "g" * 32, " " * 32])
