@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from binascii import crc32
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pytest
@@ -21,7 +22,7 @@ from decathlon_sandbox.resumable import (
     ServerEnd,
     StoredState,
 )
-from hypothesis import settings
+from hypothesis import given, settings, strategies
 from hypothesis.stateful import run_state_machine_as_test as run_state_machine
 
 from tests.driver.resumable_model import SLOW, ResumableModel
@@ -414,6 +415,38 @@ def test_noise_never_raises_and_delivers_nothing() -> None:
         assert driver.receive(make()) == []
     assert server.failure is None
     assert driver.failure is None
+
+
+words = b"attach attached refused ack lost x -1 0 1 2 3 300".split()
+tokens = strategies.sampled_from([*words, b"", b"a" * 32, b"b" * 32, b"%d" % MAX_NUMBER, b"%d0" % MAX_NUMBER])
+bodies = strategies.lists(tokens, max_size=9).map(b" ".join)
+foreign_lines = strategies.one_of(
+    bodies.map(line), bodies.map(lambda body: line(body, None)), strategies.binary(max_size=300)
+)
+
+
+@given(foreign_lines=strategies.lists(foreign_lines, max_size=20), stored=strategies.booleans())
+@settings(deadline=None, database=None, derandomize=True, max_examples=200, suppress_health_check=SLOW)
+def test_lines_of_a_hostile_end_raise_nothing_and_stay_within_the_bounds(
+    foreign_lines: list[bytes], stored: bool
+) -> None:
+    state = StoredState(acknowledged=1, sent=3, messages={2: b"call", 3: b"call"}) if stored else None
+    server, driver = new_server(SMALL, stored=state), DriverEnd(SMALL)
+    server.attach("a" * 32)
+    driver.receive(server.data_to_send())
+    if not stored:
+        server.receive(driver.data_to_send())
+    for foreign_line in foreign_lines:
+        for end in (server, driver):
+            delivered = end.receive(foreign_line)
+            for number, _ in delivered[:1]:
+                end.acknowledge(number)
+            assert end.in_progress_bytes <= SMALL.receive_window_bytes
+            assert len(end.data_to_send()) < 10_000
+            end.acknowledge_now()
+            if end.room_bytes >= 3:
+                with suppress(ConnectionFullError):
+                    end.send(b"abc")
 
 
 # several servers
