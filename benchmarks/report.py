@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from benchmarks.batch import Batch, Load
 from benchmarks.calls import DIRECT, DIRECT_ENDPOINTS, SERVER_PATHS, STREAM, Calls, Processes
 from benchmarks.openings import Openings
 from benchmarks.samples import Samples
 from benchmarks.servers import SINGLE, Servers
+
+if TYPE_CHECKING:
+    from benchmarks.attacks import Outcome
 
 CALLS = """\
 Calls take turns with their two legs: the same tool server called directly over the SDK's HTTP on loopback
@@ -23,6 +27,11 @@ all four, in turns. `excel`, `git` and `echo` use the MCP SDK and need CPU time 
 cores than servers, four of them take at least their total CPU time divided by the number of cores. `plain`
 uses only the standard library."""
 BATCH = "All episodes are opened concurrently, called by minimal HTTP clients, claimed, graded and closed."
+
+
+ATTACKS = """\
+Each attack runs against a fresh server of the local provider with {limit:g} GiB of address space. The
+neighbour is an episode that was open before; it is played and graded after the attack."""
 
 
 def head(machine: dict[str, str]) -> str:
@@ -96,6 +105,22 @@ def batch(measured: Batch) -> str:
         *((f"{kind} remaining", str(count)) for kind, count in measured.remaining.items()),
     ]
     return f"## {size} concurrent episodes\n\n{BATCH}\n\n{_table(('quantity', 'value'), rows)}"
+
+
+def attacks(machine: dict[str, str], outcomes: Sequence[Outcome], limit_gib: float) -> str:
+    rows = (
+        (
+            outcome.attack,
+            outcome.reply,
+            "ended" if outcome.peak_mib is None else f"{outcome.peak_mib:.0f}",
+            f"{outcome.worst_health_seconds * 1e3:.0f}",
+            outcome.neighbour,
+        )
+        for outcome in outcomes
+    )
+    columns = ("attack", "reply", "peak memory MiB", "worst `/healthz` ms", "neighbour")
+    head = "\n".join(f"- {name}: {value}" for name, value in machine.items())
+    return f"# Attacks\n\n{head}\n\n{ATTACKS.format(limit=limit_gib)}\n\n{_table(columns, rows)}"
 
 
 def _load(name: str, load: Load) -> list[tuple[str, ...]]:
