@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
@@ -67,6 +68,13 @@ class Container:
             cwd=REPOSITORY,
             env={**os.environ, "PYTHONPATH": str(REPOSITORY / "sandbox")},
         )
+
+    def stop_process(self, process: subprocess.Popen[str]) -> None:
+        """Stop a process while it does not hold the lock of the store, for which the next one would wait."""
+        with self.store.open("rb") as store:
+            fcntl.flock(store, fcntl.LOCK_EX)
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
 
     def stored(self) -> Store:
         store = Store(self.store)
@@ -159,7 +167,7 @@ def test_stopped_server_process_that_continues_is_refused_and_harms_nothing(cont
         with running(container.start_process(UNLIMITED)) as old:
             wait_attached(old)
             time.sleep(number * STEP_SECONDS)
-            old.send_signal(signal.SIGSTOP)
+            container.stop_process(old)
             with running(container.start_process(UNLIMITED)) as new:
                 wait_attached(new)
                 old.send_signal(signal.SIGCONT)
