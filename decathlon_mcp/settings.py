@@ -119,6 +119,20 @@ class Settings(BaseModel):
     drain_seconds: Seconds = Field(
         30, description="Time that a stopping server waits for evaluations in progress."
     )
+    survive_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
+        300,
+        description="How long sandboxes wait for a server after theirs has died; the next `serve` on the "
+        "same state folder continues their episodes. 0: they end with their server, as with `stdio`.",
+    )
+    hand_over: bool = Field(
+        False,
+        description="On SIGTERM, `serve` leaves its sandboxes and episodes to the next server on the state "
+        "folder, instead of ending them.",
+    )
+    keep_days: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="Days after which the files of an ended episode are deleted. [never]",
+    )
 
     memory_mib: Count = Field(4096, description="Memory limit of one sandbox, in MiB.")
     cpus: Annotated[float, Field(gt=0)] = Field(2.0, description="CPU limit of one sandbox.")

@@ -6,6 +6,7 @@ that runs in it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -50,6 +51,9 @@ class SandboxSpec:
     image: str | None = None
     network: Network = "none"
     limits: Limits = field(default_factory=Limits)
+    survives: bool = False
+    """Whether the first process goes on when its stream ends or the server dies, until it ends by itself or
+    is removed. Otherwise the end of its stdin tells it that the server is gone."""
 
 
 class Sandbox(Protocol):
@@ -71,6 +75,18 @@ class Sandbox(Protocol):
         """stdin and stdout of the first process.
 
         When that process ends, everything it wrote can still be received, then `receive` raises EndOfStream.
+        The stream can also end alone, if the sandbox `survives`: see `reopen`.
+        """
+        ...
+
+    async def reopen(self) -> None:
+        """Replace `stream`, which has ended, by a new one to the same first process. Only if it `survives`.
+
+        Bytes that were on their way may be lost, also in the middle of a message, and the new stream may
+        begin with the end of an older message.
+
+        Raises SandboxLostError if the first process has ended or is paused for good, and
+        ProviderUnavailableError if the engine does not answer; then it can be tried again.
         """
         ...
 
@@ -195,8 +211,21 @@ class Provider(Protocol):
         """
         ...
 
-    async def sweep(self, owner: str) -> int:
-        """Remove all sandboxes labelled with `owner` that this object did not open; returns their number.
+    def take_back(self, owner: str, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
+        """Continue a sandbox that a server with the label `owner` opened with this spec, and that survived it.
+
+        On exit it is removed, as one that this object opened. A paused sandbox is taken back paused: files
+        can be copied from it, and its stream has ended.
+
+        Raises SandboxLostError if there is none or its first process has ended; it is then removed.
+        Raises ProviderUnavailableError if the engine does not answer.
+        """
+        ...
+
+    async def sweep(self, owner: str, *, keep: Collection[str] = ()) -> int:
+        """Remove the sandboxes labelled with `owner`; returns their number.
+
+        Except those that this object has opened or taken back, and those with a name in `keep`.
 
         Raises ProviderUnavailableError.
         """
