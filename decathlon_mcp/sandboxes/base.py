@@ -212,7 +212,7 @@ class Provider(Protocol):
         ...
 
     def take_back(self, owner: str, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
-        """Continue a sandbox that a server with the label `owner` opened with this spec, and that survived it.
+        """Continue a sandbox that a server with the label `owner` opened with this spec and that survived.
 
         On exit it is removed, as one that this object opened. A paused sandbox is taken back paused: files
         can be copied from it, and its stream has ended.
