@@ -68,7 +68,9 @@ class EpisodeRunner:
         ending, cause = Ending.SERVER_STOPPED, None
         log.info("episode started", extra=fields(episode=episode.spec.label, task=episode.task_name))
         try:
-            ending = await self._run()
+            # Outside the lease: when it expires, calls fail with their sandbox and know the reason.
+            async with episode.running_calls():
+                ending = await self._run()
         except DecathlonError as error:
             ending, cause = self._ending_for(error), error
         except Exception:
