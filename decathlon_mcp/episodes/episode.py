@@ -160,6 +160,11 @@ class Episode:
         return self._tool_session
 
     @property
+    def was_ready(self) -> bool:
+        """Whether the episode could ever be played; a set-up that failed never gets there."""
+        return self._ready_at is not None
+
+    @property
     def calls(self) -> int:
         """Number of tool calls so far."""
         return self._calls

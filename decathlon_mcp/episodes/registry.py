@@ -32,6 +32,7 @@ from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.storage.disk import RETRY_SECONDS, DiskSpace
 from decathlon_mcp.storage.journal import Journal
+from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
@@ -65,7 +66,8 @@ class RegistryOptions:
 class EpisodeRegistry:
     """All episodes of one server. They run inside `running`.
 
-    `sandbox_factories` has one for each suite of the catalogue, by the suite's name.
+    `sandbox_factories` has one for each suite of the catalogue, by the suite's name. `store`: keeps what the
+    next server needs to continue; None if everything is to end with this process.
     """
 
     def __init__(
@@ -77,7 +79,11 @@ class EpisodeRegistry:
         admission: Admission,
         signer: Signer,
         options: RegistryOptions,
+        store: Store | None = None,
     ) -> None:
+        self.store = store
+        self.handing_over = False
+        """Whether this server ends and leaves its episodes and sessions to the next one."""
         self.catalogue = catalogue
         self.draws = draws
         self.admission = admission
