@@ -218,6 +218,10 @@ class EpisodeRegistry:
                 await episode.state.reach(Phase.ENDED)
         self.drained.set()
 
+    def hand_over(self) -> None:
+        """Leave all episodes to the next server on the state folder; the process must end after this."""
+        self._closing = True
+
     def _runnable_task(self, task_id: str) -> tuple[Suite, Task]:
         self._require_open()
         suite, task = self.catalogue.find(task_id)

@@ -89,6 +89,11 @@ class Connections:
         if self._by_peer[connection.peer] <= 0:
             del self._by_peer[connection.peer]
 
+    @property
+    def awaited(self) -> int:
+        """How many requests are in progress, without GET: those are streams that stay open."""
+        return sum(connection.is_awaited for connection in self._open)
+
     async def sweep(self) -> None:
         """Close connections that are over a deadline, until cancelled."""
         # One task for all: timers would have to be set and cancelled for every request.
@@ -291,6 +296,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _last(self) -> RequestResponseCycle | None:
         """The last request whose head is complete. uvicorn does not annotate that there may be none."""
         return self.cycle
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a request other than GET waits for the rest of its response."""
+        running = self._running
+        return running is not None and not running.response_complete and running.scope["method"] != "GET"
 
     @property
     def _response_complete(self) -> bool:
