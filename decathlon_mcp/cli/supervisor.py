@@ -4,10 +4,10 @@ The parent never accepts a connection. While no server runs, requests wait in th
 next server answers them; clients notice a delay. A parent that dies takes its server with it (SIGKILL).
 
 The first server parses the settings and opens the socket, so that errors at the start are its own. Once it
-serves, it sends the socket to the parent over a channel, and the next servers inherit it. The parent reads the
-channel when the server has died; until then the unread message keeps the socket open. The formats of
-`VARIABLE` and of the channel's message are the same in all releases: after an upgrade of the files, a new
-server has an old parent.
+serves, it sends the socket to the parent over a channel, and the next servers inherit it. The parent reads
+the channel when the server has died; until then the unread message keeps the socket open. The formats of
+`VARIABLE` and of the message are the same in all releases: after an upgrade of the files, a new server has an
+old parent.
 
 Both sides are in this module. It imports only small modules of the standard library, because the parent
 imports nothing else and lives as long as the service.
