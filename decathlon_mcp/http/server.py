@@ -52,11 +52,9 @@ class _Server(uvicorn.Server):
         self._on_ready()
 
     def stop_accepting(self) -> None:
-        """Close the listening socket and idle connections; the others close after their response."""
+        """Close the listening socket."""
         for listener in self.servers if self.started else ():
             listener.close()
-        for connection in list(self.server_state.connections):
-            connection.shutdown()
 
 
 def hosts_for(host: str, extra_names: tuple[str, ...], tokens: Tokens) -> AllowedHosts:
@@ -175,6 +173,7 @@ async def serve_http(
 
     async def answer_and_leave() -> None:
         server.stop_accepting()
+        connections.close_idle()
         with anyio.move_on_after(GRACE_SECONDS):
             while connections.awaited:  # noqa: ASYNC110  (uvicorn's protocol has no event for it)
                 await anyio.sleep(0.02)

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -390,6 +390,23 @@ def test_a_hand_over_answers_calls_in_progress_and_cleans_nothing_up(shell: Shel
         assert list((served.state / "servers").iterdir())
         assert list((served.state / "episodes").iterdir())
         assert not list((served.state / "episodes").glob("*/verdict.json"))
+
+
+def test_a_client_that_has_just_connected_is_answered_before_a_hand_over(shell: Shell) -> None:
+    with running(shell, "--port", "0", "--hand-over") as served:
+        address = ("127.0.0.1", served.port)
+        idle = http.client.HTTPConnection(*address, timeout=WAIT_SECONDS)
+        with socket.create_connection(address, WAIT_SECONDS) as fresh, closing(idle):
+            idle.request("GET", "/healthz")
+            assert idle.getresponse().read()
+            served.process.terminate()
+            served.log.wait("stopping")
+            assert idle.sock.recv(1) == b""
+            fresh.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            response = http.client.HTTPResponse(fresh)
+            response.begin()
+            assert (response.status, response.headers["Connection"]) == (200, "close")
+            assert served.process.wait(WAIT_SECONDS) == 0
 
 
 def test_a_second_signal_ends_a_hand_over_at_once(shell: Shell) -> None:
