@@ -209,7 +209,7 @@ class EpisodeRegistry:
             stored.spec,
             sandbox_factory=self._sandbox_factories[stored.suite],
             ticket=ticket,
-            journal=Journal(folder, max_calls_bytes=options.max_log_bytes, disk=options.disk),
+            journal=Journal.reopen(folder, max_calls_bytes=options.max_log_bytes, disk=options.disk),
             store=self.store,
         )
         episode.restore(stored)
