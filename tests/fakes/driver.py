@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -379,11 +379,6 @@ class FakeDriver:
                 self._scope.cancel()
 
 
-async def _messages(reader: BufferedByteReceiveStream) -> AsyncIterator[Json]:
-    while True:
-        yield json.loads(await reader.receive_until(b"\n", wire.MAX_LINE_BYTES))
-
-
 def _definition(name: str, tool: Handler | FakeTool) -> Json:
     tool = tool if isinstance(tool, FakeTool) else FakeTool(tool)
     return {
@@ -404,8 +399,15 @@ class FakeProbe:
     async def run(self) -> ProcessExit:
         reader = BufferedByteReceiveStream(self._stream)
         with suppress(anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError):
-            async for request in _messages(reader):
+            while True:
+                try:
+                    request: Json = json.loads(await reader.receive_until(b"\n", wire.MAX_LINE_BYTES))
+                except ValueError:
+                    continue
                 if "write" in request:
                     self._tree.write(request["write"], request["text"])
-                await self._stream.send(b'{"python": [3, 11]}\n')
+                if "exit" in request:
+                    return ProcessExit(request["exit"])
+                reply = {"python": [3, 11], "echo": request.get("echo")}
+                await self._stream.send(json.dumps(reply).encode() + b"\n")
         return ProcessExit(0)
