@@ -1,0 +1,498 @@
+"""The store: what a server must know about its episodes and sessions to continue them after a restart.
+
+One SQLite database in the state folder, `store.db`. A row is written before the server acts upon it, so that
+a server that starts later finds at least what the dead one did. Calls are not here but in each episode's
+`trajectory.jsonl`.
+
+Every row has the name of the server that runs its episode (`server`, as in `instance`). A server writes rows
+of its own only; `adopt` makes the rows of a dead server its own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+import time
+from collections.abc import Collection, Generator, Iterable, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import anyio
+import anyio.to_thread
+
+from decathlon_mcp.errors import AtCapacityError, SettingsError
+from decathlon_mcp.telemetry.logs import fields
+from decathlon_mcp.types import JsonObject, as_json, as_object
+
+FILE_NAME = "store.db"
+BUSY_SECONDS = 5.0
+"""How long a statement waits for another process's transaction; these take microseconds."""
+CHECKPOINT_SECONDS = 5.0
+"""Time between two moves of new rows from the log into the database file."""
+MAX_LOG_BYTES = 64 << 20
+"""Size of SQLite's log at which it is emptied, although that makes writers wait for the disk."""
+ENDED = "ended"
+"""Value of `EpisodeRow.phase` of an episode that is over."""
+
+_log = logging.getLogger("decathlon.storage")
+
+_MIGRATIONS = (
+    """
+    CREATE TABLE server_starts (generation INTEGER PRIMARY KEY AUTOINCREMENT, server TEXT, started_at REAL);
+    CREATE TABLE episodes (
+        id TEXT PRIMARY KEY,
+        agent_id TEXT NOT NULL UNIQUE,
+        server TEXT NOT NULL,
+        suite TEXT NOT NULL,
+        task TEXT NOT NULL,
+        token TEXT,
+        operation TEXT,
+        phase TEXT NOT NULL,
+        started_at REAL NOT NULL,
+        ended_at REAL,
+        ending TEXT,
+        spec TEXT NOT NULL,
+        progress TEXT NOT NULL,
+        tools TEXT,
+        verdict TEXT
+    ) WITHOUT ROWID;
+    CREATE INDEX episodes_by_phase ON episodes (phase, server);
+    CREATE INDEX episodes_by_start ON episodes (started_at);
+    CREATE UNIQUE INDEX episodes_by_operation ON episodes (operation) WHERE operation IS NOT NULL;
+    CREATE TABLE sandboxes (
+        name TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        episode TEXT NOT NULL,
+        role TEXT NOT NULL,
+        provider TEXT NOT NULL,
+        spec TEXT NOT NULL
+    ) WITHOUT ROWID;
+    CREATE INDEX sandboxes_by_episode ON sandboxes (episode);
+    CREATE TABLE sessions (
+        id TEXT PRIMARY KEY,
+        server TEXT NOT NULL,
+        address TEXT NOT NULL,
+        path TEXT NOT NULL,
+        episode TEXT,
+        used_at REAL NOT NULL,
+        data TEXT NOT NULL
+    ) WITHOUT ROWID;
+    CREATE INDEX sessions_by_episode ON sessions (episode) WHERE episode IS NOT NULL;
+    CREATE TABLE requests (
+        session TEXT NOT NULL,
+        request TEXT NOT NULL,
+        sent_at REAL NOT NULL,
+        message BLOB NOT NULL,
+        PRIMARY KEY (session, request)
+    ) WITHOUT ROWID;
+    """,
+)
+"""One script for each version of the schema, from the version before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeRow:
+    """One episode. `spec` is fixed at the start, `progress` changes; see `episodes.records`.
+
+    `token`: name of the owner's token. `operation`: id of the request that started it. `tools`: what each
+    server of the task offered. Times in Unix seconds.
+    """
+
+    id: str
+    agent_id: str
+    server: str
+    suite: str
+    task: str
+    phase: str
+    started_at: float
+    spec: JsonObject
+    progress: JsonObject
+    token: str | None = None
+    operation: str | None = None
+    ended_at: float | None = None
+    ending: str | None = None
+    tools: JsonObject | None = None
+    verdict: JsonObject | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxRow:
+    """One sandbox, written before it is opened. `owner`: its label, the server that opened it.
+
+    `role`: `agent`, `preprocess`, `grader` or `service`. `spec`: see `episodes.records`.
+    """
+
+    name: str
+    owner: str
+    episode: str
+    role: str
+    provider: str
+    spec: JsonObject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRow:
+    """One MCP session of a revision with a handshake.
+
+    `address`: kind of address, `task`, `episode` or `lobby`. `path`: of the URL at which it was opened.
+    `data`: what `protocol` needs to continue it. `used_at`: when a server last started or wrote it.
+    """
+
+    id: str
+    server: str
+    address: str
+    path: str
+    data: JsonObject
+    episode: str | None = None
+    used_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRow:
+    """A request of a session whose answer is not out yet. `request`: its JSON-RPC id as JSON.
+
+    `message`: the request's body.
+    """
+
+    session: str
+    request: str
+    message: bytes
+
+
+class Store:
+    """The database, for one thread: the event loop's. Statements take microseconds.
+
+    `server`: this server's name. `generation`: number of its start on this state folder; higher than that of
+    every start before.
+
+    A statement that fails later than the start of an episode (a full disk) is logged and costs the
+    continuation of what it describes, never the running episode. `insert_episode` raises instead.
+    """
+
+    def __init__(self, file: Path, connection: sqlite3.Connection, *, server: str) -> None:
+        self._file = file
+        self._connection = connection
+        self.server = server
+        self.generation = 0
+
+    @classmethod
+    @contextmanager
+    def open(cls, state: Path, server: str) -> Generator[Self]:
+        """Open or create the database of a state folder for the server of that name.
+
+        Raises SettingsError if the folder's file system cannot hold it, or a newer release wrote it.
+        """
+        file = state / FILE_NAME
+        try:
+            connection = _connect(file)
+        except sqlite3.Error as error:
+            raise SettingsError(f"--state: {file} cannot be used: {error}; choose another folder") from None
+        with closing(connection):
+            store = cls(file, connection, server=server)
+            try:
+                _migrate(connection, file)
+                store.generation = store._add_start()
+            except sqlite3.Error as error:
+                raise SettingsError(
+                    f"--state: {file} cannot be used: {error}; choose another folder"
+                ) from None
+            yield store
+
+    async def maintain(self) -> None:
+        """Move new rows into the database file from time to time, until cancelled."""
+        while True:
+            await anyio.sleep(CHECKPOINT_SECONDS)
+            try:
+                await anyio.to_thread.run_sync(_checkpoint, self._file)
+            except (sqlite3.Error, OSError) as error:
+                _log.warning("the store could not be checkpointed", extra=fields(why=str(error)))
+
+    # episodes
+
+    def insert_episode(self, row: EpisodeRow) -> None:
+        """Raises AtCapacityError if the disk is full or the database cannot be written."""
+        try:
+            self._execute(
+                "INSERT INTO episodes"
+                " (id, agent_id, server, suite, task, token, operation, phase, started_at, spec, progress)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    row.id,
+                    row.agent_id,
+                    self.server,
+                    row.suite,
+                    row.task,
+                    row.token,
+                    row.operation,
+                    row.phase,
+                    row.started_at,
+                    _text(row.spec),
+                    _text(row.progress),
+                ),
+            )
+        except sqlite3.Error as error:
+            raise AtCapacityError(
+                f"the state folder has no room for another episode: {error}", retryAfterSeconds=60.0
+            ) from None
+
+    def update_episode(
+        self, episode: str, *, phase: str, progress: JsonObject, tools: JsonObject | None = None
+    ) -> None:
+        """Replace phase and progress of an episode, and its tools if they are given."""
+        statement, values = "UPDATE episodes SET phase = ?, progress = ?", [phase, _text(progress)]
+        if tools is not None:
+            statement, values = f"{statement}, tools = ?", [*values, _text(tools)]
+        self._write(f"{statement} WHERE id = ?", (*values, episode))
+
+    def set_verdict(self, episode: str, verdict: JsonObject) -> None:
+        self._write("UPDATE episodes SET verdict = ? WHERE id = ?", (_text(verdict), episode))
+
+    def end_episode(self, episode: str, ending: str) -> None:
+        """Mark an episode as over, and forget its sandboxes and its tools."""
+        with self._transaction():
+            self._write(
+                "UPDATE episodes SET phase = ?, ending = ?, ended_at = ?, tools = NULL WHERE id = ?",
+                (ENDED, ending, time.time(), episode),
+            )
+            self._write("DELETE FROM sandboxes WHERE episode = ?", (episode,))
+
+    def episode(self, episode: str) -> EpisodeRow | None:
+        """The episode with this handle."""
+        return next(self._episodes("WHERE id = ?", (episode,)), None)
+
+    def episode_of_agent(self, agent_id: str) -> EpisodeRow | None:
+        """The episode with this agent id."""
+        return next(self._episodes("WHERE agent_id = ?", (agent_id,)), None)
+
+    def episode_of_operation(self, operation: str) -> EpisodeRow | None:
+        """The episode that the request with this operation id has started."""
+        return next(self._episodes("WHERE operation = ?", (operation,)), None)
+
+    def live_episodes(self) -> list[EpisodeRow]:
+        """The episodes of this server that are not over, oldest first."""
+        return list(
+            self._episodes("WHERE phase <> ? AND server = ? ORDER BY started_at", (ENDED, self.server))
+        )
+
+    def ended_episodes(self, limit: int) -> list[EpisodeRow]:
+        """The episodes that ended last, newest first; also those of other servers."""
+        return list(self._episodes("WHERE phase = ? ORDER BY ended_at DESC LIMIT ?", (ENDED, limit)))
+
+    def delete_ended_before(self, unix_seconds: float) -> list[str]:
+        """Delete episodes that ended before that time, and return their handles."""
+        where = "WHERE phase = ? AND ended_at < ?"
+        rows = self._rows(f"SELECT id FROM episodes {where}", (ENDED, unix_seconds))
+        self._write(f"DELETE FROM episodes {where}", (ENDED, unix_seconds))
+        return [str(row[0]) for row in rows]
+
+    def adopt(self, dead: Collection[str]) -> None:
+        """Make the episodes and sessions of these servers this server's own."""
+        with self._transaction():
+            for server in dead:
+                self._write("UPDATE episodes SET server = ? WHERE server = ?", (self.server, server))
+                self._write(
+                    "UPDATE sessions SET server = ?, used_at = ? WHERE server = ?",
+                    (self.server, time.time(), server),
+                )
+
+    # sandboxes
+
+    def insert_sandbox(self, row: SandboxRow) -> None:
+        self._write(
+            "INSERT OR REPLACE INTO sandboxes (name, owner, episode, role, provider, spec)"
+            " VALUES (?, ?, ?, ?, ?, ?)",
+            (row.name, row.owner, row.episode, row.role, row.provider, _text(row.spec)),
+        )
+
+    def delete_sandbox(self, name: str) -> None:
+        self._write("DELETE FROM sandboxes WHERE name = ?", (name,))
+
+    def sandboxes(self, episode: str | None = None) -> list[SandboxRow]:
+        """The sandboxes of one episode, or all of them."""
+        where, values = ("", ()) if episode is None else (" WHERE episode = ?", (episode,))
+        rows = self._rows(f"SELECT name, owner, episode, role, provider, spec FROM sandboxes{where}", values)
+        return [
+            SandboxRow(name=name, owner=owner, episode=of, role=role, provider=provider, spec=_object(spec))
+            for name, owner, of, role, provider, spec in rows
+        ]
+
+    # sessions
+
+    def save_session(self, row: SessionRow) -> None:
+        """Insert or replace a session."""
+        self._write(
+            "INSERT OR REPLACE INTO sessions (id, server, address, path, episode, used_at, data)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (row.id, self.server, row.address, row.path, row.episode, time.time(), _text(row.data)),
+        )
+
+    def session(self, session: str) -> SessionRow | None:
+        """A session of this server."""
+        columns = "id, server, address, path, episode, used_at, data"
+        rows = self._rows(
+            f"SELECT {columns} FROM sessions WHERE id = ? AND server = ?", (session, self.server)
+        )
+        return next((_session(row) for row in rows), None)
+
+    def delete_session(self, session: str) -> None:
+        """Delete a session with its requests."""
+        with self._transaction():
+            self._write("DELETE FROM sessions WHERE id = ?", (session,))
+            self._write("DELETE FROM requests WHERE session = ?", (session,))
+
+    def unused_sessions(self, unix_seconds: float) -> list[SessionRow]:
+        """This server's sessions that no server has started or written since that time."""
+        columns = "id, server, address, path, episode, used_at, data"
+        rows = self._rows(
+            f"SELECT {columns} FROM sessions WHERE server = ? AND used_at < ?", (self.server, unix_seconds)
+        )
+        return [_session(row) for row in rows]
+
+    # requests of sessions
+
+    def insert_request(self, row: RequestRow) -> None:
+        """Keep a request until `delete_request`. Before it is served."""
+        self._write(
+            "INSERT OR REPLACE INTO requests (session, request, sent_at, message) VALUES (?, ?, ?, ?)",
+            (row.session, row.request, time.time(), row.message),
+        )
+
+    def delete_request(self, session: str, request: str) -> None:
+        self._write("DELETE FROM requests WHERE session = ? AND request = ?", (session, request))
+
+    def requests(self, session: str) -> list[RequestRow]:
+        """The requests of a session whose answers are not out, oldest first."""
+        rows = self._rows(
+            "SELECT request, message FROM requests WHERE session = ? ORDER BY sent_at", (session,)
+        )
+        return [RequestRow(session, request, bytes(message)) for request, message in rows]
+
+    # internals
+
+    def _add_start(self) -> int:
+        cursor = self._execute(
+            "INSERT INTO server_starts (server, started_at) VALUES (?, ?)", (self.server, time.time())
+        )
+        assert cursor.lastrowid is not None
+        return cursor.lastrowid
+
+    def _episodes(self, where: str, values: Sequence[Any]) -> Generator[EpisodeRow]:
+        columns = (
+            "id, agent_id, server, suite, task, token, operation, phase, started_at, ended_at, ending, spec,"
+            " progress, tools, verdict"
+        )
+        for row in self._rows(f"SELECT {columns} FROM episodes {where}", values):
+            yield EpisodeRow(
+                id=row[0],
+                agent_id=row[1],
+                server=row[2],
+                suite=row[3],
+                task=row[4],
+                token=row[5],
+                operation=row[6],
+                phase=row[7],
+                started_at=row[8],
+                ended_at=row[9],
+                ending=row[10],
+                spec=_object(row[11]),
+                progress=_object(row[12]),
+                tools=None if row[13] is None else _object(row[13]),
+                verdict=None if row[14] is None else _object(row[14]),
+            )
+
+    def _rows(self, statement: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
+        return self._execute(statement, values).fetchall()
+
+    def _execute(self, statement: str, values: Iterable[Any] = ()) -> sqlite3.Cursor:
+        return self._connection.execute(statement, tuple(values))
+
+    def _write(self, statement: str, values: Iterable[Any]) -> None:
+        try:
+            self._execute(statement, values)
+        except sqlite3.Error as error:
+            # The running server does not need the row; only the next one would.
+            _log.error("the store could not be written", extra=fields(why=str(error)))
+
+    @contextmanager
+    def _transaction(self) -> Generator[None]:
+        try:
+            self._execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
+            _log.error("the store could not be written", extra=fields(why=str(error)))
+            yield
+            return
+        try:
+            yield
+        finally:
+            # Rolled back by SQLite already if the disk was full.
+            if self._connection.in_transaction:
+                self._write("COMMIT", ())
+
+
+def _connect(file: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(file, timeout=BUSY_SECONDS, isolation_level=None)
+    try:
+        file.chmod(0o600)  # handles of episodes are capabilities
+        connection.execute("PRAGMA journal_mode = WAL")
+        # Without fsync for each row: rows survive the process, and a power cut ends the sandboxes too.
+        connection.execute("PRAGMA synchronous = NORMAL")
+        # A checkpoint waits for the disk; `maintain` does it in a thread.
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+    except (sqlite3.Error, OSError):
+        connection.close()
+        raise
+    return connection
+
+
+def _migrate(connection: sqlite3.Connection, file: Path) -> None:
+    """Bring the schema to the newest version. Raises SettingsError for a newer one."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        ((version,),) = connection.execute("PRAGMA user_version").fetchall()
+        for script in _MIGRATIONS[version:]:
+            # Not `executescript`, which would commit.
+            for statement in filter(str.strip, script.split(";")):
+                connection.execute(statement)
+        if version < len(_MIGRATIONS):
+            connection.execute(f"PRAGMA user_version = {len(_MIGRATIONS)}")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+    if version > len(_MIGRATIONS):
+        raise SettingsError(
+            f"--state: {file} was written by a newer release (schema {version}, this release has "
+            f"{len(_MIGRATIONS)}): install that release, or choose another folder"
+        )
+
+
+def _checkpoint(file: Path) -> None:
+    with closing(sqlite3.connect(file, timeout=BUSY_SECONDS, isolation_level=None)) as connection:
+        log = file.with_name(f"{file.name}-wal")
+        mode = "TRUNCATE" if log.exists() and log.stat().st_size > MAX_LOG_BYTES else "PASSIVE"
+        connection.execute(f"PRAGMA wal_checkpoint({mode})")
+
+
+def _session(row: tuple[Any, ...]) -> SessionRow:
+    session, server, address, path, episode, used_at, data = row
+    return SessionRow(
+        id=session,
+        server=server,
+        address=address,
+        path=path,
+        episode=episode,
+        used_at=used_at,
+        data=_object(data),
+    )
+
+
+def _text(value: JsonObject) -> str:
+    return as_json(value).decode("utf-8")
+
+
+def _object(text: str) -> JsonObject:
+    return as_object(json.loads(text)) or {}
