@@ -14,6 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -24,8 +25,9 @@ from decathlon_mcp.app import create_registry
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.episodes.access import Principal
-from decathlon_mcp.episodes.episode import Episode, EpisodeSpec
+from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.operations import Caller
+from decathlon_mcp.episodes.specification import EpisodeSpec
 from decathlon_mcp.episodes.tools import ToolRouter, ToolSession
 from decathlon_mcp.errors import CallTimeoutError, DecathlonError
 from decathlon_mcp.settings import Settings
@@ -130,15 +132,13 @@ async def begin(folder: Path, step: int, arguments: Any) -> None:
     """The first server: a call that is answered, and one in which the server dies."""
     episode, crash = episode_of(folder, Journal(folder / "journal")), Crash(step)
     episode.mark_opening()
-    episode.mark_ready(tools(folder, Crash(0), 1))
+    episode.become_ready(tools(folder, Crash(0), 1))
     async with episode.running_calls():
         await episode.call("probe__tool", {}, caller=Caller(operation="before"))
         episode._tool_session = tools(folder, crash, 2)  # pyright: ignore[reportPrivateUsage]
         journal_module._write_all = crash.write_all  # pyright: ignore[reportPrivateUsage]
-        try:
+        with suppress(CallTimeoutError):
             await episode.call("probe__tool", arguments, caller=Caller(operation="one"))
-        except CallTimeoutError:
-            pass
 
 
 async def resume(folder: Path, kind: str, arguments: Any) -> Any:
@@ -160,7 +160,7 @@ async def resume(folder: Path, kind: str, arguments: Any) -> Any:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(repeat, "one", arguments)
             await anyio.lowlevel.checkpoint()
-            episode.mark_ready(tools(folder, Crash(0), 3))
+            episode.become_ready(tools(folder, Crash(0), 3))
             if kind == "claim":
                 await episode.claim_done(None)
             episode.resume_calls()
@@ -180,7 +180,7 @@ def fork(run: Callable[[], None]) -> int:
     if (child := os.fork()) == 0:
         try:
             run()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  (the parent's exit handlers must not run here)
             print(repr(error), file=sys.stderr, flush=True)  # noqa: T201
             os._exit(1)
         os._exit(0)
