@@ -76,7 +76,7 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
         log.warning("started again", extra=previous)
     if settings.hand_over and not settings.survive_seconds:
         raise SettingsError("--hand-over requires --survive-seconds: with 0, sandboxes end with their server")
-    async with bootstrap(settings) as episodes:
+    async with bootstrap(settings, survives=True) as episodes:
         await require_ready(episodes)
         # Imported late: it takes a second, and a missing engine is reported before that.
         from decathlon_mcp.http.application import http_app
