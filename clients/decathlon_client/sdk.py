@@ -129,14 +129,20 @@ class ErrorResponse:
 async def http_session(
     url: str,
     headers: dict[str, str],
+    *,
+    may_send: Callable[[], bool],
     on_error_response: Callable[[ErrorResponse], None],
     on_truncation: Callable[[], None],
 ) -> AsyncGenerator[Session]:
     """A session over streamable HTTP; on exit it is ended with a DELETE.
 
-    `on_error_response` is called for a POST that failed, `on_truncation` when the stream of a reply broke
+    Once `may_send` returns False, nothing more is sent, not even that. `on_error_response` is called for a POST that failed, `on_truncation` when the stream of a reply broke
     off. Errors of the network are raised alone or in a group (see `cause_of`).
     """
+
+    async def check_request(request: httpx.Request) -> None:
+        if not may_send():
+            raise httpx.ConnectError("this session was given up", request=request)
 
     async def inspect_response(response: httpx.Response) -> None:
         if response.request.method != "POST":
@@ -146,7 +152,10 @@ async def http_session(
         elif response.headers.get("content-type", "").startswith("text/event-stream"):
             response.stream = _WatchedStream(cast("httpx.AsyncByteStream", response.stream), on_truncation)
 
-    hook: Callable[[httpx.Response], Awaitable[None]] = inspect_response
+    hooks: dict[str, list[Callable[..., Awaitable[None]]]] = {
+        "request": [check_request],
+        "response": [inspect_response],
+    }
     options: dict[str, Any] = {"max_sse_event_size": None} if LIMITS_EVENT_SIZE else {}
     # The SDK's own client gives up a call after 300 s of silence; httpx's default is 5 s.
     async with httpx.AsyncClient(
@@ -155,7 +164,7 @@ async def http_session(
         limits=httpx.Limits(max_connections=None),
         verify=_certificates(),
         follow_redirects=True,
-        event_hooks={"response": [hook]},
+        event_hooks=hooks,
     ) as client:
         transport = cast("Any", streamable_http_client(url, http_client=client, **options))
         async with transport as (read, write, *_), Session(read, write) as session:
