@@ -200,7 +200,7 @@ async def test_a_batch_and_a_lockstep_go_on_after_an_outage(served: Served) -> N
             arguments = {"path": "answer.txt", "text": "42"}
             await lockstep.call({slot: [("probe__write", arguments)] for slot in lockstep})
             verdicts = await lockstep.evaluate()
-    assert [verdict.reward for verdict in verdicts if verdict] == [1.0, 1.0]
+            assert [verdict.reward for verdict in verdicts if verdict] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan")])
