@@ -72,8 +72,10 @@ def show_episode(state: Path, prefix: str, *, as_json: bool, handles: bool) -> i
     with Store.open_read_only(state) as store:
         rows = [] if store is None else store.find_episodes(prefix, 2)
         if len(rows) != 1:
-            problem = "more than one episode begins" if rows else "there is no episode that begins"
-            raise UnknownEpisodeError(f"{problem} with {prefix[:HANDLE_CHARACTERS]!r} in {state}")
+            shown = repr(prefix[:HANDLE_CHARACTERS])
+            if rows:
+                raise UnknownEpisodeError(f"more than one episode begins with {shown} in {state}")
+            raise UnknownEpisodeError(f"there is no episode that begins with {shown} in {state}")
         assert store is not None
         details = _details(rows[0], store.sandboxes(rows[0].id), state)
     if as_json:

@@ -100,7 +100,7 @@ async def _collect(
     continued = {} if abandon else await _continued(episodes, sandboxes, inventories)
     names = [inventory.name for inventory in inventories]
     # A server with something to continue keeps its lock file free for the next `serve`.
-    with instance_lock(state, names, leave=continued) as lock:
+    with instance_lock(state, names, survives=True, leave=continued) as lock:
         dead = lock.dead
         for owner in dead:
             unfinished = [row for row in episodes if row.server == owner]

@@ -6,37 +6,48 @@ in a request, so that any connection can reach it, or none.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Self
 
 import anyio
+from anyio.abc import TaskGroup
 
-from decathlon_mcp.driver_client.rpc import NotificationHandler
+from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.access import Principal, may_evaluate
 from decathlon_mcp.episodes.admission import Ticket
 from decathlon_mcp.episodes.lease import Lease
-from decathlon_mcp.episodes.limits import EpisodeLimits
+from decathlon_mcp.episodes.operations import Caller, Operations, Outcome, RunningCall, call_digest
+from decathlon_mcp.episodes.recording import CallRecorder, unanswered_call
+from decathlon_mcp.episodes.records import EpisodeRecords, OfferedTools, StoredEpisode
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.specification import Claim, EpisodeSpec
 from decathlon_mcp.episodes.state import Ending, Phase, State
-from decathlon_mcp.episodes.tools import ToolRoute, ToolRouter, ToolSession
+from decathlon_mcp.episodes.tools import ToolRouter, ToolSession
 from decathlon_mcp.errors import (
     DecathlonError,
+    DriverError,
     EpisodeClaimedError,
     EpisodeEndedError,
     LimitExceededError,
+    SandboxLostError,
 )
-from decathlon_mcp.grading.attempt import Attempt, CallCounts, CallRecord
+from decathlon_mcp.grading.attempt import Attempt
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.settings import RewardPolicy
-from decathlon_mcp.storage.journal import NOT_KEPT, CallPositions, Journal
+from decathlon_mcp.storage.journal import Journal
+from decathlon_mcp.storage.logged_calls import LoggedOperation
+from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.prompts import Prompt
-from decathlon_mcp.suites.tasks import Task
-from decathlon_mcp.types import JsonObject, as_json, as_object
+from decathlon_mcp.telemetry.logs import fields
+from decathlon_mcp.types import JsonObject, as_json
+
+log = logging.getLogger("decathlon.episodes")
 
 LOST_SECONDS = 5.0
 """How long a call whose sandbox was lost waits for the runner to record why."""
@@ -46,61 +57,19 @@ MAX_CAUSE_BYTES = 16 << 10
 """An ended episode, of which the registry keeps thousands, keeps the data of its cause up to this length."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeSpec:
-    """What is fixed when an episode starts.
-
-    `id` (the handle) and `agent_id` are capabilities of 192 bits. `task_name` is the task's id as clients
-    spell it. `limits` are those of this episode.
-    """
-
-    id: str
-    agent_id: str
-    task: Task
-    task_name: str
-    owner: Principal
-    launch_time: datetime
-    policy: RewardPolicy
-    limits: EpisodeLimits
-
-    @property
-    def label(self) -> str:
-        """The first 48 bits of the handle, for logs and the names of containers."""
-        return self.id[:12]
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """How an attempt was closed: by its agent, by a limit, or by `evaluate`.
-
-    `truncated`: a limit or the client cut the attempt short. `turns`: the agent's turns, if a controller
-    reports them.
-    """
-
-    by_agent: bool
-    answer: str | None = None
-    truncated: bool = False
-    turns: int | None = None
-    at: datetime = field(default_factory=lambda: datetime.now(UTC))
-
-
-@dataclass(frozen=True, slots=True)
-class _JournalCalls:
-    """The calls of an attempt, read from its journal one by one each time it is iterated."""
-
-    journal: Journal
-    positions: Sequence[int]
-
-    def __iter__(self) -> Iterator[CallRecord]:
-        return map(CallRecord.from_journal, self.journal.calls_at(self.positions))
-
-
 class Episode:
     """One attempt at one task. Its runner alone calls `close_attempt`, `record_verdict` and `mark_...`."""
 
     def __init__(
-        self, spec: EpisodeSpec, *, sandbox_factory: SandboxFactory, ticket: Ticket, journal: Journal
+        self,
+        spec: EpisodeSpec,
+        *,
+        sandbox_factory: SandboxFactory,
+        ticket: Ticket,
+        journal: Journal,
+        store: Store | None = None,
     ) -> None:
+        """A new episode. Raises AtCapacityError if the store cannot be written."""
         self.spec = spec
         self.sandbox_factory = sandbox_factory
         self.ticket = ticket
@@ -108,20 +77,38 @@ class Episode:
         self.lease = Lease(spec.limits)
         self.state = State()
         self.started_at = time.time()
-        self._ready_at: datetime | None = None
-        self._image_digest: str | None = None
-        self._suite_revision: str | None = None
-        self._suite_changed = False
+        self.records = EpisodeRecords(store, spec.id)
+        self._router: ToolRouter | None = None
         self._tool_session: ToolSession | None = None
-        self._claim: Claim | None = None
         self._verdict: Verdict | None = None
-        self._requested_ending: Ending | None = None
-        self._calls = 0
-        self._call_positions = CallPositions()
-        self._recorded_calls = 0
-        self._failed_calls = 0
-        self._used_routes: set[ToolRoute] = set()
+        self._recorder = CallRecorder(journal)
+        self._operations = Operations()
+        self._call_tasks: TaskGroup | None = None
         self._limit_reached = ""
+
+    def restore(self, stored: StoredEpisode) -> None:
+        """Continue an episode of a dead server, before a runner gets it.
+
+        One that was not ready starts over. One that was ready is OPENING until its sandbox is taken back.
+        """
+        self.started_at = stored.started_at
+        if stored.phase in (Phase.QUEUED, Phase.OPENING):
+            return
+        self.records.progress = stored.progress
+        self._verdict = stored.verdict
+        if stored.phase is Phase.ENDED:
+            self.state.end(stored.ending or Ending.FAULT)
+            return
+        opened_at = stored.progress.opened_at or stored.started_at
+        self.lease.start(elapsed_seconds=max(0.0, time.time() - opened_at))
+        # Whether a request has named it is not stored; its client gets the idle time to come back.
+        self.lease.mark_used()
+        if stored.phase is Phase.READY:
+            self.state.restore(Phase.OPENING)
+            return
+        if stored.tools is not None:
+            self._router = ToolRouter(stored.tools.servers, self.sandbox_factory.tool_names)
+        self.state.restore(stored.phase)
 
     @property
     def id(self) -> str:
@@ -152,21 +139,26 @@ class Episode:
     @property
     def image_digest(self) -> str | None:
         """Digest of the agent's image, once its sandbox is open; None for a provider without images."""
-        return self._image_digest
+        return self.records.progress.image_digest
 
     @property
-    def tool_session(self) -> ToolSession | None:
-        """The tools, from READY until the end."""
-        return self._tool_session
+    def was_ready(self) -> bool:
+        """Whether the tools have been ready, so that the agent may have run something."""
+        return self.records.progress.ready_at is not None
+
+    @property
+    def router(self) -> ToolRouter | None:
+        """The tools' names, from READY until the end."""
+        return self._router
 
     @property
     def calls(self) -> int:
         """Number of tool calls so far."""
-        return self._calls
+        return self._recorder.last
 
     @property
     def claim(self) -> Claim | None:
-        return self._claim
+        return self.records.progress.claim
 
     @property
     def verdict(self) -> Verdict | None:
@@ -175,7 +167,7 @@ class Episode:
     @property
     def requested_ending(self) -> Ending | None:
         """The ending that `close` asked for first, if it was called."""
-        return self._requested_ending
+        return self.records.progress.requested_ending
 
     @cached_property
     def prompt(self) -> Prompt:
@@ -197,9 +189,18 @@ class Episode:
         Raises the cause of a failed set-up, or EpisodeEndedError.
         """
         await self.state.reach(Phase.READY, Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
-        if self._tool_session is None:
+        if self._router is None:
             raise self._end_error()
-        return self._tool_session.router
+        return self._router
+
+    @asynccontextmanager
+    async def running_calls(self) -> AsyncGenerator[None]:
+        """Calls run in the body; those that still do at its end are cancelled. For the runner."""
+        async with background_tasks() as self._call_tasks:
+            try:
+                yield
+            finally:
+                self._call_tasks = None
 
     async def call(
         self,
@@ -207,35 +208,63 @@ class Episode:
         arguments: JsonObject | None,
         *,
         meta: JsonObject | None = None,
-        on_progress: NotificationHandler | None = None,
-        on_message: NotificationHandler | None = None,
+        caller: Caller | None = None,
     ) -> JsonObject:
         """Call a tool of the task and return the server's whole reply, with `result` or `error`.
 
-        Raises UnknownToolError, EpisodeClaimedError, EpisodeEndedError, CallTimeoutError, SandboxLostError.
+        If the call repeats or joins an earlier one (see `operations`), it gets that one's reply or error and
+        nothing runs. Raises UnknownToolError, EpisodeClaimedError, EpisodeEndedError, CallTimeoutError,
+        SandboxLostError, and BadRequestError for an operation that was another call.
         """
-        router = await self.ready()
-        route = router.route(name)
-        session = self._require_open()
-        self._calls += 1
-        params: JsonObject = {"name": route.tool}
-        if arguments is not None:
-            params["arguments"] = arguments
-        if meta:
-            params["_meta"] = meta
-        record = partial(self._record_call, self._calls, time.time(), route, name, arguments)
-        try:
-            reply = await session.call(route, params, on_progress=on_progress, on_message=on_message)
-        except DecathlonError as error:
-            record(failed=True, result={"error": error.message})
-            raise await self._explain_call_error(error) from None
-        except BaseException:
-            record(failed=True, result={"error": "cancelled"})
-            raise
-        result = as_object(reply.get("result"))
-        failed = result is None or bool(result.get("isError"))
-        record(failed=failed, result={"error": reply.get("error")} if result is None else result)
-        return reply
+        router, caller = await self.ready(), caller or Caller()
+        digest = call_digest(name, arguments)
+        call = await self._operations.find(caller.operation, digest)
+        if call is None:
+            params: JsonObject = {"name": router.route(name).tool}
+            if arguments is not None:
+                params["arguments"] = arguments
+            if meta:
+                params["_meta"] = meta
+            call = self._begin_call(router, name, params, digest, caller.operation)
+        if not isinstance(call, RunningCall):
+            return await self._first_reply(call)
+        if caller.operation is not None and not self._operations.has(caller.operation):
+            self._operations.remember(LoggedOperation(caller.operation, call.digest, call.seq))
+            self._recorder.add_operation(call, caller.operation)
+        outcome = await call.wait(caller)
+        if outcome is None:
+            # The runner ends the episode after its calls.
+            await self.state.reach(Phase.ENDED)
+            raise self._end_error()
+        if isinstance(outcome, DecathlonError):
+            # A copy: each caller adds its frames to the error that it raises.
+            error = type(outcome)(outcome.message, **outcome.data)
+            raise error if call.kept is False else await self._explain_call_error(error)
+        return outcome
+
+    async def restore_calls(self) -> None:
+        """Read the calls of a server that died from the trajectory, before the episode is READY again."""
+        logged = await anyio.to_thread.run_sync(self.journal.read_calls)
+        self._recorder.restore(logged)
+        self._operations.restore(logged.operations, map(unanswered_call, logged.unanswered))
+
+    def resume_calls(self) -> None:
+        """Get the replies of the calls that the dead server had not: send them again under their old ids.
+
+        The driver ignores those that it has had, and its replies come anyway. If the attempt is not READY
+        again, the calls end with that reason instead.
+        """
+        for call in self._operations.running:
+            if not call.started:
+                if call.request is None:
+                    self._operations.forget(call)
+                    self._end_call(call, DriverError("the server ended before it sent the call"))
+                elif self.state.phase is Phase.READY and self._tool_session is not None:
+                    assert self._call_tasks is not None, "no runner runs the episode"
+                    call.started = True
+                    self._call_tasks.start_soon(self._run_call, self._tool_session, call)
+                else:
+                    self._end_call(call, EpisodeClaimedError("this attempt was closed while the call ran"))
 
     async def claim_done(
         self, answer: str | None, *, truncated: bool = False, turns: int | None = None
@@ -253,7 +282,7 @@ class Episode:
                 limit_bytes=MAX_ANSWER_BYTES,
             )
         await self.ready()
-        if self.state.phase is Phase.ENDED and self._claim is None:
+        if self.state.phase is Phase.ENDED and self.claim is None:
             raise self._end_error()
         return self._accept_claim(Claim(not truncated, answer, truncated, turns))
 
@@ -275,79 +304,99 @@ class Episode:
 
     def close(self, ending: Ending = Ending.CLOSED) -> None:
         """End the episode without waiting: at once, or after grading if the attempt is claimed."""
-        self._requested_ending = self._requested_ending or ending
+        if self.requested_ending is None:
+            self.records.update(self.state.phase, requested_ending=ending)
         if self.state.phase is not Phase.CLAIMED:
             self.lease.end()
 
     def attempt(self) -> Attempt:
         """What grading needs to know about the attempt; complete once it is claimed."""
-        spec, factory, claim = self.spec, self.sandbox_factory, self._claim
+        spec, factory, claim, progress = self.spec, self.sandbox_factory, self.claim, self.records.progress
         network = factory.network_for(spec.task)
         # Grading reads evaluators and rubrics now, unless preprocess may have written them.
         revision = factory.suite.revision_of(spec.task)
-        changed = self._suite_changed or (claim is not None and revision != self._suite_revision)
+        changed = progress.suite_changed or (claim is not None and revision != progress.suite_revision)
         return Attempt(
             episode=spec.id,
             task=spec.task_name,
             suite=factory.suite.name,
-            suite_revision=self._suite_revision or revision,
+            suite_revision=progress.suite_revision or revision,
             suite_changed=changed,
             isolation=factory.provider.isolation,
             agent_network=network,
             grader_network=network if spec.task.in_place else factory.grader_network_for(spec.task),
             launch_time=spec.launch_time,
             prompt=self.prompt,
-            calls=_JournalCalls(self.journal, self._call_positions.snapshot()),
-            call_counts=CallCounts(self._recorded_calls, self._failed_calls, len(self._used_routes)),
-            tools=self._tool_session.router.offered if self._tool_session else {},
+            calls=self._recorder.calls,
+            call_counts=self._recorder.counts,
+            tools=self._router.offered if self._router else {},
             claimed=claim is not None and claim.by_agent,
             truncated=claim is not None and claim.truncated,
             answer=claim.answer if claim else None,
             turns=claim.turns if claim else None,
-            started_at=self._ready_at,
+            started_at=progress.ready_at,
             claimed_at=claim.at if claim else None,
-            image_digest=self._image_digest,
+            image_digest=progress.image_digest,
         )
 
     def mark_opening(self) -> None:
         """The episode was admitted: QUEUED to OPENING. The absolute time limit starts."""
+        self.records.update(Phase.OPENING, opened_at=time.time(), slots=self.ticket.slots)
         self.lease.start()
         self.state.move(Phase.OPENING)
 
-    def mark_opened(self, image_digest: str | None) -> None:
-        """The agent's sandbox is open and will be set up now."""
-        self._image_digest = image_digest
+    def mark_opened(self, agent: str, image_digest: str | None) -> None:
+        """The agent's sandbox, or that of preprocess, is open under this name and will be set up now."""
+        self.records.update(self.state.phase, agent=agent, image_digest=image_digest)
 
     def read_revision(self) -> None:
         """Note the revision of the files that the set-up is about to read. Blocks: run it in a thread."""
         factory = self.sandbox_factory
-        self._suite_revision = factory.suite.revision_of(self.spec.task)
-        self._suite_changed = factory.suite.common_digest() != factory.common_digest
+        # Not written yet: the set-up starts over if the server dies before it is done.
+        self.records.progress = replace(
+            self.records.progress,
+            suite_revision=factory.suite.revision_of(self.spec.task),
+            suite_changed=factory.suite.common_digest() != factory.common_digest,
+        )
 
-    def mark_ready(self, tool_session: ToolSession) -> None:
-        """The set-up is done: OPENING to READY."""
-        self._tool_session = tool_session
-        self._ready_at = datetime.now(UTC)
+    def mark_ready(self, tool_session: ToolSession, tools: OfferedTools, *, sealed: bool) -> None:
+        """The set-up is done: OPENING to READY. `sealed`: see `Progress`."""
+        self.records.update(Phase.READY, tools=tools, ready_at=datetime.now(UTC), sealed=sealed)
         self.lease.mark_ready()
+        self.become_ready(tool_session)
+
+    def become_ready(self, tool_session: ToolSession) -> None:
+        """The tools can be called: OPENING to READY, as at the end of the set-up or of a recovery."""
+        self._tool_session, self._router = tool_session, tool_session.router
         self.state.move(Phase.READY)
+
+    def mark_captured(self) -> None:
+        """The workspace is in an archive: the agent's sandbox is not needed any more."""
+        self.records.update(self.state.phase, captured=True)
 
     def record_verdict(self, verdict: Verdict) -> None:
         """Keep the verdict, in memory and on disk. The phase changes later, with `mark_scored`."""
+        self.records.set_verdict(verdict.to_json())
         self._verdict = verdict
         self.journal.write_verdict(verdict.to_json())
-        if self._claim is not None:
+        if self.claim is not None:
             # The trajectory has it; the registry keeps thousands of ended episodes.
-            self._claim = replace(self._claim, answer=None)
+            self.records.progress = replace(self.records.progress, claim=replace(self.claim, answer=None))
 
     def mark_scored(self) -> None:
         """The sandboxes are gone and the verdict is a score: CLAIMED to SCORED."""
+        self.records.update(Phase.SCORED)
         self.state.move(Phase.SCORED)
 
     def mark_ended(self, ending: Ending, cause: DecathlonError | None = None) -> None:
         """The episode is over and nothing of it is left but its journal."""
+        self.records.end(ending)
         self.state.end(ending, None if cause is None else _without_frames(cause))
-        self._tool_session = None
-        self._call_positions = CallPositions()
+        self._tool_session = self._router = None
+        for call in self._operations.running:
+            self._end_call(call, self._end_error())
+        self._recorder.forget()
+        self._operations = Operations()
         # Read again if a client asks for it.
         self.__dict__.pop("prompt", None)
         self.journal.add("end", ending=str(ending), cause=cause.message if cause else None)
@@ -357,7 +406,7 @@ class Episode:
         """READY to CLAIMED: no tool can be called any more. False if the attempt is not open."""
         if self.state.phase is not Phase.READY or self.lease.expired:
             return False
-        self._claim = claim
+        self.records.update(Phase.CLAIMED, claim=claim)
         # Neither the lease nor `close` may interrupt the grading.
         self.lease.suspend()
         self.state.move(Phase.CLAIMED)
@@ -379,7 +428,7 @@ class Episode:
                 raise EpisodeClaimedError(self._limit_reached, truncated=True)
             raise EpisodeClaimedError("this attempt was claimed and is closed: no tool works any more")
         max_calls = self.spec.limits.max_calls
-        if max_calls is not None and self._calls >= max_calls:
+        if max_calls is not None and self._recorder.last >= max_calls:
             self._accept_claim(Claim(by_agent=False, truncated=True))
             raise EpisodeClaimedError(
                 f"the limit of {max_calls} tool calls is reached: this attempt is closed and will be "
@@ -388,40 +437,102 @@ class Episode:
             )
         return self._tool_session
 
-    def _record_call(
-        self,
-        seq: int,
-        started_at: float,
-        route: ToolRoute,
-        name: str,
-        arguments: JsonObject | None,
-        *,
-        failed: bool,
-        result: JsonObject,
-    ) -> None:
-        self._recorded_calls += 1
-        self._failed_calls += failed
-        self._used_routes.add(route)
-        write = partial(
-            self.journal.add_call,
-            seq=seq,
-            server=route.server,
-            tool=route.tool,
+    def _begin_call(
+        self, router: ToolRouter, name: str, params: JsonObject, digest: str, operation: str | None
+    ) -> RunningCall:
+        """Start the task of a new call. Raises what `_require_open` raises."""
+        session = self._require_open()
+        self._recorder.last += 1
+        call = RunningCall(
+            seq=self._recorder.last,
+            route=router.route(name),
             name=name,
-            started_at=started_at,
-            seconds=round(time.time() - started_at, 6),
-            failed=failed,
+            params=params,
+            digest=digest,
+            started_at=time.time(),
+            operation=operation,
+            started=True,
         )
-        position = write(arguments=arguments or {}, result=result)
-        if position == NOT_KEPT and self.state.phase is Phase.READY:
-            # An evaluator must not judge a log that lacks calls in its middle, so the attempt ends here.
+        if self._call_tasks is None:
+            call.finish()  # the runner is ending the episode
+        else:
+            self._operations.add(call)
+            self._call_tasks.start_soon(self._run_call, session, call)
+        return call
+
+    async def _first_reply(self, seq: int) -> JsonObject:
+        """The reply of a call that has ended, from the trajectory. Raises the error that it failed with."""
+        outcome = await self._recorder.read_outcome(seq)
+        if outcome is None:
+            raise LimitExceededError("the call has run, but its reply could not be kept")
+        if isinstance(outcome, SandboxLostError) or (
+            isinstance(outcome, DriverError) and outcome.data.get("reason") == "frozen"
+        ):
+            raise await self._explain_call_error(outcome)
+        if isinstance(outcome, DecathlonError):
+            raise outcome
+        return outcome
+
+    async def _run_call(self, session: ToolSession, call: RunningCall) -> None:
+        """Run a call to its end. Raises nothing but the cancellation by the runner."""
+        outcome: Outcome | None = None
+
+        def before_send(request: int) -> None:
+            call.request = request
+            if call.kept is None and not self._recorder.add_call(call):
+                raise self._close_for_limit()
+
+        def on_reply(reply: JsonObject) -> None:
+            nonlocal outcome
+            outcome = reply
+            self._add_reply(call, reply)
+
+        try:
+            with call.scope:
+                await session.call(
+                    call.route,
+                    call.params,
+                    request_id=call.request,
+                    before_send=before_send,
+                    on_reply=on_reply,
+                    on_progress=call.on_progress,
+                    on_message=call.on_message,
+                )
+            if outcome is None:  # cancelled
+                outcome = DriverError("cancelled", reason="cancelled")
+        except DecathlonError as error:
+            outcome = error
+        except Exception as error:
+            log.exception("a call failed", extra=fields(episode=self.spec.label))
+            outcome = DecathlonError(f"a fault of the server: {type(error).__name__}")
+        finally:
+            self._end_call(call, outcome or SandboxLostError("sandbox lost: the episode ended"))
+
+    def _end_call(self, call: RunningCall, outcome: Outcome) -> None:
+        """Write an error that the trajectory does not have yet, and give the outcome to the callers."""
+        if isinstance(outcome, DecathlonError):
+            if call.kept is None:
+                self._recorder.add_call(call)  # it failed before it could be sent
+            if call.kept:
+                self._add_reply(call, outcome)
+        self._operations.finish(call, outcome)
+
+    def _add_reply(self, call: RunningCall, outcome: Outcome) -> None:
+        if not self._recorder.add_reply(call, outcome) and self.state.phase is Phase.READY:
+            self._close_for_limit()
+
+    def _close_for_limit(self) -> EpisodeClaimedError:
+        """Close an attempt whose calls cannot be kept any more; returns the error for further calls."""
+        # An evaluator must not judge a log that lacks calls in its middle, so the attempt ends here.
+        if self.state.phase is Phase.READY:
             self._limit_reached = (
                 "this attempt is closed and will be graded as it is: its log has reached its limit, or the "
                 "server's disk is full"
             )
-            position = write(arguments={}, result={"error": "not kept: the log has reached its limit"})
             self._accept_claim(Claim(by_agent=False, truncated=True))
-        self._call_positions.set(seq, position)
+        return EpisodeClaimedError(
+            self._limit_reached or "this attempt was closed before the call was sent", truncated=True
+        )
 
     async def _explain_call_error(self, error: DecathlonError) -> DecathlonError:
         """The reason why a call failed, if it is the end of the attempt or of the episode; else `error`."""
