@@ -18,15 +18,13 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import ProviderUnavailableError
 from decathlon_mcp.sandboxes.docker.engine import Engine
 from decathlon_mcp.sandboxes.inventory import DockerInventory, Inventory, LocalInventory
 from decathlon_mcp.storage.instance import InstanceLock, instance_lock, server_processes
 from decathlon_mcp.storage.store import FILE_NAME, EpisodeRow, SandboxRow, Store
 
-ABANDONED = "abandoned: its server died, and `decathlon-mcp gc --abandon` removed its sandboxes"
-"""Ending of an episode that no server will continue."""
 SERVER_NAME = re.compile(r"[0-9a-f]{12}")
 GRADED_LATER = frozenset({Phase.CLAIMED, Phase.SCORED})
 """Phases of episodes that can be continued without a live sandbox: what is graded is on the disk."""
@@ -174,7 +172,7 @@ def _forget(owner: str, state: Path, unfinished: Iterable[EpisodeRow], lock: Ins
     if (state / FILE_NAME).exists():
         with Store.open(state, lock.name) as store:
             for row in unfinished:
-                store.end_episode(row.id, ABANDONED)
+                store.end_episode(row.id, Ending.NOT_CONTINUED)
             store.delete_sessions(owner)
     lock.forget(owner)
 

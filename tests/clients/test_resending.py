@@ -64,6 +64,52 @@ async def test_a_call_that_is_cut_off_is_sent_again_under_its_operation_id(serve
     assert len(set(operations)) == 1
 
 
+RUN_SLOWLY = {"command": "echo run >> runs.txt; sleep 1; wc -l < runs.txt"}
+
+
+async def test_a_call_with_side_effects_runs_once_however_often_its_connection_breaks(
+    served: Served,
+) -> None:
+    async with playing(served) as (relay, _, e), anyio.create_task_group() as tasks:
+
+        async def cut_often() -> None:
+            for _ in range(3):
+                await anyio.sleep(0.25)
+                await relay.cut()
+
+        before = len(relay.operations)
+        tasks.start_soon(cut_often)
+        assert (await e.call("probe__shell", RUN_SLOWLY)).text.strip() == "1"
+        assert len(relay.operations) >= before + 2
+
+
+@pytest.mark.parametrize("cut", REPLY_CUTS)
+async def test_a_reply_that_is_cut_anywhere_is_that_of_the_only_run(cut: int, served: Served) -> None:
+    async with playing(served) as (relay, _, e):
+        relay.reply_limits = [cut, 1 << 30] * 3
+        await relay.cut()
+        command = {"command": "echo run >> runs.txt; wc -l < runs.txt"}
+        assert (await e.call("probe__shell", command)).text.strip() == "1"
+
+
+async def test_a_start_that_is_cut_off_starts_one_episode(served: Served) -> None:
+    async with relayed(served) as (relay, url), Decathlon(url) as d:
+        before = set(served.episodes.live)
+        starting = anyio.Event()
+
+        async def cut() -> None:
+            await starting.wait()
+            while set(served.episodes.live) == before:  # noqa: ASYNC110
+                await anyio.sleep(0.001)
+            await relay.cut()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cut)
+            starting.set()
+            async with d.episode("find-answer") as e:
+                assert {one.id for one in set(served.episodes.live) - before} == {e.id}
+
+
 async def test_every_call_has_an_operation_id_of_its_own(served: Served) -> None:
     async with playing(served) as (relay, d, e):
         for _ in range(3):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from decathlon_mcp.storage.disk import DiskSpace
 from decathlon_mcp.storage.journal import VERDICT_BYTES, Journal
-from decathlon_mcp.storage.logged_calls import NOT_KEPT, UNANSWERED, CallPositions, LoggedOperation, Positions
+from decathlon_mcp.storage.logged_calls import NOT_KEPT, CallPositions, Positions
 
 
 def test_events_are_read_back_as_written(tmp_path: Path) -> None:

@@ -50,6 +50,10 @@ def add(folder: Path, name: str, store: Store | None, *, ended: bool = True) -> 
     return own
 
 
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 def age(own: Path) -> None:
     for path in (*own.iterdir(), own):
         os.utime(path, (LONG_AGO, LONG_AGO), follow_symlinks=False)
@@ -98,9 +102,9 @@ async def test_folders_that_the_store_does_not_know_are_as_old_as_their_newest_f
         age(own)
     (new / "trajectory.jsonl").touch()
     assert await delete_old_episodes(store, folder, 99) == 1
-    assert sorted(os.listdir(folder)) == ["new", "open"]
+    assert names_in(folder) == ["new", "open"]
     assert await delete_old_episodes(None, folder, 90) == 1  # no episode takes a week
-    assert os.listdir(folder) == ["new"]
+    assert names_in(folder) == ["new"]
 
 
 async def test_a_handle_that_is_no_name_deletes_nothing(store: Store, folder: Path, tmp_path: Path) -> None:
@@ -122,7 +126,7 @@ async def test_a_handle_that_is_no_name_deletes_nothing(store: Store, folder: Pa
         store.end_episode(handle, "closed")
     (tmp_path / "outside").mkdir()
     assert await delete_old_episodes(store, folder, -1) == 1
-    assert {"outside", "episodes"} <= set(os.listdir(tmp_path))
+    assert {"outside", "episodes"} <= set(names_in(tmp_path))
 
 
 async def test_a_missing_folder_is_no_error(store: Store, folder: Path) -> None:
