@@ -92,22 +92,22 @@ async def test_a_reply_that_is_cut_anywhere_is_that_of_the_only_run(cut: int, se
         assert (await e.call("probe__shell", command)).text.strip() == "1"
 
 
-async def test_a_start_that_is_cut_off_starts_one_episode(served: Served) -> None:
+@pytest.mark.parametrize("draws", [False, True])
+async def test_a_start_whose_reply_is_cut_off_starts_one_episode(draws: bool, served: Served) -> None:
+    times_sent = 0
     async with relayed(served) as (relay, url), Decathlon(url) as d:
-        before = set(served.episodes.live)
-        starting = anyio.Event()
-
-        async def cut() -> None:
-            await starting.wait()
-            while set(served.episodes.live) == before:  # noqa: ASYNC110
-                await anyio.sleep(0.001)
+        # Within the reply of `initialize`, between the two replies, and within that of `start_episode`.
+        for reply_limit in (600, 900, 1300, 1700, 2100):
+            before = {live.id for live in served.episodes.live}
+            operations = len(relay.operations)
+            relay.reply_limits = [reply_limit]
             await relay.cut()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(cut)
-            starting.set()
-            async with d.episode("find-answer") as e:
-                assert {one.id for one in set(served.episodes.live) - before} == {e.id}
+            async with d.episode(
+                None if draws else "find-answer", search="find-answer" if draws else None
+            ) as e:
+                assert {live.id for live in served.episodes.live} - before == {e.id}
+            times_sent = max(times_sent, len(relay.operations) - operations)
+    assert times_sent > 2  # with that of `close_episode`
 
 
 async def test_every_call_has_an_operation_id_of_its_own(served: Served) -> None:
