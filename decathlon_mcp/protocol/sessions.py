@@ -149,10 +149,12 @@ class SessionManager(SessionManagerBase):
 
         Raises AtCapacityError if as many sessions are open as may be.
         """
-        if session_id is None or self._saved is None or self.is_open(session_id):
+        if session_id is None or self._saved is None:
             return
         # Without a lock, the second of two requests that arrive together meets a transport that is not
         # connected yet.
+        if self.is_open(session_id) and session_id not in self._reviving:
+            return
         lock = self._reviving.setdefault(session_id, anyio.Lock())
         try:
             async with lock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import sqlite3
 from collections.abc import AsyncGenerator
 from contextlib import closing
@@ -15,14 +14,10 @@ import httpx2
 import pytest
 
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.http import application
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.protocol import revival, sdk
 from decathlon_mcp.storage.store import FILE_NAME
-from tests.episodes.environment import TOOLS
-from tests.fakes.driver import FakeCall
-from tests.fakes.provider import FakeProvider
-from tests.http.messages import ACCEPT, INITIALIZE
+from tests.http.messages import INITIALIZE
 from tests.http.restarting import RawSession, Restartable, restartable
 
 pytestmark = pytest.mark.anyio
@@ -226,7 +221,7 @@ async def test_session_that_ends_while_idle_is_deleted_from_the_store(
 async def test_sessions_that_nobody_revives_expire(tmp_path: Path, http: httpx2.AsyncClient) -> None:
     async with restartable(tmp_path, idle_seconds=1) as server:
         await RawSession.open(http, server.served.lobby)
-        (await RawSession.open(http, server.served.task(TASK))).id
+        await RawSession.open(http, server.served.task(TASK))
         (episode,) = server.registry.live
         with episode.hold():
             await server.restart()
@@ -276,21 +271,3 @@ async def test_session_whose_episode_is_over_lists_tools_and_refuses_calls(
             # The next server does not know the episode at all.
             server.registry._episodes.clear()  # pyright: ignore[reportPrivateUsage]
             await server.restart()
-
-
-async def test_without_a_store_nothing_is_revived_and_calls_are_json(
-    tmp_path: Path, http: httpx2.AsyncClient
-) -> None:
-    async with restartable(tmp_path) as server:
-        server.registry.store = None
-        listener = application.http_app(server.registry)
-        async with (
-            httpx2.AsyncClient(
-                transport=httpx2.ASGITransport(app=listener), base_url="http://127.0.0.1"
-            ) as direct,
-            listener.router.lifespan_context(listener),
-        ):
-            session = await RawSession.open(direct, f"http://127.0.0.1/tasks/{TASK}/mcp")
-            response = await session.post("tools/call", {"name": "probe__echo", "arguments": {"text": "x"}})
-            assert response.headers["content-type"] == "application/json"
-            assert (await session.resume("1.0.7")).status_code == 409 or True
