@@ -89,9 +89,6 @@ class EpisodeRegistry:
         options: RegistryOptions,
         store: Store | None = None,
     ) -> None:
-        self.store = store
-        self.handing_over = False
-        """Whether this server ends and leaves its episodes and sessions to the next one."""
         self.catalogue = catalogue
         self.draws = draws
         self.admission = admission
@@ -100,6 +97,9 @@ class EpisodeRegistry:
         """Set when a stopping server has no episode left to wait for."""
         self._sandbox_factories = sandbox_factories
         self.options = options
+        self.store = store
+        self.handing_over = False
+        """Whether this server ends and leaves its episodes and sessions to the next one."""
         self.recovering = False
         """Whether the episodes of a dead server are still being taken over."""
         self._episodes: dict[str, Episode] = {}
