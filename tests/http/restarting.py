@@ -6,9 +6,9 @@ import json
 import os
 import socket
 import sys
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ SERVER = "server"
 
 @dataclass
 class Restartable:
-    """A registry over the fake provider whose HTTP server can be replaced by another, with a new store.
+    """A registry over the fake provider whose HTTP server can be replaced by another of the next generation.
 
     The episodes go on meanwhile, as those of a server that takes its sandboxes back.
     """
@@ -42,8 +42,8 @@ class Restartable:
     folder: Path
     listener: socket.socket
     tasks: TaskGroup
+    store: Store
     tokens: Tokens | None = None
-    store: Store = field(init=False)
 
     def __post_init__(self) -> None:
         self._stop = anyio.Event()
@@ -57,15 +57,14 @@ class Restartable:
         ready, self._stop, self._stopped = anyio.Event(), anyio.Event(), anyio.Event()
         self.registry.handing_over = False
         self.registry.drained = anyio.Event()
+        self.store.generation += 1
         self.tasks.start_soon(self._serve, ready)
         await ready.wait()
 
     async def _serve(self, ready: anyio.Event) -> None:
-        with Store.open(self.folder, SERVER) as store:
-            self.store = self.registry.store = store
-            app = http_app(self.registry, tokens=self.tokens)
-            listener = self.listener.dup()
-            await serve_http(app, listener, drain=self._drain, on_ready=ready.set, stop=self._stop)
+        app = http_app(self.registry, tokens=self.tokens)
+        listener = self.listener.dup()
+        await serve_http(app, listener, drain=self._drain, on_ready=ready.set, stop=self._stop)
         self._stopped.set()
 
     async def _drain(self) -> None:
@@ -90,9 +89,10 @@ async def restartable(
     provider = provider or FakeProvider(tools=TOOLS)
     folder = tmp_path / "store"
     folder.mkdir()
-    async with running_registry(tmp_path, provider, **settings) as registry, background_tasks() as tasks:
-        with listen("127.0.0.1", 0) as listener:
-            server = Restartable(registry, folder, listener, tasks, tokens)
+    with listen("127.0.0.1", 0) as listener, Store.open(folder, SERVER) as store:
+        async with running_registry(tmp_path, provider, **settings) as registry, background_tasks() as tasks:
+            registry.store = store
+            server = Restartable(registry, folder, listener, tasks, store, tokens)
             await server.start()
             try:
                 yield server
@@ -156,18 +156,17 @@ class RawSession:
     @asynccontextmanager
     async def calling(
         self, tool: str, *, request_id: Any = 7, **arguments: Any
-    ) -> AsyncGenerator[tuple[httpx2.Response, list[str]]]:
-        """Call a tool, past the first event. The list is of the lines received until then."""
+    ) -> AsyncGenerator[tuple[AsyncIterator[str], list[str]]]:
+        """Call a tool, past the first event. Gives the lines to come, and those of the first event."""
         params = {"name": tool, "arguments": arguments}
         message = {"jsonrpc": "2.0", "id": request_id, "method": "tools/call", "params": params}
         async with self.http.stream("POST", self.url, json=message, headers=self.headers) as response:
             assert response.headers["content-type"].startswith("text/event-stream")
+            coming = aiter(response.aiter_lines())
             lines: list[str] = []
-            async for line in response.aiter_lines():
-                if not line:
-                    break
+            while line := await anext(coming):
                 lines.append(line)
-            yield response, lines
+            yield coming, lines
 
     async def resume(self, event_id: str) -> Any:
         """GET what follows an event."""
