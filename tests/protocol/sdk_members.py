@@ -80,8 +80,8 @@ MEMBERS = (
         TRANSPORT,
         "StreamableHTTPServerTransport.connect",
         "source",
-        "its message router reads `is_json_response_enabled` in the context of the session's task, and passes "
-        "every message to `_event_store`",
+        "its message router reads `is_json_response_enabled` in the context of the session's task, and "
+        "passes every message to `_event_store`",
     ),
     Member(
         TRANSPORT,
@@ -117,8 +117,8 @@ MEMBERS = (
         TRANSPORT,
         "StreamableHTTPServerTransport._handle_post_request",
         "source",
-        "reads `is_json_response_enabled` in the context of a POST; replaced for requests that can be resumed, "
-        "which are dispatched and checked like this",
+        "reads `is_json_response_enabled` in the context of a POST; replaced for requests that can be "
+        "resumed, which are dispatched and checked like this",
     ),
     Member(
         TRANSPORT,
@@ -138,7 +138,7 @@ MEMBERS = (
         "source",
         "whether `initialize` was accepted; always true without sessions",
     ),
-    Member("mcp.server.runner", "serve_connection", "signature", "`_run_revived` calls it"),
+    Member("mcp.server.runner", "serve_connection", "source", "`_run_revived` calls it"),
     Member("mcp.server.runner", "serve_loop", "source", "`_run_revived` makes the same dispatcher"),
     Member(
         "mcp.shared.jsonrpc_dispatcher", "JSONRPCDispatcher.__init__", "signature", "`_run_revived` calls it"
@@ -166,7 +166,7 @@ FINGERPRINTS: Mapping[str, str] = {
     "ServerSession.__init__": "b118ad93cf6f5e9d",
     "Connection.__init__": "5f1f1f57ae4a407d",
     "Connection.initialize_accepted": "bf53b1856eff748e",
-    "serve_connection": "ecec7fa63f30e00e",
+    "serve_connection": "7ad53456a94be711",
     "serve_loop": "24c9dd4e4c6a0a76",
     "JSONRPCDispatcher.__init__": "26e942f32540f10a",
     "Outbound.notify": "779ecbbf5dbb74cd",
