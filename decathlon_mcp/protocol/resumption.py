@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
@@ -254,7 +254,6 @@ class Resumption:
 
     def insert(self, stream: RequestStream, body: bytes) -> None:
         """Keep a request in the store."""
-        self.expire()
         self._store.insert_request(RequestRow(stream.session, stream.request, body))
 
     def completed(self, stream: RequestStream) -> None:
@@ -275,18 +274,26 @@ class Resumption:
         """Forget the requests whose time is over."""
         now = anyio.current_time()
         for streams in (self._answered, self._unfetched):
-            while streams and next(iter(streams.values())) <= now:
-                self.forget(next(iter(streams)))
+            over: list[RequestStream] = []
+            for stream, time in streams.items():
+                if time > now:
+                    break
+                over.append(stream)
+            if over:
+                self.forget(over)
 
-    def forget(self, stream: RequestStream) -> None:
-        """Forget a request that is complete, in memory and in the store."""
-        self._drop(stream)
-        self._unfetched.pop(stream, None)
-        self._answered.pop(stream, None)
-        streams = self._sessions.get(stream.session)
-        # A later request with the same id has taken its place, also in the store.
-        if streams is not None and streams.find(stream.request) is None:
-            self._store.delete_request(stream.session, stream.request)
+    def forget(self, over: Iterable[RequestStream]) -> None:
+        """Forget requests that are complete, in memory and in the store."""
+        requests: list[tuple[str, str]] = []
+        for stream in over:
+            self._drop(stream)
+            self._unfetched.pop(stream, None)
+            self._answered.pop(stream, None)
+            streams = self._sessions.get(stream.session)
+            # Unless a later request with the same id has taken its place, also in the store.
+            if streams is not None and streams.find(stream.request) is None:
+                requests.append((stream.session, stream.request))
+        self._store.delete_requests(requests)
 
     def _drop(self, stream: RequestStream) -> None:
         """Remove a complete stream from memory."""
@@ -334,7 +341,7 @@ class SessionStreams(EventStore):
         if len(request) > MAX_REQUEST_ID_BYTES or self._in_progress >= MAX_STREAMS:
             return None
         if len(self._streams) >= 2 * MAX_STREAMS:
-            self._resumption.forget(next(stream for stream in self._streams.values() if stream.complete))
+            self._resumption.forget([next(stream for stream in self if stream.complete)])
         stream = RequestStream(self._session, request, self._resumption.generation, self._resumption.answered)
         if not stored:
             self._resumption.insert(stream, body)
