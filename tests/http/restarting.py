@@ -10,11 +10,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import httpx2
 from anyio.abc import Process, TaskGroup
+from starlette.applications import Starlette
+from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.registry import EpisodeRegistry
@@ -46,6 +48,7 @@ class Restartable:
     tokens: Tokens | None = None
 
     def __post_init__(self) -> None:
+        self._ended = anyio.Event()
         self._stop = anyio.Event()
         self._stopped = anyio.Event()
 
@@ -54,7 +57,7 @@ class Restartable:
         return Served(f"http://127.0.0.1:{self.listener.getsockname()[1]}", self.registry, self.folder)
 
     async def start(self) -> None:
-        ready, self._stop, self._stopped = anyio.Event(), anyio.Event(), anyio.Event()
+        ready, self._stop, self._stopped, self._ended = (anyio.Event() for _ in range(4))
         self.registry.handing_over = False
         self.registry.drained = anyio.Event()
         self.store.generation += 1
@@ -63,22 +66,47 @@ class Restartable:
 
     async def _serve(self, ready: anyio.Event) -> None:
         app = http_app(self.registry, tokens=self.tokens)
+        served = anyio.Event()
+
+        async def live() -> None:
+            async with app.router.lifespan_context(app):
+                served.set()
+                await self._ended.wait()
+
+        async def without_lifespan(scope: Scope, receive: Receive, send: Send) -> None:
+            await (serve_lifespan if scope["type"] == "lifespan" else app)(scope, receive, send)
+
+        self.tasks.start_soon(live)
+        await served.wait()
         listener = self.listener.dup()
-        await serve_http(app, listener, drain=self._drain, on_ready=ready.set, stop=self._stop)
+        application = cast("Starlette", without_lifespan)
+        await serve_http(application, listener, drain=self._drain, on_ready=ready.set, stop=self._stop)
         self._stopped.set()
 
     async def _drain(self) -> None:
         self.registry.drained.set()
 
-    async def stop(self) -> None:
-        """End the server; its sessions stay in the store."""
+    async def stop(self, *, leaving_calls: bool = False) -> None:
+        """End the server; its sessions stay in the store.
+
+        `leaving_calls`: its calls in flight go on, as in the sandbox of a server that was killed.
+        """
         self.registry.handing_over = True
+        if not leaving_calls:
+            self._ended.set()
         self._stop.set()
         await self._stopped.wait()
 
-    async def restart(self) -> None:
-        await self.stop()
+    async def restart(self, *, leaving_calls: bool = False) -> None:
+        await self.stop(leaving_calls=leaving_calls)
         await self.start()
+
+
+async def serve_lifespan(scope: Scope, receive: Receive, send: Send) -> None:
+    """An ASGI lifespan without anything to do."""
+    for event in ("startup", "shutdown"):
+        await receive()
+        await send({"type": f"lifespan.{event}.complete"})
 
 
 @asynccontextmanager
