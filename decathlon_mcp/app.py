@@ -39,7 +39,6 @@ from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.suite import Suite
 
-
 RETENTION_SECONDS = 3600.0
 """Time between two searches for episodes that are older than `--keep-days`."""
 

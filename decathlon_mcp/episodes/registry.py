@@ -89,6 +89,9 @@ class EpisodeRegistry:
         options: RegistryOptions,
         store: Store | None = None,
     ) -> None:
+        self.store = store
+        self.handing_over = False
+        """Whether this server ends and leaves its episodes and sessions to the next one."""
         self.catalogue = catalogue
         self.draws = draws
         self.admission = admission

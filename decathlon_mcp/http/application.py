@@ -278,8 +278,6 @@ def http_app(
         await registry.drained.wait()
         for manager in endpoints.managers:
             manager.close_standalone_streams()
-            if registry.handing_over:
-                manager.end_resumable_streams()
 
     async def delete_unused_sessions() -> None:
         while registry.store is not None:
