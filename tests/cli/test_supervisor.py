@@ -532,6 +532,7 @@ def test_a_signal_during_the_pause_ends_the_supervisor(tmp_path: Path) -> None:
     ) as process:
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == ["0 -\n", "1 exit status 3\n"]
-        assert eventually(lambda: not (tmp_path / "ready").exists())
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        assert eventually(lambda: children.read_text() == "")
         process.terminate()
         assert process.wait(WAIT_SECONDS) == 3
