@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,7 @@ class CutPeer:
 
 
 @contextmanager
-def running_driver(scratch: Path) -> Iterator[CutPeer]:
+def running_driver(scratch: Path) -> Generator[CutPeer]:
     process = subprocess.Popen(
         [sys.executable, *wire.BOOT_COMMAND[1:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -149,27 +149,20 @@ def test_exchange_that_is_cut_at_every_byte_loses_and_doubles_nothing(direction:
 
 
 class Lives:
-    """Server processes that follow each other on one local sandbox; its server `counting` counts its calls."""
+    """Server processes that follow each other on one local sandbox with a tool server that counts calls."""
 
     def __init__(self, folder: Path) -> None:
         self.token = uuid.uuid4().hex
         self.owner = f"tests-survival-{self.token[:12]}"
         self.folder = folder / "sandboxes"
         self._log = folder / "log"
-        program = str(SERVERS / "counting.py")
+        program = [str(SERVERS / "counting.py"), str(folder / "runs")]
         self._arguments = {
             "owner": self.owner,
             "name": "survivor",
             "folder": str(self.folder),
             "log": str(self._log),
-            "server": stdio_server(
-                "counting",
-                sys.executable,
-                "-S",
-                str(SERVERS / "counting.py"),
-                str(folder / "runs"),
-                self.token,
-            ),
+            "server": stdio_server("counting", sys.executable, "-S", *program, self.token),
         }
         self._runs = folder / "runs"
 
