@@ -104,6 +104,7 @@ async def surviving(
         try:
             yield rpc, source, tasks
         finally:
+            rpc.close()
             await source.stream.aclose()
             await peer.aclose()
 
@@ -248,6 +249,7 @@ async def test_stream_that_cannot_be_written_to_is_opened_again(monkeypatch: pyt
         rpc.attach()
         await rpc.ready_or_closed.wait()
         assert rpc.ready
+        rpc.close()
         await source.stream.aclose()
         await peer.aclose()
         await stream.aclose()
