@@ -12,7 +12,8 @@ from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Ending
-from decathlon_mcp.errors import UnknownEpisodeError
+from decathlon_mcp.errors import EpisodeEndedError, UnknownEpisodeError
+from decathlon_mcp.protocol.resumption import RequestStream
 from decathlon_mcp.protocol.sdk import Context
 
 SCOPE_KEY = "decathlon.request_context"
@@ -28,6 +29,7 @@ class RequestContext:
     `can_stream`: notifications can be sent before this request's result.
     `initialize_failed`: the session that the SDK made for this request must be discarded.
     `started`: the episodes that the request has started. `abandoned`: its client went away without a reply.
+    `stream`: the events of its answer, if the client can come back for them.
     """
 
     principal: Principal = field(default_factory=Principal)
@@ -40,6 +42,7 @@ class RequestContext:
     initialize_failed: bool = False
     started: list[Episode] = field(default_factory=list[Episode])
     abandoned: bool = False
+    stream: RequestStream | None = None
 
     def add_started(self, episode: Episode) -> None:
         """The request has started an episode, which only its reply makes known."""
@@ -128,6 +131,11 @@ class TaskSessionResolver(AddressResolver):
 
     def __init__(self, registry: EpisodeRegistry) -> None:
         self._registry = registry
+
+    def access(self, ctx: Context) -> EpisodeAccess:
+        if request_context_of(ctx).access is None:
+            raise EpisodeEndedError("the episode of this session is over: initialize a new session")
+        return super().access(ctx)
 
     def open(self, ctx: Context) -> EpisodeAccess:
         request_context = request_context_of(ctx)
