@@ -34,6 +34,7 @@ from decathlon_mcp.storage.instance import InstanceLock, create_state_folder, in
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.telemetry.logs import fields
+from decathlon_mcp.telemetry.metrics import Metrics
 
 log = logging.getLogger("decathlon.episodes")
 
@@ -75,8 +76,9 @@ async def bootstrap(settings: Settings) -> AsyncGenerator[EpisodeRegistry]:
             common = scratch / f"{suite.name}.tar"
             await anyio.to_thread.run_sync(suite.common_archive, common)
             factories[suite.name] = create_sandbox_factory(suite, providers[name], common, settings)
-        await _sweep(lock, providers.values(), settings.state)
-        registry = create_registry(catalogue, factories, settings, scratch)
+        metrics = Metrics(by_task=settings.metrics_tasks)
+        await _sweep(lock, providers.values(), settings.state, metrics)
+        registry = create_registry(catalogue, factories, settings, scratch, metrics)
         yield await stack.enter_async_context(registry.running())
 
 
@@ -100,7 +102,11 @@ def create_sandbox_factory(
 
 
 def create_registry(
-    catalogue: Catalogue, factories: Mapping[str, SandboxFactory], settings: Settings, scratch: Path
+    catalogue: Catalogue,
+    factories: Mapping[str, SandboxFactory],
+    settings: Settings,
+    scratch: Path,
+    metrics: Metrics | None = None,
 ) -> EpisodeRegistry:
     """A registry that is not running yet. Raises SettingsError if the signing key cannot be used."""
     limits = EpisodeLimits(
@@ -136,6 +142,7 @@ def create_registry(
             max_log_bytes=settings.max_log_mib << 20,
             max_sessions=settings.max_sessions,
         ),
+        metrics=metrics or Metrics(by_task=settings.metrics_tasks),
     )
 
 
@@ -145,12 +152,17 @@ def _create_provider(name: ProviderName, owner: str, settings: Settings) -> Prov
     return DockerProvider(owner, network=settings.docker_network or DEFAULT_NETWORK)
 
 
-async def _sweep(lock: InstanceLock, providers: Collection[Provider], state: Path) -> None:
+async def _sweep(lock: InstanceLock, providers: Collection[Provider], state: Path, metrics: Metrics) -> None:
     """Remove the sandboxes and archives of the dead servers that this server has taken over."""
+    sandboxes_removed = folders_removed = 0
     for owner in lock.dead:
         count = sum([await provider.sweep(owner) for provider in providers])
         if count:
             log.warning("removed the sandboxes of a server that died", extra=fields(sandboxes=count))
-        for scratch in (state / "scratch").glob(f"{owner}-*"):
+        folders = list((state / "scratch").glob(f"{owner}-*"))
+        for scratch in folders:
             await anyio.to_thread.run_sync(lambda folder=scratch: shutil.rmtree(folder, ignore_errors=True))
+        sandboxes_removed += count
+        folders_removed += len(folders)
         lock.forget(owner)
+    metrics.swept({"sandboxes": sandboxes_removed, "folders": folders_removed})

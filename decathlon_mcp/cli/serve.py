@@ -75,7 +75,14 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
                 write_url(url)
                 _announce(episodes, url, settings.log_format)
 
-            await serve_http(app, listener, drain=episodes.drain, on_ready=announce, limits=limits)
+            await serve_http(
+                app,
+                listener,
+                drain=episodes.drain,
+                on_ready=announce,
+                limits=limits,
+                metrics=episodes.metrics,
+            )
     return 0
 
 

@@ -36,6 +36,7 @@ from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.storage.journal import NOT_KEPT, CallPositions, Journal
 from decathlon_mcp.suites.prompts import Prompt
 from decathlon_mcp.suites.tasks import Task
+from decathlon_mcp.telemetry.metrics import EpisodeMetrics
 from decathlon_mcp.types import JsonObject, as_json, as_object
 
 LOST_SECONDS = 5.0
@@ -99,12 +100,19 @@ class Episode:
     """One attempt at one task. Its runner alone calls `close_attempt`, `record_verdict` and `mark_...`."""
 
     def __init__(
-        self, spec: EpisodeSpec, *, sandbox_factory: SandboxFactory, ticket: Ticket, journal: Journal
+        self,
+        spec: EpisodeSpec,
+        *,
+        sandbox_factory: SandboxFactory,
+        ticket: Ticket,
+        journal: Journal,
+        metrics: EpisodeMetrics,
     ) -> None:
         self.spec = spec
         self.sandbox_factory = sandbox_factory
         self.ticket = ticket
         self.journal = journal
+        self.metrics = metrics
         self.lease = Lease(spec.limits)
         self.state = State()
         self.started_at = time.time()
@@ -224,16 +232,20 @@ class Episode:
         if meta:
             params["_meta"] = meta
         record = partial(self._record_call, self._calls, time.time(), route, name, arguments)
+        sent_at = time.perf_counter()
         try:
             reply = await session.call(route, params, on_progress=on_progress, on_message=on_message)
         except DecathlonError as error:
+            self.metrics.called("lost", sent_at)
             record(failed=True, result={"error": error.message})
             raise await self._explain_call_error(error) from None
         except BaseException:
+            self.metrics.called("cancelled", sent_at)
             record(failed=True, result={"error": "cancelled"})
             raise
         result = as_object(reply.get("result"))
         failed = result is None or bool(result.get("isError"))
+        self.metrics.called("error" if failed else "ok", sent_at)
         record(failed=failed, result={"error": reply.get("error")} if result is None else result)
         return reply
 
@@ -313,6 +325,7 @@ class Episode:
         """The episode was admitted: QUEUED to OPENING. The absolute time limit starts."""
         self.lease.start()
         self.state.move(Phase.OPENING)
+        self.metrics.admitted()
 
     def mark_opened(self, image_digest: str | None) -> None:
         """The agent's sandbox is open and will be set up now."""
@@ -330,10 +343,12 @@ class Episode:
         self._ready_at = datetime.now(UTC)
         self.lease.mark_ready()
         self.state.move(Phase.READY)
+        self.metrics.ready()
 
     def record_verdict(self, verdict: Verdict) -> None:
         """Keep the verdict, in memory and on disk. The phase changes later, with `mark_scored`."""
         self._verdict = verdict
+        self.metrics.verdict_made(verdict.status)
         self.journal.write_verdict(verdict.to_json())
         if self._claim is not None:
             # The trajectory has it; the registry keeps thousands of ended episodes.
@@ -346,6 +361,7 @@ class Episode:
     def mark_ended(self, ending: Ending, cause: DecathlonError | None = None) -> None:
         """The episode is over and nothing of it is left but its journal."""
         self.state.end(ending, None if cause is None else _without_frames(cause))
+        self.metrics.ended(ending)
         self._tool_session = None
         self._call_positions = CallPositions()
         # Read again if a client asks for it.
@@ -361,6 +377,7 @@ class Episode:
         # Neither the lease nor `close` may interrupt the grading.
         self.lease.suspend()
         self.state.move(Phase.CLAIMED)
+        self.metrics.claimed()
         self.journal.add(
             "claim",
             by_agent=claim.by_agent,

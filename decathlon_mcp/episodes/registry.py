@@ -35,6 +35,7 @@ from decathlon_mcp.storage.journal import Journal
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
+from decathlon_mcp.telemetry.metrics import Metrics
 
 log = logging.getLogger("decathlon.episodes")
 
@@ -77,6 +78,7 @@ class EpisodeRegistry:
         admission: Admission,
         signer: Signer,
         options: RegistryOptions,
+        metrics: Metrics,
     ) -> None:
         self.catalogue = catalogue
         self.draws = draws
@@ -86,6 +88,9 @@ class EpisodeRegistry:
         """Set when a stopping server has no episode left to wait for."""
         self._sandbox_factories = sandbox_factories
         self.options = options
+        self.metrics = metrics
+        self.recovering = False
+        """Whether episodes of a dead server are still being taken over."""
         self._episodes: dict[str, Episode] = {}
         self._by_agent_id: dict[str, Episode] = {}
         self._tasks: TaskGroup | None = None
@@ -111,6 +116,11 @@ class EpisodeRegistry:
     def idle_seconds(self) -> float:
         """Time without a request after which an episode ends."""
         return self.options.limits.idle_seconds
+
+    @property
+    def is_running(self) -> bool:
+        """Whether `running` has been entered; before that no episode can be started."""
+        return self._tasks is not None
 
     @property
     def closing(self) -> bool:
@@ -237,6 +247,7 @@ class EpisodeRegistry:
                 sandbox_factory=self._sandbox_factories[suite.name],
                 ticket=ticket,
                 journal=self._create_journal(spec.id),
+                metrics=self.metrics.episode(suite.name, spec.task_name),
             )
             # Read here, so that a task with a broken prompt fails at its start.
             _ = episode.prompt

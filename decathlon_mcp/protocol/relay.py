@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from time import perf_counter
 from typing import Any
 
 import anyio
@@ -103,7 +104,8 @@ async def _relay(episode: Episode, ctx: Context, name: str, arguments: JsonObjec
     """Call a tool of the task's servers. Raises MCPError for a reply that is an error."""
     meta: dict[str, Any] = dict(as_object((ctx.params or {}).get("_meta")) or {})
     token = meta.get("progressToken")
-    can_stream = request_context_of(ctx).can_stream
+    request_context = request_context_of(ctx)
+    can_stream = request_context.can_stream
 
     async def on_progress(params: JsonObject) -> None:
         # The task's server used the driver's token; the client knows its own.
@@ -117,6 +119,7 @@ async def _relay(episode: Episode, ctx: Context, name: str, arguments: JsonObjec
             with_reply = can_stream or is_sessionless(ctx.protocol_version)
             await send_notification(ctx, "notifications/message", params, with_reply=with_reply)
 
+    request_context.called_at = perf_counter()
     reply = await episode.call(
         name,
         arguments,
@@ -124,6 +127,7 @@ async def _relay(episode: Episode, ctx: Context, name: str, arguments: JsonObjec
         on_progress=on_progress,
         on_message=on_message,
     )
+    request_context.replied_at = perf_counter()
     if (result := as_object(reply.get("result"))) is not None:
         return result
     raise relayed_error(as_object(reply.get("error")) or {})
