@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import get_args
 
 import anyio.to_thread
 
@@ -24,7 +25,9 @@ from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.limits import EpisodeLimits
 from decathlon_mcp.episodes.registry import EpisodeRegistry, RegistryOptions
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.grading.signing import Signer
+from decathlon_mcp.grading.verdict import Status
 from decathlon_mcp.sandboxes.base import Limits, Provider
 from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvider
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
@@ -76,7 +79,7 @@ async def bootstrap(settings: Settings) -> AsyncGenerator[EpisodeRegistry]:
             common = scratch / f"{suite.name}.tar"
             await anyio.to_thread.run_sync(suite.common_archive, common)
             factories[suite.name] = create_sandbox_factory(suite, providers[name], common, settings)
-        metrics = Metrics(by_task=settings.metrics_tasks)
+        metrics = create_metrics(catalogue, settings)
         await _sweep(lock, providers.values(), settings.state, metrics)
         registry = create_registry(catalogue, factories, settings, scratch, metrics)
         yield await stack.enter_async_context(registry.running())
@@ -142,7 +145,17 @@ def create_registry(
             max_log_bytes=settings.max_log_mib << 20,
             max_sessions=settings.max_sessions,
         ),
-        metrics=metrics or Metrics(by_task=settings.metrics_tasks),
+        metrics=metrics or create_metrics(catalogue, settings),
+    )
+
+
+def create_metrics(catalogue: Catalogue, settings: Settings) -> Metrics:
+    """The metrics of a server with these suites."""
+    return Metrics(
+        by_task=settings.metrics_tasks,
+        suites=[suite.name for suite in catalogue.suites],
+        endings=list(Ending),
+        statuses=get_args(Status),
     )
 
 

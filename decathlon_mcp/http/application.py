@@ -34,7 +34,7 @@ from decathlon_mcp.http.errors import (
     session_not_found,
 )
 from decathlon_mcp.http.health import HealthEndpoints
-from decathlon_mcp.http.metering import MeteredRequests
+from decathlon_mcp.http.metering import MeteredResponses
 from decathlon_mcp.http.presence import Presence, serve_start
 from decathlon_mcp.http.requests import RANDOM_TASK, RawEndpoint, draw_from_query
 from decathlon_mcp.protocol.context import (
@@ -177,6 +177,7 @@ class McpEndpoints:
             return
         with suppress(BodyDisconnectError):
             async with self._bodies.read(request) as body:
+                self._registry.metrics.request_bytes.totals[""] += len(body)
                 await self._serve_post(manager, request_context, request, body, send)
 
     async def _serve_post(
@@ -274,7 +275,7 @@ def http_app(
             Route("/tasks/{task_id}/mcp", RawEndpoint(endpoints.serve_task)),
             Route("/episodes/{episode_id}/mcp", RawEndpoint(endpoints.serve_episode)),
         ],
-        middleware=[Middleware(MeteredRequests, metrics=registry.metrics)],
+        middleware=[Middleware(MeteredResponses, metrics=registry.metrics)],
         exception_handlers={
             DecathlonError: handle_decathlon_error,
             UnauthorizedError: handle_unauthorized,

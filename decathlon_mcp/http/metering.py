@@ -1,7 +1,8 @@
-"""Counting requests: their responses, the bytes of their bodies, and the server's share of a call's time."""
+"""Counting responses: their status, the bytes of their bodies, and the server's share of a call's time."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from time import perf_counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -10,8 +11,8 @@ from decathlon_mcp.protocol.context import SCOPE_KEY, RequestContext
 from decathlon_mcp.telemetry.metrics import Metrics
 
 
-class MeteredRequests:
-    """ASGI middleware that reports every request to `metrics`."""
+class MeteredResponses:
+    """ASGI middleware that reports every response to `metrics`."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -21,32 +22,28 @@ class MeteredRequests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        metrics, begun_at = self._metrics, perf_counter()
-        answered = False
+        metrics, begun_at, answered = self._metrics, perf_counter(), False
 
-        async def metered_receive() -> Message:
-            message = await receive()
-            if body := message.get("body"):
-                metrics.request_bytes.add(count=len(body))
-            return message
-
-        async def metered_send(message: Message) -> None:
+        # Not a coroutine itself: each of its two calls in a request would cost twice as much.
+        def metered_send(message: Message) -> Awaitable[None]:
             nonlocal answered
-            await send(message)
             if message["type"] == "http.response.start":
                 answered = True
-                metrics.responses.add(str(message["status"]))
-                return
+                metrics.responses.totals[message["status"]] += 1
+                return send(message)
             if body := message.get("body"):
-                metrics.response_bytes.add(count=len(body))
-            context: RequestContext | None = scope.get(SCOPE_KEY)
-            if not message.get("more_body") and context is not None and context.replied_at:
-                metrics.relayed(context.called_at - begun_at, perf_counter() - context.replied_at)
+                metrics.response_bytes.totals[""] += len(body)
+            if not message.get("more_body"):
+                context: RequestContext | None = scope.get(SCOPE_KEY)
+                if context is not None and context.replied_at:
+                    metrics.call_seconds.request.observe(context.called_at - begun_at)
+                    metrics.call_seconds.response.observe(perf_counter() - context.replied_at)
+            return send(message)
 
         try:
-            await self._app(scope, metered_receive, metered_send)
+            await self._app(scope, receive, metered_send)
         except Exception:
             if not answered:
-                # Starlette's outermost layer makes the response of an unexpected exception.
-                metrics.responses.add("500")
+                # Starlette's outermost layer makes the response to an unexpected exception.
+                metrics.responses.totals[500] += 1
             raise

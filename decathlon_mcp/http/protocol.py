@@ -337,7 +337,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 self.transport.abort()
                 return
             self._disconnect(self._running)
-        self._connections.metrics.responses.add(str(status))
+        self._connections.metrics.responses.totals[status] += 1
         text = message.encode("ascii")
         self.transport.write(
             STATUS_LINE[status] + b"content-type: text/plain; charset=utf-8\r\n"

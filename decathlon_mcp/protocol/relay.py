@@ -58,6 +58,8 @@ async def call_tool(
     evaluate gets the same error for `evaluate` as for a tool that does not exist.
     """
     episode = access.episode
+    # Before the wait for the episode's set-up, which is no part of a call's duration.
+    request_context_of(ctx).called_at = perf_counter()
     with translate_errors():
         try:
             async with report_waiting(ctx, episode):
@@ -119,7 +121,6 @@ async def _relay(episode: Episode, ctx: Context, name: str, arguments: JsonObjec
             with_reply = can_stream or is_sessionless(ctx.protocol_version)
             await send_notification(ctx, "notifications/message", params, with_reply=with_reply)
 
-    request_context.called_at = perf_counter()
     reply = await episode.call(
         name,
         arguments,

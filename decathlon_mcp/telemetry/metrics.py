@@ -6,7 +6,7 @@
 Everything is reported on the event loop's thread and read from another one.
 
 Decided 2026-11-22: what is counted for every request uses `LoopCounter` and `LoopHistogram`. The counters and
-histograms of prometheus_client take a lock and cost 0.3 to 0.9 us each; a call reports eight numbers.
+histograms of prometheus_client take a lock and cost 0.3 to 0.9 us each; a call changes seven of them.
 
 Every label has a fixed set of values: suites, phases and endings of the server's own code, and tasks of its
 catalogue. Nothing that a client sends becomes one.
@@ -15,6 +15,7 @@ catalogue. Nothing that a client sends becomes one.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from itertools import accumulate
 from time import perf_counter
@@ -35,15 +36,11 @@ PHASE_BUCKETS_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 
 CallOutcome = Literal["ok", "error", "lost", "cancelled"]
 """`error`: the reply is an error or has `isError`. `lost`: no reply came, as the sandbox or the server in it
 ended. `cancelled`: the client gave up."""
-Hop = Literal["request", "driver", "response"]
-"""Parts of a call, in order. `request`: from the head of the HTTP request to the episode. `driver`: until the
-driver's reply. `response`: until the end of the response was given to the network."""
 RecoveryResult = Literal["continued", "graded", "started_over", "ended"]
 """What became of an episode of a dead server."""
 SweptKind = Literal["sandboxes", "folders"]
 
 OUTCOMES: tuple[CallOutcome, ...] = ("ok", "error", "lost", "cancelled")
-HOPS: tuple[Hop, ...] = ("request", "driver", "response")
 RECOVERY_RESULTS: tuple[RecoveryResult, ...] = ("continued", "graded", "started_over", "ended")
 SWEPT_KINDS: tuple[SweptKind, ...] = ("sandboxes", "folders")
 
@@ -52,60 +49,89 @@ TaskKey: TypeAlias = tuple[str, str]
 
 
 class LoopCounter(Collector):
-    """A counter with one label, or without labels, that only the event loop's thread increments."""
+    """A counter that only the event loop's thread increments: `counter.totals[value] += 1`.
+
+    `label`: its one label, or empty for a counter without labels, whose value is the empty one. `values`: the
+    label's values that begin at 0.
+    """
 
     def __init__(
-        self, name: str, documentation: str, label: str = "", values: Collection[str] = ("",)
+        self, name: str, documentation: str, label: str = "", values: Collection[str | int] = ("",)
     ) -> None:
+        self.totals: defaultdict[str | int, int] = defaultdict(int, dict.fromkeys(values, 0))
         self._name, self._documentation, self._label = name, documentation, label
-        self._totals: dict[str, int] = dict.fromkeys(values, 0)
-
-    def add(self, value: str = "", count: int = 1) -> None:
-        """Increment the counter of a label's value."""
-        self._totals[value] = self._totals.get(value, 0) + count
 
     def collect(self) -> Iterator[Metric]:
-        family = CounterMetricFamily(
-            self._name, self._documentation, labels=[self._label] if self._label else []
-        )
+        """The family of metrics, as prometheus_client reads it."""
+        labels = [self._label] if self._label else []
+        family = CounterMetricFamily(self._name, self._documentation, labels=labels)
         # A copy, because the dictionary may grow meanwhile.
-        for value, total in self._totals.copy().items():
-            family.add_metric([value] if self._label else [], total)
+        for value, total in self.totals.copy().items():
+            family.add_metric([str(value) for _ in labels], total)
         yield family
 
 
-class LoopHistogram(Collector):
-    """A histogram of seconds with one label, that only the event loop's thread observes.
+class LoopHistogram:
+    """A histogram of seconds that only the event loop's thread observes.
 
     What is read has whole observations in its buckets; the sum may be one observation apart.
     """
 
-    def __init__(
-        self, name: str, documentation: str, label: str, values: Collection[str], bounds: tuple[float, ...]
-    ) -> None:
-        self._name, self._documentation, self._label = name, documentation, label
-        self._bounds = bounds
-        self._buckets = {value: [0] * (len(bounds) + 1) for value in values}
-        self._sums = dict.fromkeys(values, 0.0)
+    __slots__ = ("_bounds", "_buckets", "_sum")
 
-    def observe(self, value: str, seconds: float) -> None:
-        """Add an observation to the histogram of a label's value."""
-        self._buckets[value][bisect_left(self._bounds, seconds)] += 1
-        self._sums[value] += seconds
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._buckets = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Add an observation."""
+        self._buckets[bisect_left(self._bounds, seconds)] += 1
+        self._sum += seconds
+
+    def read(self) -> tuple[list[tuple[str, float]], float]:
+        """The cumulative counts by the buckets' bounds, and the sum in seconds."""
+        bounds = [*map(str, self._bounds), "+Inf"]
+        return list(zip(bounds, accumulate(self._buckets.copy()), strict=True)), self._sum
+
+
+class CallSeconds(Collector):
+    """The durations of the parts of tool calls."""
+
+    def __init__(self) -> None:
+        self.request = LoopHistogram(CALL_BUCKETS_SECONDS)
+        self.driver = LoopHistogram(CALL_BUCKETS_SECONDS)
+        self.response = LoopHistogram(CALL_BUCKETS_SECONDS)
 
     def collect(self) -> Iterator[Metric]:
-        family = HistogramMetricFamily(self._name, self._documentation, labels=[self._label])
-        bounds = [*map(str, self._bounds), "+Inf"]
-        for value, buckets in self._buckets.items():
-            cumulative = list(zip(bounds, accumulate(buckets.copy()), strict=True))
-            family.add_metric([value], cumulative, self._sums[value])
+        """The family of metrics, as prometheus_client reads it."""
+        family = HistogramMetricFamily(
+            "decathlon_tool_call_seconds",
+            "Duration of the parts of a call: `request` from the head of the HTTP request to the episode, "
+            "`driver` until the sandbox has replied, `response` until the end of the HTTP response.",
+            labels=["hop"],
+        )
+        hops = (("request", self.request), ("driver", self.driver), ("response", self.response))
+        for hop, histogram in hops:
+            family.add_metric([hop], *histogram.read())
         yield family
 
 
 class Metrics:
-    """The metrics of one server. `by_task`: episodes and verdicts are counted by task, not only by suite."""
+    """The metrics of one server.
 
-    def __init__(self, *, by_task: bool = False) -> None:
+    `by_task`: episodes and verdicts are counted by task, not only by suite. `suites`, `endings`, `statuses`:
+    values of labels whose counters begin at 0, unless they are counted by task.
+    """
+
+    def __init__(
+        self,
+        *,
+        by_task: bool = False,
+        suites: Collection[str] = (),
+        endings: Collection[str] = (),
+        statuses: Collection[str] = (),
+    ) -> None:
         self.by_task = by_task
         self.registry = registry = CollectorRegistry()
         subject = self.subject_labels
@@ -155,20 +181,18 @@ class Metrics:
         self.calls = LoopCounter(
             "decathlon_tool_calls", "Calls that were sent to tasks' MCP servers.", "outcome", OUTCOMES
         )
-        self.call_seconds = LoopHistogram(
-            "decathlon_tool_call_seconds",
-            "Duration of the parts of a call; request and response only over HTTP.",
-            "hop",
-            HOPS,
-            CALL_BUCKETS_SECONDS,
-        )
+        self.call_seconds = CallSeconds()
         # HTTP.
         self.connections = Gauge("decathlon_http_connections", "Open HTTP connections.", registry=registry)
         self.responses = LoopCounter(
-            "decathlon_http_responses", "HTTP responses that were begun, by status.", "status", ("200",)
+            "decathlon_http_responses", "HTTP responses that were begun, by status.", "status", (200,)
         )
-        self.request_bytes = LoopCounter("decathlon_http_request_bytes", "Bytes of HTTP requests' bodies.")
-        self.response_bytes = LoopCounter("decathlon_http_response_bytes", "Bytes of HTTP responses' bodies.")
+        self.request_bytes = LoopCounter(
+            "decathlon_http_request_bytes", "Bytes of the bodies of MCP requests."
+        )
+        self.response_bytes = LoopCounter(
+            "decathlon_http_response_bytes", "Bytes of the bodies of all HTTP responses."
+        )
         for collector in (
             *(self.calls, self.call_seconds),
             *(self.responses, self.request_bytes, self.response_bytes),
@@ -185,6 +209,14 @@ class Metrics:
         for kind in SWEPT_KINDS:
             self._swept.labels(kind)
         ProcessCollector(registry=registry)
+        if not by_task:
+            # An alert on an increase does not see the first increment of a counter that did not exist before.
+            for suite in suites:
+                self._started.labels(suite)
+                for ending in endings:
+                    self.ended.labels(suite, ending)
+                for status in statuses:
+                    self.verdicts.labels(suite, status)
 
     @property
     def subject_labels(self) -> tuple[str, ...]:
@@ -215,11 +247,6 @@ class Metrics:
         for kind, count in removed.items():
             self._swept.labels(kind).inc(count)
 
-    def relayed(self, request_seconds: float, response_seconds: float) -> None:
-        """A call's HTTP response has ended: the time before the episode had it, and after its reply."""
-        self.call_seconds.observe("request", request_seconds)
-        self.call_seconds.observe("response", response_seconds)
-
 
 class EpisodeMetrics:
     """What one episode reports. Made by `Metrics.episode`."""
@@ -248,8 +275,9 @@ class EpisodeMetrics:
 
     def called(self, outcome: CallOutcome, sent_at: float) -> None:
         """A call has ended that was sent at that time of `perf_counter`."""
-        self._metrics.calls.add(outcome)
-        self._metrics.call_seconds.observe("driver", perf_counter() - sent_at)
+        metrics = self._metrics
+        metrics.calls.totals[outcome] += 1
+        metrics.call_seconds.driver.observe(perf_counter() - sent_at)
 
     def claimed(self) -> None:
         """The attempt is closed and will be graded."""
