@@ -147,7 +147,9 @@ def current_values(registry: EpisodeRegistry) -> Iterator[Metric]:
     info.add_metric([__version__], 1)
     yield info
     state, _ = server_state(registry)
-    states = GaugeMetricFamily("decathlon_state", "1 for the state that /readyz reports.", labels=["state"])
+    states = GaugeMetricFamily(
+        "decathlon_state", "1 for the state that `/readyz` reports, 0 for the others.", labels=["state"]
+    )
     for other in ServerState:
         states.add_metric([str(other)], other is state)
     yield states
@@ -172,8 +174,8 @@ def current_values(registry: EpisodeRegistry) -> Iterator[Metric]:
     yield episodes
     for name, documentation, value in (
         ("sandboxes", "Episodes that have a sandbox or open one.", admission.active),
-        ("sandboxes_limit", "The setting --max-sandboxes.", admission.max_sandboxes),
-        ("queue_length", "Episodes that wait for a place for their sandbox.", admission.queued),
+        ("sandboxes_limit", "The setting `--max-sandboxes`.", admission.max_sandboxes),
+        ("queue_length", "Episodes that wait until they may open their sandbox.", admission.queued),
         ("disk_free_bytes", "Free space in the state folder.", _free_bytes(registry)),
         ("disk_floor_bytes", "Free space below which no episode starts.", disk.floor_bytes),
     ):

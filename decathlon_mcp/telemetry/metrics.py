@@ -155,13 +155,13 @@ class Metrics:
             self._recovered.labels(result)
         self.queue_seconds = Histogram(
             "decathlon_queue_seconds",
-            "Time from an episode's start until it has a place for its sandbox.",
+            "Time from an episode's start until it may open its sandbox.",
             buckets=PHASE_BUCKETS_SECONDS,
             registry=registry,
         )
         self.opening_seconds = Histogram(
             "decathlon_opening_seconds",
-            "Time from then until its tools can be called; only openings that succeeded.",
+            "Time from when it may open its sandbox until its tools can be called, if the set-up succeeds.",
             buckets=PHASE_BUCKETS_SECONDS,
             registry=registry,
         )

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.anyio
 
 __all__ = ["disk"]  # a fixture
 
-MAX_SERIES = 300
+MAX_SERIES = 200
 """Series of a server with one suite, with the buckets of histograms."""
 
 
