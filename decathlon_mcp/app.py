@@ -154,7 +154,7 @@ def create_metrics(catalogue: Catalogue, settings: Settings) -> Metrics:
     return Metrics(
         by_task=settings.metrics_tasks,
         suites=[suite.name for suite in catalogue.suites],
-        endings=list(Ending),
+        endings=[ending.name.lower() for ending in Ending],
         statuses=get_args(Status),
     )
 

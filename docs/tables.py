@@ -30,7 +30,7 @@ from decathlon_mcp.settings import Settings
 DOCS = Path(__file__).parent
 INTERNAL = frozenset({"bad_settings", "bad_metrics"})
 """Codes that no client receives: the first ends a server's start, the second appears in a verdict's text."""
-MAX_VALUES_SHOWN = 6
+MAX_VALUES_SHOWN = 12
 """Values of a metric's label up to this number are listed."""
 MARKED = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

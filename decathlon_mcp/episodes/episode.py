@@ -361,7 +361,7 @@ class Episode:
     def mark_ended(self, ending: Ending, cause: DecathlonError | None = None) -> None:
         """The episode is over and nothing of it is left but its journal."""
         self.state.end(ending, None if cause is None else _without_frames(cause))
-        self.metrics.ended(ending)
+        self.metrics.ended(ending.name.lower())
         self._tool_session = None
         self._call_positions = CallPositions()
         # Read again if a client asks for it.

@@ -51,7 +51,7 @@ async def test_an_episode_that_fails_has_an_ending_and_no_opening_time(tmp_path:
         assert value(registry, "opening_seconds_count") == 0
         assert value(registry, "evaluation_seconds_count") == 0
         assert value(registry, "evaluations_total", suite="probe", status="set_up_failed") == 1
-        assert value(registry, "episodes_ended_total", suite="probe", ending="its set-up failed") == 1
+        assert value(registry, "episodes_ended_total", suite="probe", ending="set_up_failed") == 1
 
 
 async def test_a_refused_start_is_not_counted(tmp_path: Path) -> None:

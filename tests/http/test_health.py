@@ -22,13 +22,14 @@ from decathlon_mcp.app import create_registry
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.episodes.registry import EpisodeRegistry
-from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.server import listen, serve_http
 from decathlon_mcp.settings import Settings
 from tests.episodes.test_disk import DISK_MIB, FLOOR_MIB, disk, fill
 from tests.http.messages import ACCEPT, INITIALIZE
+from tests.http.server_process import server_process
 from tests.probe.clients import connected, playing
 from tests.probe.serving import serving
 
@@ -115,7 +116,8 @@ async def test_an_episode_changes_the_metrics(tmp_path: Path, http: httpx2.Async
     assert after.total("evaluations_total") == 1
     assert after.total("evaluations_total", suite="probe", status=episode.verdict.status) == 1
     assert after.total("episodes_ended_total") == after.total("episodes_started_total") == 1
-    assert after.total("episodes_ended_total", ending=str(episode.state.ending)) == 1
+    assert episode.state.ending is Ending.CLOSED
+    assert after.total("episodes_ended_total", ending="closed") == 1
     assert after.total("episodes") == after.total("sandboxes") == 0
     assert after.total("http_request_bytes_total") > before.total("http_request_bytes_total")
     assert after.total("http_response_bytes_total") > len(str(before))
@@ -294,6 +296,13 @@ async def registry_served(tmp_path: Path) -> AsyncGenerator[tuple[EpisodeRegistr
         await listening.wait()
         yield registry, f"http://127.0.0.1:{listener.getsockname()[1]}"
         stop.set()
+
+
+async def test_the_command_serve_counts_its_connections(tmp_path: Path, http: httpx2.AsyncClient) -> None:
+    with server_process(tmp_path) as server:
+        scraped = await scrape(http, f"http://127.0.0.1:{server.port}")
+    assert scraped.total("http_connections") == 1
+    assert scraped.total("process_open_fds") > 3
 
 
 async def test_connections_and_their_refusals_are_counted(tmp_path: Path, http: httpx2.AsyncClient) -> None:
