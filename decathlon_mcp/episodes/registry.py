@@ -165,6 +165,7 @@ class EpisodeRegistry:
         episode = self._create_episode(spec, suite)
         self._drop_oldest_ended()
         self._episodes[episode.id] = self._by_agent_id[episode.agent_id] = episode
+        episode.metrics.started()
         runner = EpisodeRunner(
             episode, admission=self.admission, signer=self.signer, scratch=self.options.scratch
         )

@@ -43,7 +43,7 @@ HEALTH_WORDS: Mapping[ServerState, str] = {
     ServerState.DRAINING: "draining",
     ServerState.DISK_LOW: "disk_full",
 }
-"""`status` of `/healthz`, which clients read since before there was a `state`; `ok` for every other state."""
+"""`status` of `/healthz`, which is for clients that do not read `state`; `ok` for every other state."""
 
 
 def server_state(registry: EpisodeRegistry) -> tuple[ServerState, float | None]:
@@ -78,6 +78,7 @@ class HealthEndpoints:
         self._host_check = TransportSecurityMiddleware(hosts.security())
 
     def routes(self) -> list[Route]:
+        """The routes of the application to these endpoints."""
         return [
             Route("/healthz", self._health),
             Route("/readyz", self._readiness),
@@ -107,8 +108,9 @@ class HealthEndpoints:
         }
 
     async def _metrics(self, request: Request) -> Response:
-        """The metrics, in the text format of Prometheus or in OpenMetrics. Raises UnauthorizedError,
-        AccessDeniedError.
+        """The metrics, in the text format of Prometheus or in OpenMetrics.
+
+        Raises UnauthorizedError, AccessDeniedError.
         """
         if (refusal := await self._host_check.validate_request(request)) is not None:
             return refusal

@@ -136,7 +136,7 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         subject = self.subject_labels
         # Episodes.
-        self._started = Counter(
+        self.started = Counter(
             "decathlon_episodes_started", "Episodes that clients have started.", subject, registry=registry
         )
         self.ended = Counter(
@@ -212,7 +212,7 @@ class Metrics:
         if not by_task:
             # An alert on an increase does not see the first increment of a counter that did not exist before.
             for suite in suites:
-                self._started.labels(suite)
+                self.started.labels(suite)
                 for ending in endings:
                     self.ended.labels(suite, ending)
                 for status in statuses:
@@ -227,11 +227,9 @@ class Metrics:
         """The values of `subject_labels`. The task must be one of the catalogue's."""
         return key if self.by_task else key[:1]
 
-    def episode(self, suite: str, task: str, *, recovered: bool = False) -> EpisodeMetrics:
-        """What a new episode reports to. `recovered`: it was started by a dead server."""
-        if not recovered:
-            self._started.labels(*self.subject((suite, task))).inc()
-        return EpisodeMetrics(self, (suite, task), None if recovered else perf_counter())
+    def episode(self, suite: str, task: str) -> EpisodeMetrics:
+        """What an episode reports to, one that begins or one of a dead server."""
+        return EpisodeMetrics(self, (suite, task))
 
     def recovered(self, result: RecoveryResult) -> None:
         """An episode of a dead server was found in the store."""
@@ -253,12 +251,17 @@ class EpisodeMetrics:
 
     __slots__ = ("_claimed_at", "_key", "_metrics", "_since")
 
-    def __init__(self, metrics: Metrics, key: TaskKey, since: float | None) -> None:
+    def __init__(self, metrics: Metrics, key: TaskKey) -> None:
         self._metrics = metrics
         self._key = key
-        # When it was queued or admitted; None for what happened in another server.
-        self._since = since
+        # When it was started or admitted, and claimed; None for what happened in another server.
+        self._since: float | None = None
         self._claimed_at: float | None = None
+
+    def started(self) -> None:
+        """A client has started it; not called for an episode of a dead server."""
+        self._since = perf_counter()
+        self._metrics.started.labels(*self._metrics.subject(self._key)).inc()
 
     def admitted(self) -> None:
         """It has a place and its opening begins."""

@@ -92,7 +92,7 @@ def test_events_of_the_recovery_are_counted() -> None:
 
 def test_a_recovered_episode_is_not_started_again_and_has_no_times_of_another_server() -> None:
     metrics = Metrics()
-    episode = metrics.episode("suite", "task", recovered=True)
+    episode = metrics.episode("suite", "task")
     episode.ready()
     episode.verdict_made("scored")
     episode.ended("scored")
@@ -104,7 +104,7 @@ def test_a_recovered_episode_is_not_started_again_and_has_no_times_of_another_se
 
 def test_a_recovered_opening_that_starts_over_has_a_time() -> None:
     metrics = Metrics()
-    episode = metrics.episode("suite", "task", recovered=True)
+    episode = metrics.episode("suite", "task")
     episode.admitted()
     episode.ready()
     expected = {"decathlon_queue_seconds_count 0.0", "decathlon_opening_seconds_count 1.0"}
@@ -116,6 +116,7 @@ def test_tasks_are_labels_only_if_asked_for(by_task: bool) -> None:
     metrics = Metrics(by_task=by_task, suites=["suite"], endings=["scored"], statuses=["scored"])
     for number in range(5):
         episode = metrics.episode("suite", f"task-{number}")
+        episode.started()
         episode.verdict_made("scored")
         episode.ended("scored")
     series = [line for line in lines(metrics.registry) if line.startswith("decathlon_evaluations_total{")]
