@@ -7,22 +7,24 @@ import: `mcp.server` and starlette take about a second, so the command line impo
 
 from __future__ import annotations
 
-import logging
-import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import anyio.to_thread
 
+from decathlon_mcp.background import background_tasks
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import TaskSampler
 from decathlon_mcp.catalogue.pass_rates import read_pass_rates
 from decathlon_mcp.catalogue.requirements import HostInfo
+from decathlon_mcp.driver_client.driver import Survival
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.limits import EpisodeLimits
+from decathlon_mcp.episodes.recovery import Recovery
 from decathlon_mcp.episodes.registry import EpisodeRegistry, RegistryOptions
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.state import Ending
@@ -33,13 +35,11 @@ from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvi
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.settings import ProviderName, Settings
 from decathlon_mcp.storage.disk import DiskSpace
-from decathlon_mcp.storage.instance import InstanceLock, create_state_folder, instance_lock
+from decathlon_mcp.storage.instance import create_state_folder, instance_lock
+from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.suite import Suite
-from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import Metrics
-
-log = logging.getLogger("decathlon.episodes")
 
 
 def provider_for(suite: Suite, settings: Settings) -> ProviderName:
@@ -58,16 +58,20 @@ def read_catalogue(settings: Settings) -> Catalogue:
 
 
 @asynccontextmanager
-async def bootstrap(settings: Settings) -> AsyncGenerator[EpisodeRegistry]:
+async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGenerator[EpisodeRegistry]:
     """Run a registry of episodes with its suites and providers; on exit nothing is left but the state folder.
 
-    Raises SuiteError, SettingsError, ProviderUnavailableError.
+    `survives`: the next server on the state folder continues the episodes if this one is killed, and this one
+    continues those of a server that was. Raises SuiteError, SettingsError, ProviderUnavailableError.
     """
     catalogue = await anyio.to_thread.run_sync(read_catalogue, settings)
     create_state_folder(settings.state)
+    survives = survives and settings.survive_seconds > 0
     names = {provider_for(suite, settings) for suite in catalogue.suites}
     async with AsyncExitStack() as stack:
-        lock = stack.enter_context(instance_lock(settings.state, names))
+        lock = stack.enter_context(instance_lock(settings.state, names, survives=survives))
+        store = stack.enter_context(Store.open(settings.state, lock.name)) if survives else None
+        survival = Survival() if store is None else Survival(settings.survive_seconds, store.generation)
         parent = settings.state / "scratch"
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{lock.name}-", dir=parent)))
         factories: dict[str, SandboxFactory] = {}
@@ -78,11 +82,19 @@ async def bootstrap(settings: Settings) -> AsyncGenerator[EpisodeRegistry]:
                 providers[name] = await stack.enter_async_context(_create_provider(name, lock.name, settings))
             common = scratch / f"{suite.name}.tar"
             await anyio.to_thread.run_sync(suite.common_archive, common)
-            factories[suite.name] = create_sandbox_factory(suite, providers[name], common, settings)
-        metrics = create_metrics(catalogue, settings)
-        await _sweep(lock, providers.values(), settings.state, metrics)
-        registry = create_registry(catalogue, factories, settings, scratch, metrics)
-        yield await stack.enter_async_context(registry.running())
+            factory = create_sandbox_factory(suite, providers[name], common, settings)
+            factories[suite.name] = replace(factory, survival=survival)
+        registry = create_registry(catalogue, factories, settings, scratch, store)
+        registry.metrics.set_generation(survival.generation)
+        recovery = Recovery(registry, lock, providers.values(), scratch)
+        stack.callback(recovery.forget_owners)
+        await stack.enter_async_context(registry.running())
+        await recovery.run()
+        tasks = await stack.enter_async_context(background_tasks())
+        tasks.start_soon(recovery.reconcile)
+        if store is not None:
+            tasks.start_soon(store.maintain)
+        yield registry
 
 
 def create_sandbox_factory(
@@ -109,7 +121,7 @@ def create_registry(
     factories: Mapping[str, SandboxFactory],
     settings: Settings,
     scratch: Path,
-    metrics: Metrics | None = None,
+    store: Store | None = None,
 ) -> EpisodeRegistry:
     """A registry that is not running yet. Raises SettingsError if the signing key cannot be used."""
     limits = EpisodeLimits(
@@ -145,11 +157,12 @@ def create_registry(
             max_log_bytes=settings.max_log_mib << 20,
             max_sessions=settings.max_sessions,
         ),
-        metrics=metrics or create_metrics(catalogue, settings),
+        metrics=_create_metrics(catalogue, settings),
+        store=store,
     )
 
 
-def create_metrics(catalogue: Catalogue, settings: Settings) -> Metrics:
+def _create_metrics(catalogue: Catalogue, settings: Settings) -> Metrics:
     """The metrics of a server with these suites."""
     return Metrics(
         by_task=settings.metrics_tasks,
@@ -163,19 +176,3 @@ def _create_provider(name: ProviderName, owner: str, settings: Settings) -> Prov
     if name == "local":
         return LocalProvider(owner, settings.state / "sandboxes")
     return DockerProvider(owner, network=settings.docker_network or DEFAULT_NETWORK)
-
-
-async def _sweep(lock: InstanceLock, providers: Collection[Provider], state: Path, metrics: Metrics) -> None:
-    """Remove the sandboxes and archives of the dead servers that this server has taken over."""
-    sandboxes_removed = folders_removed = 0
-    for owner in lock.dead:
-        count = sum([await provider.sweep(owner) for provider in providers])
-        if count:
-            log.warning("removed the sandboxes of a server that died", extra=fields(sandboxes=count))
-        folders = list((state / "scratch").glob(f"{owner}-*"))
-        for scratch in folders:
-            await anyio.to_thread.run_sync(lambda folder=scratch: shutil.rmtree(folder, ignore_errors=True))
-        sandboxes_removed += count
-        folders_removed += len(folders)
-        lock.forget(owner)
-    metrics.swept({"sandboxes": sandboxes_removed, "folders": folders_removed})

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from itertools import accumulate
 from time import perf_counter
 from typing import Literal, TypeAlias
@@ -38,11 +38,9 @@ CallOutcome = Literal["ok", "error", "lost", "cancelled"]
 ended. `cancelled`: the client gave up."""
 RecoveryResult = Literal["continued", "graded", "started_over", "ended"]
 """What became of an episode of a dead server."""
-SweptKind = Literal["sandboxes", "folders"]
 
 OUTCOMES: tuple[CallOutcome, ...] = ("ok", "error", "lost", "cancelled")
 RECOVERY_RESULTS: tuple[RecoveryResult, ...] = ("continued", "graded", "started_over", "ended")
-SWEPT_KINDS: tuple[SweptKind, ...] = ("sandboxes", "folders")
 
 TaskKey: TypeAlias = tuple[str, str]
 """A suite's name and a task's id."""
@@ -202,12 +200,12 @@ class Metrics:
         self._generation = Gauge(
             "decathlon_generation", "Number of servers so far on this state folder.", registry=registry
         )
-        self._sweeps = Counter("decathlon_sweeps", "Searches for what dead servers left.", registry=registry)
-        self._swept = Counter(
-            "decathlon_swept", "What sweeps have removed, by kind.", ("kind",), registry=registry
+        self._sweeps = Counter(
+            "decathlon_sweeps", "Sweeps for sandboxes that no episode has.", registry=registry
         )
-        for kind in SWEPT_KINDS:
-            self._swept.labels(kind)
+        self._swept_sandboxes = Counter(
+            "decathlon_swept_sandboxes", "Sandboxes that sweeps have removed.", registry=registry
+        )
         ProcessCollector(registry=registry)
         if not by_task:
             # An alert on an increase does not see the first increment of a counter that did not exist before.
@@ -239,11 +237,10 @@ class Metrics:
         """The server has this generation: how many have been started on its state folder."""
         self._generation.set(generation)
 
-    def swept(self, removed: Mapping[SweptKind, int]) -> None:
-        """A search for what dead servers left is over; `removed`: how many of each kind."""
+    def swept(self, sandboxes: int) -> None:
+        """A sweep over one server's sandboxes is over and has removed as many."""
         self._sweeps.inc()
-        for kind, count in removed.items():
-            self._swept.labels(kind).inc(count)
+        self._swept_sandboxes.inc(sandboxes)
 
 
 class EpisodeMetrics:

@@ -80,14 +80,14 @@ def test_events_of_the_recovery_are_counted() -> None:
     metrics.recovered("continued")
     metrics.recovered("continued")
     metrics.recovered("ended")
-    metrics.swept({"sandboxes": 3, "folders": 1})
-    metrics.swept({})
+    metrics.swept(3)
+    metrics.swept(0)
     text = lines(metrics.registry)
     assert "decathlon_generation 7.0" in text
     assert 'decathlon_episodes_recovered_total{result="continued"} 2.0' in text
     assert 'decathlon_episodes_recovered_total{result="graded"} 0.0' in text
     assert "decathlon_sweeps_total 2.0" in text
-    assert 'decathlon_swept_total{kind="sandboxes"} 3.0' in text
+    assert "decathlon_swept_sandboxes_total 3.0" in text
 
 
 def test_a_recovered_episode_is_not_started_again_and_has_no_times_of_another_server() -> None:
