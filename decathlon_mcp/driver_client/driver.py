@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -216,6 +216,9 @@ class DriverClient:
         *,
         timeout_seconds: float | None,
         cut: Cut | None = None,
+        request_id: int | None = None,
+        before_send: Callable[[int], None] | None = None,
+        on_reply: Callable[[JsonObject], None] | None = None,
         on_progress: NotificationHandler | None = None,
         on_message: NotificationHandler | None = None,
     ) -> JsonObject:
@@ -240,12 +243,17 @@ class DriverClient:
                 request if cut is None else {**request, "cut": cut.to_json()},
                 timeout_seconds=None if timeout_seconds is None else timeout_seconds + GRACE_SECONDS,
                 handlers={wire.PROGRESS: _cleaning(on_progress), wire.MESSAGE: _cleaning(on_message)},
+                request_id=request_id,
+                before_send=before_send,
             )
         except DriverError as error:
             if error.data.get("reason") == "too_long":
                 raise LimitExceededError(error.message, limit_bytes=self._reply_bytes) from None
             raise
-        return read_reply(message, server=server, limit_bytes=self._reply_bytes)
+        reply = read_reply(message, server=server, limit_bytes=self._reply_bytes)
+        if on_reply is not None:
+            on_reply(reply)
+        return reply
 
     async def freeze(self, *, spare: Sequence[str] = ()) -> None:
         """Kill every process of the sandbox except the driver; no server can be started or called again.

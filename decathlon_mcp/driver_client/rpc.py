@@ -271,6 +271,8 @@ class RpcClient:
         *,
         timeout_seconds: float | None = None,
         handlers: Mapping[str, NotificationHandler | None] | None = None,
+        request_id: int | None = None,
+        before_send: Callable[[int], None] | None = None,
     ) -> Message:
         """Send a request and return the reply, which has a `result` that has not been checked.
 
@@ -278,7 +280,9 @@ class RpcClient:
         Raises DriverError, CallTimeoutError, SandboxLostError. On a time-out or cancellation the request is
         cancelled in the driver too.
         """
-        number = next(self._ids)
+        number = next(self._ids) if request_id is None else request_id
+        if before_send is not None:
+            before_send(number)
         pending = self._pending[number] = _PendingRequest()
         replied = False
         try:

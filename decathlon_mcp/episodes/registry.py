@@ -218,7 +218,7 @@ class EpisodeRegistry:
             stored.spec,
             sandbox_factory=self._sandbox_factories[stored.suite],
             ticket=ticket,
-            journal=Journal(folder, max_calls_bytes=options.max_log_bytes, disk=options.disk),
+            journal=Journal.reopen(folder, max_calls_bytes=options.max_log_bytes, disk=options.disk),
             metrics=self.metrics.episode(stored.suite, stored.spec.task_name),
             store=self.store,
         )

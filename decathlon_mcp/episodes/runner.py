@@ -79,7 +79,9 @@ class EpisodeRunner:
         ending, cause = Ending.SERVER_STOPPED, None
         log.info("episode started", extra=fields(episode=episode.spec.label, task=episode.task_name))
         try:
-            ending = await self._run()
+            # Outside the lease: when it expires, calls fail with their sandbox and know the reason.
+            async with episode.running_calls():
+                ending = await self._run()
         except DecathlonError as error:
             ending, cause = self._ending_for(error), error
         except Exception:
@@ -99,6 +101,11 @@ class EpisodeRunner:
     async def _run(self) -> Ending:
         episode = self._episode
         self._scratch.mkdir(mode=0o700, exist_ok=True)
+        if episode.was_ready:
+            # It was ready under a server that died.
+            await episode.restore_calls()
+            if episode.claim is not None:
+                episode.resume_calls()
         if episode.verdict is None:
             with episode.lease.limit():
                 if episode.claim is not None:
@@ -208,6 +215,7 @@ class EpisodeRunner:
                 raise SandboxLostError("the agent's sandbox does not run any more")
             tool_session = self._create_tool_session(sandbox, driver, self._stored.tools)
             episode.become_ready(tool_session)
+            episode.resume_calls()
             log.info("episode taken back", extra=fields(episode=episode.spec.label))
         return sandbox, driver
 

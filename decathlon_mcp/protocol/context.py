@@ -6,6 +6,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import anyio
+
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
@@ -67,6 +69,17 @@ def request_context_of(ctx: Context) -> RequestContext:
     if ctx.request is None:
         return current_request_context.get() or RequestContext()
     return ctx.request.scope[SCOPE_KEY]
+
+
+async def client_is_gone(ctx: Context) -> bool:
+    """Whether the connection broke on which the client waits for the reply; False without HTTP."""
+    if ctx.request is None:
+        return False
+    # The body has been read, so that what comes next is the disconnect, without waiting if it has come.
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        return (await ctx.request.receive())["type"] == "http.disconnect"
+    return False
 
 
 def base_url_of(ctx: Context) -> str | None:
