@@ -251,6 +251,11 @@ class Episode:
         self._recorder.restore(logged)
         self._operations.restore(logged.operations, map(unanswered_call, logged.unanswered))
 
+    @property
+    def unanswered_requests(self) -> set[int]:
+        """Ids of the driver's requests that `resume_calls` will send again."""
+        return {call.request for call in self._operations.running if call.request is not None}
+
     def resume_calls(self) -> None:
         """Get the replies of the calls that the dead server had not: send them again under their old ids.
 

@@ -208,7 +208,12 @@ class EpisodeRunner:
             raise SandboxLostError("the agent's sandbox had been removed when its server died")
         async with self._admission.opening:
             sandbox, driver = await stack.enter_async_context(
-                factory.take_back(row, episode.records, forwards=resources.services.targets)
+                factory.take_back(
+                    row,
+                    episode.records,
+                    forwards=resources.services.targets,
+                    unanswered=episode.unanswered_requests,
+                )
             )
         if episode.claim is None:
             if driver is None:

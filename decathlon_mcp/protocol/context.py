@@ -12,7 +12,8 @@ from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Ending
-from decathlon_mcp.errors import UnknownEpisodeError
+from decathlon_mcp.errors import EpisodeEndedError, UnknownEpisodeError
+from decathlon_mcp.protocol.resumption import RequestStream
 from decathlon_mcp.protocol.sdk import Context
 
 SCOPE_KEY = "decathlon.request_context"
@@ -30,6 +31,7 @@ class RequestContext:
     `started`: the episodes that the request has started. `abandoned`: its client went away without a reply.
     `called_at`, `replied_at`: when a tool call was passed to its episode, and when the episode had the reply,
     as times of `perf_counter`; 0 without a call or reply.
+    `stream`: the events of its answer, if the client can come back for them.
     """
 
     principal: Principal = field(default_factory=Principal)
@@ -44,6 +46,7 @@ class RequestContext:
     abandoned: bool = False
     called_at: float = 0.0
     replied_at: float = 0.0
+    stream: RequestStream | None = None
 
     def add_started(self, episode: Episode) -> None:
         """The request has started an episode, which only its reply makes known."""
@@ -132,6 +135,11 @@ class TaskSessionResolver(AddressResolver):
 
     def __init__(self, registry: EpisodeRegistry) -> None:
         self._registry = registry
+
+    def access(self, ctx: Context) -> EpisodeAccess:
+        if request_context_of(ctx).access is None:
+            raise EpisodeEndedError("the episode of this session is over: initialize a new session")
+        return super().access(ctx)
 
     def open(self, ctx: Context) -> EpisodeAccess:
         request_context = request_context_of(ctx)

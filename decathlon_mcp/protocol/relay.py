@@ -16,6 +16,7 @@ from mcp_types import LOG_LEVEL_META_KEY
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.operations import Caller, check_operation
+from decathlon_mcp.episodes.tools import claim_tool, evaluate_tool
 from decathlon_mcp.errors import BadRequestError, DecathlonError, EpisodeClaimedError
 from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS
 from decathlon_mcp.protocol.context import client_is_gone, request_context_of
@@ -31,7 +32,7 @@ from decathlon_mcp.protocol.results import (
     verdict_result,
 )
 from decathlon_mcp.protocol.sdk import Context, connection_of, send_notification
-from decathlon_mcp.types import JsonObject, as_object
+from decathlon_mcp.types import JsonObject, Names, as_object
 
 PROGRESS_SECONDS = 5.0
 """Time between two progress notifications while a client waits."""
@@ -52,6 +53,14 @@ async def list_tools(access: EpisodeAccess, ctx: Context) -> JsonObject:
         async with report_waiting(ctx, access.episode):
             router = await access.episode.ready()
         return {"tools": router.evaluator_tools if access.can_evaluate else router.tools}
+
+
+def tools_after_end(names: Names, *, can_evaluate: bool) -> JsonObject:
+    """What `tools/list` answers once an episode that could be played has ended."""
+    # Not an error: Python clients list the tools by themselves after the first call, and an error replaces
+    # the call's result.
+    claim = claim_tool(names)
+    return {"tools": [claim, evaluate_tool()] if can_evaluate else [claim]}
 
 
 async def call_tool(
@@ -130,7 +139,7 @@ async def _relay(episode: Episode, ctx: Context, name: str, arguments: JsonObjec
         operation=operation_of(ctx),
         # Without sessions, a client that loses its connection and one that cancels look the same. One that
         # chose an operation comes back.
-        detached=OPERATION_KEY in meta and is_sessionless(ctx.protocol_version),
+        detached=has_operation(ctx) and is_sessionless(ctx.protocol_version),
         is_gone=partial(client_is_gone, ctx),
         on_progress=on_progress,
         on_message=on_message,
@@ -149,6 +158,11 @@ async def _relay(episode: Episode, ctx: Context, name: str, arguments: JsonObjec
     if (result := as_object(reply.get("result"))) is not None:
         return result
     raise relayed_error(as_object(reply.get("error")) or {})
+
+
+def has_operation(ctx: Context) -> bool:
+    """Whether the client has chosen an operation id for its request."""
+    return OPERATION_KEY in (as_object((ctx.params or {}).get("_meta")) or {})
 
 
 def operation_of(ctx: Context) -> str | None:

@@ -201,6 +201,33 @@ class Store:
                 ) from None
             yield store
 
+    @classmethod
+    @contextmanager
+    def open_read_only(cls, state: Path) -> Generator[Self | None]:
+        """Open the database of a state folder to read it while servers write; None if there is none.
+
+        Raises SettingsError if it cannot be read, or has another schema than this release's.
+        """
+        file = state / FILE_NAME
+        if not file.is_file():
+            yield None
+            return
+        try:
+            connection = sqlite3.connect(
+                f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS, isolation_level=None
+            )
+            with closing(connection):
+                ((version,),) = connection.execute("PRAGMA user_version").fetchall()
+                _refuse_newer(version, file)
+                if version < len(_MIGRATIONS):
+                    raise SettingsError(
+                        f"--state: {file} was written by an earlier release (schema {version}, this release "
+                        f"has {len(_MIGRATIONS)}): the next `decathlon-mcp serve` converts it"
+                    )
+                yield cls(file, connection, server="")
+        except sqlite3.Error as error:
+            raise SettingsError(f"--state: {file} cannot be read: {error}") from None
+
     async def maintain(self) -> None:
         """Move new rows into the database file from time to time, until cancelled."""
         while True:
@@ -277,16 +304,33 @@ class Store:
             self._episodes("WHERE phase <> ? AND server = ? ORDER BY started_at", (ENDED, self.server))
         )
 
+    def unfinished_episodes(self) -> list[EpisodeRow]:
+        """The episodes of all servers that are not over, oldest first."""
+        return list(self._episodes("WHERE phase <> ? ORDER BY started_at", (ENDED,)))
+
+    def handles(self) -> set[str]:
+        """The handles of all episodes."""
+        return {str(row[0]) for row in self._rows("SELECT id FROM episodes")}
+
+    def find_episodes(self, prefix: str, limit: int) -> list[EpisodeRow]:
+        """The episodes whose handle begins like that."""
+        return list(self._episodes("WHERE substr(id, 1, ?) = ? LIMIT ?", (len(prefix), prefix, limit)))
+
     def ended_episodes(self, limit: int) -> list[EpisodeRow]:
         """The episodes that ended last, newest first; also those of other servers."""
         return list(self._episodes("WHERE phase = ? ORDER BY ended_at DESC LIMIT ?", (ENDED, limit)))
 
-    def delete_ended_before(self, unix_seconds: float) -> list[str]:
-        """Delete episodes that ended before that time, and return their handles."""
-        where = "WHERE phase = ? AND ended_at < ?"
-        rows = self._rows(f"SELECT id FROM episodes {where}", (ENDED, unix_seconds))
-        self._write(f"DELETE FROM episodes {where}", (ENDED, unix_seconds))
+    def ended_before(self, unix_seconds: float, limit: int) -> list[str]:
+        """Handles of episodes that ended before that time, the oldest first."""
+        rows = self._rows(
+            "SELECT id FROM episodes WHERE phase = ? AND ended_at < ? ORDER BY ended_at LIMIT ?",
+            (ENDED, unix_seconds, limit),
+        )
         return [str(row[0]) for row in rows]
+
+    def delete_ended(self, episode: str) -> None:
+        """Delete an episode that is over."""
+        self._write("DELETE FROM episodes WHERE id = ? AND phase = ?", (episode, ENDED))
 
     def adopt(self, dead: Collection[str]) -> None:
         """Make the episodes and sessions of these servers this server's own."""
@@ -342,6 +386,14 @@ class Store:
         with self._transaction():
             self._write("DELETE FROM sessions WHERE id = ?", (session,))
             self._write("DELETE FROM requests WHERE session = ?", (session,))
+
+    def delete_sessions(self, server: str) -> None:
+        """Delete the sessions of a server, with their requests."""
+        with self._transaction():
+            self._write(
+                "DELETE FROM requests WHERE session IN (SELECT id FROM sessions WHERE server = ?)", (server,)
+            )
+            self._write("DELETE FROM sessions WHERE server = ?", (server,))
 
     def unused_sessions(self, unix_seconds: float) -> list[SessionRow]:
         """This server's sessions that no server has started or written since that time."""
@@ -463,6 +515,10 @@ def _migrate(connection: sqlite3.Connection, file: Path) -> None:
             connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
+    _refuse_newer(version, file)
+
+
+def _refuse_newer(version: int, file: Path) -> None:
     if version > len(_MIGRATIONS):
         raise SettingsError(
             f"--state: {file} was written by a newer release (schema {version}, this release has "
