@@ -23,7 +23,14 @@ from decathlon_mcp.sandboxes.base import Provider
 from decathlon_mcp.storage.instance import InstanceLock
 from decathlon_mcp.storage.store import EpisodeRow, Store
 from decathlon_mcp.telemetry.logs import fields
+from decathlon_mcp.telemetry.metrics import RecoveryResult
 
+RESULTS: dict[Phase, RecoveryResult] = {
+    Phase.READY: "continued",
+    Phase.CLAIMED: "graded",
+    Phase.SCORED: "graded",
+}
+"""How the recovery of an episode is counted; one that was not ready starts its set-up over."""
 RECONCILE_SECONDS = 60.0
 """Time between two sweeps of a running server over its own sandboxes."""
 
@@ -81,6 +88,7 @@ class Recovery:
             except ProviderUnavailableError as error:
                 log.warning("sandboxes could not be swept", extra=fields(why=error.message))
                 continue
+            self.registry.metrics.swept(count)
             if count:
                 log.warning("removed sandboxes that no episode had", extra=fields(sandboxes=count))
             self.forget_owners()
@@ -106,6 +114,7 @@ class Recovery:
         return stored
 
     def _give_up(self, store: Store, row: EpisodeRow, error: Exception) -> None:
+        self.registry.metrics.recovered("ended")
         store.end_episode(row.id, Ending.NOT_CONTINUED)
         log.error(
             "an episode cannot be continued",
@@ -119,9 +128,11 @@ class Recovery:
         try:
             self.registry.recover(episode)
         except (DecathlonError, OSError):
+            self.registry.metrics.recovered("ended")
             store.end_episode(episode.spec.id, Ending.NOT_CONTINUED)
             log.exception("an episode cannot be continued", extra=fields(episode=label))
             return False
+        self.registry.metrics.recovered(RESULTS.get(episode.phase, "started_over"))
         log.info(
             "continuing an episode of a server that died",
             extra=fields(episode=label, task=episode.spec.task_name, phase=episode.phase),
@@ -141,5 +152,6 @@ class Recovery:
     async def _sweep(self, keep: Collection[str]) -> None:
         for owner in self.lock.dead:
             count = sum([await provider.sweep(owner, keep=keep) for provider in self.providers])
+            self.registry.metrics.swept(count)
             if count:
                 log.warning("removed the sandboxes of a server that died", extra=fields(sandboxes=count))
