@@ -51,7 +51,7 @@ class EpisodeSpec:
     """What is fixed when an episode starts.
 
     `id` (the handle) and `agent_id` are capabilities of 192 bits. `task_name` is the task's id as clients
-    spell it. `limits` are those of this episode.
+    spell it. `limits` are those of this episode. `keeps_workspace`: what a later grading needs is kept.
     """
 
     id: str
@@ -62,6 +62,7 @@ class EpisodeSpec:
     launch_time: datetime
     policy: RewardPolicy
     limits: EpisodeLimits
+    keeps_workspace: bool = False
 
     @property
     def label(self) -> str:

@@ -18,6 +18,7 @@ from decathlon_mcp.driver_client.driver import DriverClient, ServerInfo
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.grading import EpisodeGrader, capture_workspace
+from decathlon_mcp.episodes.keeping import keep_sealed
 from decathlon_mcp.episodes.services import EpisodeResources, open_services, read_credentials
 from decathlon_mcp.episodes.set_up import SetUp
 from decathlon_mcp.episodes.state import Ending, Phase
@@ -157,6 +158,7 @@ class EpisodeRunner:
             limits=episode.spec.limits,
             credentials=resources.credentials,
             isolated=factory.provider.isolation != "none",
+            notes_original=episode.spec.keeps_workspace,
         )
         first_name = f"{episode.spec.label}-preprocess" if set_up.has_two_sandboxes else agent_name
         if factory.root(first_name) != factory.root(agent_name):
@@ -180,6 +182,8 @@ class EpisodeRunner:
             prepared = await set_up.run(
                 stack, partial(open_sandbox, first_name), partial(open_sandbox, agent_name)
             )
+            if episode.spec.keeps_workspace and prepared.sealed is not None:
+                await keep_sealed(episode, prepared.sealed, prepared.original)
             tool_session = await self._open_tool_session(prepared.sandbox, prepared.driver, prepared.servers)
         episode.mark_ready(tool_session)
         log.info(
