@@ -78,6 +78,8 @@ class KeptFiles:
                         raise _over_limit(name, allowed_bytes, limit_bytes)
                     out.write(chunk)
                     anyio.from_thread.check_cancelled()
+            if not written_bytes:
+                raise EOFError("it is empty")
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise BadRequestError(f"the kept file {name} is broken: {error}") from None
 
