@@ -63,8 +63,7 @@ class Checkout:
             for name, text in files.items():
                 await player.call("probe__write", path=name, text=text)
             await player.call("claim_done", **({"answer": answer} if answer else {}))
-            verdict = (await player.call("evaluate")).structured_content
-        return verdict
+            return (await player.call("evaluate")).structured_content
 
     @asynccontextmanager
     async def playing(self, task: str, **settings: Any) -> AsyncGenerator[Player]:
@@ -144,7 +143,7 @@ async def test_a_changed_rubric_changes_the_reward_and_not_the_success(checkout:
 async def test_the_evaluator_reads_the_same_log_answer_and_launch_time(checkout: Checkout) -> None:
     main = checkout.task("find-answer") / "evaluation" / "main.py"
     main.write_text(LOG_EVALUATOR)
-    verdict = await checkout.play("find-answer", answer="forty-two", **{"a": "1", "b": "2"})
+    verdict = await checkout.play("find-answer", answer="forty-two", a="1", b="2")
     main.write_text(LOG_EVALUATOR.replace("WORD", "forty-two"))
     regraded = await checkout.regrade(verdict)
     assert outcome(regraded) == ("scored", True, 1.0)
@@ -184,7 +183,7 @@ async def test_the_attempt_is_kept_before_the_evaluator_runs(checkout: Checkout)
         await player.call("claim_done")
         folder = checkout.state / "episodes" / player.episode_id
         with anyio.fail_after(60):
-            while not (folder / "attempt.json").exists():
+            while not (folder / "attempt.json").exists():  # noqa: ASYNC110  (the evaluator runs for long)
                 await anyio.sleep(0.02)
         assert read_kept(folder).attempt.episode == player.episode_id
     # The server stopped in the middle of the grading.
