@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import signal
 import sys
@@ -27,8 +28,10 @@ from decathlon_mcp.grading.verdict import REWARDED, Verdict
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.instance import count_running_servers
 from decathlon_mcp.storage.kept_files import KeptFiles
-from decathlon_mcp.telemetry.logs import configure_logging
+from decathlon_mcp.telemetry.logs import configure_logging, fields
 from decathlon_mcp.types import JsonObject
+
+log = logging.getLogger("decathlon.cli")
 
 HANDLE = re.compile(r"[0-9a-f]{48}")
 LABEL_CHARACTERS = 12
@@ -123,14 +126,18 @@ async def regrade(settings: Settings, selection: Selection, write: bool, as_json
     if not folders and not results:
         raise BadRequestError(f"no attempt is kept in {settings.state / 'episodes'} that is selected")
     output = _Output(as_json)
-    with anyio.CancelScope() as scope:
-        async with background_tasks() as background:
-            background.start_soon(_cancel_at_sigterm, scope)
-            for result in results:
-                output.add(result)
-            if folders:
-                await _regrade_all(settings, folders, write, output)
-    output.finish()
+    for result in results:
+        output.add(result)
+    try:
+        with anyio.CancelScope() as scope:
+            async with background_tasks() as background:
+                background.start_soon(_cancel_at_sigterm, scope)
+                if folders:
+                    await _regrade_all(settings, folders, write, output)
+    finally:
+        # After an interrupt too: a terminal gets its table only here.
+        if output.results:
+            output.finish()
     if scope.cancelled_caught:
         return 128 + signal.SIGTERM
     return 0 if all(result.is_graded for result in output.results) else 1
@@ -214,6 +221,11 @@ async def _regrade_one(regrader: Regrader, folder: Path, write: bool) -> Result:
     except OSError as error:
         why = f"{error.filename or folder}: {error.strerror}"
         return Result(episode=folder.name, kept=kept, error=BadRequestError(why))
+    except Exception as error:
+        # The others go on.
+        log.exception("regrading failed", extra=fields(episode=folder.name[:LABEL_CHARACTERS]))
+        fault = DecathlonError(f"a fault of this program: {type(error).__name__}")
+        return Result(episode=folder.name, kept=kept, error=fault)
 
 
 async def _cancel_at_sigterm(scope: anyio.CancelScope) -> None:

@@ -80,7 +80,10 @@ def read_kept(folder: Path) -> KeptAttempt:
             "nothing of it was kept: its server did not run with `--keep workspace`, its attempt was not "
             "graded, or the disk was nearly full"
         )
-    return KeptAttempt.parse(files.read(ATTEMPT_FILE))
+    kept = KeptAttempt.parse(files.read(ATTEMPT_FILE))
+    if kept.attempt.episode != folder.name:
+        raise BadRequestError(f"{ATTEMPT_FILE} is that of another episode, {kept.attempt.episode[:12]!r}")
+    return kept
 
 
 class Regrader:

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self, TypeVar, cast, get_args
 
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.grading.attempt import Attempt, CallCounts
+from decathlon_mcp.sandboxes.base import Isolation
 from decathlon_mcp.suites.prompts import Prompt
-from decathlon_mcp.types import JsonObject, Language, as_object
+from decathlon_mcp.types import JsonObject, Language, Network, as_object
 
 ATTEMPT_FILE: Final = "attempt.json"
 WORKSPACE_FILE: Final = "workspace.tar.gz"
@@ -23,6 +24,8 @@ SEALED_FILE: Final = "sealed.tar.gz"
 ORIGINAL_FILE: Final = "sealed.json"
 """What was in the task's folder before preprocess: `archives.overlay.content_ids` as member `files`."""
 VERSION = 1
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,16 +98,16 @@ class KeptAttempt:
             suite=str(values["suite"]),
             suite_revision=str(values["suite_revision"]),
             suite_changed=bool(values["suite_changed"]),
-            isolation=values["isolation"],
-            agent_network=values["agent_network"],
-            grader_network=values["grader_network"],
-            image_digest=values["image_digest"],
+            isolation=_one_of(values["isolation"], get_args(Isolation)),
+            agent_network=_one_of(values["agent_network"], get_args(Network)),
+            grader_network=_one_of(values["grader_network"], get_args(Network)),
+            image_digest=_optional(values["image_digest"], str),
             launch_time=datetime.fromisoformat(values["launch_time"]),
-            prompt=Prompt(prompt["system"], str(prompt["task"])),
+            prompt=Prompt(_optional(prompt["system"], str), str(prompt["task"])),
             claimed=bool(values["claimed"]),
             truncated=bool(values["truncated"]),
-            answer=values["answer"],
-            turns=values["turns"],
+            answer=_optional(values["answer"], str),
+            turns=_optional(values["turns"], int),
             started_at=_time(values["started_at"]),
             claimed_at=_time(values["claimed_at"]),
             call_counts=CallCounts(int(counts["calls"]), int(counts["failed"]), int(counts["tools"])),
@@ -113,10 +116,22 @@ class KeptAttempt:
         return cls(
             attempt=attempt,
             task_id=str(values["task_id"]),
-            language=values["language"],
+            language=_one_of(values["language"], get_args(Language)),
             in_place=bool(values["in_place"]),
             sealed=bool(values["sealed"]),
         )
+
+
+def _one_of(value: Any, choices: tuple[str, ...]) -> Any:
+    if value not in choices:
+        raise ValueError(f"{value!r} is not one of {', '.join(choices)}")
+    return value
+
+
+def _optional(value: Any, kind: type[_Value]) -> _Value | None:
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value
 
 
 def _objects(values: Any) -> Sequence[JsonObject]:

@@ -78,10 +78,10 @@ class KeptFiles:
                         raise _over_limit(name, allowed_bytes, limit_bytes)
                     out.write(chunk)
                     anyio.from_thread.check_cancelled()
-            if not written_bytes:
-                raise EOFError("it is empty")
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise BadRequestError(f"the kept file {name} is broken: {error}") from None
+        if not written_bytes:
+            raise BadRequestError(f"the kept file {name} is broken: it is empty")
 
     def write(self, name: str, value: JsonObject) -> None:
         """Write or replace a JSON file. Raises AtCapacityError if the disk is nearly full, and OSError."""

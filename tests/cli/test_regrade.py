@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 import pytest
-from mcp import Client
 
 from tests.cli.conftest import COMMAND
-from tests.probe.clients import connected, playing, start
+from tests.probe.clients import connected, playing
 from tests.probe.leftovers import processes_marked
-from tests.probe.serving import SUITE, Served, serving
+from tests.probe.serving import SUITE, serving
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell
@@ -156,6 +155,8 @@ def test_a_beginning_of_several_handles_is_an_error(kept: Kept) -> None:
         shutil.copytree(kept.folder(0), kept.state / "episodes" / f"abcd{number}{'0' * 43}")
     (line,) = kept.lines("abcd", status=1)
     assert line["error"]["message"] == "2 episodes begin with 'abcd': write more of the handle"
+    (line,) = kept.lines("abcd0", status=1)
+    assert line["error"]["message"].startswith("attempt.json is that of another episode")
 
 
 def test_an_evaluation_without_a_score_is_no_grade_and_writes_no_verdict(kept: Kept) -> None:
@@ -203,20 +204,44 @@ async def test_a_running_episode_is_refused_by_name_and_skipped_by_all(shell: Sh
     async with serving(
         state, suite=(str(suite),), provider="local", keep="workspace", drain_seconds=0.1
     ) as served:
-        episode = await claimed(served)
+        episode = await start_and_claim(served.url)
         await anyio.to_thread.run_sync(wait_for, (state / "episodes" / episode / "attempt.json").exists)
         (line,) = await lines(episode, status=1)
         assert line["error"]["message"].startswith("it is still running")
         assert [line["task"] for line in await lines("--all", status=0)] == ["dense"]
 
 
-async def claimed(served: Served) -> str:
-    """The handle of an episode that has been claimed and is being graded."""
-    episode: str = (await start(served, "find-answer"))["episode"]
-    client: Client
-    async with connected(served.episode(episode)) as client:
-        await client.call_tool("claim_done", {})
-    return episode
+def test_a_server_that_is_killed_in_a_grading_loses_no_attempt(shell: Shell) -> None:
+    suite, state, ready = (shell.folder / name for name in ("suite", "state", "ready"))
+    shutil.copytree(SUITE, suite)
+    (suite / FIND_ANSWER).write_text("import time; time.sleep(1000)")
+    kept = Kept(shell, suite, state, [])
+    options = ["--port", "0", "--ready-file", str(ready), "--keep", "workspace", "--survive-seconds", "0"]
+    command = [*COMMAND, "serve", *options, *kept.options]
+    with subprocess.Popen(
+        command, cwd=shell.folder, env=shell.environment, stderr=subprocess.DEVNULL
+    ) as server:
+        try:
+            wait_for(ready.exists)
+            kept.handles.append(anyio.run(start_and_claim, ready.read_text().strip()))
+            wait_for((kept.folder(0) / "attempt.json").exists)
+        finally:
+            server.kill()
+    kept.pass_everything()
+    (line,) = kept.lines(kept.handles[0], "--write")
+    assert (line["before"], line["after"]["reward"], line["file"]) == (None, 1.0, "verdict-2.json")
+    assert line["verdict"]["regrading"]["verdict"] is None
+
+
+async def start_and_claim(url: str) -> str:
+    """Start an episode on the server at this URL, claim it, and return its handle."""
+    async with connected(f"{url}/mcp") as lobby:
+        started = (await lobby.call_tool("start_episode", {"task": "find-answer"})).structured_content
+        assert started is not None
+        episode: str = started["episode"]
+        async with connected(f"{url}/episodes/{episode}/mcp") as client:
+            await client.call_tool("claim_done", {"answer": "x"})
+        return episode
 
 
 def test_no_more_sandboxes_are_open_than_allowed(shell: Shell) -> None:

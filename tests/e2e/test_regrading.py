@@ -55,7 +55,7 @@ class Checkout:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"suite": (str(self.suite),), "state": self.state, "provider": self.provider}
+        return {"suite": (str(self.suite),), "provider": self.provider}
 
     async def play(self, task: str, *, answer: str | None = None, **files: str) -> dict[str, Any]:
         """Play a task on a server of its own: write these files, claim, and return the verdict."""
@@ -67,9 +67,8 @@ class Checkout:
 
     @asynccontextmanager
     async def playing(self, task: str, **settings: Any) -> AsyncGenerator[Player]:
-        values = {**self.settings, "keep": "workspace", **settings}
-        state = values.pop("state")
-        async with serving(state, **values) as served, playing(served, task, "task") as player:
+        values: dict[str, Any] = {**self.settings, "keep": "workspace", **settings}
+        async with serving(self.state, **values) as served, playing(served, task, "task") as player:
             yield player
 
     def folder(self, verdict: dict[str, Any]) -> Path:
@@ -77,7 +76,8 @@ class Checkout:
 
     async def regrade(self, verdict: dict[str, Any], **settings: Any) -> Regraded:
         folder = self.folder(verdict)
-        async with bootstrap(Settings.model_validate({**self.settings, **settings})) as registry:
+        values = {**self.settings, "state": self.state, **settings}
+        async with bootstrap(Settings.model_validate(values)) as registry:
             return await Regrader(registry).regrade(folder, read_kept(folder))
 
 

@@ -16,7 +16,7 @@ from tests.grading.support import make_attempt
 LAUNCH_TIME = datetime(2026, 11, 21, 9, 30, 1, 250, tzinfo=timezone(timedelta(hours=9)))
 
 
-def kept(**fields: Any) -> KeptAttempt:
+def kept() -> KeptAttempt:
     attempt = make_attempt(
         launch_time=LAUNCH_TIME,
         answer="the answer \ud800 ü",
@@ -28,8 +28,7 @@ def kept(**fields: Any) -> KeptAttempt:
         suite_changed=True,
         truncated=True,
     )
-    values = {"task_id": "paper", "language": "cn", "in_place": False, "sealed": True, **fields}
-    return KeptAttempt(attempt=attempt, **values)
+    return KeptAttempt(attempt=attempt, task_id="paper", language="cn", in_place=False, sealed=True)
 
 
 def test_an_attempt_is_read_as_it_was_written() -> None:
@@ -48,6 +47,8 @@ def test_an_attempt_is_read_as_it_was_written() -> None:
         ({"launch_time": "yesterday"}, "damaged"),
         ({"calls": None}, "damaged"),
         ({"tools": []}, "damaged"),
+        ({"isolation": "hope"}, "'hope' is not one of none, container"),
+        ({"image_digest": 1}, "1 is no str"),
     ],
 )
 def test_a_file_of_another_version_or_a_damaged_one_is_an_error(changes: Any, message: str) -> None:

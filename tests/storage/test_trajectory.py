@@ -9,8 +9,8 @@ from typing import Any
 from decathlon_mcp.storage.journal import Journal
 from decathlon_mcp.storage.trajectory import NO_REPLY, RecordedCalls
 
-CALL = {"server": "files", "tool": "read", "name": "files__read", "arguments": {"path": "a"}}
-REPLY = {"failed": False, "seconds": 0.5, "result": {"content": []}}
+CALL: dict[str, Any] = {"server": "files", "tool": "read", "name": "files__read", "arguments": {"path": "a"}}
+REPLY: dict[str, Any] = {"failed": False, "seconds": 0.5, "result": {"content": []}}
 
 
 def write(file: Path, *events: dict[str, Any]) -> Path:
