@@ -7,21 +7,23 @@ import: `mcp.server` and starlette take about a second, so the command line impo
 
 from __future__ import annotations
 
-import logging
-import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import anyio.to_thread
 
+from decathlon_mcp.background import background_tasks
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import TaskSampler
 from decathlon_mcp.catalogue.pass_rates import read_pass_rates
 from decathlon_mcp.catalogue.requirements import HostInfo
+from decathlon_mcp.driver_client.driver import Survival
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.limits import EpisodeLimits
+from decathlon_mcp.episodes.recovery import Recovery
 from decathlon_mcp.episodes.registry import EpisodeRegistry, RegistryOptions
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.grading.signing import Signer
@@ -30,12 +32,10 @@ from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvi
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.settings import ProviderName, Settings
 from decathlon_mcp.storage.disk import DiskSpace
-from decathlon_mcp.storage.instance import InstanceLock, create_state_folder, instance_lock
+from decathlon_mcp.storage.instance import create_state_folder, instance_lock
+from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.suite import Suite
-from decathlon_mcp.telemetry.logs import fields
-
-log = logging.getLogger("decathlon.episodes")
 
 
 def provider_for(suite: Suite, settings: Settings) -> ProviderName:
@@ -54,16 +54,20 @@ def read_catalogue(settings: Settings) -> Catalogue:
 
 
 @asynccontextmanager
-async def bootstrap(settings: Settings) -> AsyncGenerator[EpisodeRegistry]:
+async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGenerator[EpisodeRegistry]:
     """Run a registry of episodes with its suites and providers; on exit nothing is left but the state folder.
 
-    Raises SuiteError, SettingsError, ProviderUnavailableError.
+    `survives`: the next server on the state folder continues the episodes if this one is killed, and this one
+    continues those of a server that was. Raises SuiteError, SettingsError, ProviderUnavailableError.
     """
     catalogue = await anyio.to_thread.run_sync(read_catalogue, settings)
     create_state_folder(settings.state)
+    survives = survives and settings.survive_seconds > 0
     names = {provider_for(suite, settings) for suite in catalogue.suites}
     async with AsyncExitStack() as stack:
-        lock = stack.enter_context(instance_lock(settings.state, names))
+        lock = stack.enter_context(instance_lock(settings.state, names, survives=survives))
+        store = stack.enter_context(Store.open(settings.state, lock.name)) if survives else None
+        survival = Survival() if store is None else Survival(settings.survive_seconds, store.generation)
         parent = settings.state / "scratch"
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{lock.name}-", dir=parent)))
         factories: dict[str, SandboxFactory] = {}
@@ -74,10 +78,18 @@ async def bootstrap(settings: Settings) -> AsyncGenerator[EpisodeRegistry]:
                 providers[name] = await stack.enter_async_context(_create_provider(name, lock.name, settings))
             common = scratch / f"{suite.name}.tar"
             await anyio.to_thread.run_sync(suite.common_archive, common)
-            factories[suite.name] = create_sandbox_factory(suite, providers[name], common, settings)
-        await _sweep(lock, providers.values(), settings.state)
-        registry = create_registry(catalogue, factories, settings, scratch)
-        yield await stack.enter_async_context(registry.running())
+            factory = create_sandbox_factory(suite, providers[name], common, settings)
+            factories[suite.name] = replace(factory, survival=survival)
+        registry = create_registry(catalogue, factories, settings, scratch, store)
+        recovery = Recovery(registry, lock, providers.values(), scratch)
+        stack.callback(recovery.forget_owners)
+        await stack.enter_async_context(registry.running())
+        await recovery.run()
+        tasks = await stack.enter_async_context(background_tasks())
+        tasks.start_soon(recovery.reconcile)
+        if store is not None:
+            tasks.start_soon(store.maintain)
+        yield registry
 
 
 def create_sandbox_factory(
@@ -100,7 +112,11 @@ def create_sandbox_factory(
 
 
 def create_registry(
-    catalogue: Catalogue, factories: Mapping[str, SandboxFactory], settings: Settings, scratch: Path
+    catalogue: Catalogue,
+    factories: Mapping[str, SandboxFactory],
+    settings: Settings,
+    scratch: Path,
+    store: Store | None = None,
 ) -> EpisodeRegistry:
     """A registry that is not running yet. Raises SettingsError if the signing key cannot be used."""
     limits = EpisodeLimits(
@@ -137,6 +153,7 @@ def create_registry(
             max_sessions=settings.max_sessions,
             keeps_workspace=settings.keep == "workspace",
         ),
+        store=store,
     )
 
 
@@ -144,14 +161,3 @@ def _create_provider(name: ProviderName, owner: str, settings: Settings) -> Prov
     if name == "local":
         return LocalProvider(owner, settings.state / "sandboxes")
     return DockerProvider(owner, network=settings.docker_network or DEFAULT_NETWORK)
-
-
-async def _sweep(lock: InstanceLock, providers: Collection[Provider], state: Path) -> None:
-    """Remove the sandboxes and archives of the dead servers that this server has taken over."""
-    for owner in lock.dead:
-        count = sum([await provider.sweep(owner) for provider in providers])
-        if count:
-            log.warning("removed the sandboxes of a server that died", extra=fields(sandboxes=count))
-        for scratch in (state / "scratch").glob(f"{owner}-*"):
-            await anyio.to_thread.run_sync(lambda folder=scratch: shutil.rmtree(folder, ignore_errors=True))
-        lock.forget(owner)

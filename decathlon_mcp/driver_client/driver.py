@@ -10,6 +10,7 @@ import json
 import platform
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any, Literal, TypeVar
@@ -94,6 +95,17 @@ class ServerInfo(BaseModel):
 
 
 _Reply = TypeVar("_Reply", RunResult, ServerInfo, Moment, CleanResult)
+
+
+@dataclass(frozen=True, slots=True)
+class Survival:
+    """How long a driver waits for a server after the loss of its own.
+
+    `seconds`: 0 if the end of the stream is the end. `generation`: of this server; see `wire`.
+    """
+
+    seconds: int = 0
+    generation: int = 1
 
 
 class DriverClient:
@@ -270,7 +282,11 @@ class DriverClient:
 
 @asynccontextmanager
 async def connect(
-    sandbox: Sandbox, *, reply_bytes: int = DEFAULT_REPLY_BYTES
+    sandbox: Sandbox,
+    *,
+    reply_bytes: int = DEFAULT_REPLY_BYTES,
+    survival: Survival | None = None,
+    taken_back: bool = False,
 ) -> AsyncGenerator[DriverClient]:
     """Boot the driver of an open sandbox and keep the connection to it.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -104,6 +104,27 @@ class Admission:
                 active=len(self._active),
                 waiting=len(self._queue),
             )
+        return ticket
+
+    def restore(
+        self,
+        task: str,
+        shared: Sequence[SharedResource],
+        token: str | None,
+        slots: Mapping[str, str] | None,
+    ) -> Ticket:
+        """A ticket for an episode that an earlier server has admitted to these slots, or had in its queue.
+
+        It takes its place even if the limits are lower now. `slots` None: it was in the queue.
+        """
+        ticket = Ticket(self, task, shared, token)
+        if slots is None:
+            self._queue.append(ticket)
+            self._admit()
+        else:
+            ticket.slots = dict(slots)
+            self._active.add(ticket)
+            ticket.admitted.set()
         return ticket
 
     def refuse_if_full(self, token: str | None = None) -> None:

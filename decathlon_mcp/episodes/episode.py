@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from typing import Self
@@ -20,8 +20,9 @@ from decathlon_mcp.driver_client.rpc import NotificationHandler
 from decathlon_mcp.episodes.access import Principal, may_evaluate
 from decathlon_mcp.episodes.admission import Ticket
 from decathlon_mcp.episodes.lease import Lease
-from decathlon_mcp.episodes.limits import EpisodeLimits
+from decathlon_mcp.episodes.records import EpisodeRecords, OfferedTools, StoredEpisode
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.specification import Claim, EpisodeSpec
 from decathlon_mcp.episodes.state import Ending, Phase, State
 from decathlon_mcp.episodes.tools import ToolRoute, ToolRouter, ToolSession
 from decathlon_mcp.errors import (
@@ -34,8 +35,8 @@ from decathlon_mcp.grading.attempt import Attempt, CallCounts, CallRecord
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.storage.journal import NOT_KEPT, CallPositions, Journal
+from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.prompts import Prompt
-from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import JsonObject, as_json, as_object
 
 LOST_SECONDS = 5.0
@@ -44,45 +45,6 @@ MAX_ANSWER_BYTES = 1 << 20
 """Longest answer of a claim, in UTF-8."""
 MAX_CAUSE_BYTES = 16 << 10
 """An ended episode, of which the registry keeps thousands, keeps the data of its cause up to this length."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeSpec:
-    """What is fixed when an episode starts.
-
-    `id` (the handle) and `agent_id` are capabilities of 192 bits. `task_name` is the task's id as clients
-    spell it. `limits` are those of this episode. `keeps_workspace`: what a later grading needs is kept.
-    """
-
-    id: str
-    agent_id: str
-    task: Task
-    task_name: str
-    owner: Principal
-    launch_time: datetime
-    policy: RewardPolicy
-    limits: EpisodeLimits
-    keeps_workspace: bool = False
-
-    @property
-    def label(self) -> str:
-        """The first 48 bits of the handle, for logs and the names of containers."""
-        return self.id[:12]
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """How an attempt was closed: by its agent, by a limit, or by `evaluate`.
-
-    `truncated`: a limit or the client cut the attempt short. `turns`: the agent's turns, if a controller
-    reports them.
-    """
-
-    by_agent: bool
-    answer: str | None = None
-    truncated: bool = False
-    turns: int | None = None
-    at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +62,15 @@ class Episode:
     """One attempt at one task. Its runner alone calls `close_attempt`, `record_verdict` and `mark_...`."""
 
     def __init__(
-        self, spec: EpisodeSpec, *, sandbox_factory: SandboxFactory, ticket: Ticket, journal: Journal
+        self,
+        spec: EpisodeSpec,
+        *,
+        sandbox_factory: SandboxFactory,
+        ticket: Ticket,
+        journal: Journal,
+        store: Store | None = None,
     ) -> None:
+        """A new episode. Raises AtCapacityError if the store cannot be written."""
         self.spec = spec
         self.sandbox_factory = sandbox_factory
         self.ticket = ticket
@@ -109,20 +78,40 @@ class Episode:
         self.lease = Lease(spec.limits)
         self.state = State()
         self.started_at = time.time()
-        self._ready_at: datetime | None = None
-        self._image_digest: str | None = None
-        self._suite_revision: str | None = None
-        self._suite_changed = False
+        self.records = EpisodeRecords(store, spec.id)
+        self._router: ToolRouter | None = None
         self._tool_session: ToolSession | None = None
-        self._claim: Claim | None = None
         self._verdict: Verdict | None = None
-        self._requested_ending: Ending | None = None
         self._calls = 0
         self._call_positions = CallPositions()
         self._recorded_calls = 0
         self._failed_calls = 0
         self._used_routes: set[ToolRoute] = set()
         self._limit_reached = ""
+
+    def restore(self, stored: StoredEpisode) -> None:
+        """Continue an episode of a dead server, before a runner gets it.
+
+        One that was not ready starts over. One that was ready is OPENING until its sandbox is taken back.
+        """
+        self.started_at = stored.started_at
+        if stored.phase in (Phase.QUEUED, Phase.OPENING):
+            return
+        self.records.progress = stored.progress
+        self._verdict = stored.verdict
+        if stored.phase is Phase.ENDED:
+            self.state.end(stored.ending or Ending.FAULT)
+            return
+        opened_at = stored.progress.opened_at or stored.started_at
+        self.lease.start(elapsed_seconds=max(0.0, time.time() - opened_at))
+        # Whether a request has named it is not stored; its client gets the idle time to come back.
+        self.lease.mark_used()
+        if stored.phase is Phase.READY:
+            self.state.restore(Phase.OPENING)
+            return
+        if stored.tools is not None:
+            self._router = ToolRouter(stored.tools.servers, self.sandbox_factory.tool_names)
+        self.state.restore(stored.phase)
 
     @property
     def id(self) -> str:
@@ -153,12 +142,17 @@ class Episode:
     @property
     def image_digest(self) -> str | None:
         """Digest of the agent's image, once its sandbox is open; None for a provider without images."""
-        return self._image_digest
+        return self.records.progress.image_digest
 
     @property
-    def tool_session(self) -> ToolSession | None:
-        """The tools, from READY until the end."""
-        return self._tool_session
+    def was_ready(self) -> bool:
+        """Whether the tools have been ready, so that the agent may have run something."""
+        return self.records.progress.ready_at is not None
+
+    @property
+    def router(self) -> ToolRouter | None:
+        """The tools' names, from READY until the end."""
+        return self._router
 
     @property
     def calls(self) -> int:
@@ -167,7 +161,7 @@ class Episode:
 
     @property
     def claim(self) -> Claim | None:
-        return self._claim
+        return self.records.progress.claim
 
     @property
     def verdict(self) -> Verdict | None:
@@ -176,7 +170,7 @@ class Episode:
     @property
     def requested_ending(self) -> Ending | None:
         """The ending that `close` asked for first, if it was called."""
-        return self._requested_ending
+        return self.records.progress.requested_ending
 
     @cached_property
     def prompt(self) -> Prompt:
@@ -198,9 +192,9 @@ class Episode:
         Raises the cause of a failed set-up, or EpisodeEndedError.
         """
         await self.state.reach(Phase.READY, Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
-        if self._tool_session is None:
+        if self._router is None:
             raise self._end_error()
-        return self._tool_session.router
+        return self._router
 
     async def call(
         self,
@@ -254,7 +248,7 @@ class Episode:
                 limit_bytes=MAX_ANSWER_BYTES,
             )
         await self.ready()
-        if self.state.phase is Phase.ENDED and self._claim is None:
+        if self.state.phase is Phase.ENDED and self.claim is None:
             raise self._end_error()
         return self._accept_claim(Claim(not truncated, answer, truncated, turns))
 
@@ -276,22 +270,23 @@ class Episode:
 
     def close(self, ending: Ending = Ending.CLOSED) -> None:
         """End the episode without waiting: at once, or after grading if the attempt is claimed."""
-        self._requested_ending = self._requested_ending or ending
+        if self.requested_ending is None:
+            self.records.update(self.state.phase, requested_ending=ending)
         if self.state.phase is not Phase.CLAIMED:
             self.lease.end()
 
     def attempt(self) -> Attempt:
         """What grading needs to know about the attempt; complete once it is claimed."""
-        spec, factory, claim = self.spec, self.sandbox_factory, self._claim
+        spec, factory, claim, progress = self.spec, self.sandbox_factory, self.claim, self.records.progress
         network = factory.network_for(spec.task)
         # Grading reads evaluators and rubrics now, unless preprocess may have written them.
         revision = factory.suite.revision_of(spec.task)
-        changed = self._suite_changed or (claim is not None and revision != self._suite_revision)
+        changed = progress.suite_changed or (claim is not None and revision != progress.suite_revision)
         return Attempt(
             episode=spec.id,
             task=spec.task_name,
             suite=factory.suite.name,
-            suite_revision=self._suite_revision or revision,
+            suite_revision=progress.suite_revision or revision,
             suite_changed=changed,
             isolation=factory.provider.isolation,
             agent_network=network,
@@ -300,54 +295,70 @@ class Episode:
             prompt=self.prompt,
             calls=_JournalCalls(self.journal, self._call_positions.snapshot()),
             call_counts=CallCounts(self._recorded_calls, self._failed_calls, len(self._used_routes)),
-            tools=self._tool_session.router.offered if self._tool_session else {},
+            tools=self._router.offered if self._router else {},
             claimed=claim is not None and claim.by_agent,
             truncated=claim is not None and claim.truncated,
             answer=claim.answer if claim else None,
             turns=claim.turns if claim else None,
-            started_at=self._ready_at,
+            started_at=progress.ready_at,
             claimed_at=claim.at if claim else None,
-            image_digest=self._image_digest,
+            image_digest=progress.image_digest,
         )
 
     def mark_opening(self) -> None:
         """The episode was admitted: QUEUED to OPENING. The absolute time limit starts."""
+        self.records.update(Phase.OPENING, opened_at=time.time(), slots=self.ticket.slots)
         self.lease.start()
         self.state.move(Phase.OPENING)
 
-    def mark_opened(self, image_digest: str | None) -> None:
-        """The agent's sandbox is open and will be set up now."""
-        self._image_digest = image_digest
+    def mark_opened(self, agent: str, image_digest: str | None) -> None:
+        """The agent's sandbox, or that of preprocess, is open under this name and will be set up now."""
+        self.records.update(self.state.phase, agent=agent, image_digest=image_digest)
 
     def read_revision(self) -> None:
         """Note the revision of the files that the set-up is about to read. Blocks: run it in a thread."""
         factory = self.sandbox_factory
-        self._suite_revision = factory.suite.revision_of(self.spec.task)
-        self._suite_changed = factory.suite.common_digest() != factory.common_digest
+        # Not written yet: the set-up starts over if the server dies before it is done.
+        self.records.progress = replace(
+            self.records.progress,
+            suite_revision=factory.suite.revision_of(self.spec.task),
+            suite_changed=factory.suite.common_digest() != factory.common_digest,
+        )
 
-    def mark_ready(self, tool_session: ToolSession) -> None:
-        """The set-up is done: OPENING to READY."""
-        self._tool_session = tool_session
-        self._ready_at = datetime.now(UTC)
+    def mark_ready(self, tool_session: ToolSession, tools: OfferedTools, *, sealed: bool) -> None:
+        """The set-up is done: OPENING to READY. `sealed`: see `Progress`."""
+        self.records.update(Phase.READY, tools=tools, ready_at=datetime.now(UTC), sealed=sealed)
         self.lease.mark_ready()
+        self.become_ready(tool_session)
+
+    def become_ready(self, tool_session: ToolSession) -> None:
+        """The tools can be called: OPENING to READY, as at the end of the set-up or of a recovery."""
+        self._tool_session, self._router = tool_session, tool_session.router
         self.state.move(Phase.READY)
+
+    def mark_captured(self) -> None:
+        """The workspace is in an archive: the agent's sandbox is not needed any more."""
+        self.records.update(self.state.phase, captured=True)
 
     def record_verdict(self, verdict: Verdict) -> None:
         """Keep the verdict, in memory and on disk. The phase changes later, with `mark_scored`."""
+        self.records.set_verdict(verdict.to_json())
         self._verdict = verdict
         self.journal.write_verdict(verdict.to_json())
-        if self._claim is not None:
+        if self.claim is not None:
             # The trajectory has it; the registry keeps thousands of ended episodes.
-            self._claim = replace(self._claim, answer=None)
+            self.records.progress = replace(self.records.progress, claim=replace(self.claim, answer=None))
 
     def mark_scored(self) -> None:
         """The sandboxes are gone and the verdict is a score: CLAIMED to SCORED."""
+        self.records.update(Phase.SCORED)
         self.state.move(Phase.SCORED)
 
     def mark_ended(self, ending: Ending, cause: DecathlonError | None = None) -> None:
         """The episode is over and nothing of it is left but its journal."""
+        self.records.end(ending)
         self.state.end(ending, None if cause is None else _without_frames(cause))
-        self._tool_session = None
+        self._tool_session = self._router = None
         self._call_positions = CallPositions()
         # Read again if a client asks for it.
         self.__dict__.pop("prompt", None)
@@ -358,7 +369,7 @@ class Episode:
         """READY to CLAIMED: no tool can be called any more. False if the attempt is not open."""
         if self.state.phase is not Phase.READY or self.lease.expired:
             return False
-        self._claim = claim
+        self.records.update(Phase.CLAIMED, claim=claim)
         # Neither the lease nor `close` may interrupt the grading.
         self.lease.suspend()
         self.state.move(Phase.CLAIMED)

@@ -29,18 +29,25 @@ from decathlon_mcp.types import Network
 
 log = logging.getLogger("decathlon.rewards")
 
+WORKSPACE_FILE = "workspace.tar"
+"""Archive of the agent's workspace in the episode's scratch folder."""
+
 
 async def capture_workspace(
-    episode: Episode, sandbox: Sandbox, driver: DriverClient, scratch: Path, sealed: Path | None
+    episode: Episode, sandbox: Sandbox, driver: DriverClient | None, scratch: Path, sealed: Path | None
 ) -> CapturedWorkspace:
     """Stop every process in the agent's sandbox, then copy its workspace to an archive in `scratch`.
+
+    `driver` is None if a server that died has paused the sandbox.
 
     Raises LimitExceededError for a workspace over its limit, and AtCapacityError for one that the disk has no
     room for.
     """
-    await driver.freeze()
+    if driver is not None:
+        await driver.freeze()
     await sandbox.pause()
-    archive = scratch / "workspace.tar"
+    archive = scratch / WORKSPACE_FILE
+    await anyio.Path(archive).unlink(missing_ok=True)
     folder = sandbox.root / episode.sandbox_factory.suite.profile.workspace
     disk, limit_bytes = episode.journal.disk, episode.spec.limits.workspace_bytes
     allowed_bytes = limit_bytes if disk is None else disk.limit_archive(limit_bytes)
@@ -79,6 +86,8 @@ class EpisodeGrader:
                             network,
                             image=episode.image_digest,
                             forwards=self.resources.services.targets,
+                            records=episode.records,
+                            role="grader",
                         )
                     )
                 yield sandbox, driver

@@ -16,7 +16,7 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.grading.attempt import Attempt
 from decathlon_mcp.grading.job import CapturedWorkspace
-from decathlon_mcp.grading.kept import ATTEMPT_FILE, ORIGINAL_FILE, SEALED_FILE, WORKSPACE_FILE, KeptAttempt
+from decathlon_mcp.grading.kept import ATTEMPT_FILE, KEPT_SEALED, KEPT_WORKSPACE, ORIGINAL_FILE, KeptAttempt
 from decathlon_mcp.storage.kept_files import KeptFiles
 from decathlon_mcp.telemetry.logs import fields
 
@@ -32,7 +32,7 @@ async def keep_sealed(episode: Episode, sealed: Path, original: Mapping[str, str
 
     def keep() -> None:
         files.write(ORIGINAL_FILE, {"files": dict(original)})
-        files.keep_archive(sealed, SEALED_FILE, limit_bytes)
+        files.keep_archive(sealed, KEPT_SEALED, limit_bytes)
 
     try:
         await anyio.to_thread.run_sync(keep)
@@ -47,13 +47,13 @@ async def keep_attempt(
     files, limit_bytes = _files(episode), episode.spec.limits.workspace_bytes
     task, language = episode.spec.task, episode.sandbox_factory.suite.language
     sealed = captured.sealed is not None and not in_place
-    if sealed and not files.has(SEALED_FILE):
+    if sealed and not files.has(KEPT_SEALED):
         return  # its loss has been logged
     kept = KeptAttempt(attempt=attempt, task_id=task.id, language=language, in_place=in_place, sealed=sealed)
 
     def keep() -> None:
         if captured.workspace is not None:
-            files.keep_archive(captured.workspace, WORKSPACE_FILE, limit_bytes)
+            files.keep_archive(captured.workspace, KEPT_WORKSPACE, limit_bytes)
         # Last: an attempt that has this file has the others.
         files.write(ATTEMPT_FILE, kept.to_json())
 
@@ -73,6 +73,6 @@ async def _give_up(episode: Episode, files: KeptFiles, error: DecathlonError | O
         "the attempt could not be kept for a later grading", extra=fields(episode=episode.spec.label, why=why)
     )
     try:
-        await anyio.to_thread.run_sync(files.remove, ATTEMPT_FILE, WORKSPACE_FILE, SEALED_FILE, ORIGINAL_FILE)
+        await anyio.to_thread.run_sync(files.remove, ATTEMPT_FILE, KEPT_WORKSPACE, KEPT_SEALED, ORIGINAL_FILE)
     except OSError:
         log.exception("kept files could not be removed", extra=fields(episode=episode.spec.label))

@@ -79,9 +79,10 @@ class Lease:
         finally:
             self._scope = None
 
-    def start(self) -> None:
-        """Start the absolute time limit and renew the idle one."""
-        self._absolute_deadline = anyio.current_time() + self._limits.episode_seconds
+    def start(self, *, elapsed_seconds: float = 0.0) -> None:
+        """Start the absolute time limit, of which so much has passed, and renew the idle one."""
+        remaining_seconds = self._limits.episode_seconds - elapsed_seconds
+        self._absolute_deadline = anyio.current_time() + remaining_seconds
         self._renewed_at = anyio.current_time()
         self._set_deadline()
 

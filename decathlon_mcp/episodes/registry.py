@@ -20,18 +20,27 @@ from decathlon_mcp.background import background_tasks
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import Draw, TaskSampler
 from decathlon_mcp.episodes.access import Principal, choose_policy
-from decathlon_mcp.episodes.admission import Admission
-from decathlon_mcp.episodes.episode import Episode, EpisodeAccess, EpisodeSpec
+from decathlon_mcp.episodes.admission import Admission, Ticket
+from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.limits import EpisodeLimits
+from decathlon_mcp.episodes.records import StoredEpisode, read_episode
 from decathlon_mcp.episodes.runner import EpisodeRunner
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.specification import EpisodeSpec
 from decathlon_mcp.episodes.state import Ending, Phase
-from decathlon_mcp.errors import AtCapacityError, NotRunnableError, UnknownEpisodeError
+from decathlon_mcp.errors import (
+    AtCapacityError,
+    BadRequestError,
+    DecathlonError,
+    NotRunnableError,
+    UnknownEpisodeError,
+)
 from decathlon_mcp.grading.rubric import load_rubric
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.storage.disk import RETRY_SECONDS, DiskSpace
 from decathlon_mcp.storage.journal import Journal
+from decathlon_mcp.storage.store import ENDED, Store
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
@@ -67,7 +76,8 @@ class RegistryOptions:
 class EpisodeRegistry:
     """All episodes of one server. They run inside `running`.
 
-    `sandbox_factories` has one for each suite of the catalogue, by the suite's name.
+    `sandbox_factories` has one for each suite of the catalogue, by the suite's name. `store`: None if
+    episodes end with the server.
     """
 
     def __init__(
@@ -79,6 +89,7 @@ class EpisodeRegistry:
         admission: Admission,
         signer: Signer,
         options: RegistryOptions,
+        store: Store | None = None,
     ) -> None:
         self.catalogue = catalogue
         self.draws = draws
@@ -88,8 +99,12 @@ class EpisodeRegistry:
         """Set when a stopping server has no episode left to wait for."""
         self._sandbox_factories = sandbox_factories
         self.options = options
+        self.store = store
+        self.recovering = False
+        """Whether the episodes of a dead server are still being taken over."""
         self._episodes: dict[str, Episode] = {}
         self._by_agent_id: dict[str, Episode] = {}
+        self._by_operation: dict[str, Episode] = {}
         self._tasks: TaskGroup | None = None
         self._closing = False
         self._drain_deadline: float | None = None
@@ -136,13 +151,20 @@ class EpisodeRegistry:
         launch_time: datetime | None = None,
         policy: RewardPolicy | None = None,
         max_calls: int | None = None,
+        operation: str | None = None,
     ) -> Episode:
         """Start an episode without waiting; its sandbox opens in the background.
+
+        `operation`: id of the request. A repeated request gets the episode that the first one has started.
 
         Raises UnknownTaskError, NotRunnableError (naming what is missing), AtCapacityError, AccessDeniedError
         for a policy that reveals more than the server's, SuiteError for a broken task or rubric.
         """
-        assert self._tasks is not None, "the registry is not running"
+        if operation is not None:
+            # Of its own token: clients choose these ids.
+            operation = f"{principal.token or ''}/{operation}"
+            if (episode := self._started_by(operation, task_id, principal)) is not None:
+                return episode
         suite, task = self._runnable_task(task_id)
         spec = EpisodeSpec(
             id=secrets.token_hex(24),
@@ -154,15 +176,64 @@ class EpisodeRegistry:
             policy=choose_policy(policy, self.reward_policy, principal),
             limits=self.options.limits.for_task(task, max_calls),
             keeps_workspace=self.options.keeps_workspace,
+            operation=operation,
         )
         episode = self._create_episode(spec, suite)
         self._drop_oldest_ended()
-        self._episodes[episode.id] = self._by_agent_id[episode.agent_id] = episode
+        self._run(episode)
+        return episode
+
+    def recover(self, stored: StoredEpisode) -> None:
+        """Continue an episode of a dead server in the background. Raises OSError, AtCapacityError.
+
+        Its sandboxes must be those that it needs to continue, and no others.
+        """
+        shared = self._sandbox_factories[stored.suite].suite.shared_resources(stored.spec.task.id)
+        was_admitted = stored.phase is not Phase.QUEUED
+        ticket = self.admission.restore(
+            stored.spec.task_name,
+            shared,
+            stored.spec.owner.share_key,
+            stored.progress.slots if was_admitted else None,
+        )
+        if stored.verdict is not None:
+            self.admission.release(ticket)
+        try:
+            episode = self._restore(stored, ticket)
+        except BaseException:
+            self.admission.release(ticket)
+            raise
+        self._run(episode, stored)
+
+    def _restore(self, stored: StoredEpisode, ticket: Ticket) -> Episode:
+        options = self.options
+        folder = options.journals / stored.spec.id
+        episode = Episode(
+            stored.spec,
+            sandbox_factory=self._sandbox_factories[stored.suite],
+            ticket=ticket,
+            journal=Journal(folder, max_calls_bytes=options.max_log_bytes, disk=options.disk),
+            store=self.store,
+        )
+        episode.restore(stored)
+        return episode
+
+    def _run(self, episode: Episode, stored: StoredEpisode | None = None) -> None:
+        assert self._tasks is not None, "the registry is not running"
+        self._add(episode)
         runner = EpisodeRunner(
-            episode, admission=self.admission, signer=self.signer, scratch=self.options.scratch
+            episode,
+            admission=self.admission,
+            signer=self.signer,
+            scratch=self.options.scratch,
+            stored=stored,
         )
         self._tasks.start_soon(runner.run)
-        return episode
+
+    def _add(self, episode: Episode) -> None:
+        self._episodes[episode.id] = self._by_agent_id[episode.agent_id] = episode
+        if episode.spec.operation is not None:
+            self._by_operation[episode.spec.operation] = episode
 
     def draw(self, filters: Draw, principal: Principal) -> str:
         """Draw a task for a new episode.
@@ -186,7 +257,7 @@ class EpisodeRegistry:
         Raises UnknownEpisodeError if there is none, and also if the principal may not use it: a client cannot
         tell the two apart.
         """
-        episode = self._episodes.get(episode_id)
+        episode = self._episodes.get(episode_id) or self._ended_before(episode_id)
         if episode is None or not principal.may_use(episode.owner):
             raise UnknownEpisodeError(
                 "there is no such episode here: it was never started, belongs to somebody else, or ended so "
@@ -201,6 +272,8 @@ class EpisodeRegistry:
     def agent_access(self, agent_id: str) -> EpisodeAccess | None:
         """Access by an agent id, for anyone who knows it; None if it is not an agent id."""
         episode = self._by_agent_id.get(agent_id)
+        if episode is None and self.store is not None and (row := self.store.episode_of_agent(agent_id)):
+            episode = self._ended_before(row.id)
         return None if episode is None else EpisodeAccess.by_agent_id(episode)
 
     def owned_by(self, principal: Principal) -> list[Episode]:
@@ -221,6 +294,41 @@ class EpisodeRegistry:
                 await episode.state.reach(Phase.ENDED)
         self.drained.set()
 
+    def hand_over(self) -> None:
+        """Start no episode any more; those that run are left to the next server on the state folder."""
+        self._closing = True
+
+    def _started_by(self, operation: str, task_id: str, principal: Principal) -> Episode | None:
+        """The episode that an earlier request with this operation id has started.
+
+        Raises BadRequestError if that request was another one, or somebody else's.
+        """
+        episode = self._by_operation.get(operation)
+        if episode is None and self.store is not None and (row := self.store.episode_of_operation(operation)):
+            episode = self._ended_before(row.id)
+        if episode is None:
+            return None
+        if episode.task_name != task_id or not principal.may_use(episode.owner):
+            raise BadRequestError(
+                "another request has used this operation id to start an episode; use a new id for each"
+            )
+        return episode
+
+    def _ended_before(self, episode_id: str) -> Episode | None:
+        """An episode that ended under an earlier server on the state folder, as far as the store has it."""
+        if self.store is None or (row := self.store.episode(episode_id)) is None or row.phase != ENDED:
+            return None
+        try:
+            stored = read_episode(row, (), self.catalogue)
+            ticket = Ticket(self.admission, stored.spec.task_name)
+            episode = self._restore(stored, ticket)
+        except (DecathlonError, OSError, ValueError):
+            return None  # its task is not served any more, or its files were deleted
+        episode.journal.close()
+        self._drop_oldest_ended()
+        self._add(episode)
+        return episode
+
     def _runnable_task(self, task_id: str) -> tuple[Suite, Task]:
         self._require_open()
         suite, task = self.catalogue.find(task_id)
@@ -240,9 +348,11 @@ class EpisodeRegistry:
                 sandbox_factory=self._sandbox_factories[suite.name],
                 ticket=ticket,
                 journal=self._create_journal(spec.id),
+                store=self.store,
             )
             # Read here, so that a task with a broken prompt fails at its start.
             _ = episode.prompt
+            episode.records.insert(spec, suite.name, episode.started_at)
         except BaseException:
             self.admission.release(ticket)
             raise
@@ -278,3 +388,4 @@ class EpisodeRegistry:
             oldest = next(episode for episode in ended if episode.owner.token == token)
             ended.remove(oldest)
             del self._episodes[oldest.id], self._by_agent_id[oldest.agent_id]
+            self._by_operation.pop(oldest.spec.operation or "", None)

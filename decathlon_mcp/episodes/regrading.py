@@ -27,7 +27,7 @@ from decathlon_mcp.foreign_names import quoted
 from decathlon_mcp.grading.attempt import CallRecord
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
-from decathlon_mcp.grading.kept import ATTEMPT_FILE, ORIGINAL_FILE, SEALED_FILE, WORKSPACE_FILE, KeptAttempt
+from decathlon_mcp.grading.kept import ATTEMPT_FILE, KEPT_SEALED, KEPT_WORKSPACE, ORIGINAL_FILE, KeptAttempt
 from decathlon_mcp.grading.signing import verdict_digest
 from decathlon_mcp.grading.verdict import Regrading, Verdict
 from decathlon_mcp.sandboxes.base import Sandbox
@@ -174,13 +174,13 @@ class Regrader:
         options = self._registry.options
         files = KeptFiles(folder, options.disk)
         workspace = scratch / "workspace.tar"
-        files.restore_archive(WORKSPACE_FILE, workspace, options.limits.workspace_bytes)
+        files.restore_archive(KEPT_WORKSPACE, workspace, options.limits.workspace_bytes)
         if not kept.sealed:
             return CapturedWorkspace(workspace, None)
         preprocessed, checkout, sealed = (
             scratch / f"{name}.tar" for name in ("preprocessed", "checkout", "sealed")
         )
-        files.restore_archive(SEALED_FILE, preprocessed, SEALED_LIMIT_BYTES)
+        files.restore_archive(KEPT_SEALED, preprocessed, SEALED_LIMIT_BYTES)
         suite.task_archive(task, checkout, sealed=True)
         original = as_object(files.read(ORIGINAL_FILE).get("files")) or {}
         overlay(checkout, preprocessed, sealed, folder=task.folder, original=original)

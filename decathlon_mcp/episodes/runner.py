@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -17,10 +16,11 @@ import anyio.to_thread
 from decathlon_mcp.driver_client.driver import DriverClient, ServerInfo
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.grading import EpisodeGrader, capture_workspace
+from decathlon_mcp.episodes.grading import WORKSPACE_FILE, EpisodeGrader, capture_workspace
 from decathlon_mcp.episodes.keeping import keep_sealed
+from decathlon_mcp.episodes.records import OfferedTools, StoredEpisode
 from decathlon_mcp.episodes.services import EpisodeResources, open_services, read_credentials
-from decathlon_mcp.episodes.set_up import SetUp
+from decathlon_mcp.episodes.set_up import SEALED_FILE, SetUp
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.episodes.tools import ToolRouter, ToolSession
 from decathlon_mcp.errors import (
@@ -30,18 +30,17 @@ from decathlon_mcp.errors import (
     LimitExceededError,
     SandboxLostError,
 )
+from decathlon_mcp.grading.job import CapturedWorkspace
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import REWARDED, Status, Verdict, verdict_without_grading
 from decathlon_mcp.sandboxes.base import Sandbox, ended_from_inside
+from decathlon_mcp.storage.store import SandboxRow
 from decathlon_mcp.suites.local_tools import local_spec
 from decathlon_mcp.suites.tool_names import LOCAL
 from decathlon_mcp.suites.truncation import without_output_schemas
 from decathlon_mcp.telemetry.logs import fields
 
 log = logging.getLogger("decathlon.episodes")
-
-AgentSandbox: TypeAlias = tuple[Sandbox, DriverClient, Path | None]
-"""The agent's sandbox, its driver and the archive of the task's folder as preprocess left it."""
 
 STATUS_WITHOUT_GRADING: dict[Ending, Status] = {
     Ending.SANDBOX_LOST: "sandbox_lost",
@@ -54,10 +53,22 @@ STATUS_WITHOUT_GRADING: dict[Ending, Status] = {
 
 
 class EpisodeRunner:
-    """Runs one episode. An error ends this episode only; a cancelled runner leaves nothing behind."""
+    """Runs one episode. An error ends this episode only; a cancelled runner leaves nothing behind.
 
-    def __init__(self, episode: Episode, *, admission: Admission, signer: Signer, scratch: Path) -> None:
+    `stored`: what the store has of an episode that a dead server ran, which `Episode.restore` has got too.
+    """
+
+    def __init__(
+        self,
+        episode: Episode,
+        *,
+        admission: Admission,
+        signer: Signer,
+        scratch: Path,
+        stored: StoredEpisode | None = None,
+    ) -> None:
         self._episode = episode
+        self._stored = stored
         self._admission = admission
         self._signer = signer
         self._scratch = scratch / episode.spec.label
@@ -84,35 +95,43 @@ class EpisodeRunner:
     def _ending_for(self, error: DecathlonError) -> Ending:
         if isinstance(error, SandboxLostError):
             return Ending.SANDBOX_LOST
-        return Ending.SET_UP_FAILED if self._episode.tool_session is None else Ending.NO_VERDICT
+        return Ending.NO_VERDICT if self._episode.was_ready else Ending.SET_UP_FAILED
 
     async def _run(self) -> Ending:
         episode = self._episode
-        self._scratch.mkdir(mode=0o700)
-        with episode.lease.limit():
-            async with self._admission.admit(episode.ticket):
-                self._record_verdict(await self._play())
+        self._scratch.mkdir(mode=0o700, exist_ok=True)
+        if episode.verdict is None:
+            with episode.lease.limit():
+                if episode.claim is not None:
+                    episode.lease.suspend()
+                async with self._admission.admit(episode.ticket):
+                    self._record_verdict(await self._play())
         if episode.verdict is None:
             return episode.requested_ending or episode.lease.ending
+        if episode.claim is None:
+            # Its server died after it had recorded why there is no score.
+            return episode.requested_ending or Ending.NOT_CONTINUED
         if episode.verdict.status not in REWARDED:
             return Ending.NO_VERDICT
-        episode.mark_scored()
+        if episode.state.phase is not Phase.SCORED:
+            episode.mark_scored()
         if episode.requested_ending is None:
             with episode.lease.limit():
                 await anyio.sleep_forever()
         return episode.requested_ending or Ending.SCORED
 
     async def _play(self) -> Verdict:
-        """Open the agent's sandbox, wait for the claim, and grade."""
+        """Open the agent's sandbox, wait for the claim, and grade; or continue with what was done before."""
         episode = self._episode
-        episode.mark_opening()
+        if episode.state.phase is Phase.QUEUED:
+            episode.mark_opening()
         async with AsyncExitStack() as stack:
             resources = await self._open_resources(stack)
             try:
                 return await self._play_with(resources)
             except DecathlonError as error:
                 # Before the tools are ready, nothing of the agent can run.
-                if episode.tool_session is None or not may_be_the_agents_fault(error):
+                if not episode.was_ready or not may_be_the_agents_fault(error):
                     raise
                 episode.close_attempt()
                 if episode.claim is None:  # its lease has just expired
@@ -123,15 +142,28 @@ class EpisodeRunner:
     async def _play_with(self, resources: EpisodeResources) -> Verdict:
         episode = self._episode
         grader = EpisodeGrader(episode, resources, self._admission.opening)
-        # The agent's sandbox is removed before a grader's is opened, so that an episode never has two.
-        async with resources.services.watched(), AsyncExitStack() as agent_stack:
-            sandbox, driver, sealed = await self._open_agent_sandbox(agent_stack, resources)
-            await self._wait_for_claim(driver)
-            if episode.spec.task.in_place:
-                return await grader.grade_in_place(sandbox, driver, sealed)
-            captured = await capture_workspace(episode, sandbox, driver, self._scratch, sealed)
+        if episode.records.progress.captured:
+            captured = CapturedWorkspace(self._scratch / WORKSPACE_FILE, self._sealed)
+        else:
+            # The agent's sandbox is removed before a grader's is opened, so that an episode never has two.
+            async with resources.services.watched(), AsyncExitStack() as agent_stack:
+                if episode.was_ready:
+                    sandbox, driver = await self._take_back_agent_sandbox(agent_stack, resources)
+                else:
+                    sandbox, driver = await self._open_agent_sandbox(agent_stack, resources)
+                if driver is not None:
+                    await self._wait_for_claim(driver)
+                    if episode.spec.task.in_place:
+                        return await grader.grade_in_place(sandbox, driver, self._sealed)
+                captured = await capture_workspace(episode, sandbox, driver, self._scratch, self._sealed)
+                episode.mark_captured()
         async with resources.services.watched():
             return await grader.grade_in_fresh_sandbox(captured)
+
+    @property
+    def _sealed(self) -> Path | None:
+        """Archive of the task's folder as preprocess left it, once the episode is ready."""
+        return self._scratch / SEALED_FILE if self._episode.records.progress.sealed else None
 
     async def _open_resources(self, stack: AsyncExitStack) -> EpisodeResources:
         """Open what all sandboxes of the episode share; it lives as long as the stack."""
@@ -141,11 +173,48 @@ class EpisodeRunner:
         start_seconds = episode.spec.limits.servers_seconds
         async with self._admission.set_ups:
             services = await stack.enter_async_context(
-                open_services(factory, task, label, start_seconds=start_seconds)
+                open_services(
+                    factory,
+                    task,
+                    label,
+                    start_seconds=start_seconds,
+                    records=episode.records,
+                    taken_back=self._rows if episode.was_ready else None,
+                )
             )
         return EpisodeResources(services, credentials)
 
-    async def _open_agent_sandbox(self, stack: AsyncExitStack, resources: EpisodeResources) -> AgentSandbox:
+    @property
+    def _rows(self) -> Mapping[str, SandboxRow]:
+        """The sandboxes that the episode had when its server died, by name."""
+        return {} if self._stored is None else {row.name: row for row in self._stored.sandboxes}
+
+    async def _take_back_agent_sandbox(
+        self, stack: AsyncExitStack, resources: EpisodeResources
+    ) -> tuple[Sandbox, DriverClient | None]:
+        """Continue the agent's sandbox of a dead server; an attempt that is open is READY afterwards.
+
+        There is no driver if the sandbox was paused after the claim. Raises SandboxLostError.
+        """
+        episode, factory = self._episode, self._episode.sandbox_factory
+        row = self._rows.get(episode.records.progress.agent or "")
+        if row is None or self._stored is None or self._stored.tools is None:
+            raise SandboxLostError("the agent's sandbox had been removed when its server died")
+        async with self._admission.opening:
+            sandbox, driver = await stack.enter_async_context(
+                factory.take_back(row, episode.records, forwards=resources.services.targets)
+            )
+        if episode.claim is None:
+            if driver is None:
+                raise SandboxLostError("the agent's sandbox does not run any more")
+            tool_session = self._create_tool_session(sandbox, driver, self._stored.tools)
+            episode.become_ready(tool_session)
+            log.info("episode taken back", extra=fields(episode=episode.spec.label))
+        return sandbox, driver
+
+    async def _open_agent_sandbox(
+        self, stack: AsyncExitStack, resources: EpisodeResources
+    ) -> tuple[Sandbox, DriverClient]:
         """Open and set up the agent's sandbox; the episode is READY afterwards."""
         episode, factory = self._episode, self._episode.sandbox_factory
         task, agent_name = episode.spec.task, f"{episode.spec.label}-agent"
@@ -172,9 +241,16 @@ class EpisodeRunner:
             async with AsyncExitStack() as opened:
                 async with self._admission.opening:
                     sandbox, driver = await opened.enter_async_context(
-                        factory.open(name, network, image=image, forwards=forwards)
+                        factory.open(
+                            name,
+                            network,
+                            image=image,
+                            forwards=forwards,
+                            records=episode.records,
+                            role="agent" if name == agent_name else "preprocess",
+                        )
                     )
-                episode.mark_opened(sandbox.image_digest)
+                episode.mark_opened(name, sandbox.image_digest)
                 yield sandbox, driver
 
         async with self._admission.set_ups:
@@ -184,20 +260,20 @@ class EpisodeRunner:
             )
             if episode.spec.keeps_workspace and prepared.sealed is not None:
                 await keep_sealed(episode, prepared.sealed, prepared.original)
-            tool_session = await self._open_tool_session(prepared.sandbox, prepared.driver, prepared.servers)
-        episode.mark_ready(tool_session)
+            tools = await self._offered_tools(prepared.sandbox, prepared.driver, prepared.servers)
+            tool_session = self._create_tool_session(prepared.sandbox, prepared.driver, tools)
+        episode.mark_ready(tool_session, tools, sealed=prepared.sealed is not None)
         log.info(
             "episode ready",
             extra=fields(episode=episode.spec.label, seconds=round(time.time() - episode.started_at, 3)),
         )
-        return prepared.sandbox, prepared.driver, prepared.sealed
+        return prepared.sandbox, prepared.driver
 
-    async def _open_tool_session(
+    async def _offered_tools(
         self, sandbox: Sandbox, driver: DriverClient, servers: Mapping[str, ServerInfo]
-    ) -> ToolSession:
-        """The tools of the task's servers and the suite's local tools, with a way to call them."""
+    ) -> OfferedTools:
+        """The tools of the task's servers and the suite's local tools."""
         factory, seconds = self._episode.sandbox_factory, self._episode.spec.limits.servers_seconds
-        profile = factory.suite.profile
         local = await factory.local_tools.describe(
             factory.suite, self._episode.spec.task, driver, root=sandbox.root, timeout_seconds=seconds
         )
@@ -206,10 +282,17 @@ class EpisodeRunner:
             offered = {name: without_output_schemas(tools) for name, tools in offered.items()}
         if local:
             offered[LOCAL] = [tool for tools in local.values() for tool in tools]
+        return OfferedTools(offered, local)
+
+    def _create_tool_session(
+        self, sandbox: Sandbox, driver: DriverClient, tools: OfferedTools
+    ) -> ToolSession:
+        factory, seconds = self._episode.sandbox_factory, self._episode.spec.limits.servers_seconds
+        profile = factory.suite.profile
         return ToolSession(
             driver,
-            ToolRouter(offered, factory.tool_names),
-            local_server=local_spec(profile, local, sandbox.root) if local else None,
+            ToolRouter(tools.servers, factory.tool_names),
+            local_server=local_spec(profile, tools.local, sandbox.root) if tools.local else None,
             start_seconds=seconds,
             workspace=sandbox.root / profile.workspace if factory.cuts_overlong else None,
         )
@@ -237,7 +320,7 @@ class EpisodeRunner:
             if episode.verdict is None:
                 detail = cause.message if cause is not None else str(ending)
                 status = STATUS_WITHOUT_GRADING.get(ending, "not_evaluated")
-                if status == "forfeited" and episode.tool_session is None:
+                if status == "forfeited" and not episode.was_ready:
                     status = "not_evaluated"
                 attempt = episode.attempt()
                 self._record_verdict(verdict_without_grading(attempt, status=status, detail=detail))

@@ -18,10 +18,12 @@ import anyio.to_thread
 from anyio.abc import ByteStream
 
 from decathlon_mcp.background import background_tasks
-from decathlon_mcp.driver_client.driver import DriverClient, connect
+from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.driver_client.tunnels import Dialer
+from decathlon_mcp.episodes.records import EpisodeRecords
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
-from decathlon_mcp.errors import ImageError, SetUpError
+from decathlon_mcp.errors import ImageError, SandboxLostError, SetUpError
+from decathlon_mcp.storage.store import SandboxRow
 from decathlon_mcp.suites.suite_file import Service
 from decathlon_mcp.suites.tasks import Task
 
@@ -84,12 +86,19 @@ async def read_credentials(
 
 @asynccontextmanager
 async def open_services(
-    factory: SandboxFactory, task: Task, label: str, *, start_seconds: float
+    factory: SandboxFactory,
+    task: Task,
+    label: str,
+    *,
+    start_seconds: float,
+    records: EpisodeRecords,
+    taken_back: Mapping[str, SandboxRow] | None = None,
 ) -> AsyncGenerator[Services]:
     """Check a task's external services and start the others; the sandboxes of these are gone on exit.
 
-    `label`: prefix of the sandboxes' names. Raises SetUpError for a service that cannot be reached, or does
-    not start within `start_seconds`.
+    `label`: prefix of the sandboxes' names. `taken_back`: rows of the sandboxes of running services, by name;
+    these services are not started. Raises SetUpError for a service that cannot be reached, or does not start
+    within `start_seconds`, and SandboxLostError for one that cannot be taken back.
     """
     targets: dict[int, Dialer] = {}
     drivers: list[DriverClient] = []
@@ -99,9 +108,15 @@ async def open_services(
                 await check_reachable(name, service)
                 targets |= {port: partial(_connect_tcp, *target) for port, target in service.targets.items()}
                 continue
-            driver = await sandboxes.enter_async_context(_open_sandbox(factory, name, service, label))
+            if taken_back is None:
+                driver = await sandboxes.enter_async_context(
+                    _open_sandbox(factory, name, service, label, records)
+                )
+                await _start_service(name, service, driver, timeout_seconds=start_seconds)
+            else:
+                row = taken_back.get(_sandbox_name(label, name))
+                driver = await sandboxes.enter_async_context(_take_back(factory, name, row, records))
             drivers.append(driver)
-            await _start_service(name, service, driver, timeout_seconds=start_seconds)
             targets |= {port: partial(driver.dial, port) for port in service.ports}
         yield Services(targets, tuple(drivers))
 
@@ -129,22 +144,46 @@ async def _connect_tcp(host: str, port: int) -> ByteStream:
     return await anyio.connect_tcp(host, port)
 
 
+def _sandbox_name(label: str, service: str) -> str:
+    return f"{label}-{re.sub('[^a-z0-9]+', '-', service.lower())}"[:63]
+
+
 @asynccontextmanager
 async def _open_sandbox(
-    factory: SandboxFactory, name: str, service: Service, label: str
+    factory: SandboxFactory, name: str, service: Service, label: str, records: EpisodeRecords
 ) -> AsyncGenerator[DriverClient]:
     """Open the sandbox of a service. Raises SetUpError if the provider or the image does not allow it."""
     if factory.provider.isolation == "none":
         raise SetUpError(f"the service {name} needs a container, which the local provider cannot open")
-    sandbox_name = f"{label}-{re.sub('[^a-z0-9]+', '-', name.lower())}"[:63]
-    spec = factory.spec(sandbox_name, "none", image=service.image, root=SERVICE_ROOT)
     async with AsyncExitStack() as stack:
         try:
-            sandbox = await stack.enter_async_context(factory.provider.open(spec))
+            _, driver = await stack.enter_async_context(
+                factory.open(
+                    _sandbox_name(label, name),
+                    "none",
+                    image=service.image,
+                    root=SERVICE_ROOT,
+                    records=records,
+                    role="service",
+                )
+            )
         except ImageError as error:
             cure = f": {service.cure}" if service.cure else f" ({error.message})"
             raise SetUpError(f"there is no image {service.image} for the service {name}{cure}") from error
-        yield await stack.enter_async_context(connect(sandbox))
+        yield driver
+
+
+@asynccontextmanager
+async def _take_back(
+    factory: SandboxFactory, name: str, row: SandboxRow | None, records: EpisodeRecords
+) -> AsyncGenerator[DriverClient]:
+    """Continue the sandbox of a service that a dead server started. Raises SandboxLostError."""
+    if row is None:
+        raise SandboxLostError(f"the service {name} had no sandbox when its server died")
+    async with factory.take_back(row, records) as (_, driver):
+        if driver is None:
+            raise SandboxLostError(f"the sandbox of the service {name} does not run any more")
+        yield driver
 
 
 async def _start_service(

@@ -37,6 +37,8 @@ OUTPUT_TAIL = 4000
 """Characters of a failed command's output that an error message quotes."""
 SEALED_LIMIT_BYTES = 1 << 32
 """Largest task folder that is kept for grading."""
+SEALED_FILE = "sealed.tar"
+"""Archive of the task's folder after preprocess, in the episode's scratch folder."""
 LINGER_SECONDS = 0.5
 """Processes that preprocess leaves running may end by themselves; after this time they belong to the task."""
 MAX_LISTED = 10
@@ -165,7 +167,7 @@ class SetUp:
             assert before is not None, "processes are left running only if they may be"
             # Before `get`: Docker's engine sets the owner of /etc/hostname again for every archive.
             await self._clean(sandbox, driver, before)
-        sealed = self.scratch / "sealed.tar"
+        sealed = self.scratch / SEALED_FILE
         await sandbox.get(sandbox.root / self.task.folder, sealed, SEALED_LIMIT_BYTES)
         if not stays:
             return _Preprocessed(values, sealed, await self._carry(sandbox, values, sealed), original)

@@ -43,6 +43,7 @@ class Ending(StrEnum):
     SET_UP_FAILED = "its set-up failed"
     NO_VERDICT = "its evaluation gave no verdict"
     SERVER_STOPPED = "the server shut down"
+    NOT_CONTINUED = "its server died, and the next one could not continue it"
     FAULT = "a fault of the server"
 
 
@@ -74,6 +75,10 @@ class State:
         self._phase = to
         self._changed.set()
         self._changed = anyio.Event()
+
+    def restore(self, phase: Phase) -> None:
+        """Set the phase of an episode that another server has run, before anybody waits for it."""
+        self._phase = phase
 
     def end(self, ending: Ending, cause: DecathlonError | None = None) -> None:
         """Change to ENDED. Does nothing if the episode has ended before."""

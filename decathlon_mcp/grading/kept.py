@@ -17,9 +17,9 @@ from decathlon_mcp.suites.prompts import Prompt
 from decathlon_mcp.types import JsonObject, Language, Network, as_object
 
 ATTEMPT_FILE: Final = "attempt.json"
-WORKSPACE_FILE: Final = "workspace.tar.gz"
+KEPT_WORKSPACE: Final = "workspace.tar.gz"
 """The captured workspace. It comes out of the agent's sandbox, so nothing in it is trusted."""
-SEALED_FILE: Final = "sealed.tar.gz"
+KEPT_SEALED: Final = "sealed.tar.gz"
 """The task's folder as preprocess left it, with names relative to that folder."""
 ORIGINAL_FILE: Final = "sealed.json"
 """What was in the task's folder before preprocess: `archives.overlay.content_ids` as member `files`."""
@@ -34,7 +34,7 @@ class KeptAttempt:
 
     `attempt` has no calls when it was read from a file. `task_id` is the task's id within its suite,
     `language` that of the task. `in_place`: it was graded in the agent's sandbox, of which nothing is kept.
-    `sealed`: preprocess has changed the task's folder, so that `SEALED_FILE` exists.
+    `sealed`: preprocess has changed the task's folder, so that `KEPT_SEALED` exists.
     """
 
     attempt: Attempt

@@ -117,10 +117,10 @@ class EpisodeServer:
         if (
             request_context is None
             or request_context.access is None
-            or request_context.access.episode.tool_session is None
+            or request_context.access.episode.router is None
         ):
             return None
-        tools = request_context.access.episode.tool_session.router.evaluator_tools
+        tools = request_context.access.episode.router.evaluator_tools
         return next((tool["inputSchema"] for tool in tools if tool["name"] == name), None)
 
     async def _list_prompts(

@@ -134,9 +134,9 @@ class Lobby:
     def _current_tools(self, ctx: Context) -> list[JsonObject]:
         """The tools of the current episode, except those with the name of a lobby tool."""
         access = self._current(ctx)
-        if access is None or access.episode.tool_session is None:
+        if access is None or access.episode.router is None:
             return []
-        router = access.episode.tool_session.router
+        router = access.episode.router
         # `claim_name` can be spelled differently from the lobby's `claim_done`, which does the same.
         excluded = {router.claim_name, *LOBBY_TOOLS}
         return [tool for tool in router.tools if tool["name"] not in excluded]

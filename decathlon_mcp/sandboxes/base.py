@@ -75,7 +75,7 @@ class Sandbox(Protocol):
         """stdin and stdout of the first process.
 
         When that process ends, everything it wrote can still be received, then `receive` raises EndOfStream.
-        The stream can also end alone, if the sandbox `survives`: see `reopen`.
+        If the sandbox `survives`, the stream can also end alone, and after `send_eof` it may: see `reopen`.
         """
         ...
 
@@ -83,7 +83,8 @@ class Sandbox(Protocol):
         """Replace `stream`, which has ended, by a new one to the same first process. Only if it `survives`.
 
         Bytes that were on their way may be lost, also in the middle of a message, and the new stream may
-        begin with the end of an older message.
+        begin with the end of an older message. While there is no stream, the first process can write at least
+        32 KiB without waiting; one that must not wait at all writes without blocking.
 
         Raises SandboxLostError if the first process has ended or is paused for good, and
         ProviderUnavailableError if the engine does not answer; then it can be tried again.
@@ -134,7 +135,8 @@ class Sandbox(Protocol):
     async def cause_of_end(self) -> str | None:
         """Why the first process ended ("out of memory", "exit code 137"); None if that is not known.
 
-        Returns at once while the stream has not ended, else within 2 s.
+        Returns at once while the stream has not ended, else within 2 s. The exit code of a sandbox that was
+        taken back may be unknown.
         """
         ...
 
@@ -212,20 +214,22 @@ class Provider(Protocol):
         ...
 
     def take_back(self, owner: str, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
-        """Continue a sandbox that a server with the label `owner` opened with this spec, and that survived it.
+        """Continue a sandbox that a server labelled `owner` opened with this spec, and that survived it.
 
-        On exit it is removed, as one that this object opened. A paused sandbox is taken back paused: files
-        can be copied from it, and its stream has ended.
+        No other server may have it open. On exit it is removed, as one that this object opened. A paused
+        sandbox is taken back paused: files can be copied from it, and its stream has ended.
 
         Raises SandboxLostError if there is none or its first process has ended; it is then removed.
-        Raises ProviderUnavailableError if the engine does not answer.
+        Raises ProviderUnavailableError if the engine does not answer; it is then kept, and this can be tried
+        again. Raises BadRequestError if this object has it open already.
         """
         ...
 
     async def sweep(self, owner: str, *, keep: Collection[str] = ()) -> int:
         """Remove the sandboxes labelled with `owner`; returns their number.
 
-        Except those that this object has opened or taken back, and those with a name in `keep`.
+        Except those that this object has opened or taken back, and those with a name in `keep`. Sandboxes
+        that this object could not remove at their end are removed too.
 
         Raises ProviderUnavailableError.
         """

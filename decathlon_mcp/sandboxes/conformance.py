@@ -22,12 +22,12 @@ import asyncio
 import gzip
 import json
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 
@@ -40,37 +40,54 @@ from decathlon_mcp.sandboxes.streams import LOG_TAIL_BYTES
 ROOT = PurePosixPath("/episode")
 _PROBE = """
 import json, sys
-for line in sys.stdin:
-    request = json.loads(line)
+for line in sys.stdin.buffer:
+    try:
+        request = json.loads(line)
+    except ValueError:
+        continue
     if "write" in request:
         with open(request["write"], "w") as file:
             file.write(request["text"])
-    print(json.dumps({"python": sys.version_info[:2]}), flush=True)
+    if "exit" in request:
+        sys.exit(request["exit"])
+    print(json.dumps({"python": sys.version_info[:2], "echo": request.get("echo")}), flush=True)
 """
 PROBE_COMMAND = ("python3", "-I", "-S", "-u", "-c", _PROBE)
-"""First process of most checks: answers each line with one, and writes a file if the line says so."""
+"""First process of most checks. Answers each line of JSON with one; torn lines are ignored.
+
+If the line says so, it writes a file ("write", "text") or exits ("exit").
+"""
+OUTPUT_BYTES = 32 << 10
+"""What a first process that survives can write without a stream and without waiting, see `Sandbox.reopen`."""
+
+
+LastStep = Literal["none", "pause", "end"]
+"""What a server does to its sandboxes before it is killed: nothing, pause them, or wait for their end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProviderUnderTest:
     """A provider to check. It must be entered, and have no sandbox open.
 
-    `create_second` makes another provider of the same owner on the same machine. `resources` lists everything
-    on the machine that belongs to this owner's sandboxes (containers, processes, folders). `scratch` is an
-    existing folder for archives. `runs_commands` is false for a fake, whose only first process is one that
-    answers as `PROBE_COMMAND` does.
+    `create_second` makes another provider of the same owner on the same machine. `leave_behind` opens
+    sandboxes in a server with the owner `former_owner` and kills that server with SIGKILL, after it has done
+    to each what the given step says. `resources` lists everything on the machine that belongs to both owners'
+    sandboxes (containers, processes, folders). `scratch` is an existing folder for archives. `runs_commands`
+    is false for a fake, whose only first process is one that answers as `PROBE_COMMAND` does.
     """
 
     owner: str
     provider: Provider
     create_second: Callable[[], Provider]
+    former_owner: str
+    leave_behind: Callable[[Sequence[SandboxSpec], LastStep], Awaitable[None]]
     resources: Callable[[], Awaitable[Collection[str]]]
     scratch: Path
     image: str | None = None
     root: PurePosixPath = ROOT
     runs_commands: bool = True
 
-    def new_spec(self, command: tuple[str, ...] = PROBE_COMMAND) -> SandboxSpec:
+    def new_spec(self, command: tuple[str, ...] = PROBE_COMMAND, *, survives: bool = False) -> SandboxSpec:
         """A sandbox with a new name."""
         return SandboxSpec(
             name=f"{self.owner}-{secrets.token_hex(4)}",
@@ -78,11 +95,12 @@ class ProviderUnderTest:
             root=self.root,
             image=self.image,
             limits=Limits(memory_mib=512),
+            survives=survives,
         )
 
-    def python_spec(self, script: str) -> SandboxSpec:
+    def python_spec(self, script: str, *, survives: bool = False) -> SandboxSpec:
         """A sandbox whose first process is a Python script."""
-        return self.new_spec(("python3", "-I", "-S", "-u", "-c", script))
+        return self.new_spec(("python3", "-I", "-S", "-u", "-c", script), survives=survives)
 
     async def assert_nothing_left(self) -> None:
         """Assert that this owner has nothing on the machine."""
@@ -138,10 +156,11 @@ def _raises(expected: type[Exception], text: str = "") -> Generator[None]:
 
 
 class _Probe:
-    """Talks to `PROBE_COMMAND` in a sandbox."""
+    """Talks to `PROBE_COMMAND` in a sandbox. `reopened`: torn and old lines may come before an answer."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, sandbox: Sandbox, *, reopened: bool = False) -> None:
         self._sandbox = sandbox
+        self._reopened = reopened
 
     async def ping(self) -> None:
         await self._request({})
@@ -150,9 +169,18 @@ class _Probe:
         await self._request({"write": str(path), "text": text})
 
     async def _request(self, request: dict[str, str]) -> None:
-        await self._sandbox.stream.send(json.dumps(request).encode() + b"\n")
-        reply = json.loads(await receive_line(self._sandbox))
+        token = secrets.token_hex(8)
+        # The line feed ends a torn line.
+        await self._sandbox.stream.send(b"\n" + json.dumps(request | {"echo": token}).encode() + b"\n")
+        reply: Any = None
+        while reply is None:
+            for line in (await receive_line(self._sandbox)).split("\n"):
+                with suppress(*[ValueError] * self._reopened):
+                    answer = json.loads(line)
+                    if answer["echo"] == token or not self._reopened:
+                        reply = answer
         assert reply["python"] >= [3, 10]
+        assert reply["echo"] == token
 
 
 async def receive_line(sandbox: Sandbox) -> str:
@@ -363,6 +391,251 @@ async def _cancel_at_stepped_moments(
         if finished and step > 5:
             break
     assert finished
+
+
+# Streams that are reopened
+
+
+@_check()
+async def reopened_stream_reaches_the_same_first_process(target: ProviderUnderTest) -> None:
+    """A sandbox that survives goes on when its stream is closed, and new streams reach its first process."""
+    async with target.provider.open(target.new_spec(survives=True)) as sandbox:
+        await _Probe(sandbox).ping()
+        for _ in range(3):
+            closed = sandbox.stream
+            await closed.aclose()
+            await sandbox.reopen()
+            assert sandbox.stream is not closed
+            await _Probe(sandbox, reopened=True).ping()
+        assert await sandbox.is_running()
+        assert await sandbox.cause_of_end() is None
+    await target.assert_nothing_left()
+
+
+@_check()
+async def stream_cut_inside_a_message_is_reopened(target: ProviderUnderTest) -> None:
+    """Messages that were cut in either direction do not prevent what is sent after a line feed."""
+    async with target.provider.open(target.new_spec(survives=True)) as sandbox:
+        for cut in (b'{"echo', b'{"echo": 1}\n{"echo": 2}\n{"ec'):
+            await sandbox.stream.send(cut)
+            await sandbox.stream.aclose()
+            await sandbox.reopen()
+            await _Probe(sandbox, reopened=True).ping()
+
+
+@_check()
+async def stream_with_unread_answers_is_reopened(target: ProviderUnderTest) -> None:
+    """What was sent is done though nobody receives the answer, and the next stream works."""
+    async with target.provider.open(target.new_spec(survives=True)) as sandbox:
+        request = {"write": str(sandbox.root / "file"), "text": "done"}
+        await sandbox.stream.send(json.dumps(request).encode() + b"\n")
+        await _wait_for_file(target, sandbox, "file")
+        await sandbox.stream.aclose()
+        await sandbox.reopen()
+        await _Probe(sandbox, reopened=True).ping()
+
+
+async def _wait_for_file(target: ProviderUnderTest, sandbox: Sandbox, name: str) -> None:
+    while name not in await download(sandbox, sandbox.root, target.scratch / "out.tar"):  # noqa: ASYNC110
+        await anyio.sleep(0.05)
+
+
+@_check()
+async def end_of_input_does_not_end_a_sandbox_that_survives(target: ProviderUnderTest) -> None:
+    """After `send_eof` the first process goes on, and the stream can be reopened."""
+    async with target.provider.open(target.new_spec(survives=True)) as sandbox:
+        await _Probe(sandbox).ping()
+        await sandbox.stream.send_eof()
+        await sandbox.reopen()
+        await _Probe(sandbox, reopened=True).ping()
+
+
+@_check()
+async def stream_of_an_ended_sandbox_is_not_reopened(target: ProviderUnderTest) -> None:
+    """When the first process has ended by itself, `reopen` raises SandboxLostError."""
+    async with target.provider.open(target.new_spec(survives=True)) as sandbox:
+        await _Probe(sandbox).ping()
+        await sandbox.stream.send(b'{"exit": 3}\n')
+        assert await receive_all(sandbox) == b""
+        with _raises(SandboxLostError):
+            await sandbox.reopen()
+        assert await sandbox.cause_of_end() == "exit code 3"
+        assert not await sandbox.is_running()
+    await target.assert_nothing_left()
+
+
+@_check()
+async def stream_of_a_paused_sandbox_is_not_reopened(target: ProviderUnderTest) -> None:
+    """`reopen` of a paused sandbox raises SandboxLostError."""
+    async with target.provider.open(target.new_spec(survives=True)) as sandbox:
+        await sandbox.pause()
+        with _raises(SandboxLostError):
+            await sandbox.reopen()
+    await target.assert_nothing_left()
+
+
+@_check(commands=True)
+async def output_without_a_stream_does_not_stop_the_first_process(target: ProviderUnderTest) -> None:
+    """32 KiB to each of stdout and stderr that nobody receives do not keep the first process waiting."""
+    script = f"""
+import sys, time
+print("ready", flush=True)
+time.sleep(0.5)
+sys.stdout.write("o" * {OUTPUT_BYTES - 1} + "\\n")
+sys.stderr.write("e" * {OUTPUT_BYTES})
+open("done", "w").close()
+print("answer", input())
+input()
+"""
+    async with target.provider.open(target.python_spec(script, survives=True)) as sandbox:
+        assert await receive_line(sandbox) == "ready"
+        await sandbox.stream.aclose()
+        await _wait_for_file(target, sandbox, "done")
+        await sandbox.reopen()
+        await sandbox.stream.send(b"1\n")
+        received = b""
+        while not received.endswith(b"answer 1\n"):
+            received += await sandbox.stream.receive()
+
+
+# Sandboxes that survive their server
+
+
+@_check(seconds=60)
+async def sandbox_is_taken_back(target: ProviderUnderTest) -> None:
+    """Another provider continues the sandbox of a killed server: its process, files, exit and removal."""
+    spec = target.new_spec(survives=True)
+    await target.leave_behind([spec], "none")
+    async with target.provider.take_back(target.former_owner, spec) as sandbox:
+        assert sandbox.spec is spec
+        assert sandbox.root == target.provider.root(spec)
+        assert await sandbox.is_running()
+        assert await sandbox.cause_of_end() is None
+        with _raises(BadRequestError, "already"):
+            async with target.provider.take_back(target.former_owner, spec):
+                pass
+        probe = _Probe(sandbox, reopened=True)
+        await sandbox.put(sandbox.root, pack(file_entry("in/file", b"old", mode=0o600)))
+        await probe.write(sandbox.root / "in" / "file", "new")
+        listing = await download(sandbox, sandbox.root, target.scratch / "out.tar")
+        assert listing["in/file"][1] == b"new"
+        await sandbox.stream.aclose()
+        await sandbox.reopen()
+        await probe.ping()
+        await sandbox.stream.send(b'{"exit": 3}\n')
+        await receive_all(sandbox)
+        assert await sandbox.cause_of_end() in ("exit code 3", None)
+        assert not await sandbox.is_running()
+        with _raises(SandboxLostError):
+            await sandbox.reopen()
+    await target.assert_nothing_left()
+
+
+@_check(seconds=60)
+async def sandbox_that_was_taken_back_is_removed_at_its_exit(target: ProviderUnderTest) -> None:
+    """A running sandbox of a killed server is removed with all its processes when it is exited."""
+    spec = target.new_spec(survives=True)
+    await target.leave_behind([spec], "none")
+    async with target.provider.take_back(target.former_owner, spec) as sandbox:
+        await _Probe(sandbox, reopened=True).ping()
+    await target.assert_nothing_left()
+
+
+@_check(seconds=60)
+async def paused_sandbox_is_taken_back_paused(target: ProviderUnderTest) -> None:
+    """Files of a paused sandbox of a killed server can be copied; its stream has ended."""
+    spec = target.new_spec(survives=True)
+    await target.leave_behind([spec], "pause")
+    async with target.provider.take_back(target.former_owner, spec) as sandbox:
+        assert not await sandbox.is_running()
+        assert await receive_all(sandbox) == b""
+        await download(sandbox, sandbox.root, target.scratch / "out.tar")
+        await sandbox.pause()
+        with _raises(SandboxLostError):
+            await sandbox.reopen()
+    await target.assert_nothing_left()
+
+
+@_check(seconds=60)
+async def ended_sandbox_is_not_taken_back(target: ProviderUnderTest) -> None:
+    """A sandbox whose first process ended meanwhile is lost, and nothing of it is left."""
+    spec = target.new_spec(("python3", "-c", "") if target.runs_commands else PROBE_COMMAND, survives=True)
+    await target.leave_behind([spec], "end")
+    with _raises(SandboxLostError):
+        async with target.provider.take_back(target.former_owner, spec):
+            pass
+    await target.assert_nothing_left()
+
+
+@_check(seconds=60)
+async def unknown_sandbox_is_not_taken_back(target: ProviderUnderTest) -> None:
+    """A sandbox that does not exist or belongs to another owner cannot be taken back, and is not touched."""
+    with _raises(SandboxLostError):
+        async with target.provider.take_back(target.former_owner, target.new_spec(survives=True)):
+            pass
+    spec = target.new_spec(survives=True)
+    async with target.create_second() as second, second.open(spec) as sandbox:
+        with _raises(SandboxLostError):
+            async with target.provider.take_back(target.former_owner, spec):
+                pass
+        await _Probe(sandbox).ping()
+    await target.assert_nothing_left()
+
+
+@_check(seconds=60)
+async def sandbox_that_does_not_survive_ends_with_its_server(target: ProviderUnderTest) -> None:
+    """The first process of a killed server ends by itself, and what is left of it cannot be taken back."""
+    spec = target.new_spec()
+    await target.leave_behind([spec], "none")
+    with anyio.move_on_after(1):
+        await target.wait_until_nothing_left()
+    with _raises(SandboxLostError):
+        async with target.provider.take_back(target.former_owner, spec):
+            pass
+    await target.assert_nothing_left()
+
+
+@_check(seconds=60)
+async def sweep_keeps_the_sandboxes_that_it_is_given(target: ProviderUnderTest) -> None:
+    """`sweep` spares sandboxes with a name in `keep` and those that this provider has taken back."""
+    removed, kept, taken_back = (target.new_spec(survives=True) for _ in range(3))
+    await target.leave_behind([removed, kept, taken_back], "none")
+    async with target.provider.take_back(target.former_owner, taken_back) as sandbox:
+        assert await target.provider.sweep(target.former_owner, keep={kept.name}) == 1
+        assert await target.provider.sweep(target.former_owner, keep=[kept.name]) == 0
+        await _Probe(sandbox, reopened=True).ping()
+        async with target.provider.take_back(target.former_owner, kept) as sandbox:
+            await _Probe(sandbox, reopened=True).ping()
+    await target.assert_nothing_left()
+
+
+@_check(seconds=120)
+async def cancelled_taking_back_leaves_nothing(target: ProviderUnderTest) -> None:
+    """A taking back that is cancelled at any moment, by a cancel scope or a task, leaves nothing behind."""
+    steps = 12
+    specs = [target.new_spec(survives=True) for _ in range(2 * steps)]
+    await target.leave_behind(specs, "none")
+    finished = 0
+
+    async def take_back(spec: SandboxSpec) -> None:
+        nonlocal finished
+        async with target.provider.take_back(target.former_owner, spec) as sandbox:
+            await _Probe(sandbox, reopened=True).ping()
+        finished += 1
+
+    for step in range(steps):
+        seconds = step * 0.003
+        with anyio.move_on_after(seconds):
+            await take_back(specs.pop())
+        # This cancellation ignores anyio's shields.
+        task = asyncio.create_task(take_back(specs.pop()))
+        await asyncio.wait([task], timeout=seconds or 1e-4)
+        task.cancel()
+        await asyncio.wait([task])
+    while finished < 2:
+        await target.leave_behind([spec := target.new_spec(survives=True)], "none")
+        await take_back(spec)
+    await target.wait_until_nothing_left()
 
 
 # Files

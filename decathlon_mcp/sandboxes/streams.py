@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import anyio
@@ -89,3 +91,107 @@ class SocketStream(ByteStream):
             self.shut_down()
             anyio.notify_closing(self._raw)
             self._raw.close()
+
+
+class PipeStream(ByteStream):
+    """A byte stream over two pipes, both of which it takes over: it receives from one and sends to the other.
+
+    Everything that was written can be received. Then EndOfStream is raised if no process has the other end
+    open, or after `peer_ended`.
+    """
+
+    def __init__(self, receive_fd: int, send_fd: int) -> None:
+        os.set_blocking(receive_fd, False)
+        os.set_blocking(send_fd, False)
+        self._receive_fd = receive_fd
+        self._send_fd = send_fd
+        self._send_closed = False
+        self._closed = False
+        self._peer_ended = False
+        self.ended = anyio.Event()
+        """Set when the peer is known to have ended."""
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        while not self._closed:
+            try:
+                data = os.read(self._receive_fd, max_bytes)
+            except BlockingIOError:
+                if not self._peer_ended:
+                    await self._wait(self._receive_fd, anyio.wait_readable)
+                    continue
+                data = b""
+            if data:
+                # Lets other tasks run. Shielded: data that has been read must not be lost to a cancellation.
+                await anyio.lowlevel.cancel_shielded_checkpoint()
+                return data
+            self.ended.set()
+            raise anyio.EndOfStream
+        raise anyio.ClosedResourceError
+
+    async def send(self, item: bytes) -> None:
+        remaining = memoryview(item)
+        while remaining and not self._send_closed:
+            if self._peer_ended:
+                raise anyio.BrokenResourceError
+            try:
+                remaining = remaining[os.write(self._send_fd, remaining) :]
+            except BlockingIOError:
+                await self._wait(self._send_fd, anyio.wait_writable)
+            except OSError as error:
+                self.ended.set()
+                raise anyio.BrokenResourceError from error
+        if remaining:
+            raise anyio.ClosedResourceError
+
+    async def send_eof(self) -> None:
+        await self._close_send()
+
+    def peer_ended(self) -> None:
+        """End the stream after the data that has arrived, also if another process has the other end open."""
+        if not self._closed:
+            self._peer_ended = True
+            anyio.notify_closing(self._receive_fd)
+            if not self._send_closed:
+                anyio.notify_closing(self._send_fd)
+
+    async def aclose(self) -> None:
+        await self._close_send()
+        if not self._closed:
+            self._closed = True
+            await _close(self._receive_fd)
+
+    async def _close_send(self) -> None:
+        if not self._send_closed:
+            self._send_closed = True
+            await _close(self._send_fd)
+
+    async def _wait(self, descriptor: int, wait: Callable[[int], Awaitable[None]]) -> None:
+        # Woken by `peer_ended` too; then the caller looks again.
+        with suppress(anyio.ClosedResourceError):
+            await wait(descriptor)
+
+
+async def _close(descriptor: int) -> None:
+    anyio.notify_closing(descriptor)
+    try:
+        # A task that waits for the descriptor must have noticed before another file gets its number: its
+        # clean-up (anyio 4.16, `wait_readable`) would remove a new waiter of that number.
+        await anyio.lowlevel.cancel_shielded_checkpoint()
+    finally:
+        os.close(descriptor)
+
+
+class EndedStream(ByteStream):
+    """A stream that ended before it was opened."""
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        raise anyio.EndOfStream
+
+    async def send(self, item: bytes) -> None:
+        raise anyio.BrokenResourceError
+
+    async def send_eof(self) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass

@@ -19,7 +19,7 @@ import socket
 import time
 from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -61,20 +61,21 @@ class _Record:
     """What a server writes into its file.
 
     `boot` identifies the running kernel and `host` the machine; None in the file of an earlier release.
-    `providers`: the names of its providers; None if unknown.
+    `providers`: the names of its providers; None if unknown. `survives`: its episodes can be continued.
     """
 
     boot: str | None = None
     host: str | None = None
     providers: tuple[str, ...] | None = None
+    survives: bool = False
 
     @classmethod
-    def of_this_server(cls, providers: Collection[str]) -> _Record:
+    def of_this_server(cls, providers: Collection[str], *, survives: bool) -> _Record:
         try:
             boot = _BOOT_ID.read_text("ascii").strip()
         except OSError:
             boot = None
-        return cls(boot, socket.gethostname(), tuple(sorted(providers)))
+        return cls(boot, socket.gethostname(), tuple(sorted(providers)), survives)
 
     @classmethod
     def parse(cls, encoded: bytes) -> _Record:
@@ -88,16 +89,20 @@ class _Record:
             boot if isinstance(boot, str) else None,
             host if isinstance(host, str) else None,
             tuple(map(str, cast("list[object]", providers))) if isinstance(providers, list) else None,
+            values.get("survives") is True,
         )
 
     def encode(self) -> bytes:
-        return json.dumps({"boot": self.boot, "host": self.host, "providers": self.providers}).encode()
+        return json.dumps(asdict(self)).encode()
 
     def can_sweep(self, other: _Record) -> bool:
         """Whether a server with this record may remove what the dead server `other` left behind."""
         # On a network file system, locks can be local to each machine: then a server that runs on another
         # one looks dead. A changed boot id alone is a restart of the same machine.
         if other.host not in (None, self.host) and other.boot != self.boot:
+            return False
+        # The next server with a store continues its episodes.
+        if other.survives and not self.survives:
             return False
         # A provider that this server does not have could not be swept, and would be forgotten.
         return other.providers is None or set(other.providers) <= set(self.providers or ())
@@ -127,13 +132,17 @@ class InstanceLock:
 
 
 @contextmanager
-def instance_lock(state: Path, providers: Collection[str] = ()) -> Generator[InstanceLock]:
+def instance_lock(
+    state: Path, providers: Collection[str] = (), *, survives: bool = False
+) -> Generator[InstanceLock]:
     """Hold the lock of a new server, whose providers have these names, until the context exits.
+
+    `survives`: the server has a store, and continues the episodes of servers that had one.
 
     Raises SettingsError if the state folder is not writable or its file system has no locks.
     """
     folder = state / "servers"
-    record = _Record.of_this_server(providers)
+    record = _Record.of_this_server(providers, survives=survives)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         name, descriptor = _create_locked(folder, record)

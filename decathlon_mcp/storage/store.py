@@ -165,7 +165,8 @@ class RequestRow:
 class Store:
     """The database, for one thread: the event loop's. Statements take microseconds.
 
-    `generation`: number of this server's start on this state folder; higher than that of every start before.
+    `server`: this server's name. `generation`: number of its start on this state folder; higher than that of
+    every start before.
 
     A statement that fails later than the start of an episode (a full disk) is logged and costs the
     continuation of what it describes, never the running episode. `insert_episode` raises instead.
@@ -174,7 +175,7 @@ class Store:
     def __init__(self, file: Path, connection: sqlite3.Connection, *, server: str) -> None:
         self._file = file
         self._connection = connection
-        self._server = server
+        self.server = server
         self.generation = 0
 
     @classmethod
@@ -221,7 +222,7 @@ class Store:
                 (
                     row.id,
                     row.agent_id,
-                    self._server,
+                    self.server,
                     row.suite,
                     row.task,
                     row.token,
@@ -262,6 +263,10 @@ class Store:
         """The episode with this handle."""
         return next(self._episodes("WHERE id = ?", (episode,)), None)
 
+    def episode_of_agent(self, agent_id: str) -> EpisodeRow | None:
+        """The episode with this agent id."""
+        return next(self._episodes("WHERE agent_id = ?", (agent_id,)), None)
+
     def episode_of_operation(self, operation: str) -> EpisodeRow | None:
         """The episode that the request with this operation id has started."""
         return next(self._episodes("WHERE operation = ?", (operation,)), None)
@@ -269,7 +274,7 @@ class Store:
     def live_episodes(self) -> list[EpisodeRow]:
         """The episodes of this server that are not over, oldest first."""
         return list(
-            self._episodes("WHERE phase <> ? AND server = ? ORDER BY started_at", (ENDED, self._server))
+            self._episodes("WHERE phase <> ? AND server = ? ORDER BY started_at", (ENDED, self.server))
         )
 
     def ended_episodes(self, limit: int) -> list[EpisodeRow]:
@@ -287,10 +292,10 @@ class Store:
         """Make the episodes and sessions of these servers this server's own."""
         with self._transaction():
             for server in dead:
-                self._write("UPDATE episodes SET server = ? WHERE server = ?", (self._server, server))
+                self._write("UPDATE episodes SET server = ? WHERE server = ?", (self.server, server))
                 self._write(
                     "UPDATE sessions SET server = ?, used_at = ? WHERE server = ?",
-                    (self._server, time.time(), server),
+                    (self.server, time.time(), server),
                 )
 
     # sandboxes
@@ -321,14 +326,14 @@ class Store:
         self._write(
             "INSERT OR REPLACE INTO sessions (id, server, address, path, episode, used_at, data)"
             " VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (row.id, self._server, row.address, row.path, row.episode, time.time(), _text(row.data)),
+            (row.id, self.server, row.address, row.path, row.episode, time.time(), _text(row.data)),
         )
 
     def session(self, session: str) -> SessionRow | None:
         """A session of this server."""
         columns = "id, server, address, path, episode, used_at, data"
         rows = self._rows(
-            f"SELECT {columns} FROM sessions WHERE id = ? AND server = ?", (session, self._server)
+            f"SELECT {columns} FROM sessions WHERE id = ? AND server = ?", (session, self.server)
         )
         return next((_session(row) for row in rows), None)
 
@@ -342,7 +347,7 @@ class Store:
         """This server's sessions that no server has started or written since that time."""
         columns = "id, server, address, path, episode, used_at, data"
         rows = self._rows(
-            f"SELECT {columns} FROM sessions WHERE server = ? AND used_at < ?", (self._server, unix_seconds)
+            f"SELECT {columns} FROM sessions WHERE server = ? AND used_at < ?", (self.server, unix_seconds)
         )
         return [_session(row) for row in rows]
 
@@ -369,7 +374,7 @@ class Store:
 
     def _add_start(self) -> int:
         cursor = self._execute(
-            "INSERT INTO server_starts (server, started_at) VALUES (?, ?)", (self._server, time.time())
+            "INSERT INTO server_starts (server, started_at) VALUES (?, ?)", (self.server, time.time())
         )
         assert cursor.lastrowid is not None
         return cursor.lastrowid

@@ -13,6 +13,7 @@ import pytest
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.program_probe import probe_programs
+from decathlon_mcp.episodes.records import EpisodeRecords
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.services import SERVICE_ROOT, Services, open_services, read_credentials
 from decathlon_mcp.episodes.state import Ending
@@ -46,7 +47,9 @@ async def services_of(
     factory = sandbox_factory(tmp_path, provider, suite=suite_with_service(tmp_path, **service))
     async with provider:
         task = factory.suite.tasks["dense"]
-        async with open_services(factory, task, "label", start_seconds=5) as services:
+        async with open_services(
+            factory, task, "label", start_seconds=5, records=EpisodeRecords(None, "label")
+        ) as services:
             yield factory, services
 
 

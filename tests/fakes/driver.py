@@ -379,8 +379,15 @@ class FakeProbe:
     async def run(self) -> ProcessExit:
         reader = BufferedByteReceiveStream(self._stream)
         with suppress(anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError):
-            async for request in _messages(reader):
+            while True:
+                try:
+                    request: Json = json.loads(await reader.receive_until(b"\n", wire.MAX_LINE_BYTES))
+                except ValueError:
+                    continue
                 if "write" in request:
                     self._tree.write(request["write"], request["text"])
-                await self._stream.send(b'{"python": [3, 11]}\n')
+                if "exit" in request:
+                    return ProcessExit(request["exit"])
+                reply = {"python": [3, 11], "echo": request.get("echo")}
+                await self._stream.send(json.dumps(reply).encode() + b"\n")
         return ProcessExit(0)

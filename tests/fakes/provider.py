@@ -5,27 +5,35 @@
     FakeProvider(faults=Faults(silent_on="call"))
     FakeProvider(faults=lambda spec: Faults(never_ready=spec.name.endswith("-grader")))
 
+Sandboxes that survive their server are on a machine that two providers share:
+
+    async with FakeMachine() as machine:
+        async with FakeProvider("a", machine=machine) as provider, provider.open(spec) as sandbox:
+            provider.die()
+        async with FakeProvider("b", machine=machine) as provider, provider.take_back("a", spec) as sandbox:
+            ...
+
 It passes the same conformance checks as the real providers (`tests/sandboxes`).
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Self
 
 import anyio
 from anyio import CancelScope
-from anyio.abc import TaskGroup
+from anyio.abc import ByteStream, TaskGroup
 
 from decathlon_mcp.archives.writing import save
-from decathlon_mcp.errors import BadRequestError, SandboxLostError
+from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.sandboxes.base import Finding, Isolation, SandboxSpec, finding
 from decathlon_mcp.sandboxes.conformance import PROBE_COMMAND
-from decathlon_mcp.sandboxes.streams import SocketStream
+from decathlon_mcp.sandboxes.streams import EndedStream, SocketStream
 from tests.fakes.driver import FakeDriver, FakeProbe, FakeRun, Faults, ProcessExit, Run, Tools
 from tests.fakes.tree import Tree
 
@@ -36,24 +44,137 @@ def _succeed(request: FakeRun) -> int:
     return 0
 
 
-class FakeSandbox:
-    """Implements `base.Sandbox`. Tests can read and write its file system, `tree`."""
+class ProcessStream(ByteStream):
+    """stdin and stdout of a first process, over the streams that servers attach one after the other.
 
-    def __init__(self, owner: str, spec: SandboxSpec, faults: Faults, stream: SocketStream) -> None:
+    Without a server, output is dropped. Input ends with the first server, unless the sandbox survives.
+    """
+
+    def __init__(self, *, survives: bool) -> None:
+        self._survives = survives
+        self._sockets: tuple[socket.socket, socket.socket] | None = None
+        self._attached: SocketStream | None = None
+        self._changed = anyio.Event()
+        self._closed = False
+
+    async def attach(self) -> SocketStream:
+        """A new stream for the server; the one before ends."""
+        await self._detach()
+        self._sockets = socket.socketpair()
+        server_end, self._attached = map(SocketStream, self._sockets)
+        if self._closed:
+            await self._detach()
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+        return server_end
+
+    def drop(self) -> None:
+        """Break the attached stream; what is on its way in either direction is lost."""
+        for end in self._sockets or ():
+            with suppress(OSError):
+                while end.recv(1 << 16):
+                    pass
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        while True:
+            changed, attached = self._changed, self._attached
+            if attached is not None:
+                with suppress(anyio.EndOfStream, anyio.ClosedResourceError):
+                    return await attached.receive(max_bytes)
+            if not self._survives:
+                raise anyio.EndOfStream
+            if attached is self._attached:
+                await self._detach()
+            await changed.wait()
+
+    async def send(self, item: bytes) -> None:
+        if self._attached is not None:
+            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                await self._attached.send(item)
+                return
+        if not self._survives:
+            raise anyio.BrokenResourceError
+
+    async def send_eof(self) -> None:
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        self._closed = True
+        await self._detach()
+
+    async def _detach(self) -> None:
+        attached, self._attached = self._attached, None
+        if attached is not None:
+            await attached.aclose()
+
+
+class FakeContainer:
+    """What a machine has of one sandbox, whichever provider has it open."""
+
+    def __init__(self, owner: str, spec: SandboxSpec, faults: Faults) -> None:
         self.owner = owner
         self.spec = spec
         self.faults = faults
-        self.stream = stream
+        self.process_stream = ProcessStream(survives=spec.survives)
         self.tree = Tree()
         self.tree.make(spec.root)
-        self.log_tail = ""
         self.exit: ProcessExit | None = None
         self.paused = False
         self.failed_removals = 0
-        """Number of attempts to remove it that failed."""
+        self.finished = anyio.Event()
         self._process = CancelScope()
-        self._finished = anyio.Event()
+
+    async def run(self, first_process: FakeDriver | FakeProbe) -> None:
+        """Run the first process. Close its end of the stream when it ends, but not when it is paused."""
+        try:
+            with self._process:
+                self.exit = await first_process.run()
+        finally:
+            if not self.paused:
+                await self.process_stream.aclose()
+            self.finished.set()
+
+    async def stop(self, exit_: ProcessExit | None = None) -> None:
+        """Stop the first process, for good. `exit_`: how it ended."""
+        self.exit = self.exit or exit_
+        self._process.cancel()
+        with CancelScope(shield=True):
+            await self.finished.wait()
+
+
+class FakeSandbox:
+    """Implements `base.Sandbox`. Tests can read and write its file system, `tree`."""
+
+    log_tail = ""
+
+    def __init__(self, provider: FakeProvider, container: FakeContainer, stream: ByteStream) -> None:
+        self.container = container
+        self.stream = stream
+        self._provider = provider
         self._closed = False
+
+    @property
+    def spec(self) -> SandboxSpec:
+        return self.container.spec
+
+    @property
+    def tree(self) -> Tree:
+        return self.container.tree
+
+    @property
+    def exit(self) -> ProcessExit | None:
+        return self.container.exit
+
+    @exit.setter  # noqa: A003  (a setter must have the property's name)
+    def exit(self, exit_: ProcessExit) -> None:
+        self.container.exit = exit_
+
+    @property
+    def failed_removals(self) -> int:
+        """Number of attempts to remove it that failed."""
+        return self.container.failed_removals
 
     @property
     def root(self) -> PurePosixPath:
@@ -62,6 +183,14 @@ class FakeSandbox:
     @property
     def image_digest(self) -> str | None:
         return f"sha256:{self.spec.image}" if self.spec.image else None
+
+    async def reopen(self) -> None:
+        self._check(self.root)
+        self._provider.check_available()
+        await self.stream.aclose()
+        if self.container.paused or self.container.finished.is_set():
+            raise SandboxLostError("the sandbox's first process has ended or is paused")
+        self.stream = await self.container.process_stream.attach()
 
     async def put(self, folder: PurePosixPath, archive: Path | bytes) -> None:
         self._check(folder)
@@ -77,37 +206,33 @@ class FakeSandbox:
         self._check(self.root)
         if self.exit is not None:
             raise SandboxLostError("the sandbox's first process has ended")
-        self.paused = True
-        self._process.cancel()
-        await self._finished.wait()
+        self.container.paused = True
+        await self.container.stop()
 
     async def cause_of_end(self) -> str | None:
-        if self.stream.ended.is_set() and not self.paused:
+        ended = isinstance(self.stream, SocketStream) and self.stream.ended.is_set()
+        if ended and not self.container.paused:
             with anyio.move_on_after(_CAUSE_SECONDS):
-                await self._finished.wait()
+                await self.container.finished.wait()
         if self.exit is None:
             return None
         return "out of memory" if self.exit.out_of_memory else f"exit code {self.exit.exit_code}"
 
     async def is_running(self) -> bool:
-        return self.exit is None and not self.paused
-
-    async def run(self, first_process: FakeDriver | FakeProbe, stream: SocketStream) -> None:
-        """Run the first process. Close its end of the stream when it ends, but not when it is paused."""
-        try:
-            with self._process:
-                self.exit = await first_process.run()
-        finally:
-            if not self.paused:
-                await stream.aclose()
-            self._finished.set()
+        return self.exit is None and not self.container.paused
 
     async def end(self) -> None:
         """Kill the first process, paused or not."""
         self._closed = True
-        self._process.cancel()
-        with CancelScope(shield=True):
-            await self._finished.wait()
+        await self.container.stop()
+
+    async def lose(self, exit_code: int = 137, *, out_of_memory: bool = False) -> None:
+        """Kill the first process from outside: for its server, the sandbox is lost."""
+        await self.container.stop(ProcessExit(exit_code, out_of_memory=out_of_memory))
+
+    def break_stream(self) -> None:
+        """Break the stream; what is on its way in either direction is lost."""
+        self.container.process_stream.drop()
 
     def _check(self, folder: PurePosixPath) -> None:
         if self._closed:
@@ -117,17 +242,33 @@ class FakeSandbox:
 
 
 class FakeMachine:
-    """A machine that several providers can share, with the open sandboxes of all of them."""
+    """A machine that several providers can share, with the sandboxes of all of them.
+
+    Entered (`async with`), it runs their first processes, which then outlive the providers.
+    """
 
     def __init__(self) -> None:
         self.sandboxes: dict[str, FakeSandbox] = {}
+        self.tasks: TaskGroup | None = None
+
+    async def __aenter__(self) -> Self:
+        self.tasks = await anyio.create_task_group().__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self.tasks is not None
+        self.tasks.cancel_scope.cancel()
+        await self.tasks.__aexit__(None, None, None)
 
 
 class FakeProvider:
     """Opens sandboxes in this process.
 
     `run` returns the result of a process; by default exit code 0. `opened` has all sandboxes that this
-    provider opened, `machine.sandboxes` those that are still open.
+    provider opened or took back, `machine.sandboxes` those that are still there. While `unavailable` is set,
+    there is no engine.
     """
 
     name = "fake"
@@ -145,6 +286,8 @@ class FakeProvider:
         self.isolation: Isolation = isolation
         self.machine = machine or FakeMachine()
         self.opened: list[FakeSandbox] = []
+        self.unavailable = False
+        self._dead = False
         self._owner = owner
         self._tools: Tools = tools or {}
         self._run = run
@@ -170,51 +313,105 @@ class FakeProvider:
 
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncGenerator[FakeSandbox]:
-        assert self._tasks is not None, "the provider has not been entered"
+        tasks = self.machine.tasks or self._tasks
+        assert tasks is not None, "the provider has not been entered"
+        self.check_available()
         if spec.name in self.machine.sandboxes:
             raise BadRequestError(f"there is already a sandbox named {spec.name}")
         faults = self._faults(spec) if callable(self._faults) else self._faults
         await anyio.sleep(faults.open_seconds)
         if faults.open_error is not None:
             raise faults.open_error
+        container = FakeContainer(self._owner, spec, faults)
+        if spec.command == PROBE_COMMAND:
+            first_process = FakeProbe(container.process_stream, container.tree)
+        else:
+            first_process = FakeDriver(
+                container.process_stream, container.tree, tools=self._tools, run=self._run, faults=faults
+            )
         async with AsyncExitStack() as stack:
-            server_socket, sandbox_socket = socket.socketpair()
-            stack.callback(sandbox_socket.close)
-            stack.callback(server_socket.close)
-            server_end, sandbox_end = SocketStream(server_socket), SocketStream(sandbox_socket)
-            sandbox = FakeSandbox(self._owner, spec, faults, server_end)
-            if spec.command == PROBE_COMMAND:
-                first_process = FakeProbe(sandbox_end, sandbox.tree)
-            else:
-                first_process = FakeDriver(
-                    sandbox_end, sandbox.tree, tools=self._tools, run=self._run, faults=faults
-                )
-            self.machine.sandboxes[spec.name] = sandbox
-            self.opened.append(sandbox)
-            stack.push_async_callback(self._remove, sandbox)
-            stack.push_async_callback(sandbox_end.aclose)
-            self._tasks.start_soon(sandbox.run, first_process, sandbox_end)
-            stack.push_async_callback(sandbox.end)
-            stack.push_async_callback(server_end.aclose)
+            # The first attachment does not wait, so no cancellation can come before `_enter`.
+            sandbox = FakeSandbox(self, container, await container.process_stream.attach())
+            tasks.start_soon(container.run, first_process)
+            self._enter(stack, sandbox)
             yield sandbox
 
+    @asynccontextmanager
+    async def take_back(self, owner: str, spec: SandboxSpec) -> AsyncGenerator[FakeSandbox]:
+        self.check_available()
+        former = self.machine.sandboxes.get(spec.name)
+        if former in self.opened:
+            raise BadRequestError(f"there is already a sandbox named {spec.name}")
+        if former is None or former.container.owner != owner:
+            raise SandboxLostError(f"nothing is left of the sandbox {spec.name}")
+        container = former.container
+        async with AsyncExitStack() as stack:
+            sandbox = FakeSandbox(self, container, EndedStream())
+            self._enter(stack, sandbox)
+            await anyio.sleep(container.faults.open_seconds)
+            if not container.paused:
+                await sandbox.reopen()
+            yield sandbox
+
+    def _enter(self, stack: AsyncExitStack, sandbox: FakeSandbox) -> None:
+        self.machine.sandboxes[sandbox.spec.name] = sandbox
+        self.opened.append(sandbox)
+
+        async def exit_() -> None:
+            await sandbox.stream.aclose()
+            # After `die`, nothing changes on the machine any more.
+            if not self._dead:
+                await sandbox.end()
+                await sandbox.container.process_stream.aclose()
+                await self._remove(sandbox)
+
+        stack.push_async_callback(exit_)
+
     async def _remove(self, sandbox: FakeSandbox) -> None:
+        container = sandbox.container
         with CancelScope(shield=True):
-            while sandbox.failed_removals < sandbox.faults.removals_refused:
-                sandbox.failed_removals += 1
+            while container.failed_removals < container.faults.removals_refused:
+                container.failed_removals += 1
                 await anyio.sleep(0.001)
         self.machine.sandboxes.pop(sandbox.spec.name, None)
 
-    async def sweep(self, owner: str) -> int:
+    async def sweep(self, owner: str, *, keep: Collection[str] = ()) -> int:
+        self.check_available()
         orphans = [
             sandbox
             for sandbox in self.machine.sandboxes.values()
-            if sandbox.owner == owner and sandbox not in self.opened
+            if sandbox.container.owner == owner
+            and sandbox not in self.opened
+            and sandbox.spec.name not in keep
         ]
         for sandbox in orphans:
             await sandbox.end()
+            await sandbox.container.process_stream.aclose()
             await self._remove(sandbox)
         return len(orphans)
+
+    def die(self) -> None:
+        """Be the provider of a server that is killed (SIGKILL): its streams break and no exit handler acts.
+
+        Sandboxes that survive stay on the machine, which must have been entered. Cancel what the server ran
+        after this call.
+        """
+        assert self.machine.tasks is not None, "the machine has not been entered"
+        self._dead = True
+        for sandbox in self.opened:
+            if self.machine.sandboxes.get(sandbox.spec.name) is sandbox:
+                sandbox.break_stream()
+                if not sandbox.spec.survives:
+                    self.machine.tasks.start_soon(self._remove_at_end, sandbox)
+
+    async def _remove_at_end(self, sandbox: FakeSandbox) -> None:
+        await sandbox.container.finished.wait()
+        await self._remove(sandbox)
+
+    def check_available(self) -> None:
+        """Raises ProviderUnavailableError."""
+        if self.unavailable or self._dead:
+            raise ProviderUnavailableError("no engine answers")
 
     async def check(self, image: str | None) -> list[Finding]:
         return [finding("fake", True, f"always ready{f' with {image}' if image else ''}")]

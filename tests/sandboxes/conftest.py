@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+from anyio.abc import Process
 
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND
 from decathlon_mcp.sandboxes.base import Limits, Provider, SandboxSpec
-from decathlon_mcp.sandboxes.conformance import ROOT, ProviderUnderTest
+from decathlon_mcp.sandboxes.conformance import ROOT, LastStep, ProviderUnderTest
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.local.process_table import sandboxes_with_processes
@@ -21,6 +25,7 @@ from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.types import Network
 from tests.fakes.driver import FakeRun, RunReply
 from tests.fakes.provider import FakeMachine, FakeProvider
+from tests.sandboxes.killed_server import spec_arguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +34,7 @@ class Bench(ProviderUnderTest):
 
     engine: Any = None
     """`docker.APIClient`; None without an engine."""
+    machine: FakeMachine | None = None
 
     def spec(
         self,
@@ -72,7 +78,7 @@ async def open_bench(kind: str, request: pytest.FixtureRequest, folder: Path) ->
     else:
         engine, image = request.getfixturevalue("docker_engine"), request.getfixturevalue("test_image")
         bench = docker_bench(owner, folder, engine, image)
-    async with bench.provider:
+    async with bench.machine or nullcontext(), bench.provider:
         yield bench
         await bench.assert_nothing_left()
 
@@ -86,12 +92,24 @@ def fake_bench(owner: str, folder: Path) -> Bench:
     async def resources() -> Collection[str]:
         return list(machine.sandboxes)
 
+    async def leave_behind(specs: Sequence[SandboxSpec], last_step: LastStep) -> None:
+        async with FakeProvider(former(owner), machine=machine, run=run) as server, AsyncExitStack() as stack:
+            for spec in specs:
+                sandbox = await stack.enter_async_context(server.open(spec))
+                if last_step == "pause":
+                    await sandbox.pause()
+                elif last_step == "end":
+                    await sandbox.lose()
+            server.die()
+
     return bench_of(
         owner,
         folder,
         lambda: FakeProvider(owner, machine=machine, run=run),
+        leave_behind=leave_behind,
         resources=resources,
         runs_commands=False,
+        machine=machine,
     )
 
 
@@ -99,16 +117,18 @@ def local_bench(owner: str, folder: Path) -> Bench:
     sandboxes = folder / "sandboxes"
 
     async def resources() -> Collection[str]:
-        return [*sandboxes_with_processes(owner), *(path.name for path in sandboxes.glob("*"))]
+        owners = (owner, former(owner))
+        processes = [name for owner in owners for name in sandboxes_with_processes(owner)]
+        return [*processes, *(path.name for path in sandboxes.glob("*"))]
 
     return bench_of(owner, folder, lambda: LocalProvider(owner, sandboxes), resources=resources)
 
 
 def docker_bench(owner: str, folder: Path, engine: Any, image: str) -> Bench:
-    filters = {"label": f"{OWNER_LABEL}={owner}"}
-
     async def resources() -> Collection[str]:
-        return [container["Names"][0] for container in engine.containers(all=True, filters=filters)]
+        labels = [f"{OWNER_LABEL}={owner}" for owner in (owner, former(owner))]
+        found = [engine.containers(all=True, filters={"label": label}) for label in labels]
+        return [container["Names"][0] for containers in found for container in containers]
 
     return bench_of(
         owner, folder, lambda: DockerProvider(owner), resources=resources, image=image, engine=engine
@@ -116,7 +136,43 @@ def docker_bench(owner: str, folder: Path, engine: Any, image: str) -> Bench:
 
 
 def bench_of(owner: str, folder: Path, create: Callable[[], Provider], **fields: Any) -> Bench:
-    return Bench(owner=owner, provider=create(), create_second=create, scratch=folder, **fields)
+    async def leave_behind(specs: Sequence[SandboxSpec], last_step: LastStep) -> None:
+        async with killed_server(former(owner), folder, specs, last_step) as server:
+            server.kill()
+            await server.wait()
+
+    fields = {"leave_behind": leave_behind, **fields}
+    return Bench(
+        owner=owner,
+        former_owner=former(owner),
+        provider=create(),
+        create_second=create,
+        scratch=folder,
+        **fields,
+    )
+
+
+def former(owner: str) -> str:
+    """Owner of the servers that are killed before the test's own."""
+    return f"{owner}-former"
+
+
+@asynccontextmanager
+async def killed_server(
+    owner: str, folder: Path, specs: Sequence[SandboxSpec], last_step: LastStep = "none"
+) -> AsyncGenerator[Process]:
+    """A separate process that has opened sandboxes, in the folder that the bench's provider uses."""
+    arguments = {
+        "owner": owner,
+        "folder": str(folder / "sandboxes"),
+        "specs": [spec_arguments(spec) for spec in specs],
+        "last_step": last_step,
+    }
+    command = [sys.executable, "-m", "tests.sandboxes.killed_server", json.dumps(arguments)]
+    async with await anyio.open_process(command, stderr=None) as server:
+        assert server.stdout is not None
+        assert await server.stdout.receive() == b"ready\n"
+        yield server
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.anyio
 SLOW = {
     conformance.cancelled_opening_leaves_nothing,
     conformance.cancelled_task_leaves_nothing,
+    conformance.cancelled_taking_back_leaves_nothing,
     conformance.ten_thousand_files_and_a_large_one_survive_a_round_trip,
 }
 PROVIDERS: dict[str, tuple[Check, ...]] = {"fake": CHECKS, "local": ALL_CHECKS, "docker": ALL_CHECKS}

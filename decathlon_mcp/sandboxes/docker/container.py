@@ -12,8 +12,13 @@ from docker.errors import APIError, NotFound
 from decathlon_mcp.archives.writing import pack_empty_folders, pack_files
 from decathlon_mcp.errors import BadRequestError, ImageError, ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.docker.engine import Api, engine_message, put_archive
-from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
+from decathlon_mcp.sandboxes.docker.engine import (
+    Api,
+    engine_message,
+    live_restore_keeps_auto_remove,
+    put_archive,
+)
+from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL, cause_in
 from decathlon_mcp.sandboxes.docker.image import Image, find_image, missing_image_error, user_ids
 from decathlon_mcp.types import JsonObject
 
@@ -35,21 +40,27 @@ _network_lock = threading.Lock()
 
 
 class Container:
-    """The container of one sandbox. `open` is called once, `remove` any number of times."""
+    """The container of one sandbox. `open` or `take_back` is called once, `remove` any number of times.
+
+    `exists`: it was opened by another server, whose label is `owner`.
+    """
 
     # Cancelling the task that waits for a thread does not stop the thread. So `remove` waits for an `open`
     # in progress, and forbids one that has not begun yet.
 
-    def __init__(self, owner: str, spec: SandboxSpec, *, network: str) -> None:
+    def __init__(self, owner: str, spec: SandboxSpec, *, network: str, exists: bool = False) -> None:
         self.owner = owner
         self.spec = spec
         self.network = "none" if spec.network == "none" else network
         self.socket: socket.socket | None = None
+        """Of the attached stream; None before it is attached, and if the container is paused."""
         self.user = (0, 0)
         self.image_digest: str | None = None
+        self.kept = False
+        """Whether it is not to be removed, since nobody knows yet whether it could be taken back."""
         self._lock = threading.Lock()
         self._id: str | None = None
-        self._requested = False
+        self._requested = exists
         self._closed = False
 
     @property
@@ -58,8 +69,8 @@ class Container:
             raise SandboxLostError("there is no container")
         return self._id
 
-    def open(self, api: Api) -> socket.socket:
-        """Create and start the container; returns the socket of its attached stream.
+    def open(self, api: Api) -> None:
+        """Create and start the container, with its stream attached.
 
         Raises ImageError, BadRequestError (name in use), ProviderUnavailableError.
         """
@@ -82,7 +93,81 @@ class Container:
                     f"the engine refused a container: {engine_message(error)}"
                 ) from error
             self._start(api, image)
-            return self.socket
+
+    def take_back(self, api: Api) -> None:
+        """Continue the container that another server left, and attach its stream unless it is paused.
+
+        Raises SandboxLostError if there is none or it has ended; APIError.
+        """
+        with self._lock:
+            if self._closed:
+                raise SandboxLostError("the sandbox was closed before it was taken back")
+            ids = self._ids(api)
+            if not ids:
+                raise SandboxLostError(f"nothing is left of the sandbox {self.spec.name}")
+            self._id = ids[0]
+            facts = self._running_facts(api)
+            image = find_image(api, str(facts["Image"]))
+            self.image_digest = image.digest
+            self.user = self._user_ids(api, image)
+            if not facts["State"]["Paused"]:
+                self._attach(api)
+
+    def attach(self, api: Api) -> socket.socket:
+        """Attach the stream again; returns its new socket and closes the one before.
+
+        Raises SandboxLostError if the container has ended or is paused; APIError.
+        """
+        with self._lock:
+            if self._closed:
+                raise SandboxLostError("the sandbox has been closed")
+            return self._attach(api)
+
+    def close_socket(self) -> None:
+        if self.socket is not None:
+            self.socket.close()
+
+    def _attach(self, api: Api) -> socket.socket:
+        # With two attached streams, both receive everything, and what they send is interleaved.
+        self.close_socket()
+        try:
+            self.socket = _attach(api, self.id)
+        except APIError as error:
+            if error.status_code == _CONFLICT and "paused" in engine_message(error):
+                raise SandboxLostError("the sandbox is paused") from error
+            raise
+        # The engine also attaches to a container that has ended, and then the stream never ends.
+        try:
+            self._running_facts(api)
+        except BaseException:
+            self.close_socket()
+            raise
+        return self.socket
+
+    def _running_facts(self, api: Api) -> JsonObject:
+        """What the engine knows about the container. Raises SandboxLostError if it has ended."""
+        try:
+            facts = api.inspect_container(self.id)
+        except NotFound as error:
+            raise SandboxLostError("the sandbox is gone") from error
+        state: JsonObject = facts["State"]
+        if not state["Running"]:
+            cause = cause_in(state)
+            raise SandboxLostError(f"the sandbox's first process has ended ({cause})", cause=cause)
+        return facts
+
+    def _user_ids(self, api: Api, image: Image) -> tuple[int, int]:
+        """The numeric user and group of a first process that another server started."""
+        if image.user in ("", "0", "root"):
+            return 0, 0
+        # Not from this container's own tables of users, which processes in it may have changed.
+        config = _config(self.owner, self.spec, "none")
+        config |= {"Image": image.digest, "Labels": {OWNER_LABEL: self.owner, SANDBOX_LABEL: "users"}}
+        container_id = str(api.create_container_from_config(config, None)["Id"])
+        try:
+            return user_ids(api, container_id, image)
+        finally:
+            remove_container(api, container_id)
 
     def remove(self, api: Api) -> None:
         """Remove the container and wait until it is gone. Raises APIError if the engine refuses."""
@@ -104,7 +189,9 @@ class Container:
         self._requested = True
         name = f"decathlon-{self.spec.name}"
         try:
-            created = api.create_container_from_config(_config(self.owner, self.spec, self.network), name)
+            auto_remove = not self.spec.survives or live_restore_keeps_auto_remove(api)
+            config = _config(self.owner, self.spec, self.network, auto_remove=auto_remove)
+            created = api.create_container_from_config(config, name)
         except APIError as error:
             self._requested = False
             if error.status_code == _CONFLICT:
@@ -176,7 +263,7 @@ def _attach(api: Api, container_id: str) -> socket.socket:
     return attached
 
 
-def _config(owner: str, spec: SandboxSpec, network: str) -> JsonObject:
+def _config(owner: str, spec: SandboxSpec, network: str, *, auto_remove: bool = False) -> JsonObject:
     """The body of the request (Docker Engine API, "Create a container")."""
     limits = spec.limits
     memory = None if limits.memory_mib is None else limits.memory_mib << 20
@@ -190,8 +277,9 @@ def _config(owner: str, spec: SandboxSpec, network: str) -> JsonObject:
         "Labels": {OWNER_LABEL: owner, SANDBOX_LABEL: spec.name},
         "WorkingDir": str(spec.root),
         "OpenStdin": True,
-        # When the server dies, the attached stream closes, stdin ends, and the driver exits.
-        "StdinOnce": True,
+        # When the server dies, the attached stream closes. Then stdin ends, and the driver exits, unless it
+        # is to wait for another server.
+        "StdinOnce": not spec.survives,
         "AttachStdin": True,
         "AttachStdout": True,
         "AttachStderr": True,
@@ -200,8 +288,9 @@ def _config(owner: str, spec: SandboxSpec, network: str) -> JsonObject:
         "NetworkDisabled": network == "none",
         "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": {
-            # A container whose driver has exited goes without a server's help.
-            "AutoRemove": True,
+            # A container whose driver has exited goes without a server's help. Where it cannot, the next
+            # server's sweep removes it.
+            "AutoRemove": auto_remove,
             "Init": False,
             "LogConfig": {"Type": "none", "Config": {}},
             "NetworkMode": network,

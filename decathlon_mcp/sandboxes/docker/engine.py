@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import socket
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, cast
@@ -59,7 +60,7 @@ class Api(Protocol):
         self, name: str, *, driver: str, options: Mapping[str, str], labels: Mapping[str, str]
     ) -> JsonObject: ...
     def remove_network(self, net_id: str) -> None: ...
-    def create_container_from_config(self, config: JsonObject, name: str) -> JsonObject: ...
+    def create_container_from_config(self, config: JsonObject, name: str | None) -> JsonObject: ...
     def attach_socket(self, container: str, params: Mapping[str, int]) -> Any: ...
     def start(self, container: str) -> None: ...
     def pause(self, container: str) -> None: ...
@@ -137,6 +138,14 @@ def put_archive(api: Api, container: str, path: str, data: bytes | Iterator[byte
 
 def _archive_url(api: Api, container: str) -> str:
     return f"{api.base_url}/v{api.api_version}/containers/{container}/archive"
+
+
+def live_restore_keeps_auto_remove(api: Api) -> bool:
+    """Whether this engine, started again with live-restore, keeps running containers with `AutoRemove`."""
+    # Fixed by moby #46857, released with 24.0.8 and 25.0.0. Before, such containers were removed. A version
+    # that is no number ("dev", another engine) counts as one without the fix: nothing is lost by that.
+    match = re.match(r"(\d+)\.(\d+)\.(\d+)", str(api.version().get("Version")))
+    return match is not None and tuple(map(int, match.groups())) >= (24, 0, 8)
 
 
 def raise_api_error(response: Response) -> None:

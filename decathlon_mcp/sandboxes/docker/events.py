@@ -1,7 +1,8 @@
 """Follows the engine's events, to know how containers exit."""
 
-# Containers are removed as they exit (`AutoRemove`), so they cannot be inspected afterwards: only the events
-# have the exit code. One request follows all containers of a server.
+# Most containers are removed as they exit (`AutoRemove`), so they cannot be inspected afterwards: only the
+# events have the exit code. One request follows all containers of a server, and those of others, because a
+# server also has containers that it has taken back, which are labelled with another owner.
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ from typing import Any
 
 import anyio
 from anyio import CapacityLimiter, from_thread, to_thread
-from docker.errors import DockerException
+from docker.errors import DockerException, NotFound
 from requests.exceptions import RequestException
 
+from decathlon_mcp.sandboxes.base import OUT_OF_MEMORY
 from decathlon_mcp.sandboxes.docker.engine import Api, Engine, EventStream
 from decathlon_mcp.types import JsonObject, as_object
 
@@ -22,6 +24,7 @@ SANDBOX_LABEL = "decathlon.sandbox"
 
 RETRY_SECONDS = 1.0
 _SIGKILL_EXIT_CODE = 137
+_LIVING_STATES = frozenset({"created", "running", "paused", "restarting"})
 
 
 class ContainerExit:
@@ -31,24 +34,34 @@ class ContainerExit:
         self.out_of_memory = False
         """Whether the kernel killed a process inside for lack of memory; the first process may live on."""
         self.exit_code: int | None = None
+        self.started = False
+        """Whether the container has been running. Set by its owner: from then on it can have ended."""
         self.ended = anyio.Event()
 
     @property
     def cause(self) -> str | None:
-        if self.exit_code is None:
-            return None
-        if self.out_of_memory and self.exit_code == _SIGKILL_EXIT_CODE:
-            return "out of memory"
-        return f"exit code {self.exit_code}"
+        return _cause(self.exit_code, self.out_of_memory)
+
+
+def cause_in(state: JsonObject) -> str | None:
+    """Why a container ended that the engine still has; `state` is its state there."""
+    return _cause(int(state.get("ExitCode") or 0), bool(state.get("OOMKilled")))
+
+
+def _cause(exit_code: int | None, out_of_memory: bool) -> str | None:
+    if exit_code is None:
+        return None
+    if out_of_memory and exit_code == _SIGKILL_EXIT_CODE:
+        return OUT_OF_MEMORY
+    return f"exit code {exit_code}"
 
 
 class EventWatch:
-    """Follows the containers of one owner, by the names of their sandboxes."""
+    """Follows containers, by the labels of their sandboxes."""
 
-    def __init__(self, engine: Engine, owner: str) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._owner = owner
-        self._exits: dict[str, ContainerExit] = {}
+        self._exits: dict[tuple[str, str], ContainerExit] = {}
         self._thread = CapacityLimiter(1)
         self._events: EventStream | None = None
         self._stopped = False
@@ -56,12 +69,12 @@ class EventWatch:
         """Set while connected: exits from now on are reported."""
 
     @contextmanager
-    def following(self, name: str) -> Generator[ContainerExit]:
-        container_exit = self._exits[name] = ContainerExit()
+    def following(self, owner: str, name: str) -> Generator[ContainerExit]:
+        container_exit = self._exits[owner, name] = ContainerExit()
         try:
             yield container_exit
         finally:
-            del self._exits[name]
+            del self._exits[owner, name]
 
     async def run(self) -> None:
         """Follow events until cancelled; connects again after the engine has restarted."""
@@ -78,7 +91,7 @@ class EventWatch:
             self._close_events()
 
     def _follow(self, api: Api) -> None:
-        filters = {"label": f"{OWNER_LABEL}={self._owner}", "event": ["oom", "die"]}
+        filters = {"label": SANDBOX_LABEL, "event": ["oom", "die"]}
         # The HTTP library raises ValueError or AttributeError when another thread closes the stream.
         with suppress(RequestException, DockerException, OSError, ValueError, AttributeError):
             self._events = api.events(filters=filters, decode=True)
@@ -86,8 +99,41 @@ class EventWatch:
                 self._close_events()
                 return
             from_thread.run_sync(self.listening.set)
+            self._look_for_missed_exits(api)
             for event in self._events:
                 from_thread.run_sync(self._handle, event)
+
+    def _look_for_missed_exits(self, api: Api) -> None:
+        """Report the containers that ended while no events were followed, for example with their engine."""
+        started = from_thread.run_sync(self._started)
+        if not started:
+            return
+        containers = api.containers(all=True, filters={"label": SANDBOX_LABEL})
+        found = {_labels(container.get("Labels")): container for container in containers}
+        for labels in started:
+            container = found.get(labels)
+            state: JsonObject | None = None
+            if container is not None:
+                if container.get("State") in _LIVING_STATES:
+                    continue
+                with suppress(NotFound):
+                    state = as_object(api.inspect_container(str(container["Id"])).get("State"))
+            from_thread.run_sync(self._report_missed_exit, labels, state)
+
+    def _started(self) -> list[tuple[str, str]]:
+        return [
+            labels
+            for labels, container_exit in self._exits.items()
+            if container_exit.started and not container_exit.ended.is_set()
+        ]
+
+    def _report_missed_exit(self, labels: tuple[str, str], state: JsonObject | None) -> None:
+        container_exit = self._exits.get(labels)
+        if container_exit is not None and container_exit.started:
+            if state is not None:
+                container_exit.out_of_memory = bool(state.get("OOMKilled"))
+                container_exit.exit_code = int(state.get("ExitCode") or 0)
+            container_exit.ended.set()
 
     def _close_events(self) -> None:
         events, self._events = self._events, None
@@ -98,7 +144,7 @@ class EventWatch:
     def _handle(self, event: JsonObject) -> None:
         actor = as_object(event.get("Actor")) or {}
         attributes: dict[str, Any] = as_object(actor.get("Attributes")) or {}
-        container_exit = self._exits.get(str(attributes.get(SANDBOX_LABEL)))
+        container_exit = self._exits.get(_labels(attributes))
         if container_exit is None:
             return
         if event.get("Action") == "oom":
@@ -107,3 +153,8 @@ class EventWatch:
             with suppress(ValueError):
                 container_exit.exit_code = int(attributes.get("exitCode", ""))
             container_exit.ended.set()
+
+
+def _labels(labels: object) -> tuple[str, str]:
+    labels = as_object(labels) or {}
+    return str(labels.get(OWNER_LABEL)), str(labels.get(SANDBOX_LABEL))

@@ -14,7 +14,7 @@ import logging
 import math
 import secrets
 import shutil
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import PurePosixPath
 from types import TracebackType
@@ -31,8 +31,7 @@ from decathlon_mcp.sandboxes.docker.container import DEFAULT_NETWORK, Container,
 from decathlon_mcp.sandboxes.docker.engine import Api, Engine, engine_message
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL, EventWatch
 from decathlon_mcp.sandboxes.docker.image import find_image, install_hint
-from decathlon_mcp.sandboxes.docker.sandbox import AttachedStream, DockerSandbox
-from decathlon_mcp.sandboxes.streams import SocketStream
+from decathlon_mcp.sandboxes.docker.sandbox import DockerSandbox
 from decathlon_mcp.telemetry.logs import fields
 
 REMOVE_SECONDS = 30.0
@@ -69,7 +68,7 @@ class DockerProvider:
         self._owner = owner
         self._network = network
         self._engine = Engine()
-        self._events = EventWatch(self._engine, owner)
+        self._events = EventWatch(self._engine)
         self._openings = CapacityLimiter(at_once)
         self._removals = CapacityLimiter(at_once)
         # Not the engine's own, all of which may be occupied by archives while a removal's clock runs.
@@ -102,51 +101,86 @@ class DockerProvider:
 
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncGenerator[DockerSandbox]:
-        if spec.name in self._open_names:
-            raise BadRequestError(f"there is already a sandbox named {spec.name}")
+        self._check_name(spec.name)
+        await self._engine.api()
+        container = Container(self._owner, spec, network=self._network)
+        async with AsyncExitStack() as stack:
+            yield await self._enter(stack, container, container.open)
+
+    @asynccontextmanager
+    async def take_back(self, owner: str, spec: SandboxSpec) -> AsyncGenerator[DockerSandbox]:
+        self._check_name(spec.name)
+        container = Container(owner, spec, network=self._network, exists=True)
+
+        def take_back(api: Api) -> None:
+            try:
+                container.take_back(api)
+            except APIError as error:
+                raise ProviderUnavailableError(f"the engine refused: {engine_message(error)}") from error
+
+        async with AsyncExitStack() as stack:
+            try:
+                sandbox = await self._enter(stack, container, take_back)
+            except ProviderUnavailableError:
+                # Whether it still runs can be asked later.
+                container.kept = True
+                raise
+            yield sandbox
+
+    def _check_name(self, name: str) -> None:
+        if name in self._open_names:
+            raise BadRequestError(f"there is already a sandbox named {name}")
+
+    async def _enter(
+        self, stack: AsyncExitStack, container: Container, begin: Callable[[Api], None]
+    ) -> DockerSandbox:
+        """The sandbox of a container that `begin` opens or takes back; `stack` then ends it."""
+        name = container.spec.name
+        sandbox: DockerSandbox | None = None
+
+        async def close_stream() -> None:
+            if sandbox is not None:
+                await sandbox.stream.aclose()
+            container.close_socket()  # cancelled between its attachment and the stream
+
+        container_exit = stack.enter_context(self._events.following(container.owner, name))
+        # The stream is closed last: its end would make the engine remove the container by itself, which
+        # nobody waits for.
+        stack.push_async_callback(close_stream)
+        self._open_names.add(name)
+        stack.push_async_callback(self._remove, container)
         await self._engine.api()
         # An exit before the events are followed would have no cause.
         with anyio.move_on_after(LISTEN_SECONDS):
             await self._events.listening.wait()
-        container = Container(self._owner, spec, network=self._network)
-        stream: AttachedStream | None = None
-
-        async def close_stream() -> None:
-            if stream is not None:
-                await stream.aclose()
-            elif container.socket is not None:  # cancelled between the container's start and the stream
-                container.socket.close()
-
-        async with AsyncExitStack() as stack:
-            container_exit = stack.enter_context(self._events.following(spec.name))
-            # The stream is closed last: its end would make the engine remove the container by itself, which
-            # nobody waits for.
-            stack.push_async_callback(close_stream)
-            stack.push_async_callback(self._remove, container)
-            self._open_names.add(spec.name)
-            async with self._openings:
-                attached = await self._engine.run(container.open)
-            stream = AttachedStream(SocketStream(attached))
-            sandbox = DockerSandbox(self._engine, container, stream, container_exit)
-            stack.callback(sandbox.mark_closed)
-            yield sandbox
+        async with self._openings:
+            await self._engine.run(begin)
+        container_exit.started = True
+        sandbox = DockerSandbox(self._engine, container, container_exit)
+        stack.callback(sandbox.mark_closed)
+        return sandbox
 
     async def _remove(self, container: Container) -> None:
         """Remove a container, with retries, in bounded time."""
         # Never raises: the error that ended the sandbox must not be replaced.
         name, remaining_seconds = container.spec.name, REMOVE_SECONDS
-        with CancelScope(shield=True):
-            for pause_seconds in (*REMOVE_RETRY_SECONDS, 0):
-                async with self._removals:
-                    started_at = anyio.current_time()
-                    if await self._try_to_remove(container.remove, remaining_seconds, sandbox=name):
-                        self._open_names.discard(name)
+        try:
+            with CancelScope(shield=True):
+                for pause_seconds in (*REMOVE_RETRY_SECONDS, 0):
+                    if container.kept:
                         return
-                    remaining_seconds -= anyio.current_time() - started_at
-                if remaining_seconds <= 0 or self._silent:
-                    break
-                await anyio.sleep(pause_seconds)
-        _log.error("A container was left behind", extra=fields(sandbox=name))
+                    async with self._removals:
+                        started_at = anyio.current_time()
+                        if await self._try_to_remove(container.remove, remaining_seconds, sandbox=name):
+                            return
+                        remaining_seconds -= anyio.current_time() - started_at
+                    if remaining_seconds <= 0 or self._silent:
+                        break
+                    await anyio.sleep(pause_seconds)
+            _log.error("A container was left behind", extra=fields(sandbox=name))
+        finally:
+            # Also if it failed: then the next sweep tries again.
+            self._open_names.discard(name)
 
     async def _try_to_remove(
         self, remove: Callable[[Api], None], limit_seconds: float, **described: str
@@ -165,14 +199,15 @@ class DockerProvider:
         _log.warning("A container could not be removed", extra=fields(**described, why=reason))
         return False
 
-    async def sweep(self, owner: str) -> int:
+    async def sweep(self, owner: str, *, keep: Collection[str] = ()) -> int:
         filters = {"label": f"{OWNER_LABEL}={owner}"}
         try:
             containers = await self._engine.run(lambda api: api.containers(all=True, filters=filters))
+            spared = {*self._open_names, *keep}
             orphans = [
                 str(container["Id"])
                 for container in containers
-                if container["Labels"].get(SANDBOX_LABEL) not in self._open_names
+                if container["Labels"].get(SANDBOX_LABEL) not in spared
             ]
         except APIError as error:
             raise ProviderUnavailableError(f"the engine refused: {engine_message(error)}") from error

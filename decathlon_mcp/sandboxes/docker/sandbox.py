@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path, PurePosixPath
@@ -30,7 +31,7 @@ from decathlon_mcp.sandboxes.docker.engine import (
     put_archive,
 )
 from decathlon_mcp.sandboxes.docker.events import ContainerExit
-from decathlon_mcp.sandboxes.streams import LogTail, SocketStream
+from decathlon_mcp.sandboxes.streams import EndedStream, LogTail, SocketStream
 
 CAUSE_SECONDS = 2.0
 STATE_SECONDS = 5.0
@@ -47,15 +48,15 @@ _T = TypeVar("_T")
 
 
 class AttachedStream(ByteStream):
-    """stdin and stdout of a container's first process; stderr goes to `log_tail`.
+    """stdin and stdout of a container's first process; its stderr is added to `log_tail`.
 
     The engine multiplexes both outputs: a frame is one byte (1 stdout, 2 stderr), three zero bytes, four of
     length, big-endian (Docker Engine API, "Attach to a container").
     """
 
-    def __init__(self, connection: SocketStream) -> None:
+    def __init__(self, connection: SocketStream, log_tail: LogTail) -> None:
         self.connection = connection
-        self.log_tail = LogTail()
+        self._log_tail = log_tail
         self._buffer = b""
         self._header = b""
         self._output = 0
@@ -96,7 +97,7 @@ class AttachedStream(ByteStream):
             position += len(content)
             self._frame_remaining -= len(content)
             if self._output == _STDERR:
-                self.log_tail.add(content)
+                self._log_tail.add(content)
             else:
                 stdout.append(content)
         return b"".join(stdout)
@@ -105,14 +106,13 @@ class AttachedStream(ByteStream):
 class DockerSandbox:
     """See `base.Sandbox`."""
 
-    def __init__(
-        self, engine: Engine, container: Container, stream: AttachedStream, container_exit: ContainerExit
-    ) -> None:
+    def __init__(self, engine: Engine, container: Container, container_exit: ContainerExit) -> None:
         self._engine = engine
         self._container = container
         self._exit = container_exit
+        self._log_tail = LogTail()
         self._closed = False
-        self.stream = stream
+        self._stream = self._new_stream(container.socket)
 
     @property
     def spec(self) -> SandboxSpec:
@@ -123,8 +123,23 @@ class DockerSandbox:
         return self.spec.root
 
     @property
+    def stream(self) -> ByteStream:
+        # None: it was taken back paused.
+        return self._stream or EndedStream()
+
+    async def reopen(self) -> None:
+        await self.stream.aclose()
+        if self._exit.ended.is_set():
+            cause = self._exit.cause
+            raise SandboxLostError(f"the sandbox's first process has ended ({cause})", cause=cause)
+        self._stream = self._new_stream(await self._run(self._container.attach))
+
+    def _new_stream(self, attached: socket.socket | None) -> AttachedStream | None:
+        return AttachedStream(SocketStream(attached), self._log_tail) if attached else None
+
+    @property
     def log_tail(self) -> str:
-        return str(self.stream.log_tail)
+        return str(self._log_tail)
 
     @property
     def image_digest(self) -> str | None:
@@ -186,7 +201,7 @@ class DockerSandbox:
         raise ProviderUnavailableError("the engine could not stop the processes of a sandbox")
 
     async def cause_of_end(self) -> str | None:
-        if self.stream.connection.ended.is_set():
+        if self._stream is not None and self._stream.connection.ended.is_set():
             with anyio.move_on_after(CAUSE_SECONDS):
                 await self._exit.ended.wait()
         return self._exit.cause

@@ -165,6 +165,12 @@ def sandboxes_with_processes(owner: str, table: ProcessTable | None = None) -> s
     return {name for marker in markers for of, _, name in (marker.partition("/"),) if of == owner}
 
 
+def is_stopped(process_id: ProcessId) -> bool:
+    """Whether a process is stopped by a signal (SIGSTOP)."""
+    process = _read_process(process_id.pid)
+    return process is not None and process.id == process_id and process.stopped
+
+
 def _read_process(pid: int) -> Process | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")

@@ -16,7 +16,7 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path, PurePosixPath
 from types import TracebackType
@@ -26,13 +26,18 @@ import anyio
 from anyio import CancelScope, CapacityLimiter, Semaphore, to_thread
 from anyio.abc import TaskGroup
 
-from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.errors import BadRequestError, SandboxLostError
 from decathlon_mcp.sandboxes.base import Finding, Isolation, SandboxSpec, finding
 from decathlon_mcp.sandboxes.local.first_process import FirstProcess
 from decathlon_mcp.sandboxes.local.process_signals import ProcessSignaller
-from decathlon_mcp.sandboxes.local.process_table import sandboxes_with_processes
-from decathlon_mcp.sandboxes.local.sandbox import OWNER_FILE, LocalResources, LocalSandbox
-from decathlon_mcp.sandboxes.streams import SocketStream
+from decathlon_mcp.sandboxes.local.process_table import is_stopped, sandboxes_with_processes
+from decathlon_mcp.sandboxes.local.sandbox import (
+    OWNER_FILE,
+    LocalResources,
+    LocalSandbox,
+    read_owner,
+    unfinished_folder_prefix,
+)
 from decathlon_mcp.telemetry.logs import fields
 
 DELETE_SECONDS = 20.0
@@ -79,33 +84,64 @@ class LocalProvider:
         await self._tasks.__aexit__(None, None, None)
 
     def root(self, spec: SandboxSpec) -> PurePosixPath:
-        return PurePosixPath(self._folder_of(spec.name) / "root")
+        return PurePosixPath(self._folder / spec.name / "root")
 
     def shares_loopback(self, spec: SandboxSpec) -> bool:
         return True
 
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncGenerator[LocalSandbox]:
-        assert self._tasks is not None, "the provider has not been entered"
-        folder = self._reserve(spec.name)
-        async with AsyncExitStack() as stack:
-            # There is no await before the first process has started, so no cancellation can come between.
-            resources = LocalResources(self._owner, spec.name, folder)
-            stack.push_async_callback(self._remove, resources)
+        self._check_name(spec.name)
+        resources = LocalResources(self._owner, spec.name, self._folder / spec.name)
+        # Before there is a folder, which a sweep in a thread could take for an orphan's.
+        self._open_names.add(spec.name)
+        try:
             resources.create_folders()
-            process = resources.start(spec)
-            stream = await stack.enter_async_context(SocketStream(process.socket))
-            await stack.enter_async_context(self._watching(process, stream))
-            sandbox = LocalSandbox(spec, resources, stream, self._signaller)
-            # Before the stream is closed: at the end of its input each driver would search /proc for its
-            # processes, and several hundred that end together would keep the machine busy with that.
-            stack.push_async_callback(self._kill, resources)
-            stack.callback(sandbox.mark_closed)
-            yield sandbox
+        except BaseException:
+            self._open_names.discard(spec.name)
+            raise
+        # There is no await before the first process has started, so no cancellation can come between.
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._remove, resources)
+            resources.start(spec)
+            yield await self._running(stack, spec, resources)
 
     @asynccontextmanager
-    async def _watching(self, process: FirstProcess, stream: SocketStream) -> AsyncGenerator[None]:
-        """Read the first process's log, and end the stream when the process has ended."""
+    async def take_back(self, owner: str, spec: SandboxSpec) -> AsyncGenerator[LocalSandbox]:
+        self._check_name(spec.name)
+        resources = LocalResources(owner, spec.name, self._folder / spec.name)
+        # Not removed: it is another server's.
+        if resources.folder.exists() and read_owner(resources.folder) != owner:
+            raise SandboxLostError(f"there is no sandbox named {spec.name} of this owner")
+        self._open_names.add(spec.name)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._remove, resources)
+            leader = resources.take_back()
+            paused = is_stopped(leader)
+            if paused:
+                # The server may have died before all processes were stopped.
+                await self._signaller.stop(resources.process_tree)
+            yield await self._running(stack, spec, resources, paused=paused)
+
+    async def _running(
+        self, stack: AsyncExitStack, spec: SandboxSpec, resources: LocalResources, *, paused: bool = False
+    ) -> LocalSandbox:
+        """The sandbox of a process that has been started or taken back; `stack` then ends it."""
+        process = resources.process
+        assert process is not None
+        stack.push_async_callback(process.close_stream)
+        await stack.enter_async_context(self._watching(process))
+        sandbox = LocalSandbox(spec, resources, self._signaller, paused=paused)
+        # Before the stream is closed: at the end of its input each driver would search /proc for its
+        # processes, and several hundred that end together would keep the machine busy with that.
+        stack.push_async_callback(self._kill, resources)
+        stack.callback(sandbox.mark_closed)
+        return sandbox
+
+    @asynccontextmanager
+    async def _watching(self, process: FirstProcess) -> AsyncGenerator[None]:
+        """Read the first process's log, and end its stream when it has ended."""
+        assert self._tasks is not None, "the provider has not been entered"
         scope, finished = CancelScope(), anyio.Event()
 
         async def watch() -> None:
@@ -114,12 +150,9 @@ class LocalProvider:
                     async with anyio.create_task_group() as tasks:
                         tasks.start_soon(process.follow_log)
                         await process.wait()
-                        # A descendant may still hold the other end of the socket.
-                        stream.shut_down()
             finally:
                 finished.set()
 
-        assert self._tasks is not None
         self._tasks.start_soon(watch)
         try:
             yield
@@ -132,8 +165,9 @@ class LocalProvider:
         """Kill the sandbox's processes and delete its folder; whether both are gone. Never raises."""
         killed = await self._kill(resources)
         deleted = await self._delete(resources)
+        # Also if it failed: then the next sweep tries again.
+        self._open_names.discard(resources.name)
         if killed and deleted:
-            self._open_names.discard(resources.name)
             return True
         _log.error(
             "A local sandbox could not be removed",
@@ -158,24 +192,27 @@ class LocalProvider:
                     )
         return False
 
-    async def sweep(self, owner: str) -> int:
+    async def sweep(self, owner: str, *, keep: Collection[str] = ()) -> int:
         removed: list[str] = []
 
         async def remove(name: str) -> None:
-            if await self._remove(LocalResources(owner, name, self._folder_of(name))):
+            if await self._remove(LocalResources(owner, name, self._folder / name)):
                 removed.append(name)
 
         async with anyio.create_task_group() as tasks:
-            for name in await to_thread.run_sync(self._orphans_of, owner):
+            for name in await to_thread.run_sync(self._orphans_of, owner, set(keep)):
                 tasks.start_soon(remove, name)
         return len(removed)
 
-    def _orphans_of(self, owner: str) -> set[str]:
-        """Names of this owner's sandboxes that this provider did not open."""
-        folders = {
-            file.parent.name for file in self._folder.glob(f"*/{OWNER_FILE}") if _content(file) == owner
-        }
-        return (folders | sandboxes_with_processes(owner)) - self._open_names
+    def _orphans_of(self, owner: str, keep: set[str]) -> set[str]:
+        """Names of this owner's sandboxes that this provider did not open, except `keep`."""
+        names = {file.parent.name for file in self._folder.glob(f"*/{OWNER_FILE}")}
+        prefix = unfinished_folder_prefix(owner)
+        folders = {name for name in names if read_owner(self._folder / name) == owner}
+        unfinished = {path.name for path in self._folder.glob(".*") if path.name.startswith(prefix)}
+        orphans = folders | unfinished | sandboxes_with_processes(owner)
+        spared = self._open_names | keep
+        return {name for name in orphans if name.removeprefix(prefix) not in spared}
 
     async def check(self, image: str | None) -> list[Finding]:
         return await to_thread.run_sync(self._check)
@@ -206,26 +243,9 @@ class LocalProvider:
             ),
         ]
 
-    def _folder_of(self, name: str) -> Path:
-        return self._folder / name
-
-    def _reserve(self, name: str) -> Path:
-        """Create the sandbox's folder. Raises BadRequestError if the name is in use or malformed."""
+    def _check_name(self, name: str) -> None:
+        """Raises BadRequestError if a sandbox of this name cannot be opened."""
+        if name in self._open_names:
+            raise BadRequestError(f"there is already a sandbox named {name}")
         if not _NAME.fullmatch(name):
             raise BadRequestError(f"a sandbox's name consists of 1 to 63 of a-z, 0-9 and -, not {name!r}")
-        self._folder.mkdir(parents=True, exist_ok=True)
-        folder = self._folder_of(name)
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            raise BadRequestError(f"there is already a sandbox named {name}") from None
-        self._open_names.add(name)
-        return folder
-
-
-def _content(file: Path) -> str | None:
-    # Another server that uses this folder may remove its sandbox meanwhile.
-    try:
-        return file.read_text("utf-8", "replace")
-    except FileNotFoundError:
-        return None

@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 from anyio import CapacityLimiter, to_thread
+from anyio.abc import ByteStream
 
 from decathlon_mcp.archives.unpacking import unpack
 from decathlon_mcp.archives.writing import pack_folder
@@ -19,7 +20,7 @@ from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.local.first_process import FirstProcess
 from decathlon_mcp.sandboxes.local.process_signals import ProcessSignaller
 from decathlon_mcp.sandboxes.local.process_table import ProcessId, ProcessTree
-from decathlon_mcp.sandboxes.streams import SocketStream
+from decathlon_mcp.sandboxes.streams import EndedStream
 from decathlon_mcp.telemetry.logs import fields
 
 CAUSE_SECONDS = 2.0
@@ -49,16 +50,36 @@ class LocalResources:
         return ProcessTree(self.owner, self.name, leader)
 
     def create_folders(self) -> None:
-        (self.folder / OWNER_FILE).write_text(self.owner, "utf-8")
-        (self.folder / "root").mkdir()
-        (self.folder / "tmp").mkdir()
+        """Create the folder with its contents. Raises BadRequestError if there is already one."""
+        # Complete when it gets its name: of a server that is killed meanwhile, the owner of every folder is
+        # known.
+        new = self.folder.with_name(unfinished_folder_prefix(self.owner) + self.name)
+        new.mkdir(parents=True)
+        (new / OWNER_FILE).write_text(self.owner, "utf-8")
+        (new / "root").mkdir()
+        (new / "tmp").mkdir()
+        try:
+            new.rename(self.folder)
+        except OSError:
+            shutil.rmtree(new)
+            raise BadRequestError(f"there is already a sandbox named {self.name}") from None
 
-    def start(self, spec: SandboxSpec) -> FirstProcess:
+    def start(self, spec: SandboxSpec) -> None:
         """Raises ImageError."""
-        self.process = FirstProcess(spec, self.folder, f"{self.owner}/{self.name}")
+        self.process = FirstProcess.start(spec, self.folder, f"{self.owner}/{self.name}")
         if self.process.id is not None:
             _write_leader(self.folder, self.process.id)
-        return self.process
+
+    def take_back(self) -> ProcessId:
+        """Continue what a server with this owner has left; returns its first process.
+
+        Raises SandboxLostError if that has ended.
+        """
+        leader = _read_leader(self.folder)
+        if leader is None:
+            raise SandboxLostError(f"nothing is left of the sandbox {self.name}")
+        self.process = FirstProcess.take_back(leader, self.folder)
+        return leader
 
     def delete(self) -> bool:
         """Reap the first process and delete the folder, after the processes were killed. Blocks.
@@ -67,12 +88,30 @@ class LocalResources:
         """
         if self.process is not None:
             self.process.reap()
-        shutil.rmtree(self.folder, onerror=_retry_with_permissions)
-        return not self.folder.exists()
+        # The owner's file last: if some file cannot be deleted now, a later sweep finds the folder by it.
+        for folder in (self.folder / "root", self.folder / "tmp", self.folder):
+            shutil.rmtree(folder, onerror=_retry_with_permissions)
+            if folder.exists():
+                return False
+        return True
 
 
 # The driver's environment, which has its sandbox's marker, can be read by root alone. Another server that
 # removes what a dead one left must find a driver that is stopped, and so did not end with its server.
+
+
+def unfinished_folder_prefix(owner: str) -> str:
+    """How names of folders begin that a server with this owner has not finished creating."""
+    return f".{owner}."
+
+
+def read_owner(folder: Path) -> str | None:
+    """Owner of the sandbox in a folder; None if there is no sandbox."""
+    # Another server that uses this folder may remove its sandbox meanwhile.
+    try:
+        return (folder / OWNER_FILE).read_text("utf-8", "replace")
+    except FileNotFoundError:
+        return None
 
 
 def _write_leader(folder: Path, leader: ProcessId) -> None:
@@ -108,19 +147,30 @@ class LocalSandbox:
         self,
         spec: SandboxSpec,
         resources: LocalResources,
-        stream: SocketStream,
         signaller: ProcessSignaller,
+        *,
+        paused: bool = False,
     ) -> None:
         assert resources.process is not None
         self.spec = spec
         self.root = PurePosixPath(resources.folder / "root")
-        self.stream = stream
         self._process = resources.process
         self._process_tree = resources.process_tree
         self._signaller = signaller
         self._threads = CapacityLimiter(4)
         self._closed = False
-        self._paused = False
+        self._paused = paused
+        self._ended_stream = EndedStream() if paused else None
+
+    @property
+    def stream(self) -> ByteStream:
+        return self._ended_stream or self._process.stream
+
+    async def reopen(self) -> None:
+        self._check_open()
+        if self._paused:
+            raise SandboxLostError("the sandbox is paused")
+        await self._process.reopen()
 
     @property
     def log_tail(self) -> str:
@@ -153,7 +203,7 @@ class LocalSandbox:
             _log.warning("Processes of a local sandbox did not stop", extra=fields(sandbox=self.spec.name))
 
     async def cause_of_end(self) -> str | None:
-        if self.stream.ended.is_set():
+        if self._process.stream.ended.is_set():
             with anyio.move_on_after(CAUSE_SECONDS):
                 await self._process.ended.wait()
         code = self._process.exit_code

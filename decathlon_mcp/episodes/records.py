@@ -1,0 +1,228 @@
+"""What the store has about an episode, and how an episode is made from it again.
+
+`EpisodeRecords` writes the rows of one episode; without a store it writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from typing import Any, Literal, Self
+
+from pydantic import TypeAdapter
+
+from decathlon_mcp.catalogue.catalogue import Catalogue
+from decathlon_mcp.episodes.access import Principal
+from decathlon_mcp.episodes.limits import EpisodeLimits
+from decathlon_mcp.episodes.specification import Claim, EpisodeSpec
+from decathlon_mcp.episodes.state import Ending, Phase
+from decathlon_mcp.grading.verdict import Verdict
+from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
+from decathlon_mcp.suites.local_tools import ToolDescriptions
+from decathlon_mcp.types import JsonObject
+
+SandboxRole = Literal["agent", "preprocess", "grader", "service"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What changes in the course of an episode, except for its phase. Times in Unix seconds.
+
+    `opened_at`: when the absolute time limit started. `slots`: of the shared resources that the episode has.
+    `agent`: name of the agent's sandbox. `sealed`, `captured`: the archive of the task's folder after
+    preprocess, and that of the agent's workspace, are in the episode's scratch folder.
+    """
+
+    opened_at: float | None = None
+    ready_at: datetime | None = None
+    image_digest: str | None = None
+    suite_revision: str | None = None
+    suite_changed: bool = False
+    slots: Mapping[str, str] = field(default_factory=dict[str, str])
+    agent: str | None = None
+    sealed: bool = False
+    captured: bool = False
+    claim: Claim | None = None
+    requested_ending: Ending | None = None
+
+    def to_json(self) -> JsonObject:
+        return {name: value for name, value in _PROGRESS.dump_python(self, mode="json").items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTools:
+    """The tools of a ready episode. `servers`: by server; `local`: those of the suite's own code."""
+
+    servers: Mapping[str, list[JsonObject]]
+    local: ToolDescriptions
+
+    def to_json(self) -> JsonObject:
+        return {
+            "servers": dict(self.servers),
+            "local": {name: [*tools] for name, tools in self.local.items()},
+        }
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> Self:
+        return cls(value["servers"], {name: tuple(tools) for name, tools in value["local"].items()})
+
+
+_PROGRESS = TypeAdapter(Progress)
+_PRINCIPAL = TypeAdapter(Principal)
+_LIMITS = TypeAdapter(EpisodeLimits)
+_SANDBOX = TypeAdapter(SandboxSpec)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEpisode:
+    """An episode of a dead server, as its rows describe it."""
+
+    spec: EpisodeSpec
+    suite: str
+    phase: Phase
+    started_at: float
+    progress: Progress
+    tools: OfferedTools | None
+    verdict: Verdict | None
+    ending: Ending | None
+    sandboxes: tuple[SandboxRow, ...] = ()
+
+    def sandbox(self, name: str | None) -> SandboxRow | None:
+        """The row of the sandbox with this name."""
+        return next((row for row in self.sandboxes if row.name == name), None)
+
+    def surviving_sandboxes(self) -> set[str]:
+        """Names of the sandboxes that the episode needs to continue."""
+        if self.verdict is not None or self.phase not in (Phase.READY, Phase.CLAIMED):
+            return set()
+        return {
+            row.name
+            for row in self.sandboxes
+            if row.role == "service" or (row.name == self.progress.agent and not self.progress.captured)
+        }
+
+
+def read_episode(row: EpisodeRow, sandboxes: tuple[SandboxRow, ...], catalogue: Catalogue) -> StoredEpisode:
+    """Read the rows of an episode.
+
+    Raises UnknownTaskError if its task is not served any more, and ValueError for a row that is not valid.
+    """
+    suite, task = catalogue.find(row.task)
+    spec, tools, verdict = row.spec, row.tools, row.verdict
+    try:
+        return StoredEpisode(
+            spec=EpisodeSpec(
+                id=row.id,
+                agent_id=row.agent_id,
+                task=task,
+                task_name=row.task,
+                owner=_PRINCIPAL.validate_python(spec["owner"]),
+                launch_time=datetime.fromisoformat(spec["launch_time"]),
+                policy=spec["policy"],
+                limits=_LIMITS.validate_python(spec["limits"]),
+                operation=row.operation,
+                keeps_workspace=bool(spec.get("keeps_workspace")),
+            ),
+            suite=suite.name,
+            phase=Phase(row.phase),
+            started_at=row.started_at,
+            progress=_PROGRESS.validate_python(row.progress),
+            tools=None if tools is None else OfferedTools.from_json(tools),
+            verdict=None if verdict is None else Verdict.model_validate(verdict),
+            ending=None if row.ending is None else Ending(row.ending),
+            sandboxes=sandboxes,
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"the row has no valid {error}") from None
+
+
+def sandbox_spec(row: SandboxRow) -> SandboxSpec:
+    """The specification with which a sandbox was opened. Raises ValueError."""
+    return _SANDBOX.validate_python({**row.spec, "command": ()})
+
+
+class EpisodeRecords:
+    """Writes the rows of one episode. `progress` is what the store has of it."""
+
+    def __init__(self, store: Store | None, episode_id: str, progress: Progress | None = None) -> None:
+        self._store = store
+        self._id = episode_id
+        self.progress = progress or Progress()
+
+    def insert(self, spec: EpisodeSpec, suite: str, started_at: float) -> None:
+        """Write a new episode. Raises AtCapacityError if the disk is full."""
+        if self._store is None:
+            return
+        self._store.insert_episode(
+            EpisodeRow(
+                id=spec.id,
+                agent_id=spec.agent_id,
+                server="",
+                suite=suite,
+                task=spec.task_name,
+                token=spec.owner.token,
+                operation=spec.operation,
+                phase=Phase.QUEUED,
+                started_at=started_at,
+                spec={
+                    "owner": asdict(spec.owner),
+                    "launch_time": spec.launch_time.isoformat(),
+                    "policy": spec.policy,
+                    "limits": asdict(spec.limits),
+                    "keeps_workspace": spec.keeps_workspace,
+                },
+                progress={},
+            )
+        )
+
+    def update(self, phase: Phase, *, tools: OfferedTools | None = None, **changes: Any) -> None:
+        """Write the phase and what has changed of the progress, before the episode acts upon it."""
+        self.progress = replace(self.progress, **changes)
+        if self._store is not None:
+            self._store.update_episode(
+                self._id,
+                phase=phase,
+                progress=self.progress.to_json(),
+                tools=None if tools is None else tools.to_json(),
+            )
+
+    def set_verdict(self, verdict: JsonObject) -> None:
+        if self._store is not None:
+            self._store.set_verdict(self._id, verdict)
+
+    def end(self, ending: Ending) -> None:
+        if self._store is not None:
+            self._store.end_episode(self._id, ending)
+
+    @contextmanager
+    def sandbox(self, spec: SandboxSpec, provider: str, role: SandboxRole) -> Generator[None]:
+        """The store has a row of the sandbox while the body opens it, uses it and removes it."""
+        if self._store is None:
+            yield
+            return
+        self._store.insert_sandbox(
+            SandboxRow(
+                name=spec.name,
+                owner=self._store.server,
+                episode=self._id,
+                role=role,
+                provider=provider,
+                spec={**_SANDBOX.dump_python(spec, mode="json", exclude={"command"})},
+            )
+        )
+        try:
+            yield
+        finally:
+            self._store.delete_sandbox(spec.name)
+
+    @contextmanager
+    def taken_back(self, row: SandboxRow) -> Generator[None]:
+        """As `sandbox`, for one that an earlier server opened."""
+        try:
+            yield
+        finally:
+            if self._store is not None:
+                self._store.delete_sandbox(row.name)

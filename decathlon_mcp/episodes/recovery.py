@@ -1,0 +1,138 @@
+"""Taking over the episodes of servers that died, and removing everything else of theirs.
+
+There is one way for a server to leave episodes to the next one: it ends without cleaning up, killed or on
+purpose (`--hand-over`). What it had written into the store before is all that the next one needs.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from decathlon_mcp.episodes.records import StoredEpisode, read_episode
+from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.state import Ending, Phase
+from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError
+from decathlon_mcp.sandboxes.base import Provider
+from decathlon_mcp.storage.instance import InstanceLock
+from decathlon_mcp.storage.store import EpisodeRow, Store
+from decathlon_mcp.telemetry.logs import fields
+
+RECONCILE_SECONDS = 60.0
+"""Time between two sweeps of a running server over its own sandboxes."""
+
+log = logging.getLogger("decathlon.episodes")
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Recovers the episodes of dead servers into a running registry.
+
+    `scratch`: folder for the archives of running episodes, `SCRATCH/LABEL`. That of a dead server is
+    `PARENT/SERVER-*`, where PARENT is the parent of `scratch`.
+    """
+
+    registry: EpisodeRegistry
+    lock: InstanceLock
+    providers: Collection[Provider]
+    scratch: Path
+
+    async def run(self) -> None:
+        """Continue every episode that can be continued, and remove what else the dead servers left.
+
+        Returns when each of these episodes can be found; their sandboxes are taken back in the background.
+        Raises ProviderUnavailableError.
+        """
+        if not self.lock.dead:
+            return
+        self.registry.recovering = True
+        try:
+            stored = [] if self.registry.store is None else self._adopt(self.registry.store)
+            await anyio.to_thread.run_sync(self._move_scratch, stored)
+            # Those that are in play first: removing the sandboxes of the others can take seconds.
+            for episode in stored:
+                if episode.phase is Phase.READY:
+                    self._recover(episode)
+            await self._sweep({name for episode in stored for name in episode.surviving_sandboxes()})
+            for episode in stored:
+                if episode.phase is not Phase.READY:
+                    self._recover(episode)
+        finally:
+            self.registry.recovering = False
+        self.forget_owners()
+
+    async def reconcile(self) -> None:
+        """Remove sandboxes of this server that no episode has, from time to time, until cancelled."""
+        while True:
+            await anyio.sleep(RECONCILE_SECONDS)
+            try:
+                count = sum([await provider.sweep(self.lock.name) for provider in self.providers])
+            except ProviderUnavailableError as error:
+                log.warning("sandboxes could not be swept", extra=fields(why=error.message))
+                continue
+            if count:
+                log.warning("removed sandboxes that no episode had", extra=fields(sandboxes=count))
+            self.forget_owners()
+
+    def forget_owners(self) -> None:
+        """Remove the lock files of dead servers none of whose sandboxes is in use."""
+        store = self.registry.store
+        in_use: set[str] = set() if store is None else {row.owner for row in store.sandboxes()}
+        for owner in self.lock.dead:
+            if owner not in in_use:
+                self.lock.forget(owner)
+
+    def _adopt(self, store: Store) -> list[StoredEpisode]:
+        """The dead servers' episodes that are not over; those that cannot be read are ended."""
+        store.adopt(self.lock.dead)
+        stored: list[StoredEpisode] = []
+        for row in store.live_episodes():
+            try:
+                sandboxes = tuple(store.sandboxes(row.id))
+                stored.append(read_episode(row, sandboxes, self.registry.catalogue))
+            except (DecathlonError, ValueError) as error:
+                self._give_up(store, row, error)
+        return stored
+
+    def _give_up(self, store: Store, row: EpisodeRow, error: Exception) -> None:
+        store.end_episode(row.id, Ending.NOT_CONTINUED)
+        log.error(
+            "an episode cannot be continued",
+            extra=fields(episode=row.id[:12], task=row.task, why=str(error)),
+        )
+
+    def _recover(self, episode: StoredEpisode) -> None:
+        label, store = episode.spec.label, self.registry.store
+        assert store is not None
+        try:
+            self.registry.recover(episode)
+        except (DecathlonError, OSError):
+            store.end_episode(episode.spec.id, Ending.NOT_CONTINUED)
+            log.exception("an episode cannot be continued", extra=fields(episode=label))
+        else:
+            log.info(
+                "continuing an episode of a server that died",
+                extra=fields(episode=label, task=episode.spec.task_name, phase=episode.phase),
+            )
+
+    def _move_scratch(self, stored: Sequence[StoredEpisode]) -> None:
+        """Move the archives of the episodes into this server's folder and delete the dead servers'."""
+        for owner in self.lock.dead:
+            for folder in self.scratch.parent.glob(f"{owner}-*"):
+                for episode in stored:
+                    archives = folder / episode.spec.label
+                    if archives.is_dir():
+                        archives.rename(self.scratch / episode.spec.label)
+                shutil.rmtree(folder, ignore_errors=True)
+
+    async def _sweep(self, keep: Collection[str]) -> None:
+        for owner in self.lock.dead:
+            count = sum([await provider.sweep(owner, keep=keep) for provider in self.providers])
+            if count:
+                log.warning("removed the sandboxes of a server that died", extra=fields(sandboxes=count))
