@@ -252,7 +252,8 @@ def limited_server(python: str, limit_bytes: int) -> Generator[tuple[Address, su
             "--ready-file": ready,
         }
         flags = [str(part) for option in options.items() for part in option]
-        command = [python, "-m", "decathlon_mcp.cli", "serve", *flags, "--log-level", "error"]
+        flags += ["--log-level", "error", "--no-supervisor"]
+        command = [python, "-m", "decathlon_mcp.cli", "serve", *flags]
         with tempfile.TemporaryFile() as log:
             process = subprocess.Popen(
                 command,

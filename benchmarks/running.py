@@ -76,7 +76,8 @@ async def decathlon(image: str, sandboxes: int) -> AsyncGenerator[Server]:
             "--log-level": "warning",
         }
         flags = [str(part) for option in options.items() for part in option]
-        async with _start([sys.executable, "-m", "decathlon_mcp.cli", "serve", *flags]) as process:
+        command = [sys.executable, "-m", "decathlon_mcp.cli", "serve", "--no-supervisor", *flags]
+        async with _start(command) as process:
             with anyio.fail_after(START_SECONDS):
                 while not ready.exists():  # noqa: ASYNC110  (a file of another process)
                     await anyio.sleep(POLL_SECONDS)

@@ -11,6 +11,13 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command in `sys.argv` and exit: 0 success, 1 error, 2 usage error."""
+    if sys.argv[1:2] == ["serve"]:
+        # Before anything else is imported: the supervisor stays small.
+        from decathlon_mcp.cli import supervisor
+
+        if not supervisor.join() and supervisor.applies(sys.argv[1:]):
+            # As this process was started, with the interpreter's options.
+            sys.exit(supervisor.supervise([sys.executable, *sys.orig_argv[1:]]))
     try:
         from decathlon_mcp.cli.app import run
 

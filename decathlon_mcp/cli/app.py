@@ -74,6 +74,7 @@ def serve(
         tuple[str, ...], Parameter(group=ADDRESS, metavar="NAME", negative=(), show_default=False)
     ] = (),
     ready_file: Annotated[Path | None, Parameter(group=ADDRESS, metavar="FILE")] = None,
+    no_supervisor: Annotated[bool, Parameter(negative=(), env_var=(), show_default=False)] = False,
     settings: ServerSettings = SERVER_DEFAULTS,
 ) -> int:
     """Serve tasks to MCP clients over streamable HTTP.
@@ -90,7 +91,10 @@ def serve(
         A host name that clients may use for this server. Can be repeated.
     ready_file
         File to which the server's URL is written once the server is ready.
+    no_supervisor
+        Serve in this process, without a parent that starts the server again when it dies.
     """
+    # `supervisor.applies` reads the flag, before the command line is parsed.
     from decathlon_mcp.cli.serve import ListenAddress, serve
 
     address = ListenAddress(host, port, public_url, allowed_host, ready_file)

@@ -99,6 +99,8 @@ def _show_verdict(verdict: Verdict, console: ScriptConsole) -> None:
 async def _server(console: ScriptConsole) -> AsyncGenerator[str]:
     """Start a server on a free port with a temporary state folder, and yield its URL."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    # Nobody takes its sandboxes back: its state folder is temporary.
+    environment[f"{PREFIX}SURVIVE_SECONDS"] = "0"
     arguments = ["serve", "--suite", "starter", "--provider", "local", "--port", "0", "--log-format", "json"]
     with tempfile.TemporaryDirectory(prefix="decathlon-demo-") as state:
         command = [sys.executable, "-m", "decathlon_mcp.cli", *arguments, "--state", state]

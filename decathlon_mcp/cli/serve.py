@@ -7,15 +7,17 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn, Self
 
 from decathlon_client.stdin import StdinPump, stop_on_signal
 
 from decathlon_mcp import __version__
 from decathlon_mcp.app import bootstrap
 from decathlon_mcp.background import background_tasks
+from decathlon_mcp.cli import supervisor
 from decathlon_mcp.cli.doctor import require_ready
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import SettingsError
@@ -23,6 +25,9 @@ from decathlon_mcp.settings import Settings
 from decathlon_mcp.telemetry.logs import configure_logging, fields
 
 log = logging.getLogger("decathlon.cli")
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8765
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,20 @@ class ListenAddress:
     allowed_host: tuple[str, ...]
     ready_file: Path | None
 
+    def at_socket(self, listener: socket.socket) -> Self:
+        """This address for a socket that systemd opened.
+
+        Raises SettingsError if `host` or `port` is set to something else.
+        """
+        host, port = listener.getsockname()[:2]
+        given_host = {"localhost": "127.0.0.1"}.get(self.host, self.host)
+        if given_host not in (DEFAULT_HOST, host) or self.port not in (DEFAULT_PORT, port):
+            raise SettingsError(
+                f"--host {self.host} --port {self.port}: systemd opened a socket at {host}:{port}; "
+                "leave --host and --port out"
+            )
+        return replace(self, host=host, port=port)
+
     def url(self, port: int) -> str:
         """Return the public URL if there is one, else the URL for clients on this machine."""
         if self.public_url:
@@ -46,37 +65,93 @@ class ListenAddress:
 async def serve(settings: Settings, address: ListenAddress) -> int:
     """Serve over HTTP until SIGTERM or SIGINT.
 
+    A hand-over ends the process: everything stays as after a kill, for the next server on the state folder.
+
     Raises SettingsError, SuiteError, ProviderUnavailableError.
     """
     configure_logging(settings.log_level, settings.log_format)
-    async with bootstrap(settings) as episodes:
+    supervised = supervisor.current()
+    if supervised is not None and supervised.restarts:
+        previous = fields(ended_by=supervised.cause, restarts=supervised.restarts)
+        log.warning("started again", extra=previous)
+    if settings.hand_over and not settings.survive_seconds:
+        raise SettingsError("--hand-over requires --survive-seconds: with 0, sandboxes end with their server")
+    async with bootstrap(settings, survives=True) as episodes:
         await require_ready(episodes)
         # Imported late: it takes a second, and a missing engine is reported before that.
         from decathlon_mcp.http.application import http_app
         from decathlon_mcp.http.authentication import Tokens
         from decathlon_mcp.http.protocol import ConnectionLimits
-        from decathlon_mcp.http.server import hosts_for, listen, serve_http
+        from decathlon_mcp.http.server import hosts_for, serve_http
 
         tokens = Tokens.read(settings.tokens)
-        hosts = hosts_for(address.host, address.allowed_host, tokens)
-        max_body_bytes = settings.max_body_mib << 20
-        app = http_app(
-            episodes,
-            tokens=tokens,
-            hosts=hosts,
-            public_url=address.public_url,
-            max_body_bytes=max_body_bytes,
-        )
-        limits = ConnectionLimits.for_bodies(max_body_bytes, per_peer=settings.max_peer_connections)
-        with listen(address.host, address.port) as listener, _ready_file(address.ready_file) as write_url:
+        with _listener(address) as (listener, address), _ready_file(address.ready_file) as write_url:
+            max_body_bytes = settings.max_body_mib << 20
+            app = http_app(
+                episodes,
+                tokens=tokens,
+                hosts=hosts_for(address.host, address.allowed_host, tokens),
+                public_url=address.public_url,
+                max_body_bytes=max_body_bytes,
+            )
             url = address.url(listener.getsockname()[1])
 
             def announce() -> None:
                 write_url(url)
-                _announce(episodes, url, settings.log_format)
+                if supervised is not None:
+                    supervised.report_ready(listener, _absolute(address.ready_file))
+                log.info("listening", extra=fields(url=url, pid=os.getpid(), tasks=len(episodes.catalogue)))
+                if settings.log_format == "text" and not (supervised and supervised.restarts):
+                    sys.stderr.write(_banner(episodes, url))
+                    sys.stderr.flush()
 
-            await serve_http(app, listener, drain=episodes.drain, on_ready=announce, limits=limits)
+            handed_over = await serve_http(
+                app,
+                listener,
+                drain=episodes.drain,
+                on_ready=announce,
+                limits=ConnectionLimits.for_bodies(max_body_bytes, per_peer=settings.max_peer_connections),
+                hand_over=settings.hand_over,
+            )
+            if handed_over:
+                episodes.hand_over()
+                _leave(address.ready_file)
     return 0
+
+
+@contextmanager
+def _listener(address: ListenAddress) -> Generator[tuple[socket.socket, ListenAddress]]:
+    """The listening socket, inherited or opened here, and its address. Raises SettingsError."""
+    from decathlon_mcp.http.server import inherit_listener, listen
+
+    supervised = supervisor.current()
+    count = 0 if supervised else supervisor.activated_sockets()
+    if count > 1:
+        raise SettingsError(f"systemd passed {count} sockets: give the socket's unit one ListenStream=")
+    inherited = supervised.listener if supervised else supervisor.FIRST_ACTIVATED if count else None
+    if inherited is None:
+        with listen(address.host, address.port) as listener:
+            yield listener, address
+        return
+    with inherit_listener(inherited) as listener:
+        # A socket of an earlier server's stays as it is, whatever the settings' file is now.
+        activated = supervised is None or supervised.activated
+        yield listener, address.at_socket(listener) if activated else address
+
+
+def _absolute(file: Path | None) -> str:
+    return "" if file is None else str(file.absolute())
+
+
+def _leave(ready_file: Path | None) -> NoReturn:
+    """End this process without any clean-up."""
+    if ready_file is not None:
+        with suppress(OSError):
+            ready_file.unlink(missing_ok=True)
+    log.info("handed over")
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(supervisor.HANDED_OVER_STATUS if supervisor.current() else 0)
 
 
 async def stdio(settings: Settings, task: str | None) -> int:
@@ -105,13 +180,6 @@ def _closable_stdin() -> Generator[StdinPump]:
         pump = StdinPump(os.dup(0), pump_socket)
         os.dup2(stdin_socket.fileno(), 0)
         yield pump
-
-
-def _announce(episodes: EpisodeRegistry, url: str, log_format: str) -> None:
-    log.info("listening", extra=fields(url=url, pid=os.getpid(), tasks=len(episodes.catalogue)))
-    if log_format == "text":
-        sys.stderr.write(_banner(episodes, url))
-        sys.stderr.flush()
 
 
 def _banner(episodes: EpisodeRegistry, url: str) -> str:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any, Literal, TypeVar
@@ -22,8 +21,9 @@ from decathlon_sandbox import wire
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from decathlon_mcp.background import background_tasks
+from decathlon_mcp.driver_client.messages import NO_SURVIVAL, Loss, MessageStream, Survival
 from decathlon_mcp.driver_client.replies import Cut, read_reply, without_own_keys
-from decathlon_mcp.driver_client.rpc import Loss, NotificationHandler, RpcClient
+from decathlon_mcp.driver_client.rpc import Message, NotificationHandler, RpcClient
 from decathlon_mcp.driver_client.tunnels import Dialer
 from decathlon_mcp.errors import (
     CallTimeoutError,
@@ -95,17 +95,6 @@ class ServerInfo(BaseModel):
 
 
 _Reply = TypeVar("_Reply", RunResult, ServerInfo, Moment, CleanResult)
-
-
-@dataclass(frozen=True, slots=True)
-class Survival:
-    """How long a driver waits for a server after the loss of its own.
-
-    `seconds`: 0 if the end of the stream is the end. `generation`: of this server; see `wire`.
-    """
-
-    seconds: int = 0
-    generation: int = 1
 
 
 class DriverClient:
@@ -218,14 +207,22 @@ class DriverClient:
         cut: Cut | None = None,
         on_progress: NotificationHandler | None = None,
         on_message: NotificationHandler | None = None,
+        request_id: int | None = None,
+        before_send: Callable[[int], object] | None = None,
+        on_reply: Callable[[JsonObject], object] | None = None,
     ) -> JsonObject:
         """Relay one request to a server of the task; returns its reply, an object with `result` or `error`.
 
         Members of `_meta` that look like this server's own are removed; nothing else is changed, unless `cut`
         makes the driver shorten the result. `on_progress` and `on_message` are called, in order, with the
-        params of the notifications that come before the reply. Raises CallTimeoutError, and
-        LimitExceededError for a reply that is too long, too deep or has too many values. Cancelling the call
-        cancels it in the sandbox too.
+        params of the notifications that come before the reply. `before_send` is called with the request's id
+        before anything is sent, and can prevent that with an exception; `on_reply` with what will be
+        returned, before the driver may forget the reply. `request_id` sends the call of an earlier server
+        process again, under the id that this had: the driver runs it only if it did not get it before.
+
+        Raises CallTimeoutError, and LimitExceededError for a reply that is too long, too deep or has too many
+        values. The driver may forget the reply then; a caller that logs the error without awaiting anything
+        does so in time. Cancelling the call cancels it in the sandbox too.
         """
         request: JsonObject = {
             "server": server,
@@ -234,18 +231,27 @@ class DriverClient:
             "timeout_seconds": timeout_seconds,
             "max_bytes": self._reply_bytes,
         }
+
+        def read(message: Message) -> JsonObject:
+            reply = read_reply(message, server=server, limit_bytes=self._reply_bytes)
+            if on_reply is not None:
+                on_reply(reply)
+            return reply
+
         try:
-            message = await self._rpc.request_message(
+            return await self._rpc.request_message(
                 wire.CALL,
                 request if cut is None else {**request, "cut": cut.to_json()},
+                read,
                 timeout_seconds=None if timeout_seconds is None else timeout_seconds + GRACE_SECONDS,
                 handlers={wire.PROGRESS: _cleaning(on_progress), wire.MESSAGE: _cleaning(on_message)},
+                request_id=request_id,
+                before_send=before_send,
             )
         except DriverError as error:
             if error.data.get("reason") == "too_long":
                 raise LimitExceededError(error.message, limit_bytes=self._reply_bytes) from None
             raise
-        return read_reply(message, server=server, limit_bytes=self._reply_bytes)
 
     async def freeze(self, *, spare: Sequence[str] = ()) -> None:
         """Kill every process of the sandbox except the driver; no server can be started or called again.
@@ -285,19 +291,24 @@ async def connect(
     sandbox: Sandbox,
     *,
     reply_bytes: int = DEFAULT_REPLY_BYTES,
-    survival: Survival | None = None,
+    survival: Survival = NO_SURVIVAL,
     taken_back: bool = False,
+    unanswered: Collection[int] = (),
 ) -> AsyncGenerator[DriverClient]:
     """Boot the driver of an open sandbox and keep the connection to it.
 
-    `reply_bytes`: longest reply of a tool call.
+    `reply_bytes`: longest reply of a tool call. `survival`: whether the driver waits for another server
+    process when it has lost this one, and whether this process opens a lost stream again. `taken_back`: the
+    driver runs already, since an earlier server process; `unanswered` has the ids of its calls that will be
+    sent again with `DriverClient.call(request_id=...)`. Replies to other requests of that process are
+    ignored, but nothing else ends because of the change, except for tunnels.
 
     Yields at once: requests wait until the driver is up. If it never comes up, requests raise ImageError if
     the sandbox's Python cannot run the driver, else SandboxLostError.
     """
 
     async def describe_loss(loss: Loss) -> SandboxLostError:
-        cause = await sandbox.cause_of_end()
+        cause = await sandbox.cause_of_end() or loss.cause
         # The engine is asked as well: one that does not answer would explain a silent driver.
         is_at_fault = loss.by_driver and cause is None and await sandbox.is_running()
         reason = loss.reason or "the sandbox's first process ended"
@@ -307,20 +318,23 @@ async def connect(
             **({"running": True} if is_at_fault else {}),
         )
 
-    max_read_bytes = max(wire.MAX_RESPONSE_BYTES, reply_bytes + wire.ENVELOPE_BYTES)
-    rpc = RpcClient(sandbox.stream, describe_loss, max_read_bytes=max_read_bytes)
+    max_read_bytes = max(wire.MAX_RESPONSE_BYTES, reply_bytes + wire.RESPONSE_MARGIN_BYTES)
+    messages = MessageStream(sandbox, max_read_bytes=max_read_bytes, survival=survival, taken_back=taken_back)
+    rpc = RpcClient(messages, describe_loss, unanswered=unanswered)
     async with background_tasks() as tasks:
         driver = DriverClient(rpc, tasks, reply_bytes=reply_bytes)
         tasks.start_soon(rpc.read)
         try:
-            await rpc.send_bytes(boot_message())
-            tasks.start_soon(_keep_alive, driver, rpc)
+            if not taken_back:
+                await rpc.send_bytes(boot_message())
+            rpc.attach()
+            tasks.start_soon(_keep_alive, driver, rpc, survival, taken_back)
             yield driver
         except DecathlonError:
             # A failed write can be noticed before the end of the stream, which says why.
             with anyio.move_on_after(LOSS_SECONDS):
                 await rpc.ready_or_closed.wait()
-            if rpc.closed.is_set() and not rpc.ready:
+            if rpc.closed.is_set() and not rpc.ready and not taken_back:
                 raise await _boot_error(sandbox, rpc) from None
             raise
         finally:
@@ -342,14 +356,15 @@ def boot_message() -> bytes:
     return b"%d\n%s" % (len(body), body)
 
 
-async def _keep_alive(driver: DriverClient, rpc: RpcClient) -> None:
+async def _keep_alive(driver: DriverClient, rpc: RpcClient, survival: Survival, taken_back: bool) -> None:
     """Renew the driver's lease; close the connection if the driver does not start or does not answer."""
-    with anyio.move_on_after(BOOT_SECONDS) as boot:
+    with anyio.move_on_after(None if taken_back else BOOT_SECONDS) as boot:
         await rpc.ready_or_closed.wait()
     if boot.cancelled_caught:
         rpc.close(f"the driver did not come up within {BOOT_SECONDS:.0f} s")
+    lease_seconds = min(wire.LEASE_SECONDS, survival.seconds or wire.LEASE_SECONDS)
     while not rpc.closed.is_set():
-        await anyio.sleep(wire.LEASE_SECONDS / 3)
+        await anyio.sleep(lease_seconds / 3)
         try:
             await driver.ping()
         except CallTimeoutError:

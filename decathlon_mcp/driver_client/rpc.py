@@ -1,8 +1,8 @@
-"""JSON-RPC requests over the byte stream of a driver, one JSON object a line.
+"""JSON-RPC requests to a driver.
 
-Nothing that the driver sends is trusted: the length of a line, its depth and number of values, the queues and
-the rates are bounded, and messages that belong to no pending request are ignored. A line is decoded only in
-its envelope; results and parameters stay bytes until their limits have been checked.
+Nothing that the driver sends is trusted: the length of a message, its depth and number of values, the queues
+and the rates are bounded, and messages that belong to no pending request are ignored. A message is decoded
+only in its envelope; results and parameters stay bytes until their limits have been checked.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from __future__ import annotations
 import itertools
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import msgspec
-from anyio.abc import ByteStream
 from decathlon_sandbox import wire
 from msgspec import UNSET, Raw, UnsetType
 
+from decathlon_mcp.driver_client.messages import Loss, MessageStream, StalledError
 from decathlon_mcp.driver_client.rates import TokenBucket
 from decathlon_mcp.driver_client.tunnels import TUNNEL_NOTIFICATIONS, Tunnels
-from decathlon_mcp.errors import CallTimeoutError, DriverError, LimitExceededError, SandboxLostError
+from decathlon_mcp.errors import CallTimeoutError, DriverError, SandboxLostError
 from decathlon_mcp.json_limits import check_json
-from decathlon_mcp.types import JsonObject, as_json, as_object
+from decathlon_mcp.types import JsonObject, as_object
 
-SEND_SECONDS = 30.0
-"""Time limit for writing one message; a driver that does not read for so long is lost."""
+CANCEL_SECONDS = 5.0
+"""How long a cancelled request waits for room for the message that cancels it in the driver."""
 MAX_NOTIFICATIONS = 1_000
 MAX_NOTIFICATIONS_BYTES = 1 << 20
 """Limits on the notifications queued for one request whose handler is slow; the oldest are dropped."""
@@ -37,11 +37,6 @@ NOTIFICATIONS_BURST = 2 * wire.NOTIFICATIONS_BURST
 """Limits on the notifications of one sandbox that are passed on; the driver itself keeps half of it."""
 NOTIFICATION_BYTES_PER_SECOND = 1 << 20
 NOTIFICATION_BYTES_BURST = 8 << 20
-READ_BYTES_PER_SECOND = 16 << 20
-READ_BYTES_BURST = 64 << 20
-LINE_COST_BYTES = 1 << 10
-"""A driver that sends more than this is read slower, so that handling it takes a few per cent of the event
-loop's time at most. A line counts as its length and LINE_COST_BYTES, because short lines cost most."""
 MAX_ERROR_CHARACTERS = 4000
 MAX_ERROR_BYTES = 1 << 17
 """Longest error object of a driver that is read; a longer one loses its message and its data."""
@@ -53,6 +48,7 @@ MAX_DEPTH = 128
 
 NotificationHandler = Callable[[JsonObject], Awaitable[None]]
 """Called with the params of one notification."""
+T = TypeVar("T")
 
 # The driver writes the id of a reply first. Used for lines that cannot be read.
 _REPLY_ID = re.compile(rb'\{"jsonrpc":"2\.0","id":(\d{1,18}),')
@@ -60,7 +56,7 @@ _INTEGER = re.compile(rb"-?\d{1,18}")
 
 
 class Message(msgspec.Struct, frozen=True):
-    """The envelope of a line. `overlong` belongs to a reply that the driver has shortened."""
+    """The envelope of a message. `overlong` belongs to a reply that the driver has shortened."""
 
     id: Raw | UnsetType = UNSET
     method: str | UnsetType = UNSET
@@ -83,10 +79,10 @@ _decode_call_params = msgspec.json.Decoder(_CallParams).decode
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
-def read_message(line: bytes) -> Message | None:
-    """The envelope of a line; None for a line that is no JSON object."""
+def read_message(payload: bytes) -> Message | None:
+    """The envelope of a message; None for one that is no JSON object."""
     try:
-        return _decode_message(line)
+        return _decode_message(payload)
     except _UNREADABLE:
         return None
 
@@ -104,69 +100,20 @@ def decode_bounded(data: bytes | Raw, *, max_nodes: int = MAX_SMALL_NODES) -> An
         raise ValueError(str(error)) from None
 
 
-class MessageStream:
-    """Writes JSON objects to a byte stream, one a line of at most `max_bytes`, and reads lines.
-
-    `max_read_bytes` is the limit for lines that are read, by default the same.
-    """
-
-    def __init__(self, stream: ByteStream, *, max_bytes: int, max_read_bytes: int | None = None) -> None:
-        self._stream = stream
-        self._max_bytes = max_bytes
-        self._max_read_bytes = max_bytes if max_read_bytes is None else max_read_bytes
-        self._send_lock = anyio.Lock(fast_acquire=True)
-
-    async def send(self, message: JsonObject) -> None:
-        """Write one message; a cancelled call writes all of it or nothing.
-
-        Raises LimitExceededError for a message that is too long, and SandboxLostError if the other end is
-        gone or does not read.
-        """
-        data = as_json(message) + b"\n"
-        if len(data) > self._max_bytes:
-            raise LimitExceededError(
-                f"a message of {len(data)} bytes exceeds the limit of {self._max_bytes} bytes"
-            )
-        await self.send_bytes(data)
-
-    async def send_bytes(self, data: bytes) -> None:
-        """Write bytes as they are. Raises SandboxLostError as `send` does."""
-        async with self._send_lock:
-            # Shielded: half a message would corrupt every message after it.
-            with anyio.move_on_after(SEND_SECONDS, shield=True) as scope:
-                try:
-                    await self._stream.send(data)
-                except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                    raise SandboxLostError("the sandbox is gone") from None
-            if scope.cancelled_caught:
-                raise StalledError(f"the sandbox has not read its input for {SEND_SECONDS:.0f} s")
-
-    async def lines(self) -> AsyncGenerator[bytes]:
-        """Yield every line, without its end, until the stream ends; an unfinished last line is dropped.
-
-        Raises LimitExceededError for a line that is too long.
-        """
-        line = bytearray()
-        while True:
-            try:
-                chunk = await self._stream.receive(1 << 16)
-            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-                return
-            rest, *next_lines = chunk.split(b"\n")
-            line += rest
-            if len(line) > self._max_read_bytes:
-                raise LimitExceededError(f"the driver sent a line of more than {self._max_read_bytes} bytes")
-            for next_line in next_lines:
-                yield bytes(line)
-                line = bytearray(next_line)
-
-
 @dataclass(frozen=True, slots=True)
 class _Notification:
     """A notification for one request; `params` is JSON."""
 
     method: str
     params: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """A reply. `number` is that of its message, None if that has been acknowledged."""
+
+    message: Message
+    number: int | None
 
 
 @dataclass(slots=True)
@@ -176,7 +123,7 @@ class _PendingRequest:
     changed: anyio.Event = field(default_factory=anyio.Event)
     notifications: deque[_Notification] = field(default_factory=deque[_Notification])
     queued_bytes: int = 0
-    reply: Message | None = None
+    reply: _Reply | None = None
 
     def push(self, notification: _Notification) -> None:
         self.notifications.append(notification)
@@ -191,51 +138,40 @@ class _PendingRequest:
         return notification
 
 
-class StalledError(SandboxLostError):
-    """The driver has not read its input for too long."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """Why a connection has closed.
-
-    `reason`: None if the stream ended without one. `by_driver`: the stream was open, but the driver did not
-    read, did not answer or violated the protocol.
-    """
-
-    reason: str | None = None
-    by_driver: bool = False
-
-
 class RpcClient:
     """Sends requests and notifications to a driver; `read` must run in a task of its own.
 
     Any number of requests may be pending. `describe_loss` builds the error for a connection that has closed.
-    `max_read_bytes`: longest line of the driver; a longer one closes the connection.
+    `unanswered`: ids of requests of earlier server processes that will be sent again. Replies to them are
+    kept; all other replies to earlier processes are ignored.
     """
 
     def __init__(
         self,
-        stream: ByteStream,
+        messages: MessageStream,
         describe_loss: Callable[[Loss], Awaitable[SandboxLostError]],
         *,
-        max_read_bytes: int = wire.MAX_RESPONSE_BYTES,
+        unanswered: Collection[int] = (),
     ) -> None:
-        self._messages = MessageStream(stream, max_bytes=wire.MAX_LINE_BYTES, max_read_bytes=max_read_bytes)
-        self._reading = TokenBucket(per_second=READ_BYTES_PER_SECOND, burst=READ_BYTES_BURST)
+        self._messages = messages
         self._notification_count = TokenBucket(per_second=NOTIFICATIONS_PER_SECOND, burst=NOTIFICATIONS_BURST)
         self._notification_bytes = TokenBucket(
             per_second=NOTIFICATION_BYTES_PER_SECOND, burst=NOTIFICATION_BYTES_BURST
         )
         self._describe_loss = describe_loss
-        self._ids = itertools.count(1)  # never used twice: a late reply must not match a newer request
+        first_id = messages.survival.generation << wire.COUNTER_BITS
+        self._ids = itertools.count(
+            first_id + 1
+        )  # never used twice: a late reply must not match a newer request
         self._pending: dict[int, _PendingRequest] = {}
+        # A value is None until the reply has come.
+        self._unanswered: dict[int, _Reply | None] = dict.fromkeys(unanswered)
         self._loss = Loss()
-        self.tunnels = Tunnels(self.notify)
+        self.tunnels = Tunnels(self.notify, first_id)
         self.ready = False
-        """True once the driver has started."""
+        """True once the driver has been attached."""
         self.ready_or_closed = anyio.Event()
-        """Set once the driver has started or never will."""
+        """Set once the driver has been attached or never will."""
         self.closed = anyio.Event()
         """Set once the connection has ended."""
 
@@ -253,48 +189,69 @@ class RpcClient:
         `handlers` as for `request_message`. Raises DriverError (with reason `invalid_reply` for a result that
         exceeds a limit or is not JSON), CallTimeoutError, SandboxLostError.
         """
-        message = await self.request_message(
-            method, params, timeout_seconds=timeout_seconds, handlers=handlers
+
+        def read(message: Message) -> Any:
+            assert not isinstance(message.result, UnsetType)
+            try:
+                return decode_bounded(message.result, max_nodes=max_nodes)
+            except ValueError as error:
+                raise DriverError(
+                    f"the driver sent an invalid reply to {method}: {error}", reason="invalid_reply"
+                ) from None
+
+        return await self.request_message(
+            method, params, read, timeout_seconds=timeout_seconds, handlers=handlers
         )
-        assert not isinstance(message.result, UnsetType)
-        try:
-            return decode_bounded(message.result, max_nodes=max_nodes)
-        except ValueError as error:
-            raise DriverError(
-                f"the driver sent an invalid reply to {method}: {error}", reason="invalid_reply"
-            ) from None
 
     async def request_message(
         self,
         method: str,
         params: JsonObject,
+        read: Callable[[Message], T],
         *,
         timeout_seconds: float | None = None,
         handlers: Mapping[str, NotificationHandler | None] | None = None,
-    ) -> Message:
-        """Send a request and return the reply, which has a `result` that has not been checked.
+        request_id: int | None = None,
+        before_send: Callable[[int], object] | None = None,
+    ) -> T:
+        """Send a request and return what `read` makes of the reply.
 
-        `handlers`, by notification method, are called in order with the notifications for this request.
-        Raises DriverError, CallTimeoutError, SandboxLostError. On a time-out or cancellation the request is
-        cancelled in the driver too.
+        `read` gets a reply with a `result` that has not been checked. The driver keeps the reply until `read`
+        has returned or raised. `handlers`, by notification method, are called in order with the notifications
+        for this request. `request_id` sends the request of an earlier server process again, or takes its
+        reply if that has come. `before_send` is called with the id before anything is sent; if it raises,
+        nothing is.
+
+        `timeout_seconds` does not count time in which the driver is not attached. Raises DriverError,
+        CallTimeoutError, SandboxLostError. On a time-out or cancellation the request is cancelled in the
+        driver too.
         """
-        number = next(self._ids)
-        pending = self._pending[number] = _PendingRequest()
-        replied = False
+        number = next(self._ids) if request_id is None else request_id
+        if number in self._pending:
+            raise ValueError(f"request {number} is pending already")
+        if before_send is not None:
+            before_send(number)
+        pending = self._pending[number] = _PendingRequest(reply=self._unanswered.pop(number, None))
+        sent = False
         try:
-            await self._send({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
-            with anyio.move_on_after(timeout_seconds):
-                reply = await self._wait(pending, handlers or {})
-                replied = True
-                _raise_error(reply)
-                return reply
-            raise CallTimeoutError(
-                f"no answer to {method} within {timeout_seconds:g} s", seconds=timeout_seconds
-            )
+            if pending.reply is None:
+                await self._send({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
+                sent = True
+            reply = await self._wait_until(timeout_seconds, pending, handlers or {})
+            if reply is None:
+                raise CallTimeoutError(
+                    f"no answer to {method} within {timeout_seconds:g} s", seconds=timeout_seconds
+                )
+            _raise_error(reply)
+            return read(reply)
         finally:
             del self._pending[number]
-            if not replied and not self.closed.is_set():
+            if sent and pending.reply is None and not self.closed.is_set():
                 await self._send_cancel(number)
+            # At the very end, without a pause before the caller continues: what the caller does about a
+            # failure without a pause is done before the driver gets the acknowledgement.
+            if pending.reply is not None and pending.reply.number is not None:
+                self._messages.acknowledge(pending.reply.number)
 
     async def notify(self, method: str, params: JsonObject) -> None:
         """Send a notification. Raises SandboxLostError."""
@@ -304,26 +261,27 @@ class RpcClient:
         """Write bytes that are no message, such as the driver's source. Raises SandboxLostError."""
         await self._messages.send_bytes(data)
 
+    def attach(self) -> None:
+        """Begin to attach to the driver, whose source has been written."""
+        self._messages.attach()
+
     async def read(self) -> None:
-        """Dispatch incoming messages until the stream ends."""
-        try:
-            async for line in self._messages.lines():
-                self._dispatch(line)
-                if seconds := self._reading.spend(len(line) + LINE_COST_BYTES):
-                    await anyio.sleep(seconds)
-        except LimitExceededError as error:
-            self.close(error.message, by_driver=True)
-        self.close()
+        """Dispatch incoming messages until the connection ends."""
+        self._close(await self._messages.run(self._on_message, self._on_attached))
 
     def close(self, reason: str | None = None, *, by_driver: bool = False) -> None:
         """End the connection; pending requests and tunnels fail. Only the first reason counts.
 
         `by_driver`: see `Loss`.
         """
+        self._close(Loss(reason, by_driver))
+
+    def _close(self, loss: Loss) -> None:
         if not self.closed.is_set():
-            self._loss = Loss(reason, by_driver)
+            self._loss = loss
             self.closed.set()
             self.ready_or_closed.set()
+            self._messages.close()
             for pending in self._pending.values():
                 pending.changed.set()
             self.tunnels.close()
@@ -332,12 +290,25 @@ class RpcClient:
         """The error that says why the connection has ended."""
         return await self._describe_loss(self._loss)
 
+    async def _wait_until(
+        self,
+        timeout_seconds: float | None,
+        pending: _PendingRequest,
+        handlers: Mapping[str, NotificationHandler | None],
+    ) -> Message | None:
+        """The reply; None if there is none after so long a time in which the driver was attached."""
+        while True:
+            detached_seconds = self._messages.detached_seconds()
+            with anyio.move_on_after(timeout_seconds):
+                return await self._wait(pending, handlers)
+            timeout_seconds = self._messages.detached_seconds() - detached_seconds
+            if timeout_seconds <= 0:
+                return None
+
     async def _wait(
         self, pending: _PendingRequest, handlers: Mapping[str, NotificationHandler | None]
     ) -> Message:
         while True:
-            await pending.changed.wait()
-            pending.changed = anyio.Event()
             while pending.notifications:
                 notification = pending.pop()
                 handler = handlers.get(notification.method)
@@ -345,9 +316,11 @@ class RpcClient:
                     await handler(params)
             # After the notifications: those that came before the reply are delivered before it.
             if pending.reply is not None:
-                return pending.reply
+                return pending.reply.message
             if self.closed.is_set():
                 raise await self.closed_error()
+            await pending.changed.wait()
+            pending.changed = anyio.Event()
 
     async def _send(self, message: JsonObject) -> None:
         if self.closed.is_set():
@@ -359,43 +332,59 @@ class RpcClient:
             raise await self.closed_error() from None
 
     async def _send_cancel(self, number: int) -> None:
-        with anyio.CancelScope(shield=True):
+        with anyio.move_on_after(CANCEL_SECONDS, shield=True):
             try:
-                await self._messages.send({"jsonrpc": "2.0", "method": wire.CANCEL, "params": {"id": number}})
+                message: JsonObject = {"jsonrpc": "2.0", "method": wire.CANCEL, "params": {"id": number}}
+                await self._messages.send(message, urgent=True)
             except SandboxLostError as error:
                 self.close(error.message, by_driver=isinstance(error, StalledError))
 
-    def _dispatch(self, line: bytes) -> None:
-        message = read_message(line)
-        if message is None:
-            if match := _REPLY_ID.match(line):
-                self._resolve(int(match.group(1)), Message())
-        elif not isinstance(message.id, UnsetType):
-            self._dispatch_reply(message, bytes(message.id))
-        elif not isinstance(message.method, UnsetType):
-            self._dispatch_notification(message.method, message.params)
+    def _on_attached(self) -> None:
+        self.ready = True
+        self.ready_or_closed.set()
 
-    def _dispatch_reply(self, message: Message, number: bytes) -> None:
+    def _on_message(self, number: int, payload: bytes) -> None:
+        if not self._dispatch(number, payload):
+            self._messages.acknowledge(number)
+
+    def _dispatch(self, number: int, payload: bytes) -> bool:
+        """Pass a message on; returns whether it is a reply that somebody acknowledges later."""
+        message = read_message(payload)
+        if message is None:
+            match = _REPLY_ID.match(payload)
+            return match is not None and self._resolve(int(match.group(1)), _Reply(Message(), number))
+        if not isinstance(message.id, UnsetType):
+            return self._dispatch_reply(message, bytes(message.id), number)
+        if not isinstance(message.method, UnsetType):
+            self._dispatch_notification(message.method, message.params)
+        return False
+
+    def _dispatch_reply(self, message: Message, request_id: bytes, number: int) -> bool:
         # Only an integer is an id that was sent: `true == 1` in Python, and 1.0 too.
-        if _INTEGER.fullmatch(number):
-            self._resolve(int(number), message)
-        elif number == b"null" and not isinstance(message.error, UnsetType):
+        if _INTEGER.fullmatch(request_id):
+            return self._resolve(int(request_id), _Reply(message, number))
+        if request_id == b"null" and not isinstance(message.error, UnsetType):
             # The driver could not read a request and does not know which one.
             for pending in tuple(self._pending):
-                self._resolve(pending, message)
+                self._resolve(pending, _Reply(message, None))
+        return False
 
-    def _resolve(self, number: int, message: Message) -> None:
-        if (pending := self._pending.get(number)) is not None and pending.reply is None:
-            pending.reply = message
+    def _resolve(self, request_id: int, reply: _Reply) -> bool:
+        """Pass a reply to its request; returns whether that needs it."""
+        pending = self._pending.get(request_id)
+        if pending is not None and pending.reply is None:
+            pending.reply = reply
             pending.changed.set()
+            return True
+        if pending is None and self._unanswered.get(request_id, reply) is None:
+            self._unanswered[request_id] = reply
+            return True
+        return False
 
     def _dispatch_notification(self, method: str, params: Raw | UnsetType) -> None:
-        if method == wire.READY:
-            self.ready = True
-            self.ready_or_closed.set()
-        elif isinstance(params, UnsetType):
+        if isinstance(params, UnsetType):
             return
-        elif method in (wire.PROGRESS, wire.MESSAGE):
+        if method in (wire.PROGRESS, wire.MESSAGE):
             self._queue_notification(method, params)
         elif method in TUNNEL_NOTIFICATIONS:
             self.tunnels.handle(method, bytes(params))

@@ -6,38 +6,48 @@ in a request, so that any connection can reach it, or none.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Self
 
 import anyio
+from anyio.abc import TaskGroup
 
-from decathlon_mcp.driver_client.rpc import NotificationHandler
+from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.access import Principal, may_evaluate
 from decathlon_mcp.episodes.admission import Ticket
 from decathlon_mcp.episodes.lease import Lease
+from decathlon_mcp.episodes.operations import Caller, Operations, Outcome, RunningCall, call_digest
+from decathlon_mcp.episodes.recording import CallRecorder, unanswered_call
 from decathlon_mcp.episodes.records import EpisodeRecords, OfferedTools, StoredEpisode
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import Claim, EpisodeSpec
 from decathlon_mcp.episodes.state import Ending, Phase, State
-from decathlon_mcp.episodes.tools import ToolRoute, ToolRouter, ToolSession
+from decathlon_mcp.episodes.tools import ToolRouter, ToolSession
 from decathlon_mcp.errors import (
     DecathlonError,
+    DriverError,
     EpisodeClaimedError,
     EpisodeEndedError,
     LimitExceededError,
+    SandboxLostError,
 )
-from decathlon_mcp.grading.attempt import Attempt, CallCounts, CallRecord
+from decathlon_mcp.grading.attempt import Attempt
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.settings import RewardPolicy
-from decathlon_mcp.storage.journal import NOT_KEPT, CallPositions, Journal
+from decathlon_mcp.storage.journal import Journal
+from decathlon_mcp.storage.logged_calls import LoggedOperation
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.prompts import Prompt
-from decathlon_mcp.types import JsonObject, as_json, as_object
+from decathlon_mcp.telemetry.logs import fields
+from decathlon_mcp.types import JsonObject, as_json
+
+log = logging.getLogger("decathlon.episodes")
 
 LOST_SECONDS = 5.0
 """How long a call whose sandbox was lost waits for the runner to record why."""
@@ -45,17 +55,6 @@ MAX_ANSWER_BYTES = 1 << 20
 """Longest answer of a claim, in UTF-8."""
 MAX_CAUSE_BYTES = 16 << 10
 """An ended episode, of which the registry keeps thousands, keeps the data of its cause up to this length."""
-
-
-@dataclass(frozen=True, slots=True)
-class _JournalCalls:
-    """The calls of an attempt, read from its journal one by one each time it is iterated."""
-
-    journal: Journal
-    positions: Sequence[int]
-
-    def __iter__(self) -> Iterator[CallRecord]:
-        return map(CallRecord.from_journal, self.journal.calls_at(self.positions))
 
 
 class Episode:
@@ -82,11 +81,9 @@ class Episode:
         self._router: ToolRouter | None = None
         self._tool_session: ToolSession | None = None
         self._verdict: Verdict | None = None
-        self._calls = 0
-        self._call_positions = CallPositions()
-        self._recorded_calls = 0
-        self._failed_calls = 0
-        self._used_routes: set[ToolRoute] = set()
+        self._recorder = CallRecorder(journal)
+        self._operations = Operations()
+        self._call_tasks: TaskGroup | None = None
         self._limit_reached = ""
 
     def restore(self, stored: StoredEpisode) -> None:
@@ -157,7 +154,7 @@ class Episode:
     @property
     def calls(self) -> int:
         """Number of tool calls so far."""
-        return self._calls
+        return self._recorder.last
 
     @property
     def claim(self) -> Claim | None:
@@ -196,41 +193,83 @@ class Episode:
             raise self._end_error()
         return self._router
 
+    @asynccontextmanager
+    async def running_calls(self) -> AsyncGenerator[None]:
+        """Calls run in the body; those that still do at its end are cancelled. For the runner."""
+        async with background_tasks() as self._call_tasks:
+            try:
+                yield
+            finally:
+                self._call_tasks = None
+
     async def call(
         self,
         name: str,
         arguments: JsonObject | None,
         *,
         meta: JsonObject | None = None,
-        on_progress: NotificationHandler | None = None,
-        on_message: NotificationHandler | None = None,
+        caller: Caller | None = None,
     ) -> JsonObject:
         """Call a tool of the task and return the server's whole reply, with `result` or `error`.
 
-        Raises UnknownToolError, EpisodeClaimedError, EpisodeEndedError, CallTimeoutError, SandboxLostError.
+        If the call repeats or joins an earlier one (see `operations`), it gets that one's reply or error and
+        nothing runs. Raises UnknownToolError, EpisodeClaimedError, EpisodeEndedError, CallTimeoutError,
+        SandboxLostError, and BadRequestError for an operation that was another call.
         """
-        router = await self.ready()
-        route = router.route(name)
-        session = self._require_open()
-        self._calls += 1
-        params: JsonObject = {"name": route.tool}
-        if arguments is not None:
-            params["arguments"] = arguments
-        if meta:
-            params["_meta"] = meta
-        record = partial(self._record_call, self._calls, time.time(), route, name, arguments)
-        try:
-            reply = await session.call(route, params, on_progress=on_progress, on_message=on_message)
-        except DecathlonError as error:
-            record(failed=True, result={"error": error.message})
-            raise await self._explain_call_error(error) from None
-        except BaseException:
-            record(failed=True, result={"error": "cancelled"})
-            raise
-        result = as_object(reply.get("result"))
-        failed = result is None or bool(result.get("isError"))
-        record(failed=failed, result={"error": reply.get("error")} if result is None else result)
-        return reply
+        router, caller = await self.ready(), caller or Caller()
+        digest = call_digest(name, arguments)
+        call = await self._operations.find(caller.operation, digest)
+        if call is None:
+            params: JsonObject = {"name": router.route(name).tool}
+            if arguments is not None:
+                params["arguments"] = arguments
+            if meta:
+                params["_meta"] = meta
+            call = self._begin_call(router, name, params, digest, caller.operation)
+        if not isinstance(call, RunningCall):
+            return await self._first_reply(call)
+        if caller.operation is not None and not self._operations.has(caller.operation):
+            self._operations.remember(LoggedOperation(caller.operation, call.digest, call.seq))
+            self._recorder.add_operation(call, caller.operation)
+        outcome = await call.wait(caller)
+        if outcome is None:
+            # The runner ends the episode after its calls.
+            await self.state.reach(Phase.ENDED)
+            raise self._end_error()
+        if isinstance(outcome, DecathlonError):
+            # A copy: each caller adds its frames to the error that it raises.
+            error = type(outcome)(outcome.message, **outcome.data)
+            raise error if call.kept is False else await self._explain_call_error(error)
+        return outcome
+
+    async def restore_calls(self) -> None:
+        """Read the calls of a server that died from the trajectory, before the episode is READY again."""
+        logged = await anyio.to_thread.run_sync(self.journal.read_calls)
+        self._recorder.restore(logged)
+        self._operations.restore(logged.operations, map(unanswered_call, logged.unanswered))
+
+    @property
+    def unanswered_requests(self) -> set[int]:
+        """Ids of the driver's requests that `resume_calls` will send again."""
+        return {call.request for call in self._operations.running if call.request is not None}
+
+    def resume_calls(self) -> None:
+        """Get the replies of the calls that the dead server had not: send them again under their old ids.
+
+        The driver ignores those that it has had, and its replies come anyway. If the attempt is not READY
+        again, the calls end with that reason instead.
+        """
+        for call in self._operations.running:
+            if not call.started:
+                if call.request is None:
+                    self._operations.forget(call)
+                    self._end_call(call, DriverError("the server ended before it sent the call"))
+                elif self.state.phase is Phase.READY and self._tool_session is not None:
+                    assert self._call_tasks is not None, "no runner runs the episode"
+                    call.started = True
+                    self._call_tasks.start_soon(self._run_call, self._tool_session, call)
+                else:
+                    self._end_call(call, EpisodeClaimedError("this attempt was closed while the call ran"))
 
     async def claim_done(
         self, answer: str | None, *, truncated: bool = False, turns: int | None = None
@@ -293,8 +332,8 @@ class Episode:
             grader_network=network if spec.task.in_place else factory.grader_network_for(spec.task),
             launch_time=spec.launch_time,
             prompt=self.prompt,
-            calls=_JournalCalls(self.journal, self._call_positions.snapshot()),
-            call_counts=CallCounts(self._recorded_calls, self._failed_calls, len(self._used_routes)),
+            calls=self._recorder.calls,
+            call_counts=self._recorder.counts,
             tools=self._router.offered if self._router else {},
             claimed=claim is not None and claim.by_agent,
             truncated=claim is not None and claim.truncated,
@@ -359,7 +398,10 @@ class Episode:
         self.records.end(ending)
         self.state.end(ending, None if cause is None else _without_frames(cause))
         self._tool_session = self._router = None
-        self._call_positions = CallPositions()
+        for call in self._operations.running:
+            self._end_call(call, self._end_error())
+        self._recorder.forget()
+        self._operations = Operations()
         # Read again if a client asks for it.
         self.__dict__.pop("prompt", None)
         self.journal.add("end", ending=str(ending), cause=cause.message if cause else None)
@@ -391,7 +433,7 @@ class Episode:
                 raise EpisodeClaimedError(self._limit_reached, truncated=True)
             raise EpisodeClaimedError("this attempt was claimed and is closed: no tool works any more")
         max_calls = self.spec.limits.max_calls
-        if max_calls is not None and self._calls >= max_calls:
+        if max_calls is not None and self._recorder.last >= max_calls:
             self._accept_claim(Claim(by_agent=False, truncated=True))
             raise EpisodeClaimedError(
                 f"the limit of {max_calls} tool calls is reached: this attempt is closed and will be "
@@ -400,40 +442,102 @@ class Episode:
             )
         return self._tool_session
 
-    def _record_call(
-        self,
-        seq: int,
-        started_at: float,
-        route: ToolRoute,
-        name: str,
-        arguments: JsonObject | None,
-        *,
-        failed: bool,
-        result: JsonObject,
-    ) -> None:
-        self._recorded_calls += 1
-        self._failed_calls += failed
-        self._used_routes.add(route)
-        write = partial(
-            self.journal.add_call,
-            seq=seq,
-            server=route.server,
-            tool=route.tool,
+    def _begin_call(
+        self, router: ToolRouter, name: str, params: JsonObject, digest: str, operation: str | None
+    ) -> RunningCall:
+        """Start the task of a new call. Raises what `_require_open` raises."""
+        session = self._require_open()
+        self._recorder.last += 1
+        call = RunningCall(
+            seq=self._recorder.last,
+            route=router.route(name),
             name=name,
-            started_at=started_at,
-            seconds=round(time.time() - started_at, 6),
-            failed=failed,
+            params=params,
+            digest=digest,
+            started_at=time.time(),
+            operation=operation,
+            started=True,
         )
-        position = write(arguments=arguments or {}, result=result)
-        if position == NOT_KEPT and self.state.phase is Phase.READY:
-            # An evaluator must not judge a log that lacks calls in its middle, so the attempt ends here.
+        if self._call_tasks is None:
+            call.finish()  # the runner is ending the episode
+        else:
+            self._operations.add(call)
+            self._call_tasks.start_soon(self._run_call, session, call)
+        return call
+
+    async def _first_reply(self, seq: int) -> JsonObject:
+        """The reply of a call that has ended, from the trajectory. Raises the error that it failed with."""
+        outcome = await self._recorder.read_outcome(seq)
+        if outcome is None:
+            raise LimitExceededError("the call has run, but its reply could not be kept")
+        if isinstance(outcome, SandboxLostError) or (
+            isinstance(outcome, DriverError) and outcome.data.get("reason") == "frozen"
+        ):
+            raise await self._explain_call_error(outcome)
+        if isinstance(outcome, DecathlonError):
+            raise outcome
+        return outcome
+
+    async def _run_call(self, session: ToolSession, call: RunningCall) -> None:
+        """Run a call to its end. Raises nothing but the cancellation by the runner."""
+        outcome: Outcome | None = None
+
+        def before_send(request: int) -> None:
+            call.request = request
+            if call.kept is None and not self._recorder.add_call(call):
+                raise self._close_for_limit()
+
+        def on_reply(reply: JsonObject) -> None:
+            nonlocal outcome
+            outcome = reply
+            self._add_reply(call, reply)
+
+        try:
+            with call.scope:
+                await session.call(
+                    call.route,
+                    call.params,
+                    request_id=call.request,
+                    before_send=before_send,
+                    on_reply=on_reply,
+                    on_progress=call.on_progress,
+                    on_message=call.on_message,
+                )
+            if outcome is None:  # cancelled
+                outcome = DriverError("cancelled", reason="cancelled")
+        except DecathlonError as error:
+            outcome = error
+        except Exception as error:
+            log.exception("a call failed", extra=fields(episode=self.spec.label))
+            outcome = DecathlonError(f"a fault of the server: {type(error).__name__}")
+        finally:
+            self._end_call(call, outcome or SandboxLostError("sandbox lost: the episode ended"))
+
+    def _end_call(self, call: RunningCall, outcome: Outcome) -> None:
+        """Write an error that the trajectory does not have yet, and give the outcome to the callers."""
+        if isinstance(outcome, DecathlonError):
+            if call.kept is None:
+                self._recorder.add_call(call)  # it failed before it could be sent
+            if call.kept:
+                self._add_reply(call, outcome)
+        self._operations.finish(call, outcome)
+
+    def _add_reply(self, call: RunningCall, outcome: Outcome) -> None:
+        if not self._recorder.add_reply(call, outcome) and self.state.phase is Phase.READY:
+            self._close_for_limit()
+
+    def _close_for_limit(self) -> EpisodeClaimedError:
+        """Close an attempt whose calls cannot be kept any more; returns the error for further calls."""
+        # An evaluator must not judge a log that lacks calls in its middle, so the attempt ends here.
+        if self.state.phase is Phase.READY:
             self._limit_reached = (
                 "this attempt is closed and will be graded as it is: its log has reached its limit, or the "
                 "server's disk is full"
             )
-            position = write(arguments={}, result={"error": "not kept: the log has reached its limit"})
             self._accept_claim(Claim(by_agent=False, truncated=True))
-        self._call_positions.set(seq, position)
+        return EpisodeClaimedError(
+            self._limit_reached or "this attempt was closed before the call was sent", truncated=True
+        )
 
     async def _explain_call_error(self, error: DecathlonError) -> DecathlonError:
         """The reason why a call failed, if it is the end of the attempt or of the episode; else `error`."""

@@ -76,8 +76,8 @@ class RegistryOptions:
 class EpisodeRegistry:
     """All episodes of one server. They run inside `running`.
 
-    `sandbox_factories` has one for each suite of the catalogue, by the suite's name. `store`: None if
-    episodes end with the server.
+    `sandbox_factories` has one for each suite of the catalogue, by the suite's name. `store`: keeps what the
+    next server needs to continue; None if everything is to end with this process.
     """
 
     def __init__(
@@ -91,6 +91,9 @@ class EpisodeRegistry:
         options: RegistryOptions,
         store: Store | None = None,
     ) -> None:
+        self.store = store
+        self.handing_over = False
+        """Whether this server ends and leaves its episodes and sessions to the next one."""
         self.catalogue = catalogue
         self.draws = draws
         self.admission = admission
@@ -99,7 +102,6 @@ class EpisodeRegistry:
         """Set when a stopping server has no episode left to wait for."""
         self._sandbox_factories = sandbox_factories
         self.options = options
-        self.store = store
         self.recovering = False
         """Whether the episodes of a dead server are still being taken over."""
         self._episodes: dict[str, Episode] = {}
@@ -212,7 +214,7 @@ class EpisodeRegistry:
             stored.spec,
             sandbox_factory=self._sandbox_factories[stored.suite],
             ticket=ticket,
-            journal=Journal(folder, max_calls_bytes=options.max_log_bytes, disk=options.disk),
+            journal=Journal.reopen(folder, max_calls_bytes=options.max_log_bytes, disk=options.disk),
             store=self.store,
         )
         episode.restore(stored)
@@ -296,7 +298,7 @@ class EpisodeRegistry:
 
     def hand_over(self) -> None:
         """Start no episode any more; those that run are left to the next server on the state folder."""
-        self._closing = True
+        self._closing = self.handing_over = True
 
     def _started_by(self, operation: str, task_id: str, principal: Principal) -> Episode | None:
         """The episode that an earlier request with this operation id has started.

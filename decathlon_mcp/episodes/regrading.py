@@ -32,7 +32,7 @@ from decathlon_mcp.grading.signing import verdict_digest
 from decathlon_mcp.grading.verdict import Regrading, Verdict
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.storage.kept_files import VERDICT_FILE, KeptFiles
-from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE, RecordedCalls
+from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE, TrajectoryCalls, has_ended
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import JsonObject, Network, as_object
@@ -50,7 +50,7 @@ class Regraded:
 class _Calls:
     """The calls of an attempt, read from disk each time it is iterated."""
 
-    recorded: RecordedCalls
+    recorded: TrajectoryCalls
 
     def __iter__(self) -> Iterator[CallRecord]:
         return map(CallRecord.from_journal, self.recorded)
@@ -64,7 +64,7 @@ def is_open(folder: Path) -> bool:
     if KeptFiles(folder).has(VERDICT_FILE):
         return False
     try:
-        return not RecordedCalls(folder / TRAJECTORY_FILE).ended
+        return not has_ended(folder / TRAJECTORY_FILE)
     except FileNotFoundError:
         return False
 
@@ -115,7 +115,7 @@ class Regrader:
         try:
             captured = await anyio.to_thread.run_sync(self._restore, folder, kept, suite, task, scratch)
             revision = await anyio.to_thread.run_sync(suite.revision_of, task)
-            recorded = await anyio.to_thread.run_sync(RecordedCalls, folder / TRAJECTORY_FILE)
+            recorded = await anyio.to_thread.run_sync(TrajectoryCalls, folder / TRAJECTORY_FILE)
             job = GradingJob(
                 attempt=replace(
                     attempt,

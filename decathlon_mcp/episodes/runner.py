@@ -80,7 +80,9 @@ class EpisodeRunner:
         ending, cause = Ending.SERVER_STOPPED, None
         log.info("episode started", extra=fields(episode=episode.spec.label, task=episode.task_name))
         try:
-            ending = await self._run()
+            # Outside the lease: when it expires, calls fail with their sandbox and know the reason.
+            async with episode.running_calls():
+                ending = await self._run()
         except DecathlonError as error:
             ending, cause = self._ending_for(error), error
         except Exception:
@@ -100,6 +102,11 @@ class EpisodeRunner:
     async def _run(self) -> Ending:
         episode = self._episode
         self._scratch.mkdir(mode=0o700, exist_ok=True)
+        if episode.was_ready:
+            # It was ready under a server that died.
+            await episode.restore_calls()
+            if episode.claim is not None:
+                episode.resume_calls()
         if episode.verdict is None:
             with episode.lease.limit():
                 if episode.claim is not None:
@@ -202,13 +209,19 @@ class EpisodeRunner:
             raise SandboxLostError("the agent's sandbox had been removed when its server died")
         async with self._admission.opening:
             sandbox, driver = await stack.enter_async_context(
-                factory.take_back(row, episode.records, forwards=resources.services.targets)
+                factory.take_back(
+                    row,
+                    episode.records,
+                    forwards=resources.services.targets,
+                    unanswered=episode.unanswered_requests,
+                )
             )
         if episode.claim is None:
             if driver is None:
                 raise SandboxLostError("the agent's sandbox does not run any more")
             tool_session = self._create_tool_session(sandbox, driver, self._stored.tools)
             episode.become_ready(tool_session)
+            episode.resume_calls()
             log.info("episode taken back", extra=fields(episode=episode.spec.label))
         return sandbox, driver
 

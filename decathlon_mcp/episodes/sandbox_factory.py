@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -101,10 +101,12 @@ class SandboxFactory:
         records: EpisodeRecords,
         *,
         forwards: Mapping[int, Dialer] | None = None,
+        unanswered: Collection[int] = (),
     ) -> AsyncGenerator[tuple[Sandbox, DriverClient | None]]:
         """Continue a sandbox that a dead server opened; it is gone on exit.
 
-        There is no driver for one that is paused. Raises SandboxLostError.
+        `unanswered` as for `driver_client.connect`. There is no driver for one that is paused. Raises
+        SandboxLostError.
         """
         spec = sandbox_spec(row)
         with records.taken_back(row):
@@ -114,7 +116,13 @@ class SandboxFactory:
                     yield sandbox, None
                     return
                 driver = await stack.enter_async_context(
-                    connect(sandbox, reply_bytes=self.reply_bytes, survival=self.survival, taken_back=True)
+                    connect(
+                        sandbox,
+                        reply_bytes=self.reply_bytes,
+                        survival=self.survival,
+                        taken_back=True,
+                        unanswered=unanswered,
+                    )
                 )
                 await self._forward(spec, driver, forwards)
                 yield sandbox, driver

@@ -7,7 +7,7 @@ never call one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
@@ -170,15 +170,20 @@ class ToolSession:
         route: ToolRoute,
         params: JsonObject,
         *,
+        request_id: int | None = None,
+        before_send: Callable[[int], None] | None = None,
+        on_reply: Callable[[JsonObject], None] | None = None,
         on_progress: NotificationHandler | None = None,
         on_message: NotificationHandler | None = None,
     ) -> JsonObject:
         """Send `tools/call` and return the whole reply, with `result` or `error`.
 
-        Raises what `DriverClient.call` and `DriverClient.start` raise.
+        `request_id`, `before_send` and `on_reply` as for `DriverClient.call`. Raises what it and
+        `DriverClient.start` raise.
         """
         is_local = route.server == LOCAL and self._local_server is not None
-        if is_local:
+        # A call that a dead server has sent has its reply already, or its server runs.
+        if is_local and request_id is None:
             await self._ensure_local_server()
         try:
             return await self._driver.call(
@@ -187,6 +192,9 @@ class ToolSession:
                 params,
                 timeout_seconds=None,
                 cut=None if is_local else self._cut,
+                request_id=request_id,
+                before_send=before_send,
+                on_reply=on_reply,
                 on_progress=on_progress,
                 on_message=on_message,
             )

@@ -36,7 +36,7 @@ class CallRecord:
 
     @classmethod
     def from_journal(cls, event: JsonObject) -> CallRecord:
-        """Read a `call` event of an episode's journal; unknown fields are ignored."""
+        """Read a call as `Journal.calls_at` yields it; unknown fields are ignored."""
         return cls(
             seq=int(event["seq"]),
             server=str(event["server"]),

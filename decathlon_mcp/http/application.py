@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 
+import anyio
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -44,12 +45,15 @@ from decathlon_mcp.protocol.context import (
 from decathlon_mcp.protocol.episode_server import EpisodeServer
 from decathlon_mcp.protocol.lobby import Lobby
 from decathlon_mcp.protocol.results import is_sessionless
-from decathlon_mcp.protocol.sdk import use_json_response
+from decathlon_mcp.protocol.revival import AddressKind, SavedSession, SavedSessions, delete_unused
+from decathlon_mcp.protocol.sdk import RESUMABLE_KEY, use_json_response
 from decathlon_mcp.protocol.sessions import SessionManager, prefers_sse
 
 SESSION_HEADER = "mcp-session-id"
 STARTS_EPISODE = b"start_episode"
 """In the body of a request that starts an episode in the lobby, unless its client escapes these letters."""
+UNUSED_SECONDS = 60.0
+"""Time between two searches for stored sessions that no client has used for the idle time."""
 INDEX_TEXT = """decathlon-mcp: Toolathlon as an environment for MCP clients.
 
 /mcp                       the lobby: list tasks, start episodes
@@ -78,13 +82,14 @@ class McpEndpoints:
         self._bodies = bodies
         self._public_url = public_url.rstrip("/") if public_url else None
         # Only at a task's address does the episode end with its session.
-        self._tasks = self._manager(EpisodeServer(TaskSessionResolver(registry)), closes_episode=True)
-        self._episodes = self._manager(EpisodeServer(AddressResolver()), closes_episode=False)
-        self._lobby = self._manager(Lobby(registry), closes_episode=False)
+        self._tasks = self._manager("task", EpisodeServer(TaskSessionResolver(registry)))
+        self._episodes = self._manager("episode", EpisodeServer(AddressResolver()))
+        self._lobby = self._manager("lobby", Lobby(registry))
         self.managers = (self._tasks, self._episodes, self._lobby)
         self._presence = Presence()
 
-    def _manager(self, server: EpisodeServer | Lobby, *, closes_episode: bool) -> SessionManager:
+    def _manager(self, address: AddressKind, server: EpisodeServer | Lobby) -> SessionManager:
+        store = self._registry.store
         return SessionManager(
             server.server,
             security=self._hosts.security(),
@@ -92,14 +97,17 @@ class McpEndpoints:
             max_body_bytes=self._bodies.max_bytes,
             max_sessions=self._registry.options.max_sessions,
             share_per_token=self._registry.admission.share_per_token,
-            on_close=_close_episode if closes_episode else lambda request_context: None,
+            on_close=_close_episode if address == "task" else lambda request_context: None,
+            saved=None if store is None else SavedSessions(store, self._registry, address),
         )
 
     async def serve_task(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve `/tasks/{task_id}/mcp`."""
         request = Request(scope, receive)
         request_context = self._request_context(request)
-        opener = self._tasks.opener(request.headers.get(SESSION_HEADER))
+        session_id = request.headers.get(SESSION_HEADER)
+        await self._tasks.revive(session_id, request_context, request)
+        opener = self._tasks.opener(session_id)
         if opener is not None:
             request_context.access = opener.access
         elif SESSION_HEADER not in request.headers and request.method == "POST":
@@ -161,6 +169,7 @@ class McpEndpoints:
     ) -> None:
         """Pass a request to the SDK, in its request context."""
         session_id = request.headers.get(SESSION_HEADER)
+        await manager.revive(session_id, request_context, request)
         if manager.belongs_to_other(session_id, request_context):
             await session_not_found()(request.scope, request.receive, send)
             return
@@ -186,10 +195,18 @@ class McpEndpoints:
             # Here and not further out: what waits for the client's disconnect must not receive the body.
             await manager.handle_request(scope, replay(body, receive), send)
 
-        request_context.can_stream = prefers_sse(body, request.headers.get("accept", ""))
+        resumable = manager.open_stream(request, body)
+        if resumable is not None:
+            request.scope[RESUMABLE_KEY], request_context.stream = resumable, resumable.stream
+        request_context.can_stream = resumable is not None or prefers_sse(
+            body, request.headers.get("accept", "")
+        )
         use_json_response(not request_context.can_stream)
         if request_context.access is None and (request_context.task_id is not None or STARTS_EPISODE in body):
-            await serve_start(app, request_context, request.scope, request.receive, send)
+            grace_seconds = self._registry.options.limits.grace_seconds
+            await serve_start(
+                app, request_context, request.scope, request.receive, send, grace_seconds=grace_seconds
+            )
         else:
             await self._serve_present(manager, app, request_context, request, send)
         if request_context.initialize_failed or request_context.abandoned:
@@ -261,13 +278,27 @@ def http_app(
         await registry.drained.wait()
         for manager in endpoints.managers:
             manager.close_standalone_streams()
+            if registry.handing_over:
+                manager.end_resumable_streams()
+
+    async def delete_unused_sessions() -> None:
+        while registry.store is not None:
+            await anyio.sleep(min(UNUSED_SECONDS, registry.idle_seconds))
+            is_open: dict[str, SavedSession] = {}
+            for manager in endpoints.managers:
+                is_open |= manager.saved
+            delete_unused(registry, is_open)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         async with AsyncExitStack() as stack:
             for manager in endpoints.managers:
                 await stack.enter_async_context(manager.run())
-            (await stack.enter_async_context(background_tasks())).start_soon(close_streams_after_drain)
+            tasks = await stack.enter_async_context(background_tasks())
+            tasks.start_soon(close_streams_after_drain)
+            tasks.start_soon(delete_unused_sessions)
+            for manager in endpoints.managers:
+                tasks.start_soon(manager.expire_answers)
             yield
 
     return Starlette(

@@ -27,21 +27,31 @@ NOT_READY = frozenset({Phase.QUEUED, Phase.OPENING})
 
 
 async def serve_start(
-    app: ASGIApp, request_context: RequestContext, scope: Scope, receive: Receive, send: Send
+    app: ASGIApp,
+    request_context: RequestContext,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    *,
+    grace_seconds: float,
 ) -> None:
-    """Serve a request that may start an episode; if its reply is not delivered, the episode ends."""
+    """Serve a request that may start an episode; if its reply is not delivered, the episode ends.
+
+    A client that can come back for the reply has `grace_seconds` to do so.
+    """
+    stream = request_context.stream
     reply = ReplyNaming(
         send, lambda: [name for episode in request_context.started for name in (episode.id, episode.agent_id)]
     )
 
     def on_gone() -> None:
         reply.client_gone = True
-        if not reply.delivered:
+        if not reply.delivered and stream is None:
             request_context.abandon()
 
     async with watching_client(receive, on_gone):
         await app(scope, receive, reply)
-    if not reply.delivered:
+    if not reply.delivered and (stream is None or await stream.is_abandoned(grace_seconds)):
         request_context.abandon()
 
 

@@ -89,6 +89,19 @@ class Connections:
         if self._by_peer[connection.peer] <= 0:
             del self._by_peer[connection.peer]
 
+    def close_idle(self) -> None:
+        """Close the connections between two requests; from now on, the others close after a response."""
+        for connection in list(self._open):
+            connection.close_after_response()
+
+    @property
+    def awaited(self) -> int:
+        """How many connections wait for a response or for their first request.
+
+        Responses to GET are not counted: they are streams that stay open.
+        """
+        return sum(connection.is_awaited for connection in self._open)
+
     async def sweep(self) -> None:
         """Close connections that are over a deadline, until cancelled."""
         # One task for all: timers would have to be set and cancelled for every request.
@@ -120,6 +133,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.peer = ""
         self._refused = False
         self._running: RequestResponseCycle | None = None
+        self._is_last = False
         # Parsing: whether a body is expected, and what has arrived since the last event.
         self._in_body = False
         self._head_begun = False
@@ -285,12 +299,29 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        if self._is_last:
+            cycle.keep_alive = False
         super()._start_asgi_task(cycle, app)
 
     @property
     def _last(self) -> RequestResponseCycle | None:
         """The last request whose head is complete. uvicorn does not annotate that there may be none."""
         return self.cycle
+
+    def close_after_response(self) -> None:
+        """Close now if the client has all responses, else after the next one."""
+        self._is_last = True
+        # A client that has just connected is about to send a request, and would not send it again.
+        if self._last is not None:
+            self.shutdown()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the client waits for a response other than to GET, or has not sent a request yet."""
+        running = self._running
+        if running is None:
+            return not self.transport.is_closing()
+        return not running.response_complete and running.scope["method"] != "GET"
 
     @property
     def _response_complete(self) -> bool:

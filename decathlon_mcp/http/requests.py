@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 from decathlon_mcp.catalogue.draws import Draw
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.protocol.lobby_tools import validate
+from decathlon_mcp.protocol.resumption import LAST_EVENT_KEY
 
 RANDOM_TASK = "random"
 """Name in a task's address that stands for a drawn task."""
@@ -42,9 +43,11 @@ class RawEndpoint:
         # Spaces around a header's value are not part of it (RFC 9110, section 5.5). httptools, which uvicorn
         # 0.54 prefers where it is installed, keeps those after the value, and the SDK compares values
         # literally.
-        # Events have no ids here, so there is nothing to replay after one. mcp 2.3 sends no response to
-        # a GET with this header where it has no store of events.
-        scope["headers"] = [
-            (name, value.strip(b" \t")) for name, value in scope["headers"] if name != b"last-event-id"
-        ]
+        headers = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
+        # mcp 2.3 sends no response to a GET with this header where it has no store of events, and is not
+        # what replays them where there is one.
+        for name, value in headers:
+            if name == b"last-event-id":
+                scope[LAST_EVENT_KEY] = value.decode("latin-1")
+        scope["headers"] = [(name, value) for name, value in headers if name != b"last-event-id"]
         await self._endpoint(scope, receive, send)

@@ -51,6 +51,11 @@ class _Server(uvicorn.Server):
         gc.set_threshold(50_000, 20, 50)
         self._on_ready()
 
+    def stop_accepting(self) -> None:
+        """Close the listening socket."""
+        for listener in self.servers if self.started else ():
+            listener.close()
+
 
 def hosts_for(host: str, extra_names: tuple[str, ...], tokens: Tokens) -> AllowedHosts:
     """The host names to accept when listening on `host`.
@@ -93,6 +98,24 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def inherit_listener(descriptor: int) -> socket.socket:
+    """The listening TCP socket with this descriptor, which another process opened.
+
+    Raises SettingsError if it is something else.
+    """
+    try:
+        listener = socket.socket(fileno=descriptor)
+        is_listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError as error:
+        raise SettingsError(f"the inherited socket cannot be used: {error.strerror}") from None
+    if listener.family not in (socket.AF_INET, socket.AF_INET6) or not is_listening:
+        raise SettingsError(
+            "the inherited socket is no listening TCP socket: give its unit ListenStream=PORT"
+        )
+    listener.set_inheritable(False)
+    return listener
+
+
 async def serve_http(
     app: Starlette,
     listener: socket.socket,
@@ -101,8 +124,13 @@ async def serve_http(
     on_ready: Callable[[], None],
     stop: anyio.Event | None = None,
     limits: ConnectionLimits | None = None,
-) -> None:
+    hand_over: bool = False,
+) -> bool:
     """Serve until SIGTERM, SIGINT or `stop`; then drain, then close the connections that are still open.
+
+    With `hand_over`, SIGTERM does neither: it ends accepting, and once the requests in progress are answered,
+    after at most `GRACE_SECONDS`, this returns True. The application's lifespan is then still open, and the
+    caller must end the process without unwinding it. Otherwise returns False.
 
     A second signal ends it at once. `limits`: by default, those of a server with default settings.
     """
@@ -122,6 +150,7 @@ async def serve_http(
     )
     server = _Server(config, on_ready)
     stopped = stop or anyio.Event()
+    handing_over = anyio.Event()
 
     async def drain_and_stop() -> None:
         await stopped.wait()
@@ -132,9 +161,23 @@ async def serve_http(
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for number in signals:
                 log.info("stopping", extra=fields(signal=signal.Signals(number).name))
-                if stopped.is_set():
+                if handing_over.is_set():
+                    tasks.cancel_scope.cancel()
+                elif stopped.is_set():
                     server.should_exit = server.force_exit = True
-                stopped.set()
+                elif hand_over and number == signal.SIGTERM:
+                    handing_over.set()
+                    tasks.start_soon(answer_and_leave)
+                else:
+                    stopped.set()
+
+    async def answer_and_leave() -> None:
+        server.stop_accepting()
+        connections.close_idle()
+        with anyio.move_on_after(GRACE_SECONDS):
+            while connections.awaited:  # noqa: ASYNC110  (uvicorn's protocol has no event for it)
+                await anyio.sleep(0.02)
+        tasks.cancel_scope.cancel()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stop_on_signal)
@@ -142,3 +185,4 @@ async def serve_http(
         tasks.start_soon(connections.sweep)
         await server.serve(sockets=[listener])
         tasks.cancel_scope.cancel()
+    return handing_over.is_set()

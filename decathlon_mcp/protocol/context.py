@@ -6,11 +6,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import anyio
+
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Ending
-from decathlon_mcp.errors import UnknownEpisodeError
+from decathlon_mcp.errors import EpisodeEndedError, UnknownEpisodeError
+from decathlon_mcp.protocol.resumption import RequestStream
 from decathlon_mcp.protocol.sdk import Context
 
 SCOPE_KEY = "decathlon.request_context"
@@ -26,6 +29,7 @@ class RequestContext:
     `can_stream`: notifications can be sent before this request's result.
     `initialize_failed`: the session that the SDK made for this request must be discarded.
     `started`: the episodes that the request has started. `abandoned`: its client went away without a reply.
+    `stream`: the events of its answer, if the client can come back for them.
     """
 
     principal: Principal = field(default_factory=Principal)
@@ -38,6 +42,7 @@ class RequestContext:
     initialize_failed: bool = False
     started: list[Episode] = field(default_factory=list[Episode])
     abandoned: bool = False
+    stream: RequestStream | None = None
 
     def add_started(self, episode: Episode) -> None:
         """The request has started an episode, which only its reply makes known."""
@@ -63,6 +68,17 @@ def request_context_of(ctx: Context) -> RequestContext:
     if ctx.request is None:
         return current_request_context.get() or RequestContext()
     return ctx.request.scope[SCOPE_KEY]
+
+
+async def client_is_gone(ctx: Context) -> bool:
+    """Whether the connection broke on which the client waits for the reply; False without HTTP."""
+    if ctx.request is None:
+        return False
+    # The body has been read, so that what comes next is the disconnect, without waiting if it has come.
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        return (await ctx.request.receive())["type"] == "http.disconnect"
+    return False
 
 
 def base_url_of(ctx: Context) -> str | None:
@@ -115,6 +131,11 @@ class TaskSessionResolver(AddressResolver):
 
     def __init__(self, registry: EpisodeRegistry) -> None:
         self._registry = registry
+
+    def access(self, ctx: Context) -> EpisodeAccess:
+        if request_context_of(ctx).access is None:
+            raise EpisodeEndedError("the episode of this session is over: initialize a new session")
+        return super().access(ctx)
 
     def open(self, ctx: Context) -> EpisodeAccess:
         request_context = request_context_of(ctx)

@@ -13,6 +13,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from decathlon_mcp import __version__
 from decathlon_mcp.episodes.episode import EpisodeAccess
+from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.foreign_names import quoted
 from decathlon_mcp.protocol.context import (
     EpisodeResolver,
@@ -21,7 +22,14 @@ from decathlon_mcp.protocol.context import (
     request_context_of,
 )
 from decathlon_mcp.protocol.limits import check_request
-from decathlon_mcp.protocol.relay import LOG_LEVEL_KEY, LOG_LEVELS, call_tool, list_tools, require_object
+from decathlon_mcp.protocol.relay import (
+    LOG_LEVEL_KEY,
+    LOG_LEVELS,
+    call_tool,
+    list_tools,
+    require_object,
+    tools_after_end,
+)
 from decathlon_mcp.protocol.results import INVALID_PARAMS, is_sessionless, translate_errors, with_envelope
 from decathlon_mcp.protocol.sdk import Context, connection_of
 from decathlon_mcp.types import JsonObject, as_object
@@ -64,7 +72,7 @@ class EpisodeServer:
             case "server/discover":
                 return await self._discover(ctx, call_next)
             case "tools/list":
-                result = await list_tools(self._access(ctx), ctx)
+                result = await self._list_tools(ctx)
                 return with_envelope(result, ctx.protocol_version, cacheable=True)
             case "tools/call":
                 name, arguments = call_params(ctx)
@@ -72,6 +80,18 @@ class EpisodeServer:
                 return with_envelope(result, ctx.protocol_version)
             case _:
                 return await call_next(ctx)
+
+    async def _list_tools(self, ctx: Context) -> JsonObject:
+        access = request_context_of(ctx).access
+        if self._resolver.handshake_only and access is None:
+            # A session of an earlier server, whose episode this one does not know.
+            require_initialized(ctx)
+            return tools_after_end("decathlon", can_evaluate=True)
+        access = self._access(ctx)
+        if access.episode.was_ready and access.episode.state.phase is Phase.ENDED:
+            names = access.episode.sandbox_factory.tool_names
+            return tools_after_end(names, can_evaluate=access.can_evaluate)
+        return await list_tools(access, ctx)
 
     def _note_use(self, ctx: Context) -> None:
         # At a task's address clients send these before they know whether anybody will play.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -12,9 +14,11 @@ from mcp_types import LOG_LEVEL_META_KEY
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
+from decathlon_mcp.episodes.operations import Caller, check_operation
+from decathlon_mcp.episodes.tools import claim_tool, evaluate_tool
 from decathlon_mcp.errors import BadRequestError, DecathlonError, EpisodeClaimedError
 from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS
-from decathlon_mcp.protocol.context import request_context_of
+from decathlon_mcp.protocol.context import client_is_gone, request_context_of
 from decathlon_mcp.protocol.results import (
     EVALUATE_HINT,
     INVALID_PARAMS,
@@ -27,12 +31,14 @@ from decathlon_mcp.protocol.results import (
     verdict_result,
 )
 from decathlon_mcp.protocol.sdk import Context, connection_of, send_notification
-from decathlon_mcp.types import JsonObject, as_object
+from decathlon_mcp.types import JsonObject, Names, as_object
 
 PROGRESS_SECONDS = 5.0
 """Time between two progress notifications while a client waits."""
 MAX_UNKNOWN_SHOWN = 5
 """Unknown arguments that an error message names."""
+OPERATION_KEY = "decathlon/operation"
+"""Key in the `_meta` of a request with the id under which its client would send it again."""
 ENVELOPE_PREFIX = "io.modelcontextprotocol/"
 LOG_LEVEL_KEY = "log_level"
 """Key in a connection's state of the level that `logging/setLevel` has set."""
@@ -46,6 +52,14 @@ async def list_tools(access: EpisodeAccess, ctx: Context) -> JsonObject:
         async with report_waiting(ctx, access.episode):
             router = await access.episode.ready()
         return {"tools": router.evaluator_tools if access.can_evaluate else router.tools}
+
+
+def tools_after_end(names: Names, *, can_evaluate: bool) -> JsonObject:
+    """What `tools/list` answers once an episode that could be played has ended."""
+    # Not an error: Python clients list the tools by themselves after the first call, and an error replaces
+    # the call's result.
+    claim = claim_tool(names)
+    return {"tools": [claim, evaluate_tool()] if can_evaluate else [claim]}
 
 
 async def call_tool(
@@ -117,16 +131,41 @@ async def _relay(episode: Episode, ctx: Context, name: str, arguments: JsonObjec
             with_reply = can_stream or is_sessionless(ctx.protocol_version)
             await send_notification(ctx, "notifications/message", params, with_reply=with_reply)
 
+    caller = Caller(
+        operation=operation_of(ctx),
+        # Without sessions, a client that loses its connection and one that cancels look the same. One that
+        # chose an operation comes back.
+        detached=OPERATION_KEY in meta and is_sessionless(ctx.protocol_version),
+        is_gone=partial(client_is_gone, ctx),
+        on_progress=on_progress,
+        on_message=on_message,
+    )
     reply = await episode.call(
         name,
         arguments,
-        meta={key: value for key, value in meta.items() if not key.startswith(ENVELOPE_PREFIX)},
-        on_progress=on_progress,
-        on_message=on_message,
+        meta={
+            key: value
+            for key, value in meta.items()
+            if key != OPERATION_KEY and not key.startswith(ENVELOPE_PREFIX)
+        },
+        caller=caller,
     )
     if (result := as_object(reply.get("result"))) is not None:
         return result
     raise relayed_error(as_object(reply.get("error")) or {})
+
+
+def operation_of(ctx: Context) -> str | None:
+    """The id of a request that stays the same when its client sends it again; None if it has none.
+
+    In a session the JSON-RPC id is one, because a client must not use it for two requests. Raises
+    BadRequestError for an id that is not a string of the allowed length.
+    """
+    meta = as_object((ctx.params or {}).get("_meta")) or {}
+    if OPERATION_KEY in meta:
+        return check_operation(meta[OPERATION_KEY])
+    session_id = connection_of(ctx).session_id
+    return None if session_id is None else f"{session_id}:{json.dumps(ctx.request_id)}"
 
 
 def _accepts_log_message(ctx: Context, meta: JsonObject, params: JsonObject) -> bool:

@@ -7,27 +7,58 @@ SDK and names those that changed; `python -m tests.protocol.sdk_members` prints 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias, cast
 from uuid import uuid4
 
+import anyio
+import pydantic
+import pydantic_core
+from anyio.abc import TaskStatus
 from mcp.server.auth.middleware.bearer_auth import AuthorizationContext
 from mcp.server.connection import Connection
 from mcp.server.context import ServerRequestContext
+from mcp.server.runner import serve_connection
 from mcp.server.streamable_http import StreamableHTTPServerTransport
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
 # mcp 2.3 has no public name for the protocols that annotate `Server.run` and the transports.
 from mcp.shared._stream_protocols import ReadStream, WriteStream
+from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCNotification
+from mcp.shared.transport_context import TransportContext
+from mcp_types import InitializeRequestParams, JSONRPCNotification, JSONRPCRequest, jsonrpc_message_adapter
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from decathlon_mcp.background import background_tasks
+from decathlon_mcp.protocol.resumption import (
+    LAST_EVENT_KEY,
+    EventId,
+    RequestStream,
+    SessionStreams,
+    answer_unknown,
+    send_single_answer,
+    start_stream,
+)
+from decathlon_mcp.types import JsonObject
 
 Context: TypeAlias = ServerRequestContext[Any, Any]
 MessageReadStream: TypeAlias = ReadStream[SessionMessage | Exception]
 MessageWriteStream: TypeAlias = WriteStream[SessionMessage]
 
+RESUMABLE_KEY = "decathlon.resumable_request"
+"""Key of the `ResumableRequest` in the ASGI scope of a POST."""
+END_STREAM_SECONDS = 1.0
+"""Time after which the first GET stream of a revived session is ended. Clients of the Python SDK give up a
+stream that broke twice, unless it ended by itself in between."""
+
+_log = logging.getLogger("decathlon.protocol")
 _json_response: ContextVar[bool] = ContextVar("json_response", default=False)
 
 
@@ -48,6 +79,37 @@ async def send_notification(ctx: Context, method: str, params: dict[str, Any], *
 def use_json_response(enabled: bool) -> None:
     """Choose JSON or SSE for the handshake-era POST that is served in the current context."""
     _json_response.set(enabled)
+
+
+@dataclass(frozen=True, slots=True)
+class ResumableRequest:
+    """A request whose answer can be fetched again. `joins`: it was dispatched before, and is sent again."""
+
+    message: JSONRPCRequest
+    stream: RequestStream
+    joins: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitializedSession:
+    """A session after its `initialize`, with which another server process can continue it.
+
+    `client_params`: those of `initialize`. `state`: the connection's state.
+    """
+
+    id: str
+    client_params: JsonObject
+    protocol_version: str
+    state: Mapping[str, Any]
+
+
+def parse_request(body: bytes) -> JSONRPCRequest | None:
+    """The request in the body of a POST, as the SDK reads it; None if it is none."""
+    try:
+        message = jsonrpc_message_adapter.validate_python(pydantic_core.from_json(body), by_name=False)
+    except (ValueError, pydantic.ValidationError):
+        return None
+    return message if isinstance(message, JSONRPCRequest) else None
 
 
 class _LastMessage:
@@ -86,6 +148,12 @@ class SessionTransport(StreamableHTTPServerTransport):
         """Whether the POST served in the current context is answered with JSON."""
         return _json_response.get()
 
+    streams: SessionStreams | None = None
+    """The requests of this session that can be resumed; None without a store."""
+    find_stream: Callable[[EventId, Request], Awaitable[RequestStream | None]] | None = None
+    """Finds the stream of the request that an event id names, and dispatches the request if need be."""
+    ends_get_stream = False
+    """Whether the next GET stream is ended after `END_STREAM_SECONDS`."""
     _last_message: _LastMessage | None = None
 
     @is_json_response_enabled.setter
@@ -102,7 +170,74 @@ class SessionTransport(StreamableHTTPServerTransport):
             assert writer is not None
             self._last_message = last_message = _LastMessage(writer)
             self._read_stream_writer = cast("Any", last_message)
+            # Every message of the session goes to the SDK's store of events; `__init__` would also have it
+            # send priming events of its own.
+            self._event_store = self.streams
             yield streams
+
+    async def _mint_priming_event(self, stream_id: str, protocol_version: str) -> None:
+        """No priming events for the requests that the SDK answers: they cannot be resumed."""
+
+    async def _handle_post_request(
+        self, scope: Scope, request: Request, receive: Receive, send: Send
+    ) -> None:
+        resumable: ResumableRequest | None = scope.get(RESUMABLE_KEY)
+        if resumable is None or self.mcp_session_id is None or self.streams is None:
+            await super()._handle_post_request(scope, request, receive, send)
+            return
+        # Before the request is dispatched, so that a client whose server dies can come back with an event id.
+        stream = resumable.stream
+        await start_stream(send, self.mcp_session_id, stream, self.streams.generation)
+        if not resumable.joins:
+            await self.dispatch(resumable, request)
+        await stream.send(receive, send)
+
+    async def dispatch(self, resumable: ResumableRequest, request: Request) -> None:
+        """Pass a request to the session's loop; its answer goes to its stream."""
+        message, writer = resumable.message, self._read_stream_writer
+        unanswered = partial(self._terminate_unanswered_request, message.id)
+        metadata = self._message_metadata(request, on_request_unanswered=unanswered)
+        assert writer is not None, "the transport is not connected"
+        try:
+            await writer.send(SessionMessage(message, metadata=metadata))
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError):
+            resumable.stream.end()  # the session ended meanwhile
+
+    async def _handle_get_request(self, request: Request, send: Send) -> None:
+        event_id = EventId.parse(request.scope.get(LAST_EVENT_KEY, ""))
+        if event_id is not None and self.find_stream is not None:
+            await self._resume(event_id, self.find_stream, request, send)
+        elif self.ends_get_stream:
+            self.ends_get_stream = False
+            async with background_tasks() as tasks:
+                tasks.start_soon(self._end_get_stream)
+                await super()._handle_get_request(request, send)
+        else:
+            await super()._handle_get_request(request, send)
+
+    async def _resume(
+        self,
+        event_id: EventId,
+        find_stream: Callable[[EventId, Request], Awaitable[RequestStream | None]],
+        request: Request,
+        send: Send,
+    ) -> None:
+        """Send what follows an event of a request."""
+        assert self.mcp_session_id is not None
+        assert self.streams is not None
+        if event_id.number is None:
+            await send_single_answer(send, self.mcp_session_id, None)  # that was the answer
+            return
+        stream = await find_stream(event_id, request)
+        if stream is None:
+            await send_single_answer(send, self.mcp_session_id, answer_unknown(event_id))
+            return
+        await start_stream(send, self.mcp_session_id, stream, self.streams.generation)
+        await stream.send(request.receive, send, after=event_id)
+
+    async def _end_get_stream(self) -> None:
+        await anyio.sleep(END_STREAM_SECONDS)
+        self.close_standalone_sse_stream()
 
     def forget_message(self, key: str, value: object) -> None:
         """Drop the message of a served request, which has this entry in its scope."""
@@ -123,6 +258,72 @@ class SessionManagerBase(StreamableHTTPSessionManager):
     def session_closed(self, session_id: str) -> None:
         """Called when a session ends for any reason; possibly more than once."""
 
+    def prepare_transport(self, transport: SessionTransport, session_id: str) -> None:
+        """Called with the transport of a session that opens or is revived, before it is used."""
+
+    def is_open(self, session_id: str) -> bool:
+        """Whether the session is open in this process."""
+        return session_id in self._server_instances
+
+    def transport(self, session_id: str) -> SessionTransport | None:
+        """The transport of an open session."""
+        return cast("SessionTransport | None", self._server_instances.get(session_id))
+
+    async def revive_session(self, session: InitializedSession) -> SessionTransport | None:
+        """Open a session that another process has initialized, in the context of the request that needs it.
+
+        None if as many sessions are open as may be. The caller makes sure that nobody else revives the same
+        session meanwhile.
+        """
+        transport = self._new_transport(session.id)
+        if transport is None:
+            return None
+        transport.ends_get_stream = True
+        assert self._task_group is not None
+        try:
+            await self._task_group.start(self._run_revived, transport, session)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._discard_session(session.id, transport)
+            raise
+        return transport
+
+    def start_soon(self, function: Callable[..., Coroutine[Any, Any, object]], *arguments: object) -> None:
+        """Run a function in the background, until the manager ends."""
+        assert self._task_group is not None
+        self._task_group.start_soon(function, *arguments)
+
+    # What the SDK's `_serve_opening_request` does with a session, but for a connection after its handshake.
+    async def _run_revived(
+        self,
+        transport: SessionTransport,
+        session: InitializedSession,
+        *,
+        task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+    ) -> None:
+        async with transport.connect() as (read_stream, write_stream):
+            dispatcher: JSONRPCDispatcher[TransportContext] = JSONRPCDispatcher(
+                read_stream, write_stream, inline_methods=frozenset({"initialize"})
+            )
+            connection = Connection(
+                dispatcher,
+                protocol_version=session.protocol_version,
+                session_id=session.id,
+                client_params=InitializeRequestParams.model_validate(session.client_params, by_name=False),
+            )
+            connection.initialized.set()
+            connection.state.update(session.state)
+            task_status.started()
+            try:
+                with transport.idle_scope or anyio.CancelScope():
+                    await serve_connection(
+                        self.app, dispatcher, connection=connection, lifespan_state=self._lifespan_state
+                    )
+            except Exception:  # noqa: BLE001  (as the SDK does: a session that fails ends alone)
+                _log.exception("a revived session failed")
+            finally:
+                await self._discard_session(session.id, transport)
+
     async def discard(self, session_id: str) -> None:
         """End a session; its id is unknown from now on."""
         await self._discard_session(session_id, self._server_instances[session_id])
@@ -141,16 +342,19 @@ class SessionManagerBase(StreamableHTTPSessionManager):
     # A copy of the SDK's method, which has no factory for the transport. Left out are the event store and the
     # owner, which we do not use, and the log line, because it contains the session id.
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
+        return self._new_transport(uuid4().hex)
+
+    def _new_transport(self, session_id: str) -> SessionTransport | None:
         if self.max_sessions is not None and len(self._server_instances) >= self.max_sessions:
             return None
         if not self.may_open_session():
             return None
-        session_id = uuid4().hex
         transport = SessionTransport(
             mcp_session_id=session_id,
             security_settings=self.security_settings,
             idle_timeout=self.session_idle_timeout,
         )
+        self.prepare_transport(transport, session_id)
         self._server_instances[session_id] = transport
         self.session_opened(session_id)
         return transport

@@ -1,17 +1,53 @@
-"""Sessions over streamable HTTP: each belongs to the path and the token that it was opened with."""
+"""Sessions over streamable HTTP: each belongs to the path and the token that it was opened with.
+
+With a store, sessions and their requests in progress survive their server: a session that is not open here
+but in the store is revived by the first request that names it.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import anyio
+from mcp.server.context import CallNext, HandlerResult
 from mcp.server.lowlevel import Server
 from mcp.server.transport_security import TransportSecuritySettings
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+from starlette.requests import Request
 
 from decathlon_mcp.episodes.admission import share_of
-from decathlon_mcp.protocol.context import SCOPE_KEY, RequestContext, current_request_context
-from decathlon_mcp.protocol.sdk import SessionManagerBase
+from decathlon_mcp.errors import AtCapacityError
+from decathlon_mcp.protocol.context import (
+    SCOPE_KEY,
+    RequestContext,
+    current_request_context,
+    request_context_of,
+)
+from decathlon_mcp.protocol.resumption import (
+    RESUMABLE_SINCE,
+    EventId,
+    RequestStream,
+    Resumption,
+    conflicting_stream,
+)
+from decathlon_mcp.protocol.revival import SavedSession, SavedSessions, stored_client_params
+from decathlon_mcp.protocol.sdk import (
+    Context,
+    InitializedSession,
+    ResumableRequest,
+    SessionManagerBase,
+    SessionTransport,
+    connection_of,
+    parse_request,
+)
+from decathlon_mcp.storage.store import RequestRow
+from decathlon_mcp.types import as_object
 
 MAX_AGENT_SESSIONS = 1_000
 """Open sessions at the address of one episode's agent, which needs no token. Some clients open a session for
@@ -26,6 +62,11 @@ _SSE_MARKERS = (
     b'"list_tools"',
 )
 """Parts of the bodies that `prefers_sse` is true for."""
+_RESUMABLE_MARKERS = (b'"tools/call"', b'"tools/list"')
+"""One of these is in the body of each request that can be resumed, unless its client escapes the letters."""
+_RESUMABLE_METHODS = frozenset({"tools/call", "tools/list"})
+EXPIRE_SECONDS = 1.0
+"""Time between two searches for answers that need not be kept any more."""
 
 
 def prefers_sse(body: bytes, accept: str) -> bool:
@@ -41,7 +82,8 @@ class SessionManager(SessionManagerBase):
     """The sessions of one server, with the request context that opened each of them.
 
     `max_sessions` bounds their number; on a server with several tokens, each may have the part
-    `share_per_token` of it. `on_close` is called with that context when its session ends.
+    `share_per_token` of it. `on_close` is called with that context when its session ends. `saved`: the
+    sessions in the store; None if they are to end with this process.
     """
 
     def __init__(
@@ -54,6 +96,7 @@ class SessionManager(SessionManagerBase):
         max_sessions: int,
         share_per_token: float,
         on_close: Callable[[RequestContext], None],
+        saved: SavedSessions | None = None,
     ) -> None:
         super().__init__(
             server,
@@ -66,6 +109,24 @@ class SessionManager(SessionManagerBase):
         self._sessions_by_owner: Counter[tuple[str, str]] = Counter()
         self._openers: dict[str, RequestContext] = {}
         self._on_close = on_close
+        self._saved = saved
+        self._open: dict[str, SavedSession] = {}
+        self._resumption = None if saved is None else Resumption(saved.store)
+        self._reviving: dict[str, anyio.Lock] = {}
+        if saved is not None:
+            # First, so that it sees the final result of `initialize`.
+            server.middleware.insert(0, self._save_changes)
+
+    @property
+    def saved(self) -> dict[str, SavedSession]:
+        """The open sessions that are in the store."""
+        return self._open
+
+    async def expire_answers(self) -> None:
+        """Forget answers that were fetched, or never will be, until cancelled."""
+        while self._resumption is not None:
+            await anyio.sleep(EXPIRE_SECONDS)
+            self._resumption.expire()
 
     def opener(self, session_id: str | None) -> RequestContext | None:
         """The request context that opened a session; None if there is no such session."""
@@ -82,6 +143,157 @@ class SessionManager(SessionManagerBase):
             request_context.path,
             request_context.principal.token,
         )
+
+    async def revive(self, session_id: str | None, request_context: RequestContext, request: Request) -> None:
+        """Open the request's session again if an earlier server has opened it, at this path with this token.
+
+        Raises AtCapacityError if as many sessions are open as may be.
+        """
+        if session_id is None or self._saved is None or self.is_open(session_id):
+            return
+        # Without a lock, the second of two requests that arrive together meets a transport that is not
+        # connected yet.
+        lock = self._reviving.setdefault(session_id, anyio.Lock())
+        try:
+            async with lock:
+                if not self.is_open(session_id):
+                    await self._revive(self._saved, session_id, request_context, request)
+        finally:
+            if not lock.statistics().tasks_waiting and not lock.locked():
+                self._reviving.pop(session_id, None)
+
+    async def _revive(
+        self, saved: SavedSessions, session_id: str, request_context: RequestContext, request: Request
+    ) -> None:
+        session = saved.load(session_id)
+        if session is None or not session.opened_by(request_context):
+            return
+        access = saved.access(session, request_context)
+        opener = replace(request_context, access=access, started=[])
+        token = current_request_context.set(opener)
+        self._open[session_id] = session
+        try:
+            transport = await self.revive_session(
+                InitializedSession(
+                    id=session.id,
+                    client_params=session.client_params,
+                    protocol_version=session.protocol_version,
+                    state=saved.connection_state(session, access),
+                )
+            )
+        finally:
+            current_request_context.reset(token)
+            if not self.is_open(session_id):
+                del self._open[session_id]
+        if transport is None:
+            raise AtCapacityError("too many open sessions", retryAfterSeconds=30.0)
+        saved.save(session)
+        for row in saved.store.requests(session_id):
+            self._dispatch_again(transport, row, request)
+
+    def _dispatch_again(
+        self, transport: SessionTransport, row: RequestRow, request: Request
+    ) -> RequestStream | None:
+        """Dispatch a stored request as though its client had sent it again. `request`: any of the session."""
+        message, opener = parse_request(row.message), self._openers.get(row.session)
+        if message is None or opener is None or transport.streams is None:
+            return None
+        stream = transport.streams.open(message.id, row.message, stored=True)
+        if stream is not None:
+            context = replace(opener, started=[], can_stream=True, stream=stream)
+            scope = {**request.scope, "method": "POST", SCOPE_KEY: context}
+            resumable = ResumableRequest(message, stream)
+            self.start_soon(_serve_without_client, transport, resumable, Request(scope))
+        return stream
+
+    def open_stream(self, request: Request, body: bytes) -> ResumableRequest | None:
+        """Prepare the answer to a POST of which the client may lose the connection.
+
+        None if the POST is to be answered as without a store.
+        """
+        headers = request.headers
+        transport = self.transport(headers.get("mcp-session-id", ""))
+        if transport is None or transport.streams is None or transport.mcp_session_id is None:
+            return None
+        session = self._open.get(transport.mcp_session_id)
+        accept = headers.get("accept", "")
+        if (
+            session is None
+            or session.protocol_version < RESUMABLE_SINCE
+            or "text/event-stream" not in accept
+            or "application/json" not in accept
+            or not headers.get("content-type", "").startswith("application/json")
+            or headers.get("mcp-protocol-version", session.protocol_version)
+            not in HANDSHAKE_PROTOCOL_VERSIONS
+            or not any(marker in body for marker in _RESUMABLE_MARKERS)
+        ):
+            return None
+        message = parse_request(body)
+        if message is None or message.method not in _RESUMABLE_METHODS:
+            return None
+        if (running := transport.streams.in_progress(message.id)) is not None:
+            rows = {row.request: row.message for row in session_requests(self._saved, running.session)}
+            if running.request != json.dumps(message.id) or rows.get(running.request) != body:
+                running = conflicting_stream(running.session, message.id)
+            return ResumableRequest(message, running, joins=True)
+        stream = transport.streams.open(message.id, body)
+        return None if stream is None else ResumableRequest(message, stream)
+
+    async def _find_stream(
+        self, transport: SessionTransport, event_id: EventId, request: Request
+    ) -> RequestStream | None:
+        """The stream of the request that an event id names, for a client that comes back."""
+        if transport.streams is None or transport.mcp_session_id is None:
+            return None
+        if (stream := transport.streams.find(event_id.request)) is not None:
+            return stream
+        # It was dropped from memory, where answers have a limit.
+        for row in session_requests(self._saved, transport.mcp_session_id):
+            if row.request == event_id.request:
+                return self._dispatch_again(transport, row, request)
+        return None
+
+    async def _save_changes(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+        """Middleware: keep the store's row of a session up to date. Before the answer is sent."""
+        connection = connection_of(ctx)
+        session_id = connection.session_id
+        if session_id is None or self._saved is None or not self.is_open(session_id):
+            return await call_next(ctx)
+        if ctx.method == "initialize" and ctx.request_id is not None:
+            result = await call_next(ctx)
+            self._save_opened(self._saved, session_id, ctx, as_object(result) or {})
+            return result
+        try:
+            return await call_next(ctx)
+        finally:
+            if (session := self._open.get(session_id)) is not None:
+                changed = session.with_state(connection.state)
+                if changed is not session:
+                    self._open[session_id] = changed
+                    self._saved.save(changed)
+
+    def _save_opened(
+        self, saved: SavedSessions, session_id: str, ctx: Context, result: dict[str, Any]
+    ) -> None:
+        request_context = request_context_of(ctx)
+        session = SavedSession(
+            id=session_id,
+            path=request_context.path,
+            token=request_context.principal.token,
+            client_params=stored_client_params(dict(ctx.params or {})),
+            protocol_version=str(result.get("protocolVersion")),
+            episode=None if request_context.access is None else request_context.access.episode.id,
+        )
+        self._open[session_id] = session
+        saved.save(session)
+
+    def end_resumable_streams(self) -> None:
+        """End the streams of all requests in progress: their clients come back to the next server."""
+        for session_id in self._open:
+            transport = self.transport(session_id)
+            for stream in () if transport is None or transport.streams is None else transport.streams:
+                if not stream.complete:
+                    stream.end()
 
     async def discard_opened_by(self, request_context: RequestContext) -> None:
         """End the session that this request opened, if it is still there."""
@@ -107,13 +319,44 @@ class SessionManager(SessionManagerBase):
         if (key := _owner_key(request_context)) is not None:
             self._sessions_by_owner[key] += 1
 
+    def prepare_transport(self, transport: SessionTransport, session_id: str) -> None:
+        if self._resumption is not None:
+            transport.streams = self._resumption.add_session(session_id)
+            transport.find_stream = partial(self._find_stream, transport)
+
     def session_closed(self, session_id: str) -> None:
+        session = self._open.pop(session_id, None)
+        if self._resumption is not None:
+            self._resumption.end_session(session_id)
+        if self._saved is not None:
+            if self._saved.handing_over:
+                return
+            if session is not None:
+                self._saved.delete(session_id)
         if (request_context := self._openers.pop(session_id, None)) is not None:
             if (key := _owner_key(request_context)) is not None:
                 self._sessions_by_owner[key] -= 1
                 if not self._sessions_by_owner[key]:
                     del self._sessions_by_owner[key]
             self._on_close(request_context)
+
+
+def session_requests(saved: SavedSessions | None, session_id: str) -> list[RequestRow]:
+    """The stored requests of a session."""
+    return [] if saved is None else saved.store.requests(session_id)
+
+
+async def _serve_without_client(
+    transport: SessionTransport, resumable: ResumableRequest, request: Request
+) -> None:
+    """Dispatch a request whose client may come back for the answer."""
+    stream, request_context = resumable.stream, request.scope[SCOPE_KEY]
+    with ExitStack() as stack:
+        if request_context.access is not None:
+            stack.enter_context(request_context.access.episode.hold(use=False))
+        await transport.dispatch(resumable, request)
+        await stream.wait(lambda: stream.complete)
+    transport.forget_message(SCOPE_KEY, request_context)
 
 
 def _owner_key(request_context: RequestContext) -> tuple[str, str] | None:

@@ -1,4 +1,8 @@
-"""The files of one episode: `trajectory.jsonl`, one event a line, and `verdict.json`."""
+"""The files of one episode: `trajectory.jsonl`, one event a line, and `verdict.json`.
+
+A call has two lines of the trajectory: `call`, written before it is sent, and `reply`. Trajectories of older
+releases have one line for both. `logged_calls` reads them.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,14 @@ import json
 import logging
 import os
 import time
-from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from decathlon_mcp.errors import AtCapacityError
 from decathlon_mcp.storage.disk import SMALL_BYTES, DiskSpace
+from decathlon_mcp.storage.logged_calls import NOT_KEPT, LoggedCalls, Positions, merged, read_calls
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject, as_json, as_object
 
@@ -21,8 +25,8 @@ MAX_CALLS_BYTES = 256 << 20
 """Default limit on the calls in one trajectory."""
 VERDICT_BYTES = 256 << 10
 """Room on the disk that is reserved for the verdict: several times the longest that there can be."""
-NOT_KEPT = -1
-"""Position of a call that the trajectory does not have."""
+_TRAJECTORY = "trajectory.jsonl"
+_CHUNK_BYTES = 64 << 10
 
 log = logging.getLogger("decathlon.observe")
 
@@ -36,22 +40,52 @@ class Journal:
     """
 
     def __init__(
-        self, folder: Path, *, max_calls_bytes: int = MAX_CALLS_BYTES, disk: DiskSpace | None = None
+        self,
+        folder: Path,
+        *,
+        max_calls_bytes: int = MAX_CALLS_BYTES,
+        disk: DiskSpace | None = None,
+        create: bool = True,
     ) -> None:
         self.folder = folder
         self._max_calls_bytes = max_calls_bytes
         self.disk = disk
         self._size_bytes = 0
-        # Created at once, so that a full disk is found before the episode starts.
-        folder.mkdir(parents=True, mode=0o700)
         self._reserved = folder / ".verdict.reserved"
+        if create:
+            self._create()
+        self._trajectory = (folder / _TRAJECTORY).open("ab", buffering=0)
+
+    @classmethod
+    def reopen(
+        cls, folder: Path, *, max_calls_bytes: int = MAX_CALLS_BYTES, disk: DiskSpace | None = None
+    ) -> Self:
+        """Continue the journal of a server that ended. Raises OSError if its trajectory cannot be opened.
+
+        A last line that the server did not write completely is removed: what it describes did not happen.
+        """
+        journal = cls(folder, max_calls_bytes=max_calls_bytes, disk=disk, create=False)
+        journal._size_bytes = _end_of_lines(folder / _TRAJECTORY)
+        journal._trajectory.truncate(journal._size_bytes)
+        for partial in folder.glob("*.partial"):
+            partial.unlink(missing_ok=True)
+        if not (folder / "verdict.json").exists():
+            try:
+                _reserve(journal._reserved)
+            except OSError as error:
+                _warn_of_file(journal._reserved.name, error)
+        return journal
+
+    def _create(self) -> None:
+        # Created at once, so that a full disk is found before the episode starts.
+        self.folder.mkdir(parents=True, mode=0o700)
         try:
             _reserve(self._reserved)
-            self._trajectory = (folder / "trajectory.jsonl").open("ab", buffering=0)
+            (self.folder / _TRAJECTORY).touch(exist_ok=False)
         except OSError:
             self._reserved.unlink(missing_ok=True)
             with suppress(OSError):
-                folder.rmdir()
+                self.folder.rmdir()
             raise
 
     def add(self, event: str, **values: Any) -> None:
@@ -59,27 +93,57 @@ class Journal:
         self._append(event, values, limit_bytes=None)
 
     def add_call(self, **values: Any) -> int:
-        """Append one call and return its position, for `calls_at`.
+        """Append the line `call` and return its position.
 
         Returns NOT_KEPT if a limit is reached, the disk refuses the line, or the journal is closed.
         """
-        limit_bytes = self._max_calls_bytes
-        if self.disk is not None and self.disk.is_low():
-            limit_bytes = min(limit_bytes, SMALL_BYTES)
-        return self._append("call", values, limit_bytes=limit_bytes)
+        return self._append("call", values, limit_bytes=self._calls_limit_bytes())
 
-    def calls_at(self, positions: Iterable[int]) -> Iterator[JsonObject]:
-        """Read calls at these positions, one after another; NOT_KEPT and unreadable lines are skipped."""
-        with (self.folder / "trajectory.jsonl").open("rb") as lines:
-            for position in positions:
-                if position != NOT_KEPT:
-                    lines.seek(position)
-                    if (value := _read_line(lines.readline())) is not None:
-                        yield value
+    def add_reply(self, **values: Any) -> int:
+        """Append the line `reply` of a call and return its position, or NOT_KEPT as `add_call` does."""
+        return self._append("reply", values, limit_bytes=self._calls_limit_bytes())
+
+    def add_joined(self, **values: Any) -> None:
+        """Append the line `joined`, within the limit on calls."""
+        self._append("joined", values, limit_bytes=self._calls_limit_bytes())
+
+    def calls_at(self, positions: Iterable[Positions]) -> Iterator[JsonObject]:
+        """Read calls, one after another: the members of both lines as one object.
+
+        A call without a reply lacks the reply's members. Calls that were not kept or cannot be read are
+        skipped.
+        """
+        with (self.folder / _TRAJECTORY).open("rb") as lines:
+            for at in positions:
+                if at.call != NOT_KEPT:
+                    lines.seek(at.call)
+                    call, reply = _read_line(lines.readline()), None
+                    if at.reply != NOT_KEPT:
+                        lines.seek(at.reply)
+                        reply = _read_line(lines.readline())
+                    if call is not None:
+                        yield merged(call, reply)
+
+    def line_at(self, position: int) -> JsonObject | None:
+        """Read one line; None if it was not kept or cannot be read."""
+        if position == NOT_KEPT:
+            return None
+        try:
+            with (self.folder / _TRAJECTORY).open("rb") as lines:
+                lines.seek(position)
+                return _read_line(lines.readline())
+        except OSError as error:
+            _warn_of_file(_TRAJECTORY, error)
+            return None
+
+    def read_calls(self) -> LoggedCalls:
+        """Read what `reopen` found about the calls. Takes about a second for 256 MiB: run it in a thread."""
+        with (self.folder / _TRAJECTORY).open("rb") as lines:
+            return read_calls(lines)
 
     def events(self, event: str) -> Iterator[JsonObject]:
         """Read the lines of one kind, in order. Lines that cannot be read are skipped."""
-        with (self.folder / "trajectory.jsonl").open("rb") as lines:
+        with (self.folder / _TRAJECTORY).open("rb") as lines:
             for line in lines:
                 if (value := _read_line(line)) is not None and value.get("event") == event:
                     yield value
@@ -116,6 +180,11 @@ class Journal:
         self._trajectory.close()
         self._reserved.unlink(missing_ok=True)
 
+    def _calls_limit_bytes(self) -> int:
+        if self.disk is not None and self.disk.is_low():
+            return min(self._max_calls_bytes, SMALL_BYTES)
+        return self._max_calls_bytes
+
     def _append(self, event: str, values: JsonObject, *, limit_bytes: int | None) -> int:
         if self._trajectory.closed:
             return NOT_KEPT
@@ -147,28 +216,25 @@ class Journal:
             raise
 
 
-class CallPositions:
-    """Where the calls of one episode are in its journal, by their sequence numbers from 1."""
-
-    def __init__(self) -> None:
-        # 8 bytes a call: an episode may have millions.
-        self._positions = array("q")
-
-    def set(self, seq: int, position: int) -> None:
-        self._positions.extend([NOT_KEPT] * (seq - len(self._positions)))
-        self._positions[seq - 1] = position
-
-    def snapshot(self) -> array[int]:
-        """The positions known so far, in the order of the sequence numbers."""
-        return self._positions[:]
-
-
 def _reserve(file: Path) -> None:
-    descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, VERDICT_BYTES)
     finally:
         os.close(descriptor)
+
+
+def _end_of_lines(file: Path) -> int:
+    """The size of a file up to the end of its last complete line, in bytes."""
+    with file.open("rb") as data:
+        end = data.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - _CHUNK_BYTES)
+            data.seek(start)
+            if (found := data.read(end - start).rfind(b"\n")) >= 0:
+                return start + found + 1
+            end = start
+    return 0
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Entry point of the driver: reads the server's messages and dispatches requests."""
+"""Entry point of the driver: reads the server's messages and dispatches them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import json
 import os
 import re
 import signal
-import sys
 import time
 
 from decathlon_sandbox import wire
+from decathlon_sandbox.connection import Connection
 from decathlon_sandbox.event_loop import EventLoop
-from decathlon_sandbox.log import log, log_exception
-from decathlon_sandbox.rpc import Params, Request, RequestError, error_response
-from decathlon_sandbox.streams import Backpressure, LineSplitter, Reader, Writer
+from decathlon_sandbox.log import log_exception
+from decathlon_sandbox.requests import Requests
+from decathlon_sandbox.rpc import Params, Request, RequestError
+from decathlon_sandbox.streams import Backpressure
 from decathlon_sandbox.strict_json import as_object, encode
 
 TYPE_CHECKING = False
@@ -27,14 +28,15 @@ if TYPE_CHECKING:
 
 _TUNNEL_NOTIFICATIONS = (wire.DATA, wire.TAKEN, wire.FINISHED, wire.RESET)
 
-_LIMITED_NOTIFICATIONS = (wire.PROGRESS, wire.MESSAGE, wire.CHANGED)
-"""Notifications that a task's server causes."""
+_OPTIONAL_NOTIFICATIONS = (wire.PROGRESS, wire.MESSAGE, wire.CHANGED)
+"""Notifications that a task's server causes. Those above a rate are dropped, and those that would take room
+from responses."""
 _REQUEST_ID = re.compile(rb'\{"jsonrpc":"2\.0","id":(\d{1,18}),')
-"""How the server begins a request. For lines that cannot be read."""
+"""How the server begins a request. For messages that cannot be read."""
 
 
 def main() -> int:
-    """Run until stdin ends, the lease expires or a signal arrives. Exits the process and never returns."""
+    """Run until no server will come any more or a signal arrives. Exits the process and never returns."""
     _add_localhost_name()
     input_fd, output_fd = _claim_stdio()
     driver = Driver(input_fd, output_fd)
@@ -71,28 +73,18 @@ def _claim_stdio() -> tuple[int, int]:
     return input_fd, output_fd
 
 
-def _lease_seconds() -> float:
-    try:
-        return float(os.environ[wire.LEASE_VARIABLE])
-    except (KeyError, ValueError):
-        return wire.LEASE_SECONDS
-
-
 class Driver:
-    """The connection to the server, the lease and the table of methods.
+    """Handler of the connection to the server, with the table of methods.
 
     What a method needs is imported when it is first used, so that the driver is ready early.
     """
 
     def __init__(self, input_fd: int, output_fd: int) -> None:
         self._loop = EventLoop()
-        # While the server does not read, the children's output is not read either.
+        # While the server does not acknowledge the driver's output, the children's output is not read either.
         self._backpressure = Backpressure()
-        self._writer = Writer(
-            self._loop, output_fd, on_broken=self._loop.stop, backpressure=self._backpressure
-        )
-        self._lines = LineSplitter(wire.MAX_LINE_BYTES, self._on_line, self._on_overlong_line)
-        Reader(self._loop, input_fd, self._on_input, self._loop.stop)
+        self._connection = Connection(self._loop, input_fd, output_fd, self, self._backpressure)
+        self._requests = Requests(self._connection, self._dispatch)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if os.getpid() == 1:
                 # Only processes inside the sandbox would signal its first process.
@@ -100,10 +92,6 @@ class Driver:
             else:
                 self._loop.add_signal_handler(number, self._loop.stop)
         self._notification_rate = _Rate(wire.NOTIFICATIONS_PER_SECOND, wire.NOTIFICATIONS_BURST)
-        self._lease_seconds = _lease_seconds()
-        self._last_input_at = time.monotonic()
-        self._requests: dict[int, Request] = {}
-        self._used_ids = _UsedIds()
         self._created_supervisor: ProcessSupervisor | None = None
         self._created_servers: Servers | None = None
         self._created_tunnels: Tunnels | None = None
@@ -121,9 +109,7 @@ class Driver:
         }
 
     def run(self) -> None:
-        python = ".".join(map(str, sys.version_info[:3]))
-        self._notify(wire.READY, {"version": wire.VERSION, "python": python, "pid": os.getpid()})
-        self._check_lease()
+        self._connection.start()
         self._loop.run()
 
     def shut_down(self) -> None:
@@ -137,40 +123,40 @@ class Driver:
 
     # messages
 
-    def _on_input(self, chunk: bytes) -> None:
-        self._last_input_at = time.monotonic()
-        self._lines.feed(chunk)
-
-    def _on_line(self, line: bytes) -> None:
-        if not line.strip():
-            return
+    def on_message(self, number: int, payload: bytes) -> None:
         try:
             # Unpaired surrogates are accepted: they may be part of a tool's arguments.
-            message = as_object(json.loads(line.decode("utf-8", "surrogatepass")))
+            message = as_object(json.loads(payload.decode("utf-8", "surrogatepass")))
         except (ValueError, RecursionError) as error:
-            self._send_error(_request_id(line), RequestError(wire.PARSE, f"not JSON: {error}"))
-            return
-        if message is None or not isinstance(message.get("method"), str):
-            self._send_error(None, RequestError(wire.INVALID, "a message must be an object with a method"))
-        elif "id" in message:
-            self._on_request(message)
+            self._refuse(_request_id(payload), RequestError(wire.PARSE, f"not JSON: {error}"))
         else:
-            self._on_notification(message["method"], as_object(message.get("params")) or {})
+            if message is None or not isinstance(message.get("method"), str):
+                text = "a message must be an object with a method"
+                self._refuse(None, RequestError(wire.INVALID, text))
+            elif "id" not in message:
+                self._on_notification(message["method"], as_object(message.get("params")) or {})
+            elif not _is_request_id(message["id"]):
+                text = "`id` must be a positive integer with a generation and a counter"
+                self._refuse(None, RequestError(wire.INVALID, text))
+            else:
+                # Acknowledged when it begins.
+                params = as_object(message.get("params", {}))
+                self._requests.add(number, message["id"], message["method"], params)
+                return
+        self._connection.acknowledge(number)
 
-    def _on_overlong_line(self, head: bytes, tail: bytes) -> None:
-        message = f"a line of more than {wire.MAX_LINE_BYTES} bytes"
-        self._send_error(_request_id(head), RequestError(wire.TOO_LONG, message))
+    def on_new_server(self) -> None:
+        if self._created_tunnels is not None:
+            self._created_tunnels.reset_all()
 
-    def _on_request(self, message: dict[str, Any]) -> None:
-        request_id = message["id"]
-        if type(request_id) is not int or request_id < 1:
-            self._send_error(None, RequestError(wire.INVALID, "`id` must be a positive integer"))
-        elif self._used_ids.add(request_id):
-            request = self._requests[request_id] = Request(request_id, self._on_response)
-            self._dispatch(request, message["method"], as_object(message.get("params", {})))
-        elif request_id not in self._requests:  # otherwise the first request will still be answered
-            error = RequestError(wire.INVALID, f"id {request_id} was answered before")
-            self._send_error(request_id, error)
+    def on_room(self) -> None:
+        self._requests.begin_waiting()
+
+    def on_end(self) -> None:
+        self._loop.stop()
+
+    def _refuse(self, request_id: int | None, error: RequestError) -> None:
+        self._requests.send_error(request_id, error)
 
     def _dispatch(self, request: Request, name: str, params: dict[str, Any] | None) -> None:
         method = self._methods.get(name)
@@ -189,37 +175,23 @@ class Driver:
             request.fail(RequestError(wire.INTERNAL, f"{type(error).__name__}: {error}"))
 
     def _on_notification(self, method: str, params: dict[str, Any]) -> None:
-        if method == wire.CANCEL:
-            request_id = params.get("id")
-            if type(request_id) is int and request_id in self._requests:
-                self._requests[request_id].cancel()
-        elif method in _TUNNEL_NOTIFICATIONS and self._created_tunnels is not None:
-            try:
+        try:
+            if method == wire.CANCEL:
+                request_id = params.get("id")
+                if type(request_id) is int:
+                    self._requests.cancel(request_id)
+            elif method in _TUNNEL_NOTIFICATIONS and self._created_tunnels is not None:
                 self._created_tunnels.on_notification(method, Params(params))
-            except Exception:  # noqa: BLE001  (the rest of the input must still be handled)
-                log_exception(f"{method} failed")
-
-    def _on_response(self, request: Request, data: bytes) -> None:
-        self._requests.pop(request.id, None)
-        self._writer.send(data)
-
-    def _send_error(self, request_id: int | None, error: RequestError) -> None:
-        self._writer.send(error_response(request_id, error))
+        except Exception:  # noqa: BLE001  (the rest of the input must still be handled)
+            log_exception(f"{method} failed")
 
     def _notify(self, method: str, params: dict[str, Any]) -> None:
-        if method in _LIMITED_NOTIFICATIONS and not self._notification_rate.take():
+        is_optional = method in _OPTIONAL_NOTIFICATIONS
+        if is_optional and not self._notification_rate.take():
             return
-        data = encode({"jsonrpc": "2.0", "method": method, "params": params}) + b"\n"
-        if len(data) <= wire.MAX_NOTIFICATION_BYTES:
-            self._writer.send(data)
-
-    def _check_lease(self) -> None:
-        remaining = self._last_input_at + self._lease_seconds - time.monotonic()
-        if remaining > 0:
-            self._loop.call_later(remaining, self._check_lease)
-        else:
-            log(f"decathlon: nothing received for {self._lease_seconds:g} s, the driver exits")
-            self._loop.stop()
+        data = encode({"jsonrpc": "2.0", "method": method, "params": params})
+        if len(data) <= wire.MAX_NOTIFICATION_BYTES and not (is_optional and self._requests.leave_no_room()):
+            self._connection.send(data)
 
     # methods
 
@@ -244,7 +216,7 @@ class Driver:
         if self._created_tunnels is None:
             from decathlon_sandbox.tunnels import Tunnels
 
-            self._created_tunnels = Tunnels(self._loop, self._notify)
+            self._created_tunnels = Tunnels(self._loop, self._notify, self._backpressure)
         return self._created_tunnels
 
     def _arrange(self, request: Request, params: Params) -> None:
@@ -280,15 +252,23 @@ class Driver:
         self._tunnels.listen(request, params)
 
     def _dial(self, request: Request, params: Params) -> None:
-        self._tunnels.dial(request, params)
+        if request.id >> wire.COUNTER_BITS < self._connection.generation:
+            # It arrived late. The tunnels of that server have been reset.
+            request.fail(RequestError(wire.CANCELLED, "the server that asked for it was replaced"))
+        else:
+            self._tunnels.dial(request, params)
 
     def _ping(self, request: Request, params: Params) -> None:
         request.reply({})
 
 
-def _request_id(line: bytes) -> int | None:
+def _is_request_id(value: Any) -> bool:
+    return type(value) is int and value > 0 and value % (1 << wire.COUNTER_BITS) != 0
+
+
+def _request_id(payload: bytes) -> int | None:
     """The id of a request that cannot be read, so that it does not wait for an answer for ever."""
-    match = _REQUEST_ID.match(line)
+    match = _REQUEST_ID.match(payload)
     return int(match.group(1)) if match is not None else None
 
 
@@ -308,22 +288,4 @@ class _Rate:
         if self._available < 1:
             return False
         self._available -= 1
-        return True
-
-
-class _UsedIds:
-    """The request ids used so far. Ids come nearly in order, so few are stored."""
-
-    def __init__(self) -> None:
-        self._all_up_to = 0
-        self._above: set[int] = set()
-
-    def add(self, request_id: int) -> bool:
-        """Add an id; return False if it was used before."""
-        if request_id <= self._all_up_to or request_id in self._above:
-            return False
-        self._above.add(request_id)
-        while self._all_up_to + 1 in self._above:
-            self._all_up_to += 1
-            self._above.remove(self._all_up_to)
         return True

@@ -188,6 +188,11 @@ class _End:
         """The number that the next message will have."""
         return self._sent + 1
 
+    @property
+    def first_unacknowledged(self) -> int:
+        """The number of the oldest message that the other end has not acknowledged, or else the next one."""
+        return self._first
+
     def send(self, payload: bytes) -> int:
         """Accept a message, attached or not, and return its number.
 
@@ -466,6 +471,8 @@ class ServerEnd(_End):
             self._acknowledged = self._delivered = self._announced = stored.acknowledged
         self.attach_due = False
         """Whether `attach` should be called again, because a line was lost or damaged."""
+        self.was_replaced = False
+        """Whether the failure is that another server process has taken the driver over."""
 
     @property
     def room_bytes(self) -> int:
@@ -497,6 +504,7 @@ class ServerEnd(_End):
             self.attach_due = self.attached
         elif kind == b"refused":
             if numbers[0] > self._generation:
+                self.was_replaced = True
                 self._fail("another server process has taken it over")
         elif kind == b"attached" and len(numbers) >= 4 and not self.attached:
             version, acknowledged, delivered, first = numbers[:4]
@@ -528,7 +536,10 @@ class DriverEnd(_End):
 
     def __init__(self, limits: Limits) -> None:
         super().__init__(limits)
-        self._generation = -1
+        self.generation = -1
+        """The generation of the server process that is attached; -1 before the first."""
+        self.attachments = 0
+        """How often a server has attached."""
         self._is_new_process = True
         self._valid_lines_at_attach = 0
         self._reported_loss = False
@@ -539,12 +550,12 @@ class DriverEnd(_End):
         if kind != b"attach" or len(numbers) < 6:
             return
         generation, version, survive_seconds, acknowledged, delivered, first = numbers[:6]
-        if generation < self._generation:
+        if generation < self.generation:
             if len(self._control_lines) < _MAX_QUEUED_CONTROL_LINES:
-                self._control_lines.append(_line(b"refused %b %d" % (nonce, self._generation), _CONTROL_KEY))
+                self._control_lines.append(_line(b"refused %b %d" % (nonce, self.generation), _CONTROL_KEY))
             return
-        if generation > self._generation:
-            self._generation = generation
+        if generation > self.generation:
+            self.generation = generation
             self._is_new_process = True
         elif self.valid_lines > self._valid_lines_at_attach:
             # Without a line since the last `attach`, the server may not have received the answer, and with it
@@ -556,6 +567,7 @@ class DriverEnd(_End):
         self._resume(nonce, acknowledged, delivered, first, new_process=self._is_new_process)
         self._valid_lines_at_attach = self.valid_lines
         if self.attached:
+            self.attachments += 1
             body = b"attached %b %d %b" % (nonce, wire.VERSION, self._positions())
             self._control_lines = [b"\n" + _line(body, _CONTROL_KEY)]
 

@@ -38,14 +38,14 @@ def describe_error(error: Exception) -> str:
 
 
 def error_response(request_id: int | None, error: RequestError) -> bytes:
-    return encode({"jsonrpc": "2.0", "id": request_id, "error": error.to_json()}) + b"\n"
+    return encode({"jsonrpc": "2.0", "id": request_id, "error": error.to_json()})
 
 
 class Request:
     """A request in progress.
 
     `on_cancel` is called when the server cancels the request; it must lead to a response. `max_bytes` is the
-    longest response, as a line.
+    length of the longest response.
     """
 
     __slots__ = ("_answered", "_on_response", "id", "max_bytes", "on_cancel")
@@ -68,10 +68,10 @@ class Request:
     def reply_encoded(self, result: bytes, overlong: bytes | None = None) -> None:
         """Reply with a result that is JSON already. `overlong`: JSON about a result that was shortened."""
         if overlong is None:
-            self._respond(b'{"jsonrpc":"2.0","id":%d,"result":%b}\n' % (self.id, result))
+            self._respond(b'{"jsonrpc":"2.0","id":%d,"result":%b}' % (self.id, result))
         else:
             parts = (self.id, overlong, result)
-            self._respond(b'{"jsonrpc":"2.0","id":%d,"overlong":%b,"result":%b}\n' % parts)
+            self._respond(b'{"jsonrpc":"2.0","id":%d,"overlong":%b,"result":%b}' % parts)
 
     def fail(self, error: RequestError) -> None:
         self._respond(error_response(self.id, error))

@@ -9,8 +9,17 @@ import threading
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Protocol
 
     from decathlon_sandbox.event_loop import EventLoop
+
+    class PausableReader(Protocol):
+        """What reads only while there is no backpressure."""
+
+        def update(self) -> None:
+            """The backpressure has changed."""
+            ...
+
 
 CHUNK_BYTES = 1 << 16
 PIPE_BYTES = 1 << 20
@@ -19,12 +28,12 @@ LINE_EDGE_BYTES = 1024
 
 
 class Backpressure:
-    """Pauses readers and threads while the server does not read the driver's output."""
+    """Pauses readers and threads while the server does not acknowledge the driver's output."""
 
     def __init__(self) -> None:
         self._not_paused = threading.Event()
         self._not_paused.set()
-        self._readers: set[Reader] = set()
+        self._readers: set[PausableReader] = set()
 
     @property
     def paused(self) -> bool:
@@ -44,10 +53,10 @@ class Backpressure:
         """Block until not paused. Only for threads other than the event loop's."""
         self._not_paused.wait()
 
-    def add(self, reader: Reader) -> None:
+    def add(self, reader: PausableReader) -> None:
         self._readers.add(reader)
 
-    def discard(self, reader: Reader) -> None:
+    def discard(self, reader: PausableReader) -> None:
         self._readers.discard(reader)
 
     def _update_readers(self) -> None:
@@ -131,25 +140,11 @@ class Reader:
 
 
 class Writer:
-    """Writes to a descriptor and queues what it does not accept yet. Owns the descriptor.
+    """Writes to a descriptor and queues what it does not accept yet. Owns the descriptor."""
 
-    Pauses `backpressure` while more than `high_water_bytes` are queued.
-    """
-
-    def __init__(
-        self,
-        loop: EventLoop,
-        fd: int,
-        *,
-        on_broken: Callable[[], object] | None = None,
-        backpressure: Backpressure | None = None,
-        high_water_bytes: int = 1 << 20,
-    ) -> None:
+    def __init__(self, loop: EventLoop, fd: int) -> None:
         self._loop = loop
         self._fd = fd
-        self._on_broken = on_broken
-        self._backpressure = backpressure
-        self._high_water_bytes = high_water_bytes
         self._queue: collections.deque[memoryview] = collections.deque()
         self._closed = False
         self.queued_bytes = 0
@@ -167,8 +162,6 @@ class Writer:
             self._loop.add_writer(self._fd, self._on_writable)
         self._queue.append(rest)
         self.queued_bytes += len(rest)
-        if self._backpressure is not None and self.queued_bytes > self._high_water_bytes:
-            self._backpressure.pause()
 
     def close(self) -> None:
         """Close the descriptor; queued data is lost."""
@@ -192,8 +185,6 @@ class Writer:
         self._queue.popleft()
         if not self._queue:
             self._loop.remove(self._fd)
-        if self._backpressure is not None and self.queued_bytes <= self._high_water_bytes:
-            self._backpressure.resume()
 
     def _write(self, data: memoryview) -> int:
         try:
@@ -202,8 +193,6 @@ class Writer:
             return 0
         except OSError:
             self.close()
-            if self._on_broken is not None:
-                self._on_broken()
             return 0
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from decathlon_sandbox.event_loop import EventLoop, Timer
     from decathlon_sandbox.rpc import Params, Request
+    from decathlon_sandbox.streams import Backpressure
 
     Notify = Callable[[str, dict[str, Any]], object]
 
@@ -30,23 +31,34 @@ LINGER_SECONDS = 60.0
 
 
 class Tunnels:
-    """The listeners on forwarded ports, and all tunnels by their number."""
+    """The listeners on forwarded ports, and all tunnels by their number.
 
-    def __init__(self, loop: EventLoop, notify: Notify) -> None:
+    Under backpressure, nothing is read and no connection is accepted.
+    """
+
+    def __init__(self, loop: EventLoop, notify: Notify, backpressure: Backpressure) -> None:
         self._loop = loop
         self._notify = notify
-        self._listeners: dict[int, socket.socket] = {}
+        self._backpressure = backpressure
+        self._listeners: dict[int, list[Listener]] = {}
         self._tunnels: dict[int, Tunnel] = {}
         # What cancels a connection that is not established yet, by its number.
         self._dials: dict[int, Callable[[], None]] = {}
         self._last_number = 0
 
     def listen(self, request: Request, params: Params) -> None:
+        """Listen on ports, except where this has been done before."""
         for port in params.integers("ports", minimum=1, maximum=65535):
-            opened = [self._open_listener(family, host, port) for family, host in LOOPBACK]
-            if not any(opened):
-                raise RequestError(wire.NETWORK, f"port {port} cannot be listened on: there is no loopback")
+            if port not in self._listeners:
+                self._listeners[port] = self._open_listeners(port)
         request.reply({})
+
+    def reset_all(self) -> None:
+        """Reset every tunnel, because another server process has attached. The listeners stay."""
+        for cancel in tuple(self._dials.values()):
+            cancel()
+        for tunnel in tuple(self._tunnels.values()):
+            tunnel.reset()
 
     def dial(self, request: Request, params: Params) -> None:
         """Open a connection; the response is sent once it is established."""
@@ -113,31 +125,31 @@ class Tunnels:
     def _full(self) -> bool:
         return len(self._tunnels) + len(self._dials) >= MAX_TUNNELS
 
-    def _open_listener(self, family: int, host: str, port: int) -> bool:
-        """Listen on a port; return False if the address does not exist."""
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            listener.bind((host, port))
-            listener.listen(BACKLOG)
-        except OSError as error:
-            listener.close()
-            if error.errno in NO_SUCH_ADDRESS:
-                return False
-            message = f"port {port} cannot be listened on: {describe_error(error)}"
-            raise RequestError(wire.NETWORK, message) from None
-        listener.setblocking(False)
-        self._listeners[listener.fileno()] = listener
-        self._loop.add_reader(listener.fileno(), lambda: self._accept(listener, port))
-        return True
+    def _open_listeners(self, port: int) -> list[Listener]:
+        """Listen on every loopback address that exists. Raises RequestError (NETWORK)."""
+        sockets: list[socket.socket] = []
+        for family, host in LOOPBACK:
+            listening = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                listening.bind((host, port))
+                listening.listen(BACKLOG)
+            except OSError as error:
+                listening.close()
+                if error.errno in NO_SUCH_ADDRESS:
+                    continue
+                for other in sockets:
+                    other.close()
+                message = f"port {port} cannot be listened on: {describe_error(error)}"
+                raise RequestError(wire.NETWORK, message) from None
+            sockets.append(listening)
+        if not sockets:
+            raise RequestError(wire.NETWORK, f"port {port} cannot be listened on: there is no loopback")
+        return [Listener(self._loop, each, port, self._accept, self._backpressure) for each in sockets]
 
-    def _accept(self, listener: socket.socket, port: int) -> None:
-        try:
-            connection, _ = listener.accept()
-        except OSError:
-            return
+    def _accept(self, connection: socket.socket, port: int) -> None:
         if self._full:
             connection.close()
             return
@@ -149,7 +161,14 @@ class Tunnels:
 
     def _add(self, connection: socket.socket, number: int) -> Tunnel:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        tunnel = Tunnel(self._loop, connection, number, self._notify, lambda: self._tunnels.pop(number, None))
+        tunnel = Tunnel(
+            self._loop,
+            connection,
+            number,
+            self._notify,
+            self._backpressure,
+            lambda: self._tunnels.pop(number, None),
+        )
         self._tunnels[number] = tunnel
         return tunnel
 
@@ -157,6 +176,43 @@ class Tunnels:
 def _unanswered(port: int, code: int) -> RequestError:
     message = f"nothing answers at port {port} in the sandbox: {os.strerror(code)}"
     return RequestError(wire.NETWORK, message)
+
+
+class Listener:
+    """Accepts connections to one address of a forwarded port while there is no backpressure."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        listening: socket.socket,
+        port: int,
+        on_connection: Callable[[socket.socket, int], object],
+        backpressure: Backpressure,
+    ) -> None:
+        self._loop = loop
+        self._listening = listening
+        self._port = port
+        self._on_connection = on_connection
+        self._backpressure = backpressure
+        self._watching = False
+        listening.setblocking(False)
+        backpressure.add(self)
+        self.update()
+
+    def update(self) -> None:
+        watch = not self._backpressure.paused
+        if watch and not self._watching:
+            self._loop.add_reader(self._listening.fileno(), self._accept)
+        elif self._watching and not watch:
+            self._loop.remove(self._listening.fileno())
+        self._watching = watch
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listening.accept()
+        except OSError:
+            return
+        self._on_connection(connection, self._port)
 
 
 class Tunnel:
@@ -171,6 +227,7 @@ class Tunnel:
         connection: socket.socket,
         number: int,
         notify: Notify,
+        backpressure: Backpressure,
         on_close: Callable[[], object],
     ) -> None:
         self.number = number
@@ -180,9 +237,11 @@ class Tunnel:
         self._write_side = connection.dup()
         self._write_side.setblocking(False)
         self._notify = notify
+        self._backpressure = backpressure
         self._on_close = on_close
         self._window_bytes = wire.WINDOW_BYTES
         self._queue: collections.deque[memoryview] = collections.deque()
+        self._written_bytes = 0  # not reported yet
         self._watching_reads = False
         self._watching_writes = False
         self._peer_finished = False
@@ -191,7 +250,13 @@ class Tunnel:
         self._closed = False
 
     def start(self) -> None:
+        self._backpressure.add(self)
         self._update_reading()
+
+    def update(self) -> None:
+        """The backpressure has changed."""
+        self._update_reading()
+        self._report_written()
 
     def write(self, data: bytes) -> None:
         if self._closed or self._server_finished or not data:
@@ -214,6 +279,7 @@ class Tunnel:
         if self._closed:
             return
         self._closed = True
+        self._backpressure.discard(self)
         if self._linger is not None:
             self._linger.cancel()
         self._loop.remove(self._connection.fileno())
@@ -223,9 +289,15 @@ class Tunnel:
         self._queue.clear()
         self._on_close()
 
+    def reset(self) -> None:
+        """Close the connection and report it."""
+        self._notify(wire.RESET, {"conn": self.number})
+        self.close()
+
     def _update_reading(self) -> None:
-        """Read only while the window is not used up."""
-        watch = not self._closed and not self._peer_finished and self._window_bytes > 0
+        """Read only while the window is not used up and there is no backpressure."""
+        watch = not (self._closed or self._peer_finished or self._backpressure.paused)
+        watch = watch and self._window_bytes > 0
         if watch and not self._watching_reads:
             self._loop.add_reader(self._connection.fileno(), self._on_readable)
         elif self._watching_reads and not watch and not self._closed:
@@ -238,7 +310,7 @@ class Tunnel:
         except BlockingIOError:
             return
         except OSError:
-            self._reset()
+            self.reset()
             return
         if chunk:
             self._window_bytes -= len(chunk)
@@ -251,12 +323,11 @@ class Tunnel:
         self._close_if_finished()
 
     def _flush(self) -> None:
-        """Write as much of the queue as the peer accepts, and acknowledge it."""
-        written = 0
+        """Write as much of the queue as the peer accepts, and report it."""
         try:
             while self._queue:
                 count = self._write_side.send(self._queue[0])
-                written += count
+                self._written_bytes += count
                 if count < len(self._queue[0]):
                     self._queue[0] = self._queue[0][count:]
                 else:
@@ -264,10 +335,9 @@ class Tunnel:
         except BlockingIOError:
             pass
         except OSError:
-            self._reset()
+            self.reset()
             return
-        if written:
-            self._notify(wire.TAKEN, {"conn": self.number, "bytes": written})
+        self._report_written()
         if self._queue and not self._watching_writes:
             self._loop.add_writer(self._write_side.fileno(), self._flush)
         elif self._watching_writes and not self._queue:
@@ -280,6 +350,12 @@ class Tunnel:
                 pass
         self._close_if_finished()
 
+    def _report_written(self) -> None:
+        # Not under backpressure: a peer that reads single bytes would cause a notification for each.
+        if self._written_bytes and not self._closed and not self._backpressure.paused:
+            written_bytes, self._written_bytes = self._written_bytes, 0
+            self._notify(wire.TAKEN, {"conn": self.number, "bytes": written_bytes})
+
     def _close_if_finished(self) -> None:
         if not (self._peer_finished and self._server_finished):
             return
@@ -287,7 +363,3 @@ class Tunnel:
             self.close()
         elif self._linger is None:
             self._linger = self._loop.call_later(LINGER_SECONDS, self.close)
-
-    def _reset(self) -> None:
-        self._notify(wire.RESET, {"conn": self.number})
-        self.close()

@@ -2,16 +2,32 @@
 
 Transport
 ---------
-JSON-RPC 2.0 in UTF-8, one message per line, terminated by `\\n`. The server writes to the driver's stdin and
-reads its stdout; the driver's stderr is a log. A line from the server has at most MAX_LINE_BYTES. A response
-has at most MAX_RESPONSE_BYTES, unless a `call` allows more; one that would be longer is an error (code
-TOO_LONG). A notification has at most MAX_NOTIFICATION_BYTES; longer ones are dropped. So are notifications of
-the task's servers above NOTIFICATIONS_PER_SECOND, after NOTIFICATIONS_BURST of them.
+The server writes to the driver's stdin and reads its stdout; the driver's stderr is a log. Messages are
+JSON-RPC 2.0 in UTF-8, without line feeds. `resumable` describes the lines that carry them: numbered in both
+directions, acknowledged, and sent again after the stream was lost and opened again, by the same server
+process or by another. A message from the server has at most MAX_LINE_BYTES. A response has at most
+MAX_RESPONSE_BYTES, unless a `call` allows more; one that would be longer is an error (code TOO_LONG). A
+notification has at most MAX_NOTIFICATION_BYTES; longer ones are dropped. So are notifications of the task's
+servers above NOTIFICATIONS_PER_SECOND, after NOTIFICATIONS_BURST of them, and while there is little room for
+responses.
 
 The sandbox's first process runs `BOOT_COMMAND`. It reads one line with a decimal number of bytes, then that
 many bytes: a JSON object that maps the names of this package's modules to their source code. It imports them
-from memory and sends `ready`. After that the server sends requests. Their ids are positive integers and are
-never reused; requests run concurrently and are answered in any order.
+from memory. The server does not wait for that: it sends `attach` after the source. `attached` is the sign
+that the driver runs, and has its VERSION. A process that has not received the whole source after
+LOADER_SECONDS ends.
+
+Requests run concurrently and are answered in any order. An id is `generation << COUNTER_BITS | counter`: the
+generation of the server process that sent the request first, and a number from 1 that this process has not
+used before. A request with an id that was used before does not run again, and there is one response for all:
+it is still to come, or is sent until it is acknowledged. So a new server process can send every request again
+whose response its predecessor has not logged. If the response has been acknowledged already, the request is
+answered with an error (code INVALID).
+
+The driver acknowledges a request when it begins. A request begins only if the connection's send buffer, of
+RESPONSE_BUFFER_BYTES, has room for its longest response in addition to those of all requests in progress. The
+server acknowledges a response once it does not need it again. While much is not acknowledged, the driver does
+not read the output of the task's servers and of tunnels.
 
 Requests: params -> result
 --------------------------
@@ -85,13 +101,14 @@ Requests: params -> result
             whose command line (arguments joined by spaces, the first with or without its folder) matches a
             PATTERN (`*` matches anything); they live until the driver exits. Cannot be cancelled.
 `forward`   {"ports": [INT...]} -> {}
-            Listens on these TCP ports of the sandbox's loopback (127.0.0.1, and ::1 if it exists). Every
-            connection is announced by `opened` and tunnelled to the server. `freeze` kills the processes that
-            are connected, but the listeners stay. Code NETWORK.
+            Listens on these TCP ports of the sandbox's loopback (127.0.0.1, and ::1 if it exists), unless it
+            does so already. Every connection is announced by `opened` and tunnelled to the server. `freeze`
+            kills the processes that are connected, but the listeners stay. Code NETWORK.
 `dial`      {"port": INT, "conn": INT} -> {}
             Connects to a TCP port on the sandbox's 127.0.0.1 and tunnels the connection. `conn` is its
-            number, chosen by the server: negative and unused. A `cancel` or a `reset` before the response
-            ends it (code CANCELLED). Codes NETWORK, CANCELLED.
+            number, chosen by the server: negative and never used before, also not by an earlier server
+            process. A `cancel` or a `reset` before the response ends it, and so does the attachment of
+            another server process (code CANCELLED). Codes NETWORK, CANCELLED.
 `ping`      {} -> {}
 
 Tunnels
@@ -103,7 +120,8 @@ Each tunnelled connection has a number that is never reused. Both sides send not
 `finished` {"conn": INT}                  end of data in this direction
 `reset` {"conn": INT}                     the connection is broken, or closed in both directions
 A connection is closed when both sides have sent `finished` or one has sent `reset`. Notifications about a
-closed connection are ignored. The server answers an `opened` that it does not accept with `reset`.
+closed connection are ignored. The server answers an `opened` that it does not accept with `reset`. The driver
+resets all tunnels when another server process attaches.
 
 Other notifications
 -------------------
@@ -112,7 +130,6 @@ Server to driver:
                                           (`notifications/cancelled`). The request fails with CANCELLED: a
                                           `run`, `start` or `arrange` once all of its work has stopped
 Driver to server:
-`ready` {"version": INT, "python": STR, "pid": INT}
 `progress` {"id": INT, "params": {...}}   progress of the `call` with this id; params as the task's server
                                           sent them
 `message` {"id": INT | null, "server": NAME, "params": {...}}
@@ -124,21 +141,31 @@ Driver to server:
 
 Lifetime
 --------
-Every message from the server renews the driver's lease. A driver that has received nothing for LEASE_SECONDS,
-or reads the end of its stdin, kills all processes that it started and exits. Every process that it starts has
+Every valid line from the server renews the driver's lease: the `survive_seconds` of `attach`, or
+LEASE_SECONDS if that is 0 or no server has attached yet. When it expires, the driver kills all processes that
+it started and exits. With 0, the end of its stdin is the end too. Every process that it starts has
 MARK_VARIABLE in its environment, by which the driver recognizes it, and SANDBOX_VARIABLE if the driver itself
 has it, by which a provider finds leftover processes after the driver was killed.
 """
 
-VERSION = 1
+VERSION = 2
 LEASE_SECONDS = 60.0
 LEASE_VARIABLE = "DECATHLON_LEASE_SECONDS"
 CHANNEL_VARIABLE = "DECATHLON_CHANNEL"
 SANDBOX_VARIABLE = "DECATHLON_SANDBOX"
 MARK_VARIABLE = "DECATHLON_MARK"
+COUNTER_BITS = 32
+"""At 10,000 requests a second, a server process uses all counters after five days."""
 MAX_LINE_BYTES = 64 * 1024 * 1024
 MAX_RESPONSE_BYTES = 4 * 1024 * 1024 + 64 * 1024
 ENVELOPE_BYTES = 1024
+RESPONSE_MARGIN_BYTES = 64 * 1024
+"""How much longer than the longest reply of a task's server the response to a `call` can be."""
+REQUEST_BUFFER_BYTES = MAX_LINE_BYTES + 16 * 1024 * 1024
+"""Messages from the server that the driver has not acknowledged."""
+RESPONSE_BUFFER_BYTES = 256 * 1024 * 1024
+"""Messages from the driver that the server has not acknowledged: 59 calls at once whose replies have up to 4
+MiB, or 3 with up to 60 MiB. Memory is only used for what was sent."""
 MAX_NOTIFICATION_BYTES = 256 * 1024
 NOTIFICATIONS_PER_SECOND = 100
 NOTIFICATIONS_BURST = 1000
@@ -159,7 +186,6 @@ PING = "ping"
 
 # notifications
 CANCEL = "cancel"
-READY = "ready"
 PROGRESS = "progress"
 MESSAGE = "message"
 CHANGED = "changed"
@@ -203,9 +229,14 @@ REASONS = {
 
 # Program of the sandbox's first process. It imports only `os` and `sys` before it has the sources, so that a
 # broken Python is reported as an exit code. It reads with `os.read`, because `sys.stdin.buffer` reads ahead
-# and would swallow the first message.
+# and would swallow the first message. A server that dies meanwhile need not close its stdin, hence the alarm.
+# It has a handler because the first process of a container ignores signals without one; `_signal` is the part
+# of `signal` that is built into the interpreter.
+LOADER_SECONDS = 60
 LOADER = """\
-import os, sys
+import os, sys, _signal
+_signal.signal(_signal.SIGALRM, lambda *_: os._exit(0))
+_signal.alarm(LOADER_SECONDS)
 def read(n):
     data = b""
     while len(data) < n:
@@ -216,6 +247,7 @@ def read(n):
 line = b""
 while not line.endswith(b"\\n"): line += read(1)
 sources = read(int(line))
+_signal.alarm(0)
 try:
     import json, importlib.util, subprocess, selectors
 except ImportError as error:
@@ -236,7 +268,7 @@ class Finder:
 sys.meta_path.insert(0, Finder())
 from decathlon_sandbox.driver import main
 raise SystemExit(main())
-"""
+""".replace("LOADER_SECONDS", str(LOADER_SECONDS))
 BOOT_COMMAND = ("python3", "-I", "-S", "-u", "-c", LOADER)
 NO_STANDARD_LIBRARY_EXIT = 97
 OLD_PYTHON_EXIT = 98

@@ -91,7 +91,7 @@ async def serving(size: int) -> AsyncGenerator[tuple[str, str, int]]:
             "--log-level": "error",
         }
         flags = [str(part) for option in options.items() for part in option]
-        command = [sys.executable, "-m", "decathlon_mcp.cli", "serve", *flags]
+        command = [sys.executable, "-m", "decathlon_mcp.cli", "serve", "--no-supervisor", *flags]
         async with await anyio.open_process(command, stdout=subprocess.DEVNULL, stderr=None) as process:
             try:
                 with anyio.fail_after(UP_SECONDS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import pkgutil
 import re
@@ -29,6 +30,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "json": json.loads,
     "yaml": yaml.safe_load,
     "toml": tomllib.loads,
+    "ini": lambda text: configparser.ConfigParser(interpolation=None).read_string(text),
     "python": lambda text: compile(text, "<page>", "exec"),
 }
 NOT_PARSED = {"", "js", "sh", "bash", "{eval-rst}"}
@@ -54,7 +56,7 @@ def test_code_blocks_are_valid_in_their_language() -> None:
         assert found.language in {*PARSERS, *NOT_PARSED}, found
         try:
             PARSERS.get(found.language, str)(found.text)
-        except ValueError as error:
+        except (ValueError, configparser.Error) as error:
             raise AssertionError(f"{found}: {error}") from error
 
 

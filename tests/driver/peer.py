@@ -5,23 +5,32 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import secrets
 import subprocess
 import sys
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.abc
 from decathlon_sandbox import wire
+from decathlon_sandbox.resumable import Limits, ServerEnd
 
 from decathlon_mcp.driver_client.driver import boot_message
 
 SERVERS = Path(__file__).parent / "servers"
 BOUND_SECONDS = 60.0
 """Upper limit of any wait in these tests, for a slow machine; normally none takes as long."""
+LIMITS = Limits(
+    send_payload_bytes=2 * wire.MAX_LINE_BYTES,  # some tests send too much
+    send_buffer_bytes=4 * wire.MAX_LINE_BYTES,
+    receive_payload_bytes=wire.MAX_LINE_BYTES + wire.RESPONSE_MARGIN_BYTES,
+    receive_window_bytes=wire.RESPONSE_BUFFER_BYTES,
+)
+FIRST_ID = (1 << wire.COUNTER_BITS) + 1
 _PF_EXITING = 0x4
 _PF_KTHREAD = 0x200000
 """From linux/sched.h."""
@@ -42,18 +51,21 @@ class DriverPeer:
 
     `token` is in the command line of the servers that it describes, so that their processes can be found.
     `errors_without_id` holds error responses without an id, `lines` the bytes of every response by its id.
+    Responses are acknowledged at once.
     """
 
-    def __init__(self, process: anyio.abc.Process) -> None:
+    def __init__(self, process: anyio.abc.Process, *, survive_seconds: int = 0) -> None:
         self.process = process
+        self.end = ServerEnd(LIMITS, generation=1, survive_seconds=survive_seconds)
         self.token = uuid.uuid4().hex
         self.notifications: list[tuple[str, dict[str, Any]]] = []
         self.errors_without_id: list[WireError] = []
         self.lines: dict[int, bytes] = {}
-        self.ids = itertools.count(1)
+        self.ids = itertools.count(FIRST_ID)
         self._responses: dict[int, dict[str, Any]] = {}
         self._log = bytearray()
         self._received = anyio.Event()
+        self.writing = anyio.Lock()
         self.ended = anyio.Event()
 
     @property
@@ -102,10 +114,31 @@ class DriverPeer:
         await self._until(lambda: bool(self.errors_without_id))
         return self.errors_without_id.pop(0)
 
+    async def boot(self) -> None:
+        """Send the driver's source and attach to it."""
+        await self.send_bytes(boot_message())
+        self.end.attach(secrets.token_hex(16))
+        await self.write()
+
+    async def until_attached(self) -> None:
+        await self._until(lambda: self.end.attached)
+
     async def send(self, message: Any) -> None:
-        await self.send_bytes(json.dumps(message).encode() + b"\n")
+        await self.send_payload(json.dumps(message).encode())
+
+    async def send_payload(self, payload: bytes) -> None:
+        """Send a message, which need not be JSON."""
+        self.end.send(payload)
+        await self.write()
+
+    async def write(self) -> None:
+        """Write what the connection has to send."""
+        async with self.writing:
+            while data := self.end.data_to_send():
+                await self.send_bytes(data)
 
     async def send_bytes(self, data: bytes) -> None:
+        """Write bytes as they are."""
         assert self.process.stdin is not None
         await self.process.stdin.send(data)
 
@@ -169,14 +202,16 @@ class DriverPeer:
     async def receive_messages(self) -> None:
         """Receive until the driver closes its stdout."""
         assert self.process.stdout is not None
-        buffer = bytearray()
         async for chunk in self.process.stdout:
-            buffer += chunk
-            if b"\n" in chunk:
-                *lines, rest = bytes(buffer).split(b"\n")
-                buffer = bytearray(rest)
-                for line in lines:
-                    self._on_line(line)
+            for number, payload in self.end.receive(chunk):
+                self._on_message(payload)
+                self.end.acknowledge(number)
+            assert self.end.failure is None
+            assert not self.end.attach_due
+            self.end.acknowledge_now()
+            self._wake()
+            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                await self.write()
         self.ended.set()
         self._wake()
 
@@ -191,17 +226,16 @@ class DriverPeer:
                 assert not self.ended.is_set(), f"the driver has exited; its log: {self.log}"
                 await self._received.wait()
 
-    def _on_line(self, line: bytes) -> None:
-        message = json.loads(line.decode())
+    def _on_message(self, payload: bytes) -> None:
+        message = json.loads(payload.decode())
         if "method" in message:
             self.notifications.append((message["method"], message["params"]))
         elif message["id"] is None:
             self.errors_without_id.append(WireError(message["error"]))
         else:
             assert message["id"] not in self.lines, "a request was answered twice"
-            self.lines[message["id"]] = line
+            self.lines[message["id"]] = payload
             self._responses[message["id"]] = message
-        self._wake()
 
     def _wake(self) -> None:
         self._received.set()
@@ -260,7 +294,7 @@ async def driver(
     wrap: Sequence[str] = (),
     options: Sequence[str] = (),
 ) -> AsyncGenerator[DriverPeer]:
-    """Run a driver that has sent `ready`. At the end it must exit by itself and leave no process."""
+    """Run a driver that has been attached. At the end it must exit by itself and leave no process."""
     async with await anyio.open_process(
         [*wrap, python, *options, *wire.BOOT_COMMAND[1:]],
         stdin=subprocess.PIPE,
@@ -272,9 +306,9 @@ async def driver(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(peer.receive_messages)
             tasks.start_soon(peer.receive_log)
-            await peer.send_bytes(boot_message())
-            ready = await peer.notification(wire.READY)
-            assert ready["version"] == wire.VERSION
+            await peer.boot()
+            await peer.until_attached()
+            assert peer.end.peer_version == wire.VERSION
             yield peer
             await peer.close()
         assert peer.living() == []

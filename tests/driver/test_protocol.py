@@ -7,16 +7,18 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 from decathlon_sandbox import wire
+from decathlon_sandbox.resumable import ServerEnd
 
 from decathlon_mcp.driver_client.driver import boot_message
 from tests.driver.conftest import find_python
-from tests.driver.peer import BOUND_SECONDS, DriverPeer, WireError, driver
+from tests.driver.peer import BOUND_SECONDS, FIRST_ID, LIMITS, DriverPeer, WireError, driver
 
 pytestmark = pytest.mark.anyio
 
@@ -40,13 +42,16 @@ def slow_run(seconds: float = 1000.0, **params: Any) -> dict[str, Any]:
 
 
 def test_start_up_imports_no_slow_module(python: str) -> None:
+    server = ServerEnd(LIMITS, generation=1, survive_seconds=0)
+    server.attach("0" * 32)
     result = subprocess.run(
         [python, "-X", "importtime", *wire.BOOT_COMMAND[1:]],
-        input=boot_message(),
+        input=boot_message() + server.data_to_send(),
         capture_output=True,
         check=True,
     )
-    assert b'"ready"' in result.stdout
+    assert server.receive(result.stdout) == []
+    assert server.attached
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.decode().splitlines()}
     assert "decathlon_sandbox.driver" in imported
     assert not SLOW_MODULES & imported
@@ -120,6 +125,19 @@ def test_driver_exits_if_its_stdin_ends_during_the_boot() -> None:
     assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
 
 
+def test_driver_exits_if_its_source_does_not_arrive_in_time() -> None:
+    """The first process of a container cannot rely on the end of its stdin."""
+    quick = wire.LOADER.replace(f"alarm({wire.LOADER_SECONDS})", "alarm(1)")
+    assert quick != wire.LOADER
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", quick], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(boot_message()[:5000])
+        process.stdin.flush()
+        assert process.wait(BOUND_SECONDS) == 0
+
+
 async def test_requests_run_concurrently(peer: DriverPeer) -> None:
     slow = await peer.begin(wire.RUN, **slow_run(0.5))
     assert await peer.request(wire.PING) == {}
@@ -128,19 +146,19 @@ async def test_requests_run_concurrently(peer: DriverPeer) -> None:
 
 
 async def test_messages_can_arrive_in_parts_or_together(peer: DriverPeer) -> None:
-    for piece in (
-        b'{"jsonrpc":"2.0","i',
-        b'd":1,"method":"pi',
-        b'ng"}\n{"jsonrpc":"2.0","id":2,"method":"ping"}\n',
-    ):
-        await peer.send_bytes(piece)
-        await anyio.sleep(0.01)
+    for number in (1, 2):
+        peer.end.send(b'{"jsonrpc":"2.0","id":%d,"method":"ping"}' % number)
+    data = peer.end.data_to_send()
+    async with peer.writing:
+        for piece in (data[:20], data[20:60], data[60:]):
+            await peer.send_bytes(piece)
+            await anyio.sleep(0.01)
     assert await peer.result(1) == {}
     assert await peer.result(2) == {}
 
 
-async def test_malformed_line_is_an_error_and_later_lines_still_work(peer: DriverPeer) -> None:
-    for line, reason in [
+async def test_malformed_message_is_an_error_and_later_ones_still_work(peer: DriverPeer) -> None:
+    for payload, reason in [
         (b"{not json", "parse_error"),
         (b'{"id":1,"method":"ping\xc3"}', "parse_error"),
         (b"[" * 100_000, "parse_error"),
@@ -150,22 +168,19 @@ async def test_malformed_line_is_an_error_and_later_lines_still_work(peer: Drive
         (b'{"id": true, "method": "ping"}', "invalid_request"),
         (b'{"id": 0, "method": "ping"}', "invalid_request"),
         (b'{"id": [], "method": "ping"}', "invalid_request"),
+        (b'{"id": 8589934592, "method": "ping"}', "invalid_request"),
     ]:
-        await peer.send_bytes(line + b"\n")
-        assert (await peer.error_without_id()).reason == reason, line
+        await peer.send_payload(payload)
+        assert (await peer.error_without_id()).reason == reason, payload
         assert await peer.request(wire.PING) == {}
 
 
-async def test_overlong_line_is_an_error_and_later_lines_still_work(peer: DriverPeer) -> None:
-    for _ in range(65):
-        await peer.send_bytes(b"x" * (1 << 20))
-    await peer.send_bytes(b"\n")
-    assert (await peer.error_without_id()).reason == "too_long"
+async def test_blank_lines_are_ignored(peer: DriverPeer) -> None:
+    await peer.send_bytes(b"\n\n")
     assert await peer.request(wire.PING) == {}
 
 
-async def test_unknown_notifications_and_blank_lines_are_ignored(peer: DriverPeer) -> None:
-    await peer.send_bytes(b"\n  \n")
+async def test_unknown_notifications_are_ignored(peer: DriverPeer) -> None:
     await peer.send({"jsonrpc": "2.0", "method": "whatever"})
     strange: list[Any] = [{"id": 99}, {"id": []}, {}, [1], None]
     for params in strange:
@@ -200,15 +215,23 @@ async def test_unknown_methods_and_invalid_params_fail_the_request(peer: DriverP
         assert error.value.reason == "bad_params"
 
 
-async def test_repeated_id_is_not_answered_twice(peer: DriverPeer) -> None:
+async def test_repeated_id_is_not_run_or_answered_twice(peer: DriverPeer) -> None:
     slow = await peer.begin(wire.RUN, **slow_run(0.2))
     again: dict[str, Any] = {"jsonrpc": "2.0", "id": slow, "method": wire.PING, "params": {}}
     await peer.send(again)
     assert (await peer.result(slow))["exit_code"] == 0
-    del peer.lines[slow]
-    await peer.send(again)
-    with pytest.raises(WireError, match="answered before") as error:
-        await peer.result(slow)
+    assert await peer.request(wire.PING) == {}
+
+
+async def test_repeated_id_whose_answer_was_acknowledged_is_an_error(peer: DriverPeer) -> None:
+    """A server that asks again has lost the answer, and must not wait for it."""
+    request_id = await peer.begin(wire.PING)
+    assert await peer.result(request_id) == {}
+    assert await peer.request(wire.PING) == {}  # carries the acknowledgement at the latest
+    del peer.lines[request_id]
+    await peer.send({"jsonrpc": "2.0", "id": request_id, "method": wire.PING})
+    with pytest.raises(WireError, match="was answered before") as error:
+        await peer.result(request_id)
     assert error.value.reason == "invalid_request"
 
 
@@ -247,13 +270,19 @@ async def test_driver_exits_when_its_lease_expires(python: str) -> None:
         assert "nothing received for 2 s" in peer.log
 
 
-async def test_any_input_renews_the_lease(python: str) -> None:
+async def test_only_whole_lines_of_the_server_renew_the_lease(python: str) -> None:
     async with driver(python, {wire.LEASE_VARIABLE: "1.5"}) as peer:
-        for byte in b'{"id":1,':  # the line takes twice the lease to arrive
-            await peer.send_bytes(bytes([byte]))
-            await anyio.sleep(0.4)
-        await peer.send_bytes(b'"method":"ping"}\n')
-        assert await peer.result(1) == {}
+        for _ in range(4):
+            await anyio.sleep(0.5)
+            assert await peer.request(wire.PING) == {}
+        async with peer.writing:
+            for byte in b"12345678":
+                with suppress(anyio.BrokenResourceError):
+                    await peer.send_bytes(bytes([byte]))
+                await anyio.sleep(0.5)
+        with anyio.fail_after(BOUND_SECONDS):
+            assert await peer.process.wait() == 0
+        assert "nothing received for 1.5 s" in peer.log
 
 
 async def test_lease_variable_is_not_inherited(python: str) -> None:
@@ -277,11 +306,16 @@ async def test_backpressure_bounds_memory_and_loses_no_reply(python: str) -> Non
     process = await anyio.open_process([python, *wire.BOOT_COMMAND[1:]], stderr=None)
     async with process:
         unread = DriverPeer(process)
-        await unread.send_bytes(boot_message())
-        await unread.begin(wire.START, servers=[unread.scripted_server("plain")], deadline_seconds=30)
+        await unread.boot()
         assert process.stdout is not None
-        while b'"servers"' not in await process.stdout.receive():
-            pass
+        while not unread.end.attached:
+            unread.end.receive(await process.stdout.receive())
+        await unread.begin(wire.START, servers=[unread.scripted_server("plain")], deadline_seconds=30)
+        received = b""
+        while b'"servers"' not in received:
+            received = await process.stdout.receive()
+            for number, _ in unread.end.receive(received):
+                unread.end.acknowledge(number)
         for _ in range(10):
             await unread.begin_tool("scripted", "text", unit="x" * 1000, times=1000)
         await unread.begin_tool("scripted", "flood_messages", times=20_000)
@@ -289,9 +323,9 @@ async def test_backpressure_bounds_memory_and_loses_no_reply(python: str) -> Non
         assert _resident_mib(process.pid) < 60
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(unread.receive_messages)
-            for number in range(2, 12):
+            for number in range(FIRST_ID + 1, FIRST_ID + 11):
                 assert len((await unread.result(number))["result"]["content"][0]["text"]) == 1_000_000
-            await unread.result(12)
+            await unread.result(FIRST_ID + 11)
             await unread.close()
         messages = sum(method == wire.MESSAGE for method, _ in unread.notifications)
         assert wire.NOTIFICATIONS_BURST <= messages < 20_000

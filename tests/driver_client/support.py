@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -14,9 +14,22 @@ import anyio
 from anyio.abc import ByteStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from decathlon_sandbox import wire
+from decathlon_sandbox.resumable import DriverEnd, Limits
 
+from decathlon_mcp.background import background_tasks
+from decathlon_mcp.errors import SandboxLostError
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.types import JsonObject
+
+LIMITS = Limits(
+    send_payload_bytes=8 << 20,
+    send_buffer_bytes=wire.RESPONSE_BUFFER_BYTES,
+    receive_payload_bytes=wire.MAX_LINE_BYTES,
+    receive_window_bytes=wire.REQUEST_BUFFER_BYTES,
+)
+FIRST_ID = (1 << wire.COUNTER_BITS) + 1
+BROKEN = (anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
 class MemoryByteStream(ByteStream):
@@ -50,25 +63,65 @@ def stream_pair() -> tuple[MemoryByteStream, MemoryByteStream]:
 
 
 class Peer:
-    """The driver's end of a connection."""
+    """The driver's end of a connection. After the driver's source, nothing is read before `start`."""
 
-    def __init__(self, stream: MemoryByteStream) -> None:
+    def __init__(self, stream: MemoryByteStream, *, boots: bool) -> None:
+        self.connection = DriverEnd(LIMITS)
+        self.acknowledges = True
+        """Whether messages are acknowledged when they arrive."""
         self._stream = stream
-        self._lines = BufferedByteReceiveStream(stream)
+        self._boots = boots
+        self._source = b""
+        self._booted = anyio.Event()
+        self._started = anyio.Event()
+        self._put, self._messages = anyio.create_memory_object_stream[JsonObject](math.inf)
+        if not boots:
+            self.start()
+
+    async def run(self) -> None:
+        """Read until the stream ends."""
+        reader = BufferedByteReceiveStream(self._stream)
+        with suppress(anyio.EndOfStream, anyio.IncompleteRead, *BROKEN):
+            if self._boots:
+                size = await reader.receive_until(b"\n", 100)
+                self._source = await reader.receive_exactly(int(size))
+                self._booted.set()
+            await self._started.wait()
+            while True:
+                for number, payload in self.connection.receive(await reader.receive()):
+                    self._put.send_nowait(json.loads(payload))
+                    if self.acknowledges:
+                        self.connection.acknowledge(number)
+                await self.flush()
+
+    def start(self) -> None:
+        """Answer when the server attaches."""
+        self._started.set()
 
     async def receive(self) -> JsonObject:
         """The client's next message."""
-        return json.loads(await self._lines.receive_until(b"\n", 1 << 20))
+        return await self._messages.receive()
 
     async def receive_boot_message(self) -> bytes:
-        size = await self._lines.receive_until(b"\n", 100)
-        return await self._lines.receive_exactly(int(size))
+        await self._booted.wait()
+        return self._source
 
     async def send(self, **message: Any) -> None:
-        await self.send_bytes(line(**message))
+        await self.send_payloads(payload(**message))
+
+    async def send_payloads(self, *payloads: bytes) -> None:
+        """Send messages, which need not be JSON, at once."""
+        for each in payloads:
+            self.connection.send(each)
+        await self.flush()
 
     async def send_bytes(self, data: bytes) -> None:
+        """Send bytes as they are."""
         await self._stream.send(data)
+
+    async def flush(self) -> None:
+        while data := self.connection.data_to_send():
+            await self._stream.send(data)
 
     async def reply(self, request: JsonObject, result: Any) -> None:
         await self.send(id=request["id"], result=result)
@@ -80,21 +133,46 @@ class Peer:
     async def aclose(self) -> None:
         await self._stream.aclose()
 
+    async def replace_stream(self, stream: MemoryByteStream) -> None:
+        """Use another stream from now on, for which `run` must be called again."""
+        await self._stream.aclose()
+        self.connection.stream_lost()
+        self._stream = stream
+        self._boots = False
+
+    def close(self) -> None:
+        self._put.close()
+        self._messages.close()
+
 
 @asynccontextmanager
-async def connection() -> AsyncGenerator[tuple[ByteStream, Peer]]:
-    """The client's stream and the peer at its other end."""
+async def connection(*, boots: bool = False) -> AsyncGenerator[tuple[ByteStream, Peer]]:
+    """The client's stream and the peer at its other end. `boots`: the driver's source comes first."""
     client, driver = stream_pair()
-    try:
-        yield client, Peer(driver)
-    finally:
-        await client.aclose()
-        await driver.aclose()
+    peer = Peer(driver, boots=boots)
+    async with background_tasks() as tasks:
+        tasks.start_soon(peer.run)
+        try:
+            yield client, peer
+        finally:
+            await client.aclose()
+            await driver.aclose()
+            peer.close()
 
 
-def line(**message: Any) -> bytes:
-    """A JSON-RPC message as a line."""
-    return json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n"
+def payload(**message: Any) -> bytes:
+    """A JSON-RPC message."""
+    return json.dumps({"jsonrpc": "2.0", **message}).encode()
+
+
+@dataclass
+class Source:
+    """A stream that cannot be opened again."""
+
+    stream: ByteStream
+
+    async def reopen(self) -> None:
+        raise SandboxLostError("the sandbox is gone")
 
 
 @dataclass
@@ -113,6 +191,9 @@ class ScriptedSandbox:
     @property
     def root(self) -> PurePosixPath:
         return self.spec.root
+
+    async def reopen(self) -> None:
+        raise SandboxLostError("the sandbox is gone")
 
     async def cause_of_end(self) -> str | None:
         return self.cause

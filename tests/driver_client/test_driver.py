@@ -44,7 +44,7 @@ SERVER_INFO = {
 @asynccontextmanager
 async def booting(**fields: Any) -> AsyncGenerator[tuple[ScriptedSandbox, Peer]]:
     """A sandbox whose driver has not started; `fields` are those of the sandbox."""
-    async with connection() as (stream, peer):
+    async with connection(boots=True) as (stream, peer):
         yield ScriptedSandbox(stream, **fields), peer
 
 
@@ -52,8 +52,7 @@ async def booting(**fields: Any) -> AsyncGenerator[tuple[ScriptedSandbox, Peer]]
 async def connected(**fields: Any) -> AsyncGenerator[tuple[DriverClient, Peer]]:
     """A client whose driver has started."""
     async with booting(**fields) as (sandbox, peer), connect(sandbox) as driver:
-        await peer.receive_boot_message()
-        await peer.send(method=wire.READY, params={"version": wire.VERSION, "python": "3.12", "pid": 1})
+        peer.start()
         yield driver, peer
 
 
@@ -258,11 +257,14 @@ async def test_source_of_the_driver_is_sent_first() -> None:
     assert all(isinstance(source, str) for source in sources.values())
 
 
-async def test_requests_are_sent_before_the_driver_is_ready() -> None:
-    async with booting() as (sandbox, peer), connect(sandbox) as driver:
-        await peer.receive_boot_message()
-        request, _ = await answered(peer, driver.ping, result={})
-    assert request["method"] == "ping"
+async def test_requests_wait_until_the_driver_is_ready() -> None:
+    async with booting() as (sandbox, peer), connect(sandbox) as driver, anyio.create_task_group() as tasks:
+        tasks.start_soon(driver.ping)
+        await anyio.wait_all_tasks_blocked()
+        peer.start()
+        request = await peer.receive()
+        assert request["method"] == "ping"
+        await peer.reply(request, {})
 
 
 @pytest.mark.parametrize(
@@ -330,7 +332,8 @@ async def test_error_of_a_ready_driver_is_raised_as_it_is() -> None:
     async with booting(log_tail="decathlon: Python 3.10 or later is needed") as (sandbox, peer):
 
         async def start_and_end() -> None:
-            await peer.send(method=wire.READY, params={})
+            peer.start()
+            await anyio.wait_all_tasks_blocked()
             await peer.end()
             await anyio.wait_all_tasks_blocked()
 

@@ -1,4 +1,4 @@
-"""Messages and requests over a byte stream, with a scripted peer at its other end."""
+"""Requests and notifications, with a scripted peer as the driver."""
 
 from __future__ import annotations
 
@@ -9,48 +9,23 @@ from typing import Any
 
 import anyio
 import pytest
-from anyio.abc import ByteStream, TaskGroup
+from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 from decathlon_sandbox import wire
 
+from decathlon_mcp.driver_client import messages as messages_module
 from decathlon_mcp.driver_client import rpc as rpc_module
-from decathlon_mcp.driver_client.rpc import (
-    MAX_NOTIFICATIONS_BYTES,
-    Loss,
-    MessageStream,
-    RpcClient,
-    read_message,
-)
+from decathlon_mcp.driver_client.messages import Loss, MessageStream
+from decathlon_mcp.driver_client.rpc import MAX_NOTIFICATIONS_BYTES, RpcClient, read_message
 from decathlon_mcp.errors import CallTimeoutError, DriverError, LimitExceededError, SandboxLostError
 from decathlon_mcp.types import JsonObject
-from tests.driver_client.support import Peer, connection, line
+from tests.driver_client.support import FIRST_ID, Peer, Source, connection, payload
 
 pytestmark = pytest.mark.anyio
 
 MANY: list[Any] = [0] * 2000
 TOO_MANY = "the driver sent an invalid reply to ping: the JSON text has more than 1,000 values and keys"
 TOO_DEEP = "the driver sent an invalid reply to ping: the JSON text is nested deeper than 128 levels"
-
-
-class SlowStream(ByteStream):
-    """Writes the first half of an item at once and the rest once `resume` is set."""
-
-    def __init__(self) -> None:
-        self.written = bytearray()
-        self.resume = anyio.Event()
-
-    async def send(self, item: bytes) -> None:
-        middle = len(item) // 2
-        self.written += item[:middle]
-        await self.resume.wait()
-        self.written += item[middle:]
-
-    async def receive(self, max_bytes: int = 65536) -> bytes:
-        raise NotImplementedError
-
-    async def send_eof(self) -> None: ...
-
-    async def aclose(self) -> None: ...
 
 
 async def describe_loss(loss: Loss) -> SandboxLostError:
@@ -61,8 +36,9 @@ async def describe_loss(loss: Loss) -> SandboxLostError:
 async def rpc_client(**options: Any) -> AsyncGenerator[tuple[RpcClient, Peer]]:
     """A client that reads, and its peer."""
     async with connection() as (stream, peer), anyio.create_task_group() as tasks:
-        rpc = RpcClient(stream, describe_loss, **options)
+        rpc = RpcClient(MessageStream(Source(stream), **options), describe_loss)
         tasks.start_soon(rpc.read)
+        rpc.attach()
         yield rpc, peer
         tasks.cancel_scope.cancel()
 
@@ -89,76 +65,6 @@ class Request:
         return self.outcome
 
 
-async def read_all(*chunks: bytes, max_bytes: int = 1000) -> list[bytes]:
-    """The lines that a stream of these chunks consists of."""
-    async with connection() as (stream, peer):
-        for chunk in chunks:
-            await peer.send_bytes(chunk)
-        await peer.end()
-        return [received async for received in MessageStream(stream, max_bytes=max_bytes).lines()]
-
-
-# MessageStream
-
-
-async def test_message_is_written_as_one_line() -> None:
-    async with connection() as (stream, peer):
-        await MessageStream(stream, max_bytes=100).send({"text": "a\nb"})
-        assert await peer.receive() == {"text": "a\nb"}
-
-
-async def test_message_over_the_limit_is_not_written() -> None:
-    async with connection() as (stream, peer):
-        messages = MessageStream(stream, max_bytes=20)
-        with pytest.raises(LimitExceededError, match="a message of 23 bytes exceeds the limit of 20 bytes"):
-            await messages.send({"text": "x" * 11})
-        await messages.send({"text": "x" * 8})
-        assert await peer.receive() == {"text": "x" * 8}
-
-
-async def test_send_to_a_closed_stream_is_a_lost_sandbox() -> None:
-    async with connection() as (stream, peer):
-        await peer.aclose()
-        with pytest.raises(SandboxLostError, match="the sandbox is gone"):
-            await MessageStream(stream, max_bytes=100).send({})
-
-
-async def test_peer_that_does_not_read_is_a_lost_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc_module, "SEND_SECONDS", 0.01)
-    with pytest.raises(SandboxLostError, match="has not read its input"):
-        await MessageStream(SlowStream(), max_bytes=100).send({})
-
-
-async def test_cancelled_send_writes_the_whole_message() -> None:
-    stream = SlowStream()
-    messages = MessageStream(stream, max_bytes=100)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(messages.send, {"number": 1})
-        await anyio.wait_all_tasks_blocked()
-        assert 0 < len(stream.written) < len(b'{"number":1}\n')
-        tasks.cancel_scope.cancel()
-        stream.resume.set()
-    assert bytes(stream.written) == b'{"number":1}\n'
-
-
-async def test_concurrent_messages_are_not_mixed() -> None:
-    stream = SlowStream()
-    messages = MessageStream(stream, max_bytes=100)
-    async with anyio.create_task_group() as tasks:
-        for number in range(5):
-            tasks.start_soon(messages.send, {"number": number})
-        await anyio.wait_all_tasks_blocked()
-        stream.resume.set()
-    assert sorted(json.loads(text)["number"] for text in stream.written.splitlines()) == [*range(5)]
-
-
-@pytest.mark.parametrize("size", [1, 2, 7, 1000])
-async def test_lines_are_read_whatever_the_chunks(size: int) -> None:
-    data = b'{"a":1}\n{"b":"\xc3\xa9"}\n\n{"c":[]}\n'
-    chunks = [data[start : start + size] for start in range(0, len(data), size)]
-    assert await read_all(*chunks) == data.splitlines()
-
-
 @pytest.mark.parametrize(
     "garbage",
     [
@@ -177,24 +83,8 @@ async def test_lines_are_read_whatever_the_chunks(size: int) -> None:
         b'{"a":1}{"a":2}',
     ],
 )
-def test_line_that_is_no_message_is_not_read(garbage: bytes) -> None:
+def test_payload_that_is_no_message_is_not_read(garbage: bytes) -> None:
     assert read_message(garbage) is None
-
-
-async def test_half_line_at_the_end_is_ignored() -> None:
-    assert await read_all(b'{"n":1}\n{"n":2}') == [b'{"n":1}']
-
-
-@pytest.mark.parametrize("chunks", [(b"x" * 101,), (b"x" * 60, b"x" * 60), (b"x" * 60, b"x" * 60 + b"\n")])
-async def test_line_over_the_limit_is_an_error(chunks: tuple[bytes, ...]) -> None:
-    with pytest.raises(LimitExceededError, match="a line of more than 100 bytes"):
-        await read_all(*chunks, max_bytes=100)
-
-
-async def test_line_of_exactly_the_limit_is_read() -> None:
-    text = json.dumps({"text": "x" * 88}).encode()
-    assert len(text) == 100
-    assert await read_all(text[:50], text[50:], b"\n", max_bytes=100) == [text]
 
 
 # Requests and replies
@@ -217,7 +107,7 @@ async def test_replies_with_an_unknown_id_are_ignored() -> None:
     async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
         request = Request(tasks, rpc)
         number = (await peer.receive())["id"]
-        assert number == 1
+        assert number == FIRST_ID
         for wrong in (2, 0, -1, "1", None, [1], 1.0, 1.5, True, 10**30, {"id": 1}):
             await peer.send(id=wrong, result="wrong")
         await peer.send(id=number, result="right")
@@ -228,7 +118,7 @@ async def test_second_reply_to_a_request_is_ignored() -> None:
     async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
         request = Request(tasks, rpc)
         number = (await peer.receive())["id"]
-        await peer.send_bytes(line(id=number, result=1) + line(id=number, result=2))
+        await peer.send_payloads(payload(id=number, result=1), payload(id=number, result=2))
         assert await request.result() == 1
 
 
@@ -249,7 +139,7 @@ async def test_reply_that_cannot_be_read_fails_its_request(rest: bytes) -> None:
     async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
         request, other = Request(tasks, rpc), Request(tasks, rpc)
         number, other_number = (await peer.receive())["id"], (await peer.receive())["id"]
-        await peer.send_bytes(b'{"jsonrpc":"2.0","id":%d,%b\n' % (number, rest))
+        await peer.send_payloads(b'{"jsonrpc":"2.0","id":%d,%b' % (number, rest))
         error = await request.result()
         assert isinstance(error, DriverError)
         assert error.data == {"reason": "invalid_reply"}
@@ -258,14 +148,17 @@ async def test_reply_that_cannot_be_read_fails_its_request(rest: bytes) -> None:
 
 
 async def test_millions_of_unknown_ids_are_read_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc_module, "READ_BYTES_BURST", 100 * rpc_module.LINE_COST_BYTES)
-    monkeypatch.setattr(rpc_module, "READ_BYTES_PER_SECOND", 1000 * rpc_module.LINE_COST_BYTES)
+    monkeypatch.setattr(messages_module, "READ_BYTES_BURST", 100 * messages_module.LINE_COST_BYTES)
+    monkeypatch.setattr(messages_module, "READ_BYTES_PER_SECOND", 1000 * messages_module.LINE_COST_BYTES)
     async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
         request = Request(tasks, rpc)
         number = (await peer.receive())["id"]
         started = anyio.current_time()
-        await peer.send_bytes(b'{"id":77,"result":0}\n' * 300 + line(id=number, result="done"))
+        await peer.send_payloads(*[b'{"id":77,"result":0}'] * 300, payload(id=number, result="done"))
         assert await request.result() == "done"
+        later = Request(tasks, rpc)
+        await peer.reply(await peer.receive(), "later")
+        assert await later.result() == "later"
         assert anyio.current_time() - started >= 0.2
 
 
@@ -395,9 +288,9 @@ async def test_notifications_are_delivered_in_order_before_the_reply() -> None:
         number = (await peer.receive())["id"]
         methods = [wire.PROGRESS, wire.MESSAGE, wire.MESSAGE, wire.PROGRESS]
         data = [
-            line(method=name, params={"id": number, "params": {"n": n}}) for n, name in enumerate(methods)
+            payload(method=name, params={"id": number, "params": {"n": n}}) for n, name in enumerate(methods)
         ]
-        await peer.send_bytes(b"".join(data) + line(id=number, result="done"))
+        await peer.send_payloads(*data, payload(id=number, result="done"))
         assert await request.result() == "done"
         assert received == [0, 1, 2, 3]
 
@@ -515,7 +408,6 @@ async def test_end_of_the_stream_fails_pending_and_later_requests() -> None:
         assert all(isinstance(outcome, SandboxLostError) for outcome in outcomes)
         assert rpc.closed.is_set()
         assert rpc.ready_or_closed.is_set()
-        assert not rpc.ready
         with pytest.raises(SandboxLostError, match="the stream ended"):
             await rpc.request(wire.PING, {})
         with pytest.raises(SandboxLostError, match="the stream ended"):
@@ -525,8 +417,8 @@ async def test_end_of_the_stream_fails_pending_and_later_requests() -> None:
 async def test_end_of_the_stream_within_a_reply_fails_the_request() -> None:
     async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
         request = Request(tasks, rpc)
-        reply = line(id=(await peer.receive())["id"], result={})
-        await peer.send_bytes(reply[:-1])
+        peer.connection.send(payload(id=(await peer.receive())["id"], result={}))
+        await peer.send_bytes(peer.connection.data_to_send()[:-1])
         await peer.end()
         assert isinstance(await request.result(), SandboxLostError)
 
@@ -543,10 +435,10 @@ async def test_line_over_the_limit_closes_the_connection() -> None:
     async with rpc_client(max_read_bytes=1000) as (rpc, peer), anyio.create_task_group() as tasks:
         request = Request(tasks, rpc)
         await peer.receive()
-        await peer.send_bytes(b"x" * 1001)
+        await peer.send_bytes(b"x" * 1100)
         error = await request.result()
         assert isinstance(error, SandboxLostError)
-        assert error.message == "the driver sent a line of more than 1000 bytes"
+        assert error.message == "the driver violated the protocol: it sent a line of more than 1048 bytes"
         assert error.data["by_driver"]
 
 
@@ -560,22 +452,24 @@ async def test_stream_that_ends_is_not_the_drivers_fault() -> None:
         assert not error.data["by_driver"]
 
 
-async def test_garbage_lines_do_not_close_the_connection() -> None:
+async def test_garbage_does_not_close_the_connection() -> None:
     async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
         request = Request(tasks, rpc)
         message = await peer.receive()
-        await peer.send_bytes(b'garbage\n\xff\n[]\n{"id":\n{"method":7,"params":[]}\n{"id":{},"method":[]}\n')
+        await peer.send_payloads(
+            b"garbage", b"\xff", b"[]", b'{"id":', b'{"method":7,"params":[]}', b'{"id":{},"method":[]}'
+        )
+        await peer.send_bytes(b"garbage\n\xff\n\n1 2 3\n")
         await peer.reply(message, "done")
         assert await request.result() == "done"
 
 
-async def test_failing_write_closes_the_connection() -> None:
+async def test_failing_write_is_a_lost_sandbox() -> None:
     async with connection() as (stream, peer):
-        rpc = RpcClient(stream, describe_loss)
+        rpc = RpcClient(MessageStream(Source(stream)), describe_loss)
         await peer.aclose()
         with pytest.raises(SandboxLostError, match="the sandbox is gone"):
-            await rpc.request(wire.PING, {})
-        assert rpc.closed.is_set()
+            await rpc.send_bytes(b"source")
 
 
 async def test_message_over_the_limit_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -583,7 +477,6 @@ async def test_message_over_the_limit_fails_its_request_alone(monkeypatch: pytes
     async with rpc_client() as (rpc, peer), anyio.create_task_group() as tasks:
         with pytest.raises(LimitExceededError):
             await rpc.request(wire.PING, {"text": "x" * 1000})
-        assert (await peer.receive())["method"] == wire.CANCEL
         request = Request(tasks, rpc)
         await peer.reply(await peer.receive(), "done")
         assert await request.result() == "done"
@@ -596,13 +489,19 @@ async def test_first_reason_for_closing_is_kept() -> None:
         assert (await rpc.closed_error()).message == "first"
 
 
-async def test_ready_notification_is_recorded() -> None:
-    async with rpc_client() as (rpc, peer):
+async def test_client_is_ready_once_the_driver_is_attached() -> None:
+    async with connection(boots=True) as (stream, peer), anyio.create_task_group() as tasks:
+        rpc = RpcClient(MessageStream(Source(stream)), describe_loss)
+        tasks.start_soon(rpc.read)
+        await rpc.send_bytes(b"1\n ")
+        rpc.attach()
+        await anyio.wait_all_tasks_blocked()
         assert not rpc.ready
-        await peer.send(method=wire.READY, params={"version": 1})
+        peer.start()
         await rpc.ready_or_closed.wait()
         assert rpc.ready
         assert not rpc.closed.is_set()
+        tasks.cancel_scope.cancel()
 
 
 async def test_end_of_the_stream_breaks_the_tunnels() -> None:

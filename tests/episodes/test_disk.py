@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.state import Ending
-from decathlon_mcp.errors import AtCapacityError
+from decathlon_mcp.errors import AtCapacityError, EpisodeClaimedError
 from decathlon_mcp.storage.disk import DiskSpace
 from tests.episodes.environment import ended, exits_with, running_registry
 from tests.fakes.driver import FakeCall
@@ -69,8 +70,10 @@ async def test_neighbour_that_fills_the_disk_does_not_take_the_honest_verdict(di
         await honest.call("probe__small", {})
         calls = 0
         while neighbour.claim is None:
-            await neighbour.call("probe__big", {})
-            calls += 1
+            # A call that cannot be logged is not sent.
+            with suppress(EpisodeClaimedError):
+                await neighbour.call("probe__big", {})
+                calls += 1
         assert calls <= DISK_MIB // 2
         assert neighbour.claim.truncated
         with pytest.raises(AtCapacityError, match="disk is nearly full") as refused:

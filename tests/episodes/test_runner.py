@@ -140,7 +140,7 @@ async def test_an_attempt_that_exhausts_its_memory_in_a_call_is_forfeited(tmp_pa
         assert "out of memory" in verdict.detail
         assert episode.state.phase is Phase.SCORED
         assert await episode.claim_done(None) is False
-    assert [event["event"] for event in trajectory(tmp_path, episode)] == ["call", "claim", "end"]
+    assert [event["event"] for event in trajectory(tmp_path, episode)] == ["call", "reply", "claim", "end"]
 
 
 async def test_an_attempt_that_exhausts_its_memory_between_calls_is_forfeited(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ async def test_a_sandbox_killed_from_outside_in_a_call_gives_no_reward(tmp_path:
         await ended(episode)
         verdict = await episode.evaluate()
         assert (verdict.status, verdict.reward) == ("sandbox_lost", None)
-    assert [event["event"] for event in trajectory(tmp_path, episode)] == ["call", "end"]
+    assert [event["event"] for event in trajectory(tmp_path, episode)] == ["call", "reply", "end"]
 
 
 async def test_an_attempt_whose_driver_does_not_freeze_is_forfeited(
@@ -289,9 +289,10 @@ async def test_a_cancelled_call_is_recorded_and_the_episode_continues(tmp_path: 
             await running.wait()
             tasks.cancel_scope.cancel()
         await episode.call("probe__echo", {"text": "still here"})
-    first, second, _ = trajectory(tmp_path, episode)
-    assert (first["failed"], first["result"]) == (True, {"error": "cancelled"})
-    assert (second["failed"], second["seq"]) == (False, 2)
+    call, reply, second_call, second_reply, _ = trajectory(tmp_path, episode)
+    assert (reply["seq"], reply["failed"], reply["failure"]["message"]) == (1, True, "cancelled")
+    assert (call["seq"], second_call["seq"]) == (1, 2)
+    assert (second_reply["seq"], second_reply["failed"]) == (2, False)
 
 
 async def test_an_episode_that_raises_ends_alone(tmp_path: Path) -> None:
@@ -320,8 +321,9 @@ async def test_the_trajectory_stays_on_disk(tmp_path: Path) -> None:
         await episode.evaluate()
         episode.close()
         await ended(episode)
-    call, claim, end = trajectory(tmp_path, episode)
+    call, reply, claim, end = trajectory(tmp_path, episode)
     assert (call["event"], call["name"], call["arguments"]) == ("call", "probe__echo", {"text": "kept"})
+    assert (reply["event"], reply["result"]["content"][0]["text"]) == ("reply", "kept")
     assert (claim["event"], claim["answer"]) == ("claim", "the answer")
     assert (end["event"], end["ending"]) == ("end", "closed by its client")
     folder = tmp_path / "state" / "episodes" / episode.id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -14,6 +14,8 @@ from anyio import CancelScope
 from anyio.abc import ByteStream, TaskGroup
 from anyio.streams.buffered import BufferedByteReceiveStream
 from decathlon_sandbox import wire
+from decathlon_sandbox.connection import LIMITS
+from decathlon_sandbox.resumable import DriverEnd
 from decathlon_sandbox.truncation import cut
 
 from decathlon_mcp.errors import DecathlonError
@@ -135,7 +137,10 @@ class _RequestError(Exception):
 
 
 class FakeDriver:
-    """A driver from boot to the end of its stream. A test provides its tools and processes as callables."""
+    """A driver from boot to the end of its stream. A test provides its tools and processes as callables.
+
+    `stream` can lose bytes, but ends only if no server will come any more.
+    """
 
     def __init__(self, stream: ByteStream, tree: Tree, *, tools: Tools, run: Run, faults: Faults) -> None:
         self._stream = stream
@@ -144,6 +149,8 @@ class FakeDriver:
         self._process_handler = run
         self._faults = faults
         self._send_lock = anyio.Lock()
+        self._end = DriverEnd(LIMITS)
+        self._used_ids: set[int] = set()
         self._requests: dict[int, CancelScope] = {}
         self._started: set[str] = set()
         self._frozen = False
@@ -154,12 +161,14 @@ class FakeDriver:
         """Run until the stream ends or the process dies; returns the exit."""
         with self._scope:
             async with anyio.create_task_group() as tasks:
-                with suppress(anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError):
+                with suppress(
+                    anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, TimeoutError
+                ):
                     await self._serve(tasks)
                 tasks.cancel_scope.cancel()
         return self._exit or ProcessExit(0)
 
-    def _end(self, process_exit: ProcessExit) -> None:
+    def _die(self, process_exit: ProcessExit) -> None:
         self._exit = process_exit
         self._scope.cancel()
 
@@ -169,19 +178,31 @@ class FakeDriver:
         await reader.receive_exactly(size)
         if self._faults.never_ready:
             await anyio.sleep_forever()
-        await self._send(
-            {"method": wire.READY, "params": {"version": wire.VERSION, "python": "3.11.0", "pid": 1}}
-        )
-        async for message in _messages(reader):
-            method, params = message["method"], message.get("params", {})
-            if "id" in message:
-                tasks.start_soon(self._answer, message["id"], method, params)
-            elif method == wire.CANCEL and (scope := self._requests.get(params.get("id"))):
-                scope.cancel()
+        valid_lines, deadline = 0, anyio.current_time() + wire.LEASE_SECONDS
+        while self._end.failure is None:
+            with anyio.fail_after(deadline - anyio.current_time()):
+                data = await reader.receive()
+            for number, payload in self._end.receive(data):
+                self._on_message(json.loads(payload), tasks)
+                self._end.acknowledge(number)
+            if self._end.valid_lines > valid_lines:
+                valid_lines = self._end.valid_lines
+                deadline = anyio.current_time() + (self._end.survive_seconds or wire.LEASE_SECONDS)
+            self._end.acknowledge_now()
+            await self._flush()
+
+    def _on_message(self, message: Json, tasks: TaskGroup) -> None:
+        method, params, request_id = message["method"], message.get("params", {}), message.get("id")
+        if request_id is not None:
+            if request_id not in self._used_ids:
+                self._used_ids.add(request_id)
+                tasks.start_soon(self._answer, request_id, method, params)
+        elif method == wire.CANCEL and (scope := self._requests.get(params.get("id"))):
+            scope.cancel()
 
     async def _answer(self, request_id: int, method: str, params: Json) -> None:
         if method == self._faults.dies_on:
-            self._end(ProcessExit())
+            self._die(ProcessExit())
             await anyio.lowlevel.checkpoint()
         if method == self._faults.silent_on:
             await anyio.sleep_forever()
@@ -193,7 +214,8 @@ class FakeDriver:
             except _RequestError as error:
                 reply = {"error": error.error}
             except ProcessExit as process_exit:
-                self._end(process_exit)
+                self._die(process_exit)
+                await anyio.sleep_forever()
             finally:
                 del self._requests[request_id]
         if self._frozen and method == wire.CALL and "error" in reply:
@@ -345,18 +367,16 @@ class FakeDriver:
         return {"killed": killed}
 
     async def _send(self, message: Json) -> None:
-        data = json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n"
-        noise = b'noise\n{"half": \n[1, 2]\n\xff\xfe\n\n' if self._faults.garbage else b""
+        self._end.send(json.dumps({"jsonrpc": "2.0", **message}).encode())
+        await self._flush(b'noise\n{"half": \n[1, 2]\n\xff\xfe\n\n' if self._faults.garbage else b"")
+
+    async def _flush(self, noise: bytes = b"") -> None:
         async with self._send_lock:
             try:
-                await self._stream.send(noise + data)
+                while data := self._end.data_to_send():
+                    await self._stream.send(noise + data)
             except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                 self._scope.cancel()
-
-
-async def _messages(reader: BufferedByteReceiveStream) -> AsyncIterator[Json]:
-    while True:
-        yield json.loads(await reader.receive_until(b"\n", wire.MAX_LINE_BYTES))
 
 
 def _definition(name: str, tool: Handler | FakeTool) -> Json:

@@ -1,6 +1,7 @@
 """Property of the server's reader of a driver's output: whatever comes, nothing but the request fails.
 
-`check` feeds bytes to a client with pending requests and tunnels, as if a hijacked driver had sent them.
+`check` feeds bytes to a client with pending requests and tunnels, as if a hijacked driver had sent them: each
+line as a message, and all of them instead of one.
 """
 
 from __future__ import annotations
@@ -8,12 +9,13 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
-from anyio.abc import ByteStream
 from decathlon_sandbox import wire
+from decathlon_sandbox.resumable import DriverEnd, Limits
 
 from decathlon_mcp.driver_client import rpc as rpc_module
+from decathlon_mcp.driver_client.messages import Loss, MessageStream
 from decathlon_mcp.driver_client.replies import OWN_PREFIX, read_reply, without_own_keys
-from decathlon_mcp.driver_client.rpc import MAX_DEPTH, MAX_NOTIFICATIONS, Loss, RpcClient
+from decathlon_mcp.driver_client.rpc import MAX_DEPTH, MAX_NOTIFICATIONS, RpcClient
 from decathlon_mcp.driver_client.tunnels import MAX_TUNNELS
 from decathlon_mcp.errors import CallTimeoutError, DriverError, LimitExceededError, SandboxLostError
 from decathlon_mcp.suites.truncation import OVERLONG_KEY
@@ -21,9 +23,11 @@ from decathlon_mcp.types import as_json, as_object
 from tests.fuzz.long_run import main
 
 MODULES = (
+    "decathlon_mcp.driver_client.messages",
     "decathlon_mcp.driver_client.replies",
     "decathlon_mcp.driver_client.rpc",
     "decathlon_mcp.driver_client.tunnels",
+    "decathlon_sandbox.resumable",
 )
 PRIVATE: Any = rpc_module
 LIMIT_BYTES = 2048
@@ -32,25 +36,21 @@ CHUNK_BYTES = 7
 """The stream is received in chunks of this length, so that lines are put together."""
 
 
-class Received(ByteStream):
-    """A stream that was received and then ended."""
+DRIVER_LIMITS = Limits(
+    send_payload_bytes=1 << 20,
+    send_buffer_bytes=1 << 24,
+    receive_payload_bytes=1 << 20,
+    receive_window_bytes=1 << 24,
+)
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
 
-    async def receive(self, max_bytes: int = 65536) -> bytes:
-        chunk, self._data = self._data[:CHUNK_BYTES], self._data[CHUNK_BYTES:]
-        return chunk or b"\n"
+class NoStream:
+    """A sandbox whose stream is not used: `check` carries the bytes."""
 
-    async def send(self, item: bytes) -> None: ...
+    stream: Any = None
 
-    async def send_eof(self) -> None: ...
-
-    async def aclose(self) -> None: ...
-
-    @property
-    def ended(self) -> bool:
-        return not self._data
+    async def reopen(self) -> None:
+        raise NotImplementedError
 
 
 class Tasks:
@@ -69,22 +69,28 @@ async def describe_loss(loss: Loss) -> SandboxLostError:
 
 def check(data: bytes) -> None:
     """Raise AssertionError, or any error that the reader must not raise, if it misbehaves on these bytes."""
-    stream, tasks = Received(data), Tasks()
-    rpc = RpcClient(stream, describe_loss, max_read_bytes=LIMIT_BYTES)
+    tasks = Tasks()
+    messages: Any = MessageStream(NoStream(), max_read_bytes=LIMIT_BYTES)
+    rpc = RpcClient(messages, describe_loss)
     client: Any = rpc
     requests = {number: client._pending.setdefault(number, PRIVATE._PendingRequest()) for number in (1, 2)}
     tunnels: Any = rpc.tunnels
     tunnels.forward({PORT: describe_loss}, tasks)
     tunnels.create()
-    lines = client._messages.lines()
-    received = 0
-    try:
-        while not stream.ended:
-            client._dispatch(_next(lines))
-            received += 1
-    except LimitExceededError:
+    end, driver = messages._end, DriverEnd(DRIVER_LIMITS)
+    end.attach("0" * 32)
+    driver.receive(end.data_to_send())
+    for line in data.split(b"\n"):
+        if line:
+            driver.send(line)
+    _receive(client, end, driver.data_to_send(1 << 24))
+    if end.failure is not None:
         assert max(map(len, data.split(b"\n"))) > LIMIT_BYTES
-    assert received <= data.count(b"\n") + 1
+    unacknowledged = [request.reply.number for request in requests.values() if request.reply is not None]
+    assert sorted(end._in_progress) == sorted(number for number in unacknowledged if number is not None)
+    delivered = end._delivered
+    _receive(client, end, data)
+    assert end._delivered == delivered
     assert len(tasks.started) <= MAX_TUNNELS
     for tunnel in tunnels._open.values():
         assert len(tunnel._buffer) <= wire.WINDOW_BYTES
@@ -92,16 +98,13 @@ def check(data: bytes) -> None:
     for request in requests.values():
         _check_notifications(request)
         if request.reply is not None:
-            _check_reply(request.reply)
+            _check_reply(request.reply.message)
 
 
-def _next(lines: Any) -> bytes:
-    """The next line of a generator that never has to wait."""
-    try:
-        lines.asend(None).send(None)
-    except StopIteration as stop:
-        return stop.value
-    raise AssertionError("the reader waits")
+def _receive(client: Any, end: Any, data: bytes) -> None:
+    for start in range(0, len(data), CHUNK_BYTES):
+        for number, payload in end.receive(data[start : start + CHUNK_BYTES]):
+            client._on_message(number, payload)
 
 
 def _check_notifications(request: Any) -> None:

@@ -74,7 +74,7 @@ async def test_truncation_removes_output_schemas_and_structured_content(served: 
 async def test_the_trajectory_has_the_truncated_result(served: Served) -> None:
     async with playing(served, "play", "task") as player:
         text = await player.text("long__text", characters=LIMIT_CHARACTERS)
-        (event,) = served.episodes.live[-1].journal.events("call")
+        (event,) = served.episodes.live[-1].journal.events("reply")
         assert event["result"]["content"] == [{"type": "text", "text": text}]
 
 

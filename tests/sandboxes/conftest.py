@@ -137,7 +137,7 @@ def docker_bench(owner: str, folder: Path, engine: Any, image: str) -> Bench:
 
 def bench_of(owner: str, folder: Path, create: Callable[[], Provider], **fields: Any) -> Bench:
     async def leave_behind(specs: Sequence[SandboxSpec], last_step: LastStep) -> None:
-        async with killed_server(former(owner), folder, specs, last_step) as server:
+        async with killed_server(former(owner), folder, specs, last_step, wait_for="ready") as server:
             server.kill()
             await server.wait()
 
@@ -159,9 +159,12 @@ def former(owner: str) -> str:
 
 @asynccontextmanager
 async def killed_server(
-    owner: str, folder: Path, specs: Sequence[SandboxSpec], last_step: LastStep = "none"
+    owner: str, folder: Path, specs: Sequence[SandboxSpec], last_step: LastStep = "none", *, wait_for: str
 ) -> AsyncGenerator[Process]:
-    """A separate process that has opened sandboxes, in the folder that the bench's provider uses."""
+    """A separate process that opens sandboxes, in the folder that the bench's provider uses.
+
+    `wait_for`: what it must have reported, "opening" or "ready".
+    """
     arguments = {
         "owner": owner,
         "folder": str(folder / "sandboxes"),
@@ -171,7 +174,9 @@ async def killed_server(
     command = [sys.executable, "-m", "tests.sandboxes.killed_server", json.dumps(arguments)]
     async with await anyio.open_process(command, stderr=None) as server:
         assert server.stdout is not None
-        assert await server.stdout.receive() == b"ready\n"
+        reported = b""
+        while wait_for.encode() not in reported:
+            reported += await server.stdout.receive()
         yield server
 
 

@@ -1,4 +1,7 @@
-"""Program for tests to kill: opens sandboxes, does one last thing to each, prints "ready", and waits."""
+"""Program for tests to kill: opens sandboxes and does one last thing to each.
+
+Prints "opening" before, and "ready" after that.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,16 @@ async def main(owner: str, folder: str, specs: Sequence[dict[str, object]], last
     docker = any(spec["image"] for spec in specs)
     provider: Provider = DockerProvider(owner) if docker else LocalProvider(owner, Path(folder))
     async with provider, AsyncExitStack() as stack:
+        report("opening")
         for spec in specs:
             await act(await stack.enter_async_context(provider.open(parse_spec(spec))), last_step)
-        sys.stdout.write("ready\n")
-        sys.stdout.flush()
+        report("ready")
         await anyio.sleep_forever()
+
+
+def report(state: str) -> None:
+    sys.stdout.write(f"{state}\n")
+    sys.stdout.flush()
 
 
 async def act(sandbox: Sandbox, last_step: LastStep) -> None:

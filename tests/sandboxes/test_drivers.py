@@ -14,7 +14,7 @@ from anyio.abc import Process
 
 from decathlon_mcp.driver_client.driver import connect
 from decathlon_mcp.sandboxes.conformance import download, file_entry, pack
-from tests.sandboxes.conftest import Bench
+from tests.sandboxes.conftest import Bench, killed_server
 
 pytestmark = pytest.mark.anyio
 every_provider = pytest.mark.parametrize(
@@ -116,6 +116,24 @@ async def test_stopped_server_leaves_nothing(real: Bench, tmp_path: Path) -> Non
         server.terminate()
         assert await server.wait() == 0
     await real.assert_nothing_left()
+
+
+@pytest.mark.slow
+async def test_sweep_after_a_server_that_was_killed_at_any_moment_leaves_nothing(
+    real: Bench, tmp_path: Path
+) -> None:
+    """Sandboxes that survive, and none of another owner's."""
+    async with real.provider.open(real.spec()) as other:
+        for step in range(12):
+            specs = [real.new_spec(survives=True) for _ in range(4)]
+            async with killed_server(real.former_owner, tmp_path, specs, wait_for="opening") as server:
+                await anyio.sleep(step * (0.002 if real.engine is None else 0.05))
+                server.kill()
+                await server.wait()
+            # The engine may still be creating a container that the dead server has requested.
+            while len(await real.resources()) > 1 + (real.engine is None):
+                await real.provider.sweep(real.former_owner)
+        assert await other.is_running()
 
 
 @asynccontextmanager

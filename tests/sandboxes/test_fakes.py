@@ -6,9 +6,17 @@ import anyio
 import pytest
 
 from decathlon_mcp.driver_client.driver import connect
-from decathlon_mcp.errors import AtCapacityError, CallTimeoutError, DriverError, SandboxLostError
+from decathlon_mcp.errors import (
+    AtCapacityError,
+    CallTimeoutError,
+    DriverError,
+    ProviderUnavailableError,
+    SandboxLostError,
+)
+from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.sandboxes.conformance import PROBE_COMMAND, ROOT, receive_all
 from tests.fakes.driver import FakeCall, FakeTool, Faults, ProcessExit, RunReply, ToolError
-from tests.fakes.provider import FakeProvider
+from tests.fakes.provider import FakeMachine, FakeProvider
 from tests.sandboxes.conftest import driver_spec
 
 pytestmark = pytest.mark.anyio
@@ -197,3 +205,48 @@ async def test_faults_differ_by_sandbox_and_files_can_be_inspected() -> None:
             async with provider.open(driver_spec("b")) as sandbox, connect(sandbox) as driver:
                 with pytest.raises(SandboxLostError):
                     await driver.ping()
+
+
+async def test_surviving_sandbox_is_taken_back_from_a_provider_that_died() -> None:
+    surviving = SandboxSpec("survivor", PROBE_COMMAND, ROOT, survives=True)
+    ending = SandboxSpec("other", PROBE_COMMAND, ROOT)
+    with anyio.fail_after(10):
+        async with FakeMachine() as machine:
+            async with FakeProvider("first", machine=machine) as first:
+                async with first.open(surviving) as sandbox, first.open(ending) as other:
+                    first.die()
+                    for stream in (sandbox.stream, other.stream):
+                        with pytest.raises(anyio.EndOfStream):
+                            await stream.receive()
+                    with pytest.raises(ProviderUnavailableError):
+                        await sandbox.reopen()
+            async with FakeProvider("second", machine=machine) as second:
+                await anyio.wait_all_tasks_blocked()
+                assert list(machine.sandboxes) == ["survivor"]
+                async with second.take_back("first", surviving) as sandbox:
+                    await sandbox.stream.send(b'{"write": "/episode/a", "text": "x"}\n')
+                    await sandbox.stream.receive()
+                    assert sandbox.tree.text("/episode/a") == "x"
+                assert machine.sandboxes == {}
+
+
+async def test_stream_breaks_sandbox_is_lost_and_engine_is_unavailable() -> None:
+    spec = SandboxSpec("survivor", PROBE_COMMAND, ROOT, survives=True)
+    with anyio.fail_after(10):
+        async with FakeProvider() as provider, provider.open(spec) as sandbox:
+            await sandbox.stream.send(b"{}\n")
+            await anyio.wait_all_tasks_blocked()
+            sandbox.break_stream()
+            assert await receive_all(sandbox) == b"", "the answer was on its way"
+            provider.unavailable = True
+            with pytest.raises(ProviderUnavailableError):
+                await sandbox.reopen()
+            provider.unavailable = False
+            await sandbox.reopen()
+            await sandbox.stream.send(b"{}\n")
+            await sandbox.stream.receive()
+            await sandbox.lose(out_of_memory=True)
+            assert await receive_all(sandbox) == b""
+            assert await sandbox.cause_of_end() == "out of memory"
+            with pytest.raises(SandboxLostError):
+                await sandbox.reopen()

@@ -14,14 +14,15 @@ from typing import Any
 
 import anyio
 import pytest
+from anyio.abc import ByteStream
 
 from decathlon_mcp.driver_client.driver import connect
 from decathlon_mcp.errors import BadRequestError, ImageError, SandboxLostError
-from decathlon_mcp.sandboxes.base import Sandbox
-from decathlon_mcp.sandboxes.conformance import file_entry, pack, receive_all
+from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
+from decathlon_mcp.sandboxes.conformance import file_entry, pack, receive_all, receive_line
 from decathlon_mcp.sandboxes.local import process_signals
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
-from decathlon_mcp.sandboxes.local.sandbox import LEADER_FILE, OWNER_FILE
+from decathlon_mcp.sandboxes.local.sandbox import LEADER_FILE, OWNER_FILE, unfinished_folder_prefix
 from tests.sandboxes.conftest import Bench
 
 pytestmark = pytest.mark.anyio
@@ -293,6 +294,10 @@ def leader_of(sandbox: Sandbox) -> int:
     return int((Path(sandbox.root).parent / LEADER_FILE).read_text().split()[0])
 
 
+def folder_of(local: Bench, spec: SandboxSpec) -> Path:
+    return local.scratch / "sandboxes" / spec.name
+
+
 async def test_first_process_killed_by_a_signal_has_an_exit_code_above_128(local: Bench) -> None:
     async with local.provider.open(local.python_spec("import os; os.abort()")) as sandbox:
         assert await receive_all(sandbox) == b""
@@ -320,3 +325,127 @@ async def test_sweep_tolerates_sandboxes_that_another_server_removes_meanwhile(t
         stop.set()
         for thread in threads:
             thread.join()
+
+
+# Survival
+
+
+async def test_output_without_a_server_is_kept_for_the_next_one(local: Bench) -> None:
+    """Named pipes lose nothing, unlike an engine's streams."""
+    script = """
+import sys, time
+print("ready", flush=True)
+input()
+print("o" * 30_000, flush=True)
+sys.stderr.write("e" * 10_000 + " the end")
+sys.stderr.flush()
+open("done", "w").close()
+input()
+"""
+    spec = local.python_spec(script, survives=True)
+    await local.leave_behind([spec], "none")
+    with (folder_of(local, spec) / "stdin").open("wb") as stdin:
+        stdin.write(b"\n")
+    await until((folder_of(local, spec) / "root" / "done").exists)
+    async with local.provider.take_back(local.former_owner, spec) as sandbox:
+        received = b""
+        while not received.endswith(b"\n" + b"o" * 30_000 + b"\n"):
+            received += await sandbox.stream.receive()
+        assert sandbox.log_tail.endswith("e the end")
+
+
+async def test_receiver_of_a_closed_stream_does_not_disturb_the_next_one(local: Bench) -> None:
+    """The next stream gets the same descriptors, while tasks still wait for those of the one before."""
+    script = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
+    async with local.provider.open(local.python_spec(script, survives=True)) as sandbox:
+        for _ in range(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(receive_until_closed, sandbox.stream)
+                await anyio.wait_all_tasks_blocked()
+                await sandbox.stream.aclose()
+                await sandbox.reopen()
+                await sandbox.stream.send(b"again\n")
+                with anyio.fail_after(10):
+                    assert await sandbox.stream.receive() == b"again\n"
+
+
+async def receive_until_closed(stream: ByteStream) -> None:
+    with pytest.raises(anyio.ClosedResourceError):
+        await stream.receive()
+
+
+async def test_end_of_the_first_process_wakes_who_waits_to_send(local: Bench) -> None:
+    """Also if a descendant still has the other ends of the pipes open."""
+    script = """
+import os, time
+print(os.getpid(), flush=True)
+if os.fork() == 0:
+    time.sleep(1000)
+time.sleep(0.5)
+"""
+    for survives in (False, True):
+        async with local.provider.open(local.python_spec(script, survives=survives)) as sandbox:
+            await receive_line(sandbox)
+            with pytest.raises(anyio.BrokenResourceError):
+                await sandbox.stream.send(b"x" * (1 << 20))
+            assert await receive_all(sandbox) == b""
+    await local.assert_nothing_left()
+
+
+@pytest.mark.parametrize("name", ["stdin", "stdout", "stderr"])
+@pytest.mark.parametrize("replacement", ["nothing", "link", "file"])
+async def test_sandbox_that_replaced_its_pipes_is_lost(local: Bench, name: str, replacement: str) -> None:
+    target = local.scratch / "target"
+    target.write_text("untouched")
+    spec = local.new_spec(survives=True)
+    await local.leave_behind([spec], "none")
+    pipe = folder_of(local, spec) / name
+    pipe.unlink()
+    if replacement == "link":
+        pipe.symlink_to(target)
+    elif replacement == "file":
+        pipe.write_text("")
+    with pytest.raises(SandboxLostError, match=f"cannot be reached: its {name}"):
+        async with local.provider.take_back(local.former_owner, spec):
+            pass
+    assert target.read_text() == "untouched"
+    await local.assert_nothing_left()
+
+
+async def test_another_process_with_the_pid_of_a_surviving_one_is_not_taken_back(local: Bench) -> None:
+    spec = local.new_spec(survives=True)
+    await local.leave_behind([spec], "none")
+    async with local.provider.open(local.spec("env", "-i", "sleep", "1000")) as stranger:
+        leader = folder_of(local, spec) / LEADER_FILE
+        _, started_ticks, boot_id = leader.read_text().split()
+        leader.write_text(f"{leader_of(stranger)} {int(started_ticks) - 100} {boot_id}")
+        with pytest.raises(SandboxLostError):
+            async with local.provider.take_back(local.former_owner, spec):
+                pass
+        assert await stranger.is_running()
+
+
+async def test_folder_that_could_not_be_deleted_is_deleted_by_the_next_sweep(
+    local: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        pass
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", refuse)
+        async with local.provider.open(local.new_spec()):
+            pass
+    assert await local.provider.sweep(local.owner) == 1
+    await local.assert_nothing_left()
+
+
+async def test_folder_of_a_server_that_was_killed_while_it_created_it_is_swept(local: Bench) -> None:
+    """Only those of the owner in question."""
+    spec, others = local.new_spec(), local.scratch / "sandboxes" / ".other.name"
+    others.mkdir(parents=True)
+    unfinished = folder_of(local, spec).with_name(unfinished_folder_prefix(local.former_owner) + spec.name)
+    unfinished.mkdir()
+    assert await local.provider.sweep(local.former_owner, keep=[spec.name]) == 0
+    assert await local.provider.sweep(local.former_owner) == 1
+    assert not unfinished.exists()
+    others.rmdir()

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from decathlon_mcp.storage.disk import DiskSpace
-from decathlon_mcp.storage.journal import NOT_KEPT, VERDICT_BYTES, CallPositions, Journal
+from decathlon_mcp.storage.journal import VERDICT_BYTES, Journal
+from decathlon_mcp.storage.logged_calls import NOT_KEPT, CallPositions, Positions
 
 
 def test_events_are_read_back_as_written(tmp_path: Path) -> None:
@@ -47,13 +48,15 @@ def test_truncated_line_is_skipped(tmp_path: Path) -> None:
 FILL = """
 import json, resource, sys
 from pathlib import Path
-from decathlon_mcp.storage.journal import NOT_KEPT, Journal
+from decathlon_mcp.storage.journal import Journal
+from decathlon_mcp.storage.logged_calls import NOT_KEPT, Positions
 journal = Journal(Path(sys.argv[1]))
 first = journal.add_call(seq=1, result="first")
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
 assert journal.add_call(seq=2, result="x" * 400_000) == NOT_KEPT
 third = journal.add_call(seq=3, result="third")
-print(json.dumps([event["seq"] for event in journal.calls_at([first, NOT_KEPT, third])]))
+kept = [Positions(first, first), Positions(NOT_KEPT, NOT_KEPT), Positions(third, third)]
+print(json.dumps([event["seq"] for event in journal.calls_at(kept)]))
 journal.write_verdict({"reward": 1.0})
 """
 
@@ -75,7 +78,8 @@ def test_calls_over_the_limit_are_not_kept_and_other_events_are(tmp_path: Path) 
     positions = [journal.add_call(seq=seq, result="x" * 300) for seq in range(1, 5)]
     assert positions[2:] == [NOT_KEPT, NOT_KEPT]
     journal.add("claim", answer="y" * 2000)
-    assert [event["seq"] for event in journal.calls_at(positions)] == [1, 2]
+    kept = [Positions(position, NOT_KEPT) for position in positions]
+    assert [event["seq"] for event in journal.calls_at(kept)] == [1, 2]
     assert len(next(journal.events("claim"))["answer"]) == 2000
     journal.close()
 
@@ -92,7 +96,7 @@ def test_large_logs_do_not_grow_while_the_disk_is_nearly_full(tmp_path: Path) ->
 def test_calls_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     journal, positions = Journal(tmp_path / "one"), CallPositions()
     for seq in (3, 1, 5):
-        positions.set(seq, journal.add_call(seq=seq))
+        positions.set_call(seq, journal.add_call(seq=seq))
     assert [event["seq"] for event in journal.calls_at(positions.snapshot())] == [1, 3, 5]
     journal.close()
 

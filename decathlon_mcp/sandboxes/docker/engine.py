@@ -193,13 +193,18 @@ class Engine:
         Raises APIError if the engine refuses, ProviderUnavailableError if it does not answer.
         """
         api = await self.api()
+
+        def request() -> _T:
+            self.try_to_connect()
+            return call(api)
+
         try:
             return await to_thread.run_sync(
-                call, api, limiter=limiter or self._threads, abandon_on_cancel=abandon
+                request, limiter=limiter or self._threads, abandon_on_cancel=abandon
             )
         except APIError:
             raise
-        except (RequestException, DockerException) as error:
+        except (RequestException, DockerException, ConnectionRefusedError, FileNotFoundError) as error:
             raise self._unavailable(error) from error
 
     async def aclose(self) -> None:
@@ -225,11 +230,18 @@ class Engine:
                 where=self.address,
                 cure=cure,
             )
-        if self.address.startswith("unix://"):
-            _try_socket(self.address.removeprefix("unix://"))
+        self.try_to_connect()
         api = cast("Api", docker.APIClient(**options, version="auto", timeout=2, max_pool_size=POOL_SIZE))
         api.timeout = REQUEST_SECONDS
         return api
+
+    def try_to_connect(self) -> None:
+        """Connect to the engine's socket and disconnect, which takes some 50 µs. Raises OSError."""
+        # The SDK (docker 7.2) leaks its socket when it cannot connect, so this is tried before each request.
+        if self.address.startswith("unix://"):
+            with socket.socket(socket.AF_UNIX) as trial:
+                trial.settimeout(2)
+                trial.connect(self.address.removeprefix("unix://"))
 
     def _unavailable(self, error: Exception) -> ProviderUnavailableError:
         cause = _system_error(error)
@@ -242,14 +254,6 @@ class Engine:
             where=self.address,
             cure=cure,
         )
-
-
-def _try_socket(path: str) -> None:
-    """Raises OSError if nothing listens."""
-    # The SDK (docker 7.2) leaks its socket when it cannot connect, so this is tried first.
-    with socket.socket(socket.AF_UNIX) as trial:
-        trial.settimeout(2)
-        trial.connect(path)
 
 
 def engine_message(error: APIError) -> str:

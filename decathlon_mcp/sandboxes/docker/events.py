@@ -94,6 +94,7 @@ class EventWatch:
         filters = {"label": SANDBOX_LABEL, "event": ["oom", "die"]}
         # The HTTP library raises ValueError or AttributeError when another thread closes the stream.
         with suppress(RequestException, DockerException, OSError, ValueError, AttributeError):
+            self._engine.try_to_connect()
             self._events = api.events(filters=filters, decode=True)
             if self._stopped:
                 self._close_events()

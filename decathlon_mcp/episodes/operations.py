@@ -1,0 +1,291 @@
+"""Calls that run exactly once: a request that is sent again gets the reply of the first one.
+
+A request has an *operation*, an id that its client gives it; a request that is sent again has the same one.
+A call runs in a task of its own, and the requests that wait for it are its callers: the one that began it,
+those with the same operation, and those with the same tool and arguments whose predecessor lost its
+connection. A call ends early only if all its callers have cancelled it.
+
+Of calls that have ended only digests and numbers are kept here; their replies are read from the trajectory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import TypeAlias
+
+import anyio
+import msgspec
+from anyio.streams.memory import MemoryObjectSendStream
+
+from decathlon_mcp.driver_client.rpc import NotificationHandler
+from decathlon_mcp.episodes.tools import ToolRoute
+from decathlon_mcp.errors import (
+    BadRequestError,
+    CallTimeoutError,
+    DecathlonError,
+    DriverError,
+    EpisodeClaimedError,
+    EpisodeEndedError,
+    LimitExceededError,
+    SandboxLostError,
+)
+from decathlon_mcp.foreign_names import quoted
+from decathlon_mcp.storage.logged_calls import MAX_OPERATIONS, LoggedOperation
+from decathlon_mcp.types import JsonObject, as_object
+
+MAX_OPERATION_CHARACTERS = 256
+"""Longest id of an operation that a client may choose."""
+UNATTENDED_SECONDS = 300.0
+"""How long a detached call goes on without a caller: as long as `decathlon_client` tries to come back."""
+MAX_QUEUED = 16
+"""Notifications that wait for a slow caller. Further ones wait in `RpcClient`, which drops the oldest."""
+DIGEST_BYTES = 16
+
+Outcome: TypeAlias = JsonObject | DecathlonError
+"""The reply of a task's server, with `result` or `error`, or the error that a call failed with."""
+_Notification: TypeAlias = tuple[bool, JsonObject]
+"""Whether it is progress (else a log message), and its params."""
+
+_FAILURES = {
+    kind.code: kind
+    for kind in (
+        DecathlonError,
+        CallTimeoutError,
+        DriverError,
+        EpisodeClaimedError,
+        EpisodeEndedError,
+        LimitExceededError,
+        SandboxLostError,
+    )
+}
+_encode_sorted = msgspec.json.Encoder(order="deterministic").encode
+
+
+def call_digest(name: str, arguments: JsonObject | None) -> str:
+    """A digest of a tool's name and its arguments, which does not depend on the order of their keys."""
+    call = [name, arguments or {}]
+    try:
+        data = _encode_sorted(call)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        # Lone surrogates, which UTF-8 cannot encode.
+        data = json.dumps(call, sort_keys=True).encode()
+    return blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
+
+
+def check_operation(operation: object) -> str:
+    """An operation's id that a client chose. Raises BadRequestError."""
+    if not isinstance(operation, str) or not operation or len(operation) > MAX_OPERATION_CHARACTERS:
+        raise BadRequestError(
+            f"`decathlon/operation` must be a string of 1 to {MAX_OPERATION_CHARACTERS} characters"
+        )
+    return operation
+
+
+def failure_json(error: DecathlonError) -> JsonObject:
+    """An error for the trajectory, see `failure_from_json`."""
+    return {"code": error.code, "message": error.message, **({"data": error.data} if error.data else {})}
+
+
+def failure_from_json(failure: JsonObject) -> DecathlonError:
+    kind = _FAILURES.get(str(failure.get("code")), DriverError)
+    return kind(str(failure.get("message")), **(as_object(failure.get("data")) or {}))
+
+
+async def never() -> bool:
+    """For a caller whose connection cannot break without ending the server."""
+    return False
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Caller:
+    """A request that waits for a call.
+
+    `operation`: its id. `detached`: the call goes on for UNATTENDED_SECONDS when the request is cancelled.
+    `is_gone`: whether the connection to the client broke, so that nobody reads the answer. The handlers are
+    called with the call's notifications.
+    """
+
+    operation: str | None = None
+    detached: bool = False
+    is_gone: Callable[[], Awaitable[bool]] = never
+    on_progress: NotificationHandler | None = None
+    on_message: NotificationHandler | None = None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class RunningCall:
+    """A call without a reply so far. One task runs it, inside `scope`, and ends with `finish`.
+
+    `params`: of `tools/call`. `request`: the id of the driver's request, once it has one. `resumed`: a server
+    that died has begun it. `kept`: whether the trajectory has its line; None before it is written. `started`:
+    whether its task runs.
+    """
+
+    seq: int
+    route: ToolRoute
+    name: str
+    params: JsonObject
+    digest: str
+    started_at: float
+    operation: str | None = None
+    request: int | None = None
+    resumed: bool = False
+    kept: bool | None = None
+    started: bool = False
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    outcome: Outcome | None = None
+    _finished: anyio.Event = field(default_factory=anyio.Event)
+    _callers: dict[Caller, MemoryObjectSendStream[_Notification]] = field(
+        default_factory=dict[Caller, MemoryObjectSendStream[_Notification]]
+    )
+
+    async def wait(self, caller: Caller) -> Outcome | None:
+        """Pass the call's notifications on to a caller until it has ended; None if the episode ended first.
+
+        If a caller is cancelled and no other remains, the call is cancelled, unless the caller is detached.
+        """
+        if not self._finished.is_set():
+            await self._attend(caller)
+        return self.outcome
+
+    async def _attend(self, caller: Caller) -> None:
+        send, receive = anyio.create_memory_object_stream[_Notification](MAX_QUEUED)
+        self._callers[caller] = send
+        self.scope.deadline = math.inf
+        try:
+            async for is_progress, params in receive:
+                handler = caller.on_progress if is_progress else caller.on_message
+                if handler is not None:
+                    await handler(params)
+        except BaseException:
+            await self._leave(caller)
+            raise
+        finally:
+            send.close()
+            receive.close()
+
+    async def _leave(self, caller: Caller) -> None:
+        self._callers.pop(caller, None)
+        # Before the task starts, a call of a server that died cannot be cancelled: it may have run already.
+        if self._callers or self._finished.is_set() or not self.started:
+            return
+        if caller.detached:
+            self.scope.deadline = anyio.current_time() + UNATTENDED_SECONDS
+            return
+        self.scope.cancel()
+        with anyio.CancelScope(shield=True):
+            # The request ends after the driver has the cancellation; that takes SEND_SECONDS at most.
+            await self._finished.wait()
+
+    async def is_abandoned(self) -> bool:
+        """Whether nobody can get the reply: all connections broke, or the server that had them died."""
+        if self.scope.cancel_called or self._finished.is_set():
+            return False
+        return self.resumed or all([await caller.is_gone() for caller in tuple(self._callers)])
+
+    async def on_progress(self, params: JsonObject) -> None:
+        await self._notify(is_progress=True, params=params)
+
+    async def on_message(self, params: JsonObject) -> None:
+        await self._notify(is_progress=False, params=params)
+
+    async def _notify(self, *, is_progress: bool, params: JsonObject) -> None:
+        for stream in tuple(self._callers.values()):
+            # One that is cancelled meanwhile closes its stream.
+            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                await stream.send((is_progress, params))
+
+    def finish(self, outcome: Outcome | None = None) -> None:
+        """End the call; its callers get the outcome after the notifications that are queued for them."""
+        if not self._finished.is_set():
+            self.outcome = outcome
+            self._finished.set()
+            for stream in self._callers.values():
+                stream.close()
+
+
+class Operations:
+    """The calls of one episode, by operation and by digest."""
+
+    def __init__(self) -> None:
+        # Digests of operations, with the number and the digest of each one's call; the oldest is first.
+        self._known: dict[bytes, tuple[int, bytes]] = {}
+        self._running: dict[int, RunningCall] = {}
+        self._by_digest: dict[str, list[RunningCall]] = {}
+
+    @property
+    def running(self) -> tuple[RunningCall, ...]:
+        """The calls without a reply so far."""
+        return tuple(self._running.values())
+
+    async def find(self, operation: str | None, digest: str) -> RunningCall | int | None:
+        """The call that a request repeats or joins: one that runs, or the number of one that has ended.
+
+        Returns None for a new call; then nothing is awaited between the last check and the return. Raises
+        BadRequestError if the operation is that of another call.
+        """
+        known = self._find_known(operation, digest)
+        if known is not None or digest not in self._by_digest:
+            return known
+        for call in tuple(self._by_digest[digest]):
+            if await call.is_abandoned() and call.seq in self._running:
+                return self._find_known(operation, digest) or call
+        # A request with the same operation may have come meanwhile.
+        return self._find_known(operation, digest)
+
+    def has(self, operation: str) -> bool:
+        return _key(operation) in self._known
+
+    def add(self, call: RunningCall) -> None:
+        """Keep a call that begins. Its operation is new."""
+        self._running[call.seq] = call
+        self._by_digest.setdefault(call.digest, []).append(call)
+        if call.operation is not None:
+            self.remember(LoggedOperation(call.operation, call.digest, call.seq))
+
+    def remember(self, operation: LoggedOperation) -> None:
+        """Keep an operation, and drop the oldest one over MAX_OPERATIONS."""
+        self._known[_key(operation.operation)] = (operation.seq, bytes.fromhex(operation.digest))
+        if len(self._known) > MAX_OPERATIONS:
+            del self._known[next(iter(self._known))]
+
+    def forget(self, call: RunningCall) -> None:
+        """Forget the operation of a call that was not sent: the next request with it runs."""
+        if call.operation is not None:
+            self._known.pop(_key(call.operation), None)
+
+    def finish(self, call: RunningCall, outcome: Outcome | None) -> None:
+        """The call has ended, and the trajectory has its reply."""
+        if self._running.pop(call.seq, None) is not None:
+            same = self._by_digest[call.digest]
+            same.remove(call)
+            if not same:
+                del self._by_digest[call.digest]
+        call.finish(outcome)
+
+    def restore(self, operations: Iterable[LoggedOperation], unanswered: Iterable[RunningCall]) -> None:
+        """Continue those of a server that died."""
+        for operation in operations:
+            self.remember(operation)
+        for call in unanswered:
+            self.add(call)
+
+    def _find_known(self, operation: str | None, digest: str) -> RunningCall | int | None:
+        if operation is None or (known := self._known.get(_key(operation))) is None:
+            return None
+        seq, known_digest = known
+        if known_digest.hex() != digest:
+            raise BadRequestError(
+                f"operation {quoted(operation)} was another call, with another tool or other arguments; a "
+                "request that is sent again must be the same, and a new one needs a new id"
+            )
+        return self._running.get(seq, seq)
+
+
+def _key(operation: str) -> bytes:
+    return blake2b(operation.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()

@@ -1,0 +1,161 @@
+"""The record of an episode's calls: two lines of the trajectory for each, and their numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import anyio.to_thread
+
+from decathlon_mcp.episodes.operations import (
+    Outcome,
+    RunningCall,
+    call_digest,
+    failure_from_json,
+    failure_json,
+)
+from decathlon_mcp.episodes.tools import ToolRoute
+from decathlon_mcp.errors import DecathlonError, LimitExceededError
+from decathlon_mcp.grading.attempt import CallCounts, CallRecord
+from decathlon_mcp.storage.journal import Journal
+from decathlon_mcp.storage.logged_calls import NOT_KEPT, CallPositions, LoggedCalls
+from decathlon_mcp.types import JsonObject, as_object
+
+_LOST_REPLY = failure_json(LimitExceededError("not kept: the log has reached its limit"))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCalls:
+    """The calls of an attempt, read from its journal one by one each time it is iterated."""
+
+    journal: Journal
+    positions: CallPositions
+
+    def __iter__(self) -> Iterator[CallRecord]:
+        return map(CallRecord.from_journal, self.journal.calls_at(self.positions))
+
+
+class CallRecorder:
+    """Writes and counts an episode's calls. `last`: number of the newest call, from 1.
+
+    A call that has a line counts, and one without a reply counts as failed.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self.last = 0
+        self._journal = journal
+        self._positions = CallPositions()
+        self._calls = 0
+        self._answered = 0
+        self._failed = 0
+        self._routes: set[ToolRoute] = set()
+
+    @property
+    def counts(self) -> CallCounts:
+        return CallCounts(self._calls, self._failed + self._calls - self._answered, len(self._routes))
+
+    @property
+    def calls(self) -> RecordedCalls:
+        """The calls so far."""
+        return RecordedCalls(self._journal, self._positions.snapshot())
+
+    def add_call(self, call: RunningCall) -> bool:
+        """Write the line of a call; False if it cannot be kept, and then the call must not be sent."""
+        meta = call.params.get("_meta")
+        identity = {} if call.operation is None else {"operation": call.operation, "digest": call.digest}
+        position = self._journal.add_call(
+            seq=call.seq,
+            server=call.route.server,
+            tool=call.route.tool,
+            name=call.name,
+            # None if the client sent no arguments, so that a later server can send the same call.
+            arguments=call.params.get("arguments"),
+            **({"meta": meta} if meta else {}),
+            **identity,
+            request=call.request,
+            started_at=call.started_at,
+        )
+        call.kept = position != NOT_KEPT
+        if call.kept:
+            self._calls += 1
+            self._routes.add(call.route)
+            self._positions.set_call(call.seq, position)
+        return call.kept
+
+    def add_operation(self, call: RunningCall, operation: str) -> None:
+        """Write that a further request gets the reply of this call."""
+        self._journal.add_joined(seq=call.seq, operation=operation, digest=call.digest)
+
+    def add_reply(self, call: RunningCall, outcome: Outcome) -> bool:
+        """Write a call's reply or the error that it failed with; False if it cannot be kept.
+
+        Instead of a reply that is too long, the fact is written, if there is room for that.
+        """
+        if isinstance(outcome, DecathlonError):
+            failed, members = True, {"failure": failure_json(outcome)}
+        elif (result := as_object(outcome.get("result"))) is not None:
+            failed, members = bool(result.get("isError")), {"result": result}
+        else:
+            failed, members = True, {"error": outcome.get("error")}
+        seconds = round(time.time() - call.started_at, 6)
+        write = partial(self._journal.add_reply, seq=call.seq, failed=failed, seconds=seconds)
+        position = write(**members)
+        is_kept = position != NOT_KEPT
+        if not is_kept:
+            position = write(failure=_LOST_REPLY)
+        self._answered += 1
+        self._failed += failed
+        self._positions.set_reply(call.seq, position)
+        return is_kept
+
+    async def read_outcome(self, seq: int) -> Outcome | None:
+        """The first reply of a call that has ended; None if it was not kept."""
+        position = self._positions.reply(seq)
+        return _outcome(await anyio.to_thread.run_sync(self._journal.line_at, position))
+
+    def restore(self, logged: LoggedCalls) -> None:
+        """Continue the record of a server that died."""
+        self.last = logged.last
+        self._positions = logged.positions
+        self._calls = logged.calls
+        self._answered = logged.calls - len(logged.unanswered)
+        self._failed = logged.failed
+        self._routes = {ToolRoute(server, tool) for server, tool in logged.tools}
+
+    def forget(self) -> None:
+        """Free the positions of an episode that is over."""
+        self._positions = CallPositions()
+
+
+def unanswered_call(event: JsonObject) -> RunningCall:
+    """A call of a server that died, from its line in the trajectory."""
+    params: JsonObject = {"name": event["tool"]}
+    if event.get("arguments") is not None:
+        params["arguments"] = event["arguments"]
+    if event.get("meta"):
+        params["_meta"] = event["meta"]
+    name = str(event["name"])
+    return RunningCall(
+        seq=int(event["seq"]),
+        route=ToolRoute(str(event["server"]), str(event["tool"])),
+        name=name,
+        params=params,
+        digest=event.get("digest") or call_digest(name, as_object(event.get("arguments"))),
+        started_at=float(event["started_at"]),
+        operation=event.get("operation"),
+        request=event.get("request"),
+        resumed=True,
+        kept=True,
+    )
+
+
+def _outcome(line: JsonObject | None) -> Outcome | None:
+    if line is None:
+        return None
+    if (failure := as_object(line.get("failure"))) is not None:
+        return failure_from_json(failure)
+    if (result := as_object(line.get("result"))) is not None:
+        return {"result": result}
+    return {"error": line.get("error")}

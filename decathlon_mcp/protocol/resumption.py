@@ -1,0 +1,425 @@
+"""Replies that clients can fetch again: the events of a handshake-era request, until its answer is out.
+
+A request that may take long, or has effects, is answered as a stream of events. The first event has an id and
+no data, and is sent before the request is dispatched. A client whose stream breaks sends a GET with the id of
+the last event that it got, and receives the rest, even from a server that was started meanwhile: the request
+itself is in the store until its answer is out, and is dispatched again.
+
+Exactly-once is not decided here: the episode knows a call that it has had before by the ids of its session
+and its request.
+
+An event's id is GENERATION.NUMBER.REQUEST: the generation of the server that sent it, its number in the
+stream, and the request's JSON-RPC id as JSON, percent-encoded. The number of an answer is `last`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+import anyio
+from mcp.server.streamable_http import EventCallback, EventStore
+from mcp_types import INVALID_REQUEST, ErrorData, JSONRPCError, JSONRPCMessage, JSONRPCResponse
+from starlette.types import Receive, Send
+
+from decathlon_mcp.storage.store import RequestRow, Store
+
+LAST_EVENT_KEY = "decathlon.last_event_id"
+"""Key of the header `Last-Event-ID` in the ASGI scope."""
+RESUMABLE_SINCE = "2025-11-25"
+"""The first protocol revision whose clients accept an event without data."""
+MAX_STREAMS = 256
+"""Requests of one session in progress that can be resumed; further ones are served as without a store."""
+MAX_REQUEST_ID_BYTES = 128
+"""Longest JSON-RPC id of a request that can be resumed: the id comes back in a header."""
+MAX_NOTIFICATIONS = 64
+"""Notifications of one request that are kept. A client that resumes misses older ones."""
+MAX_NOTIFICATION_BYTES = 256 << 10
+"""Size of the notifications of one request that are kept."""
+MAX_KEPT_BYTES = 64 << 20
+"""Size of the answers of all sessions that are kept in memory. One that was dropped is made again from the
+stored request."""
+ANSWERED_SECONDS = 5.0
+"""How long a request is kept after its answer was written. The answer may still be in a buffer of this
+process, or of a connection that broke without a sign; clients come back after one second."""
+UNFETCHED_SECONDS = 300.0
+"""How long an answer is kept that no client has fetched. Unmodified clients give up much earlier."""
+PING_SECONDS = 15.0
+"""Time between two comments on a silent stream: clients and proxies close silent connections."""
+FAST_SECONDS = 0.25
+"""A request that takes longer notices that its client is gone; before, watching costs more than it saves."""
+
+_EVENT_ID = re.compile(r"(?P<generation>[0-9]{1,18})\.(?P<number>[0-9]{1,9}|last)\.(?P<request>[!-~]{1,512})")
+_PING = b": ping\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class EventId:
+    """The id of an event. `number`: None for an answer. `request`: a JSON-RPC id as JSON."""
+
+    generation: int
+    number: int | None
+    request: str
+
+    def __str__(self) -> str:
+        number = "last" if self.number is None else self.number
+        return f"{self.generation}.{number}.{quote(self.request, safe='')}"
+
+    @classmethod
+    def parse(cls, text: str) -> EventId | None:
+        """None if it is not an id of ours."""
+        match = _EVENT_ID.fullmatch(text)
+        if match is None:
+            return None
+        request = unquote(match["request"])
+        try:
+            value = json.loads(request)
+        except ValueError:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, str)):
+            return None
+        number = None if match["number"] == "last" else int(match["number"])
+        return cls(int(match["generation"]), number, request)
+
+
+class RequestStream:
+    """The events of one request, for any number of readers.
+
+    `request`: its JSON-RPC id as JSON. `complete`: the answer is there, or none will come. `answered`: the
+    answer was written to a client.
+    """
+
+    def __init__(
+        self, session: str, request: str, generation: int, on_answered: Callable[[RequestStream], None]
+    ):
+        self.session = session
+        self.request = request
+        self.complete = False
+        self.answered = False
+        self.size_bytes = 0
+        self.readers = 0
+        self._generation = generation
+        self._on_answered = on_answered
+        self._events: deque[tuple[int, bytes]] = deque()
+        self._answer: bytes | None = None
+        self._next = 1
+        self._changed = anyio.Event()
+
+    def add_notification(self, message: JSONRPCMessage) -> str:
+        """Keep an event other than the answer, and return its id."""
+        event_id = str(EventId(self._generation, self._next, self.request))
+        frame = _frame(event_id, message)
+        self._events.append((self._next, frame))
+        self.size_bytes += len(frame)
+        self._next += 1
+        while len(self._events) > MAX_NOTIFICATIONS or self.size_bytes > MAX_NOTIFICATION_BYTES:
+            _, oldest = self._events.popleft()
+            self.size_bytes -= len(oldest)
+        self._notify()
+        return event_id
+
+    def add_answer(self, message: JSONRPCMessage) -> str:
+        """Keep the answer, and return the id of its event."""
+        event_id = str(EventId(self._generation, None, self.request))
+        self._answer = _frame(event_id, message)
+        self.size_bytes += len(self._answer)
+        self.complete = True
+        self._notify()
+        return event_id
+
+    def end(self) -> None:
+        """No answer will come: readers end their streams."""
+        self.complete = True
+        self._notify()
+
+    async def wait(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition on this stream holds."""
+        while not condition():
+            await self._changed.wait()
+
+    async def is_abandoned(self, grace_seconds: float) -> bool:
+        """Whether no client came for the answer: none was connected for `grace_seconds` on end.
+
+        Returns when that is so, or the answer was written to a client.
+        """
+        while not self.answered:
+            await self.wait(lambda: self.answered or not self.readers)
+            with anyio.move_on_after(grace_seconds) as scope:
+                await self.wait(lambda: self.answered or self.readers > 0)
+            if scope.cancelled_caught:
+                return True
+        return False
+
+    async def send(self, receive: Receive, send: Send, *, after: EventId | None = None) -> None:
+        """Send the events that follow `after`, until the answer or the end of the client's connection.
+
+        The head of the response and the priming event must have been sent.
+        """
+        number = after.number if after is not None and after.generation == self._generation else 0
+        with self._reading():
+            progress = _Progress(number or 0)
+            with anyio.move_on_after(FAST_SECONDS):
+                await self.wait(lambda: self.complete)
+            if not self.complete:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(_cancel_when_gone, receive, tasks.cancel_scope)
+                    await self._follow(send, progress)
+                    tasks.cancel_scope.cancel()
+                if not self.complete:
+                    return
+            await self._send_new(send, progress)
+            if self._answer is not None:
+                await _send_body(send, self._answer, more=True)
+                self.answered = True
+                self._on_answered(self)
+                self._notify()
+            await _send_body(send, b"", more=False)
+
+    async def _follow(self, send: Send, progress: _Progress) -> None:
+        """Send notifications as they come, until the stream is complete."""
+        while not self.complete:
+            await self._send_new(send, progress)
+            with anyio.move_on_after(PING_SECONDS) as silence:
+                await self.wait(lambda: self.complete or self._next > progress.sent + 1)
+            if silence.cancelled_caught:
+                await _send_body(send, _PING, more=True)
+
+    async def _send_new(self, send: Send, progress: _Progress) -> None:
+        for number, frame in list(self._events):
+            if number > progress.sent:
+                progress.sent = number
+                await _send_body(send, frame, more=True)
+        progress.sent = max(progress.sent, self._next - 1)
+
+    @contextmanager
+    def _reading(self) -> Generator[None]:
+        self.readers += 1
+        self._notify()
+        try:
+            yield
+        finally:
+            self.readers -= 1
+            self._notify()
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far one reader has got. `sent`: number of the last event."""
+
+    sent: int
+
+
+class Resumption:
+    """The streams of all sessions of one manager. Requests are in the store as long as their streams."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._sessions: dict[str, SessionStreams] = {}
+        # Complete streams and when to forget them, in the order of these times.
+        self._unfetched: OrderedDict[RequestStream, float] = OrderedDict()
+        self._answered: OrderedDict[RequestStream, float] = OrderedDict()
+        self._kept_bytes = 0
+
+    @property
+    def generation(self) -> int:
+        return self._store.generation
+
+    def add_session(self, session: str) -> SessionStreams:
+        """The streams of a new or revived session."""
+        self._sessions[session] = streams = SessionStreams(session, self)
+        return streams
+
+    def session(self, session: str) -> SessionStreams | None:
+        return self._sessions.get(session)
+
+    def end_session(self, session: str) -> None:
+        """End all streams of a session. Its rows in the store are the caller's."""
+        if (streams := self._sessions.pop(session, None)) is not None:
+            for stream in streams:
+                stream.end()
+                self._unkeep(stream)
+
+    def insert(self, stream: RequestStream, body: bytes) -> None:
+        """Keep a request in the store."""
+        self.expire()
+        self._store.insert_request(RequestRow(stream.session, stream.request, body))
+
+    def stored(self, session: str) -> list[RequestRow]:
+        """The requests of a session that were not answered, or only just."""
+        return self._store.requests(session)
+
+    def completed(self, stream: RequestStream) -> None:
+        """The answer is there: keep it in memory for a while, at the cost of older ones."""
+        self._kept_bytes += stream.size_bytes
+        self._unfetched[stream] = anyio.current_time() + UNFETCHED_SECONDS
+        while self._kept_bytes > MAX_KEPT_BYTES and self._answered:
+            self.forget(next(iter(self._answered)))
+        while self._kept_bytes > MAX_KEPT_BYTES and len(self._unfetched) > 1:
+            self._drop(next(iter(self._unfetched)))
+
+    def answered(self, stream: RequestStream) -> None:
+        """The answer was written to a client."""
+        if self._unfetched.pop(stream, None) is not None:
+            self._answered[stream] = anyio.current_time() + ANSWERED_SECONDS
+
+    def expire(self) -> None:
+        """Forget the requests whose time is over."""
+        now = anyio.current_time()
+        for streams in (self._answered, self._unfetched):
+            while streams and next(iter(streams.values())) <= now:
+                self.forget(next(iter(streams)))
+
+    def forget(self, stream: RequestStream) -> None:
+        """Forget a request that is complete, in memory and in the store."""
+        # Unless a later request with the same id has taken its place, also in the store.
+        if self._drop(stream):
+            self._store.delete_request(stream.session, stream.request)
+
+    def _drop(self, stream: RequestStream) -> bool:
+        """Remove a stream from memory; False if another has its place, or its session has ended."""
+        self._unkeep(stream)
+        streams = self._sessions.get(stream.session)
+        return streams is not None and streams.remove(stream)
+
+    def _unkeep(self, stream: RequestStream) -> None:
+        if self._unfetched.pop(stream, None) is not None or self._answered.pop(stream, None) is not None:
+            self._kept_bytes -= stream.size_bytes
+
+
+class SessionStreams(EventStore):
+    """The streams of one session. The SDK passes every message of the session to `store_event`."""
+
+    def __init__(self, session: str, resumption: Resumption) -> None:
+        self._session = session
+        self._resumption = resumption
+        # By the SDK's name of a stream, the request's id as text: for the SDK, 5 and "5" are the same.
+        self._streams: dict[str, RequestStream] = {}
+        self._in_progress = 0
+
+    def __iter__(self) -> Iterator[RequestStream]:
+        return iter(list(self._streams.values()))
+
+    @property
+    def generation(self) -> int:
+        return self._resumption.generation
+
+    def in_progress(self, request_id: int | str) -> RequestStream | None:
+        """The stream of a request whose answer is still to come."""
+        stream = self._streams.get(str(request_id))
+        return None if stream is None or stream.complete else stream
+
+    def find(self, request: str) -> RequestStream | None:
+        """The stream of a request, by its JSON-RPC id as JSON."""
+        return next((stream for stream in self._streams.values() if stream.request == request), None)
+
+    def open(self, request_id: int | str, body: bytes, *, stored: bool = False) -> RequestStream | None:
+        """A stream for a request that is about to be dispatched; None if it cannot be resumed.
+
+        `stored`: the request is in the store already.
+        """
+        request = json.dumps(request_id)
+        if len(request) > MAX_REQUEST_ID_BYTES or self._in_progress >= MAX_STREAMS:
+            return None
+        if len(self._streams) >= 2 * MAX_STREAMS:
+            self._resumption.forget(next(stream for stream in self._streams.values() if stream.complete))
+        stream = RequestStream(self._session, request, self._resumption.generation, self._resumption.answered)
+        if not stored:
+            self._resumption.insert(stream, body)
+        self._streams.pop(str(request_id), None)
+        self._streams[str(request_id)] = stream
+        self._in_progress += 1
+        return stream
+
+    def remove(self, stream: RequestStream) -> bool:
+        """Forget a stream; False if it is not here."""
+        key = str(json.loads(stream.request))
+        if self._streams.get(key) is not stream:
+            return False
+        del self._streams[key]
+        return True
+
+    async def store_event(self, stream_id: str, message: JSONRPCMessage | None) -> str:
+        """Keep a message of a request that can be resumed, and return its id; "" for all others."""
+        stream = self._streams.get(stream_id)
+        if stream is None or stream.complete or message is None:
+            return ""
+        if not isinstance(message, JSONRPCResponse | JSONRPCError):
+            return stream.add_notification(message)
+        event_id = stream.add_answer(message)
+        self._in_progress -= 1
+        self._resumption.completed(stream)
+        return event_id
+
+    async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str | None:
+        """Unused: `sdk.SessionTransport` replays events without the SDK."""
+        raise NotImplementedError
+
+
+async def start_stream(send: Send, session: str, stream: RequestStream | None, generation: int = 0) -> None:
+    """Send the head of a stream, and its priming event if there is a stream."""
+    headers = {
+        "cache-control": "no-cache, no-transform",
+        "connection": "keep-alive",
+        "content-type": "text/event-stream",
+        "mcp-session-id": session,
+        "x-accel-buffering": "no",
+    }
+    await send(
+        {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        }
+    )
+    if stream is not None:
+        event_id = EventId(generation, 0, stream.request)
+        await _send_body(send, f"id: {event_id}\r\ndata: \r\n\r\n".encode(), more=True)
+
+
+async def send_single_answer(send: Send, session: str, answer: JSONRPCMessage | None) -> None:
+    """Send a stream that has at most one event, an answer without an id."""
+    await start_stream(send, session, None)
+    await _send_body(send, b"" if answer is None else _frame(None, answer), more=False)
+
+
+def answer_unknown(event_id: EventId) -> JSONRPCMessage:
+    """The answer to a request whose real answer was sent and is not kept any more."""
+    # An error under the request's id: after an empty stream, clients wait until their time-out.
+    message = "the answer to this request was sent before and is not kept any more"
+    return _error(json.loads(event_id.request), message)
+
+
+def conflicting_stream(session: str, request_id: int | str) -> RequestStream:
+    """A stream that refuses a request with the id of another one that is in progress."""
+    stream = RequestStream(session, json.dumps(request_id), 0, lambda stream: None)
+    stream.add_answer(_error(request_id, "another request with this id is in progress in this session"))
+    return stream
+
+
+def _error(request_id: int | str, message: str) -> JSONRPCError:
+    return JSONRPCError(jsonrpc="2.0", id=request_id, error=ErrorData(code=INVALID_REQUEST, message=message))
+
+
+def _frame(event_id: str | None, message: JSONRPCMessage) -> bytes:
+    data = message.model_dump_json(by_alias=True, exclude_unset=True)
+    prefix = "" if event_id is None else f"id: {event_id}\r\n"
+    return f"{prefix}event: message\r\ndata: {data}\r\n\r\n".encode()
+
+
+async def _send_body(send: Send, body: bytes, *, more: bool) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()

@@ -1,0 +1,164 @@
+"""The calls in a trajectory: where their lines are, and what a server that starts later reads of them.
+
+A call's number, `seq`, counts from 1. Its line `call` is written before it is sent, its line `reply` when the
+reply is there, with one of `result` (of the tool), `error` (a JSON-RPC error of the task's server) and
+`failure` (an error of this server). A line `joined` has the operation of another request that gets the same
+reply. Trajectories of older releases have one line for a call and its reply.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from decathlon_mcp.types import JsonObject, as_object
+
+NOT_KEPT = -1
+"""Position of a line that the trajectory does not have."""
+MAX_OPERATIONS = 10_000
+"""Operations of one episode that are remembered, the newest; a client repeats its latest calls only."""
+UNANSWERED = "the server has no reply of this call"
+
+
+class Positions(NamedTuple):
+    """Where the two lines of a call begin, in bytes. In older trajectories both are in the first."""
+
+    call: int
+    reply: int
+
+
+class CallPositions:
+    """Where the lines of an episode's calls are in its trajectory, by the calls' numbers."""
+
+    def __init__(self) -> None:
+        # 16 bytes a call: an episode may have millions.
+        self._calls = array("q")
+        self._replies = array("q")
+
+    def set_call(self, seq: int, position: int) -> None:
+        self._fill(seq)
+        self._calls[seq - 1] = position
+
+    def set_reply(self, seq: int, position: int) -> None:
+        self._fill(seq)
+        self._replies[seq - 1] = position
+
+    def reply(self, seq: int) -> int:
+        """Position of a call's reply; NOT_KEPT if there is none."""
+        return self._replies[seq - 1] if seq <= len(self._replies) else NOT_KEPT
+
+    def snapshot(self) -> CallPositions:
+        """The positions known so far; later changes do not affect them."""
+        copy = CallPositions()
+        copy._calls, copy._replies = self._calls[:], self._replies[:]
+        return copy
+
+    def __iter__(self) -> Iterator[Positions]:
+        return map(Positions, self._calls, self._replies)
+
+    def _fill(self, seq: int) -> None:
+        missing = [NOT_KEPT] * (seq - len(self._calls))
+        self._calls.extend(missing)
+        self._replies.extend(missing)
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedOperation:
+    """The operation of a request, the digest of its call (see `episodes.operations`) and its number."""
+
+    operation: str
+    digest: str
+    seq: int
+
+
+@dataclass(slots=True)
+class LoggedCalls:
+    """What a trajectory has about its calls.
+
+    `last`: the highest number. `tools`: pairs of server and tool. `unanswered`: the lines `call` without a
+    reply.
+    """
+
+    positions: CallPositions = field(default_factory=CallPositions)
+    last: int = 0
+    calls: int = 0
+    failed: int = 0
+    tools: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    operations: deque[LoggedOperation] = field(
+        default_factory=lambda: deque[LoggedOperation](maxlen=MAX_OPERATIONS)
+    )
+    unanswered: list[JsonObject] = field(default_factory=list[JsonObject])
+
+
+class _Line(msgspec.Struct, frozen=True):
+    """The members of a line that are needed; all others, which may be megabytes, are skipped."""
+
+    event: str = ""
+    seq: int = 0
+    server: str = ""
+    tool: str = ""
+    operation: str | None = None
+    digest: str | None = None
+    failed: bool | None = None
+
+
+_decode_line = msgspec.json.Decoder(_Line).decode
+
+
+def read_calls(lines: Iterable[bytes]) -> LoggedCalls:
+    """Read a trajectory, line by line. Lines that cannot be read are skipped."""
+    logged = LoggedCalls()
+    unanswered: dict[int, bytes] = {}
+    position = 0
+    for data in lines:
+        if (line := _read(data)) is not None and line.seq > 0:
+            if line.event == "call":
+                logged.last = max(logged.last, line.seq)
+                logged.calls += 1
+                logged.tools.add((line.server, line.tool))
+                logged.positions.set_call(line.seq, position)
+                if line.failed is None:
+                    unanswered[line.seq] = data
+            if line.event == "reply" or line.failed is not None:
+                unanswered.pop(line.seq, None)
+                logged.failed += bool(line.failed)
+                logged.positions.set_reply(line.seq, position)
+            if line.operation is not None and line.digest is not None:
+                logged.operations.append(LoggedOperation(line.operation, line.digest, line.seq))
+        position += len(data)
+    logged.unanswered = [call for data in unanswered.values() if (call := as_object(json.loads(data)))]
+    return logged
+
+
+def merged(call: JsonObject, reply: JsonObject | None) -> JsonObject:
+    """Both lines of a call as one object, with `failed`, `seconds` and `result` as older releases wrote them.
+
+    `result` is the tool's result, or {"error": ...} with the message of this server or the server's error.
+    """
+    if reply is None:
+        return {"failed": True, "seconds": 0.0, "result": {"error": UNANSWERED}, **call}
+    if reply.get("event") == "call":
+        return call
+    result = reply.get("result")
+    if result is None:
+        failure = as_object(reply.get("failure"))
+        result = {"error": failure.get("message") if failure else reply.get("error")}
+    return {**call, "failed": reply.get("failed"), "seconds": reply.get("seconds"), "result": result}
+
+
+def _read(data: bytes) -> _Line | None:
+    try:
+        return _decode_line(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        pass
+    try:
+        # Lone surrogates, which Python's decoder takes.
+        return msgspec.convert(json.loads(data), _Line)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None

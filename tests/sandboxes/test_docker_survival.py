@@ -1,0 +1,354 @@
+"""Containers that survive their server, and an engine that is killed and started again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import anyio
+import pytest
+from anyio import to_thread
+from docker import APIClient
+from docker.errors import APIError
+
+from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.sandboxes.base import OUT_OF_MEMORY, Sandbox, SandboxSpec
+from decathlon_mcp.sandboxes.conformance import file_entry, pack, receive_all, receive_line
+from decathlon_mcp.sandboxes.docker import provider as docker_provider
+from decathlon_mcp.sandboxes.docker.engine import live_restore_keeps_auto_remove
+from decathlon_mcp.sandboxes.docker.provider import DockerProvider
+from tests.sandboxes.conftest import Bench, docker_bench
+from tests.sandboxes.test_docker import image_with_users
+
+pytestmark = [pytest.mark.anyio, pytest.mark.docker]
+
+COUNTER = """
+import sys
+for count, line in enumerate(sys.stdin, 1):
+    print(count, line.strip(), flush=True)
+"""
+"""Answers each line with its number, so that a lost, doubled or restarted one is seen."""
+
+
+# Creation
+
+
+@pytest.mark.parametrize("version", ["20.10.24+dfsg1", "29.1.0"])
+async def test_surviving_container_is_kept_by_its_engine(
+    docker: Bench, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    """Its input stays open, and it has no AutoRemove on an engine that would then remove it."""
+
+    def answer(*_arguments: Any, **_options: Any) -> dict[str, str]:
+        return {"Version": version, "ApiVersion": "1.41"}
+
+    monkeypatch.setattr(APIClient, "version", answer)
+    spec = docker.new_spec(survives=True)
+    async with docker.provider.open(spec):
+        container = docker.engine.inspect_container(f"decathlon-{spec.name}")
+    assert not container["Config"]["StdinOnce"]
+    assert container["HostConfig"]["AutoRemove"] == version.startswith("29")
+    await docker.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("version", "keeps"),
+    [
+        ("20.10.24+dfsg1", False),
+        ("24.0.7", False),
+        ("24.0.8", True),
+        ("25.0.0-rc.1", True),
+        ("29.0.1", True),
+        ("dev", False),
+    ],
+)
+def test_engines_with_the_fix_of_live_restore_are_known(version: str, keeps: bool) -> None:
+    class Engine:
+        def version(self) -> dict[str, str]:
+            return {"Version": version}
+
+    api: Any = Engine()
+    assert live_restore_keeps_auto_remove(api) == keeps
+
+
+# Taking back
+
+
+async def test_exit_of_a_container_with_another_owner_is_reported(docker: Bench) -> None:
+    spec = docker.new_spec(survives=True)
+    await docker.leave_behind([spec], "none")
+    async with docker.provider.take_back(docker.former_owner, spec) as sandbox:
+        await sandbox.stream.send(b'{"exit": 3}\n')
+        await receive_all(sandbox)
+        assert await sandbox.cause_of_end() == "exit code 3"
+    await docker.assert_nothing_left()
+
+
+async def test_container_that_ended_meanwhile_is_lost_with_its_cause(docker: Bench) -> None:
+    specs = {
+        "exit code 3": docker.python_spec("raise SystemExit(3)", survives=True),
+        OUT_OF_MEMORY: docker.python_spec(
+            "data = [bytes(1 << 20) + b'x' for _ in range(1000)]", survives=True
+        ),
+    }
+    await docker.leave_behind([*specs.values()], "end")
+    for cause, spec in specs.items():
+        with pytest.raises(SandboxLostError) as caught:
+            async with docker.provider.take_back(docker.former_owner, spec):
+                pass
+        assert caught.value.data["cause"] == cause
+    await docker.assert_nothing_left()
+
+
+async def test_files_belong_to_the_images_user_whatever_the_container_says_now(
+    docker: Bench, docker_engine: Any, test_image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("decathlon_mcp.sandboxes.docker.image._ids_by_digest", {})
+    script = """
+import os
+for line in iter(input, None):
+    print(os.stat('in/a').st_uid, flush=True)
+"""
+    with image_with_users(docker_engine, test_image, "true", "player") as image:
+        base = docker.python_spec(script, survives=True)
+        spec = SandboxSpec(base.name, base.command, base.root, image, limits=base.limits, survives=True)
+        await docker.leave_behind([spec], "none")
+        table = pack(file_entry("passwd", b"player:x:0:0::/:\n"))
+        docker_engine.put_archive(f"decathlon-{spec.name}", "/etc", table)
+        async with docker.provider.take_back(docker.former_owner, spec) as sandbox:
+            await sandbox.put(sandbox.root / "in", pack(file_entry("a")))
+            await sandbox.stream.send(b"\n")
+            assert await receive_line(sandbox) == "4321"
+            assert len(await docker.resources()) == 1
+        await docker.assert_nothing_left()
+
+
+async def test_container_is_kept_if_no_engine_answers(docker: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taking it back again succeeds once the engine answers."""
+    real = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://")
+    spec = docker.new_spec(survives=True)
+    await docker.leave_behind([spec], "none")
+    path = anyio.Path(f"/tmp/{docker.owner}.sock")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
+    async with DockerProvider(docker.owner) as provider:
+        with anyio.fail_after(3), pytest.raises(ProviderUnavailableError):
+            async with provider.take_back(docker.former_owner, spec):
+                pass
+        await path.symlink_to(real)
+        try:
+            async with provider.take_back(docker.former_owner, spec) as sandbox:
+                await sandbox.stream.send(b"{}\n")
+                await receive_line(sandbox)
+        finally:
+            await path.unlink()
+    await docker.assert_nothing_left()
+
+
+async def test_container_that_was_left_behind_is_removed_by_the_next_sweep(
+    docker: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_arguments: Any, **_options: Any) -> None:
+        raise APIError("device is busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(APIClient, "remove_container", refuse)
+        patch.setattr(docker_provider, "REMOVE_RETRY_SECONDS", (0.01,))
+        async with docker.provider.open(docker.new_spec(survives=True)):
+            pass
+    assert "A container was left behind" in caplog.text
+    assert await docker.provider.sweep(docker.owner) == 1
+    await docker.assert_nothing_left()
+
+
+# An engine that is killed
+
+
+class OwnEngine:
+    """A second Docker engine, with live-restore, that tests may kill. Everything of it is in one folder.
+
+    It has a network namespace of its own: without a bridge, an engine removes the interface `docker0`, which
+    would be that of the machine's own engine.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self.host = f"unix://{folder}/sock"
+
+    async def start(self) -> Self:
+        options = {
+            "--data-root": self._folder / "data",
+            "--exec-root": self._folder / "exec",
+            "--pidfile": self._folder / "pid",
+            "--host": self.host,
+            "--bridge": "none",
+        }
+        flags = ("--live-restore", "--iptables=false", "--ip-masq=false")
+        argv = [
+            "unshare",
+            "--net",
+            "dockerd",
+            *(str(part) for option in options.items() for part in option),
+            *flags,
+        ]
+        with (self._folder / "log").open("ab") as log:
+            self._process = await to_thread.run_sync(
+                lambda: subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
+            )
+        while not await self._answers():
+            assert self._process.poll() is None, (self._folder / "log").read_text()[-2000:]
+            await anyio.sleep(0.05)
+        return self
+
+    async def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        await to_thread.run_sync(self._process.wait)
+        # The engine's containerd is killed with it. By its file, the next engine would wait for one that has
+        # not been reaped yet.
+        (self._folder / "exec/containerd/containerd.pid").unlink()
+
+    async def aclose(self) -> None:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            await self.start()
+        containers = (await self._docker("ps", "--all", "--quiet")).stdout.decode().split()
+        if containers:
+            await self._docker("rm", "--force", *containers)
+        # Killed, since it takes 40 s to stop. Each engine mounts its folder, and a killed one leaves that.
+        await self.kill()
+        while self._folder.exists():
+            await anyio.run_process(["umount", f"{self._folder}/data"], check=False)
+            await to_thread.run_sync(lambda: shutil.rmtree(self._folder, ignore_errors=True))
+
+    async def _answers(self) -> bool:
+        return (await self._docker("version")).returncode == 0
+
+    async def _docker(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+        return await anyio.run_process(["docker", "--host", self.host, *arguments], check=False)
+
+
+@pytest.fixture(scope="module")
+async def shared_engine(
+    docker_engine: Any, test_image: str, anyio_backend: object
+) -> AsyncIterator[OwnEngine]:
+    if os.geteuid() != 0 or not shutil.which("dockerd"):
+        pytest.skip("needs root and dockerd")
+    # Not pytest's own folder: the path of a socket is limited to 107 bytes.
+    engine = OwnEngine(Path(tempfile.mkdtemp(prefix="decathlon-engine-")))
+    await engine.start()
+    try:
+        image = await anyio.run_process(["docker", "save", test_image])
+        await anyio.run_process(["docker", "--host", engine.host, "load"], input=image.stdout)
+        yield engine
+    finally:
+        await engine.aclose()
+
+
+@pytest.fixture
+def own_engine(shared_engine: OwnEngine, monkeypatch: pytest.MonkeyPatch) -> OwnEngine:
+    monkeypatch.setenv("DOCKER_HOST", shared_engine.host)
+    return shared_engine
+
+
+@asynccontextmanager
+async def bench_on(engine: OwnEngine, folder: Path, image: str) -> AsyncGenerator[Bench]:
+    api: Any = APIClient(base_url=engine.host, version="auto")
+    bench = docker_bench("engine-test", folder, api, image)
+    try:
+        async with bench.provider:
+            yield bench
+        await bench.assert_nothing_left()
+    finally:
+        api.close()
+
+
+@pytest.mark.slow
+async def test_sandboxes_go_on_when_their_engine_is_killed_and_started_again(
+    own_engine: OwnEngine, test_image: str, tmp_path: Path
+) -> None:
+    async with (
+        bench_on(own_engine, tmp_path, test_image) as bench,
+        bench.provider.open(bench.python_spec(COUNTER, survives=True)) as sandbox,
+    ):
+        for round_ in range(3):
+            await count(sandbox, 2 * round_ + 1)
+            await own_engine.kill()
+            assert await receive_all(sandbox) == b""
+            with pytest.raises(ProviderUnavailableError):
+                await sandbox.reopen()
+            assert not await sandbox.is_running()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(own_engine.start)
+                await reopen_when_possible(sandbox)
+            await count(sandbox, 2 * round_ + 2)
+            assert await sandbox.is_running()
+            assert await sandbox.cause_of_end() is None
+        # Events are followed again.
+        await sandbox.stream.send_eof()
+        await sandbox.reopen()
+        bench.engine.kill(f"decathlon-{sandbox.spec.name}")
+        assert await receive_all(sandbox) == b""
+        assert await sandbox.cause_of_end() == "exit code 137"
+
+
+@pytest.mark.slow
+async def test_sandbox_that_ends_while_its_engine_is_down_is_lost(
+    own_engine: OwnEngine, test_image: str, tmp_path: Path
+) -> None:
+    async with bench_on(own_engine, tmp_path, test_image) as bench:
+        script = "import time; print(flush=True); time.sleep(2); raise SystemExit(3)"
+        former, own = (bench.python_spec(script, survives=True) for _ in range(2))
+        await bench.leave_behind([former], "none")
+        async with bench.provider.open(own) as sandbox:
+            await receive_line(sandbox)
+            await own_engine.kill()
+            await anyio.sleep(3)
+            await own_engine.start()
+            with pytest.raises(SandboxLostError):
+                await reopen_when_possible(sandbox)
+            await sandbox.cause_of_end()
+            assert not await sandbox.is_running()
+        with pytest.raises(SandboxLostError):
+            async with bench.provider.take_back(bench.former_owner, former):
+                pass
+
+
+@pytest.mark.slow
+async def test_server_and_engine_die_together(own_engine: OwnEngine, test_image: str, tmp_path: Path) -> None:
+    async with bench_on(own_engine, tmp_path, test_image) as bench:
+        running, paused = (bench.new_spec(survives=True) for _ in range(2))
+        await bench.leave_behind([running], "none")
+        await bench.leave_behind([paused], "pause")
+        await own_engine.kill()
+        with pytest.raises(ProviderUnavailableError):
+            async with bench.provider.take_back(bench.former_owner, running):
+                pass
+        await own_engine.start()
+        async with bench.provider.take_back(bench.former_owner, running) as sandbox:
+            await sandbox.stream.send(b"{}\n")
+            await receive_line(sandbox)
+        async with bench.provider.take_back(bench.former_owner, paused) as sandbox:
+            assert not await sandbox.is_running()
+            await sandbox.get(sandbox.root, tmp_path / "out.tar", 1 << 20)
+
+
+async def count(sandbox: Sandbox, expected: int) -> None:
+    await sandbox.stream.send(b"line\n")
+    assert await receive_line(sandbox) == f"{expected} line"
+
+
+async def reopen_when_possible(sandbox: Sandbox) -> None:
+    while True:
+        try:
+            await sandbox.reopen()
+        except ProviderUnavailableError:
+            await anyio.sleep(0.1)
+        else:
+            return

@@ -1,0 +1,184 @@
+"""A server that is killed, and the next one on its state folder: every phase of an episode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+from decathlon_client import Decathlon
+from decathlon_client.errors import EpisodeEndedError
+
+from tests.probe.leftovers import processes_marked
+from tests.survival.servers import supervised_server
+
+pytestmark = pytest.mark.anyio
+
+ONCE = "echo ran >> runs.txt"
+"""Shell command that counts its runs."""
+
+
+@pytest.fixture(params=["local", pytest.param("docker", marks=pytest.mark.docker)])
+def provider(request: pytest.FixtureRequest) -> str:
+    if request.param == "docker":
+        request.getfixturevalue("test_image")
+    return request.param
+
+
+async def assert_nothing_left(state: Path) -> None:
+    """Wait until no process of the server or of its sandboxes is left, and check its folders."""
+    with anyio.move_on_after(20):
+        while processes_marked(state):  # noqa: ASYNC110  (processes of other parents end)
+            await anyio.sleep(0.1)
+    assert processes_marked(state) == []
+    assert list((state / "servers").iterdir()) == []
+    assert list((state / "scratch").iterdir()) == []
+
+
+async def test_open_attempt_continues_after_its_server_was_killed(tmp_path: Path, provider: str) -> None:
+    async with supervised_server(tmp_path / "state", provider=provider) as server:
+        async with Decathlon(server.url) as client, client.episode("find-answer") as episode:
+            await episode.call("probe__write", {"path": "answer.txt", "text": "42"})
+            await server.kill()
+            assert (await episode.call("probe__read", {"path": "answer.txt"})).text == "42"
+            await server.kill()
+            await episode.claim_done()
+            verdict = await episode.evaluate()
+            assert verdict.reward == 1.0
+    await assert_nothing_left(tmp_path / "state")
+
+
+async def test_call_in_flight_gets_its_real_reply_and_runs_once(tmp_path: Path, provider: str) -> None:
+    async with supervised_server(tmp_path / "state", provider=provider) as server:
+        async with Decathlon(server.url) as client, client.episode("find-answer") as episode:
+            replies: list[str] = []
+
+            async def call() -> None:
+                command = f"{ONCE}; sleep 2; echo done; wc -l < runs.txt"
+                replies.append((await episode.call("probe__shell", {"command": command})).text)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(call)
+                await anyio.sleep(0.5)
+                await server.kill()
+            assert replies == ["done\n1\n"]
+    await assert_nothing_left(tmp_path / "state")
+
+
+async def test_call_that_ended_while_no_server_ran_gets_its_reply(tmp_path: Path) -> None:
+    async with supervised_server(tmp_path / "state") as server:
+        async with Decathlon(server.url) as client, client.episode("find-answer") as episode:
+            replies: list[str] = []
+
+            async def call() -> None:
+                command = f"sleep 0.3; {ONCE}; wc -l < runs.txt"
+                replies.append((await episode.call("probe__shell", {"command": command})).text)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(call)
+                await anyio.sleep(0.2)
+                server.kill_at_once()
+            assert replies == ["1\n"]
+
+
+async def test_episode_that_was_being_set_up_starts_over(tmp_path: Path, provider: str) -> None:
+    async with supervised_server(tmp_path / "state", provider=provider) as server:
+        async with Decathlon(server.url) as client:
+            async with anyio.create_task_group() as tasks:
+
+                async def kill() -> None:
+                    await anyio.sleep(0.4)
+                    await server.kill()
+
+                tasks.start_soon(kill)
+                async with client.episode("made-answer") as episode:
+                    assert (await episode.call("probe__echo", {"text": "hello"})).text == "hello"
+    await assert_nothing_left(tmp_path / "state")
+
+
+async def test_claimed_attempt_is_graded_by_the_next_server(tmp_path: Path, provider: str) -> None:
+    async with supervised_server(tmp_path / "state", provider=provider) as server:
+        async with Decathlon(server.url) as client, client.episode("find-answer") as episode:
+            await episode.call("probe__write", {"path": "answer.txt", "text": "42"})
+            await episode.claim_done()
+            server.kill_at_once()
+            assert (await episode.evaluate()).reward == 1.0
+    await assert_nothing_left(tmp_path / "state")
+
+
+async def test_verdict_is_the_same_after_a_restart(tmp_path: Path) -> None:
+    async with supervised_server(tmp_path / "state") as server:
+        async with Decathlon(server.url) as client:
+            async with client.episode("find-answer") as episode:
+                await episode.claim_done()
+                verdict = await episode.evaluate()
+                await server.kill()
+                assert await episode.evaluate() == verdict
+            await server.kill()
+            # It has ended by now: the store still has its verdict.
+            async with client.attach(episode.id) as attached:
+                assert await attached.evaluate() == verdict
+                with pytest.raises(EpisodeEndedError):
+                    await attached.call("probe__echo", {"text": ""})
+
+
+async def test_server_killed_again_and_again_loses_no_episode(tmp_path: Path) -> None:
+    options = ("--max-sandboxes", "8")
+    async with supervised_server(tmp_path / "state", *options) as server:
+        async with Decathlon(server.url) as client:
+            runs: list[int] = []
+
+            async def play() -> None:
+                async with client.episode("find-answer") as episode:
+                    for _ in range(20):
+                        await episode.call("probe__shell", {"command": f"{ONCE}; sleep 0.2"})
+                    text = (await episode.call("probe__shell", {"command": "wc -l < runs.txt"})).text
+                    runs.append(int(text))
+                    await episode.call("probe__write", {"path": "answer.txt", "text": "42"})
+                    await episode.claim_done()
+                    assert (await episode.evaluate()).reward == 1.0
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(4):
+                    tasks.start_soon(play)
+                for _ in range(3):
+                    await anyio.sleep(1.5)
+                    await server.kill()
+            assert runs == [20] * 4
+    await assert_nothing_left(tmp_path / "state")
+
+
+async def test_hand_over_leaves_the_episode_to_the_next_server(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    async with supervised_server(state, "--hand-over") as first:
+        port = first.url.rpartition(":")[2]
+        async with Decathlon(first.url) as client, client.episode("find-answer") as episode:
+            await episode.call("probe__write", {"path": "answer.txt", "text": "42"})
+            first.process.terminate()
+            assert await first.process.wait() == 0
+            async with supervised_server(state, "--port", port):
+                assert (await episode.call("probe__read", {"path": "answer.txt"})).text == "42"
+                await episode.claim_done()
+                assert (await episode.evaluate()).reward == 1.0
+    await assert_nothing_left(state)
+
+
+async def test_sandbox_that_ends_while_no_server_runs_is_reported_as_lost(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    async with supervised_server(state, "--survive-seconds", "1", "--no-supervisor") as server:
+        port = server.url.rpartition(":")[2]
+        async with Decathlon(server.url) as client, client.episode("find-answer") as episode:
+            await episode.call("probe__echo", {"text": ""})
+            server.process.kill()
+            await server.process.wait()
+            await wait_for_no_process(state)
+            async with supervised_server(state, "--port", port):
+                with pytest.raises(EpisodeEndedError, match="sandbox"):
+                    await episode.call("probe__echo", {"text": ""})
+    await assert_nothing_left(state)
+
+
+async def wait_for_no_process(state: Path) -> None:
+    with anyio.fail_after(30):
+        while processes_marked(state):  # noqa: ASYNC110
+            await anyio.sleep(0.1)
