@@ -1,7 +1,9 @@
 """The bridge, `decathlon-mcp stdio --url URL`: relays stdin and stdout to a server over streamable HTTP.
 
-The SDK's two transports do the work; messages pass between them unchanged. This module adds the HTTP headers
-that an SDK session would add, opens a forgotten lobby session again, and answers for a server that does not.
+The SDK's two transports do the work; messages pass between them unchanged, except that each `tools/call`
+without an operation id gets one. This module adds the HTTP headers that an SDK session would add, sends a
+request again whose connection was lost, opens a forgotten lobby session again, and answers for a server that
+does not.
 
 Requires `mcp` 2.3 or later and nothing of the server: it runs on any system, without sandboxes.
 """
@@ -9,10 +11,11 @@ Requires `mcp` 2.3 or later and nothing of the server: it runs on any system, wi
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
@@ -35,6 +38,8 @@ from mcp.shared.inbound import (
 from mcp.shared.message import ClientMessageMetadata, SessionMessage
 
 from decathlon_client.background import background_tasks
+from decathlon_client.errors import ConnectionLostError
+from decathlon_client.resending import RESEND_SECONDS, ResendPolicy, Resends, with_operation
 from decathlon_client.stdin import StdinPump, stop_on_signal
 from decathlon_client.values import as_object, as_objects
 
@@ -44,6 +49,12 @@ RECONNECT_SECONDS = 2.0
 """Delay before the session's GET stream is opened again."""
 ERROR_TEXT_CHARACTERS = 500
 NO_SERVER: Final = -32000
+CANCELLED = "notifications/cancelled"
+UNAVAILABLE = frozenset({502, 503, 504})
+"""Statuses with which a proxy answers for a server that is gone."""
+BODY_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding"})
+"""Headers that describe a body as it was sent, and not as it is passed on."""
+EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 EVENT_STREAM = {"content-type": "text/event-stream"}
 INITIALIZED = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
 TOOLS_CHANGED = b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'
@@ -119,6 +130,12 @@ class Relay:
                 await self._to_client.send(_parse_error())
                 continue
             message = item.message
+            if (
+                isinstance(message, types.JSONRPCRequest)
+                and message.method == "tools/call"
+                and message.params
+            ):
+                message.params = with_operation(message.params)
             # The SDK's HTTP client raises for other values, which would end the bridge; without the header
             # the server refuses the request.
             headers = {
@@ -175,13 +192,17 @@ class Relay:
 
 
 class BridgeHttpClient(httpx2.AsyncClient):
-    """The HTTP client of the SDK's transport: answers for a server that fails, renews a lost session."""
+    """The HTTP client of the SDK's transport: waits for a server that is gone, renews a lost session.
+
+    A request whose connection is lost is sent again until the server answers, or for `resend_seconds`. Before
+    the first answer none is, so that a wrong address is reported at once.
+    """
 
     # The SDK's transport (mcp 2.3) cancels all its requests when the HTTP client raises in one of them, and
     # gives up a session's GET stream when it has failed twice. A server ends a session whose GET stream does
     # not come back, and a task's episode with it. So nothing is raised here, and one GET stream never ends.
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, resend_seconds: float = RESEND_SECONDS) -> None:
         token = os.environ.get("DECATHLON_TOKEN", "")
         if token.startswith("${"):  # a template variable that the program had no value for
             token = ""
@@ -195,6 +216,10 @@ class BridgeHttpClient(httpx2.AsyncClient):
         self._session_id: str | None = None
         self._renewing = anyio.Lock()
         self._renewed = anyio.Event()
+        self._policy = ResendPolicy(resend_seconds)
+        self._was_reached = False
+        self._pending: dict[str, anyio.Event] = {}
+        """Requests that may have to be sent again, by their JSON-RPC id; set when the client cancels one."""
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Send a request. What fails, also in the network, is answered with a JSON-RPC error."""
@@ -204,6 +229,48 @@ class BridgeHttpClient(httpx2.AsyncClient):
             )
         if request.method == "DELETE":
             request.extensions["timeout"] = httpx2.Timeout(DELETE_SECONDS).as_dict()
+        method, number = _method_and_id(request)
+        if method == CANCELLED and (cancelled := self._pending.get(_cancelled_id(request))) is not None:
+            cancelled.set()
+        if number is None:
+            try:
+                return await self._try(request, options)
+            except _LostError as error:
+                return _failure(request, error.message)
+        cancelled = self._pending[number] = anyio.Event()
+        try:
+            response = await self._send_until_answered(request, options, method, cancelled)
+        except BaseException:
+            del self._pending[number]
+            raise
+        if not _has_type(response, "text/event-stream"):
+            del self._pending[number]
+            return response
+        headers = {name: value for name, value in response.headers.items() if name not in BODY_HEADERS}
+        events = self._reply_events(request, options, response, method, number)
+        return httpx2.Response(response.status_code, request=request, headers=headers, content=events)
+
+    async def _send_until_answered(
+        self, request: httpx2.Request, options: dict[str, Any], method: str, cancelled: anyio.Event
+    ) -> httpx2.Response:
+        """Send a request, again after each loss of the connection."""
+        resends = Resends(self._policy)
+        while True:
+            try:
+                resends.connected()
+                return await self._try(request, options)
+            except _LostError as error:
+                # `initialize` at a task's address starts an episode: carried out twice, it starts two.
+                is_repeatable = error.was_refused or not (method == "initialize" and "/tasks/" in self._url)
+                if not self._was_reached or not is_repeatable:
+                    return _failure(request, error.message)
+                try:
+                    await resends.pause(ConnectionLostError(error.message), cancelled)
+                except ConnectionLostError as loss:
+                    return _failure(request, loss.message)
+
+    async def _try(self, request: httpx2.Request, options: dict[str, Any]) -> httpx2.Response:
+        """Send a request once. Raises _LostError if the server was not reached, or broke off."""
         try:
             response = await self._send_in_session(request, options)
             if response.status_code == 404 and MCP_SESSION_ID in request.headers and request.method == "POST":
@@ -217,14 +284,55 @@ class BridgeHttpClient(httpx2.AsyncClient):
             if response.is_error or not _has_type(response, "text/event-stream"):
                 await response.aread()
         except httpx2.ConnectError as error:
-            return _failure(request, f"no server answers at {self._url}: {_text(error)}")
+            raise _LostError(f"no server answers at {self._url}: {_text(error)}", was_refused=True) from None
         except httpx2.HTTPError as error:
             message = f"lost {self._url}: {_text(error)}; it is not known whether the request was carried out"
-            return _failure(request, message)
+            raise _LostError(message, was_refused=False) from None
         if response.is_error and not _has_type(response, "application/json"):
             text = response.text[:ERROR_TEXT_CHARACTERS].strip()
+            if response.status_code in UNAVAILABLE:
+                raise _LostError(f"HTTP {response.status_code}: {text}", was_refused=False)
             return _failure(request, f"HTTP {response.status_code}: {text}")
+        self._was_reached = True
         return response
+
+    async def _reply_events(
+        self,
+        request: httpx2.Request,
+        options: dict[str, Any],
+        response: httpx2.Response,
+        method: str,
+        number: str,
+    ) -> AsyncGenerator[bytes]:
+        """The events of a reply's stream; after a loss, those of the request that is sent again."""
+        # The SDK closes the stream once it has the reply, so that only a broken one, or that of a cancelled
+        # request, is read to its end.
+        cancelled = self._pending[number]
+        resends = Resends(self._policy)
+        resends.connected()
+        try:
+            while True:
+                try:
+                    async for events in _whole_events(response):
+                        yield events
+                except httpx2.HTTPError:
+                    pass
+                finally:
+                    await response.aclose()
+                if cancelled.is_set():
+                    return
+                loss = ConnectionLostError(f"lost {self._url} in the middle of an answer")
+                try:
+                    await resends.pause(loss, cancelled)
+                    resends.connected()
+                    response = await self._send_until_answered(request, options, method, cancelled)
+                except ConnectionLostError:
+                    response = _failure(request, loss.message)
+                if not _has_type(response, "text/event-stream"):
+                    yield b"data: " + _reply_of(response, request) + b"\n\n"
+                    return
+        finally:
+            self._pending.pop(number, None)
 
     async def _send_in_session(self, request: httpx2.Request, options: dict[str, Any]) -> httpx2.Response:
         # The transport only knows the id of the first session.
@@ -277,6 +385,60 @@ class BridgeHttpClient(httpx2.AsyncClient):
                 await renewed.wait()
             if renewed.is_set():
                 yield b"data: " + TOOLS_CHANGED + b"\n\n"
+
+
+class _LostError(Exception):
+    """A request has no answer. `was_refused`: the server cannot have got it."""
+
+    def __init__(self, message: str, *, was_refused: bool) -> None:
+        super().__init__(message)
+        self.message = message
+        self.was_refused = was_refused
+
+
+async def _whole_events(response: httpx2.Response) -> AsyncIterator[bytes]:
+    """The bytes of an event stream in whole events, without the beginning of one that was cut off."""
+    pending = bytearray()
+    async for chunk in response.aiter_bytes():
+        # Only the new bytes are searched: an event may be as long as the longest reply.
+        start = max(0, len(pending) - 3)
+        pending += chunk
+        ends = [pending.rfind(mark, start) + len(mark) for mark in EVENT_ENDS if mark in pending[start:]]
+        if ends:
+            yield bytes(pending[: max(ends)])
+            del pending[: max(ends)]
+
+
+def _method_and_id(request: httpx2.Request) -> tuple[str, str | None]:
+    """The method of a JSON-RPC message and its id as JSON; no id if it is no request."""
+    message = _message(request)
+    number = message.get("id")
+    method = str(message.get("method", ""))
+    return method, json.dumps(number) if method and number is not None else None
+
+
+def _cancelled_id(request: httpx2.Request) -> str:
+    return json.dumps((as_object(_message(request).get("params")) or {}).get("requestId"))
+
+
+def _message(request: httpx2.Request) -> dict[str, Any]:
+    if request.method != "POST":
+        return {}
+    try:
+        return as_object(json.loads(request.content)) or {}
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _reply_of(response: httpx2.Response, request: httpx2.Request) -> bytes:
+    """The message in a response's body, with the request's id if it has none, on one line."""
+    try:
+        message = as_object(response.json()) or {}
+    except ValueError:
+        message = {"jsonrpc": "2.0", "error": {"code": NO_SERVER, "message": "the answer is not JSON"}}
+    if message.get("id") is None:
+        message = {**message, "id": _message(request).get("id")}
+    return json.dumps(message).encode()
 
 
 def _is_header_value(value: str) -> bool:

@@ -23,9 +23,10 @@ from decathlon_client.batch import Batch, open_batch
 from decathlon_client.close_budget import CloseBudget, is_interrupt
 from decathlon_client.embedded import EmbeddedEndpoint
 from decathlon_client.episode import Episode, connect_episode
-from decathlon_client.errors import ClientError, ConnectionLostError, ProtocolError
+from decathlon_client.errors import ClientError, ProtocolError
 from decathlon_client.lockstep import Lockstep, open_lockstep
 from decathlon_client.opener import EpisodeOpener, OpeningOptions
+from decathlon_client.resending import RESEND_SECONDS, ResendPolicy
 from decathlon_client.session import HttpEndpoint, ReconnectingSession, ServerEndpoint
 from decathlon_client.values import (
     Filters,
@@ -39,6 +40,7 @@ from decathlon_client.values import (
 )
 
 START_SECONDS = 60.0
+"""How long a `start_episode` that was sent is protected from cancellation."""
 CLOSE_SECONDS = 10.0
 CLOSE_QUEUE_SECONDS = 60.0
 """How long an episode waits until it is its turn to be closed."""
@@ -56,10 +58,14 @@ class Decathlon:
 
     `url` is the server's root or its lobby (`.../mcp`), `token` one of its tokens, if it requires one. Enter
     and leave it in the same task; in between, any task may use it and its episodes.
+
+    A request whose connection is lost is sent again until the server answers, for up to `resend_seconds` (0:
+    never), and is carried out once. Only entering fails at once if there is no server.
     """
 
-    def __init__(self, url: str, token: str | None = None) -> None:
+    def __init__(self, url: str, token: str | None = None, *, resend_seconds: float = RESEND_SECONDS) -> None:
         self._server: ServerEndpoint = HttpEndpoint(url, token)
+        self._resend_policy = ResendPolicy(resend_seconds)
         self._default_task: str | None = None
         self._reset()
 
@@ -81,6 +87,7 @@ class Decathlon:
         self._server = EmbeddedEndpoint(
             {"suite": tuple(fspath(path) for path in suites), "provider": provider, **settings}
         )
+        self._resend_policy = ResendPolicy(0)  # a server in this process does not come back
         self._default_task = task
         self._reset()
         return self
@@ -101,7 +108,7 @@ class Decathlon:
             self._tasks = await stack.enter_async_context(background_tasks())
             self._lobby = self._session(None)
             stack.push_async_callback(self._lobby.aclose, self._close_budget)
-            await self._lobby.open()
+            await self._lobby.open(resend=False)
             self._stack = stack.pop_all()
         return self
 
@@ -216,10 +223,7 @@ class Decathlon:
         Raises ClientError if the server refuses the request; a tool that fails returns a reply with
         `is_error`.
         """
-        if self._lobby is None:
-            raise RuntimeError(NOT_OPEN)
-        params = {"name": tool, "arguments": arguments or {}}
-        return Reply.read(await self._lobby.request("tools/call", params, on_progress=on_progress))
+        return await self._call_lobby(tool, arguments or {}, on_progress=on_progress)
 
     @asynccontextmanager
     async def attach(self, episode: str) -> AsyncGenerator[Episode]:
@@ -272,16 +276,20 @@ class Decathlon:
         when = options.get("launch_time")
         options = {**options, "launch_time": when.isoformat() if isinstance(when, datetime) else when}
         arguments = {key: value for key, value in options.items() if value is not None}
-        started: JsonObject = {}
         async with self._starting:
-            # Shielded: an episode that was started must be known here, or nobody would close it.
-            with close_budget.shield(START_SECONDS) as scope:
-                started |= (await self._ask("start_episode", {**arguments, "wait": False})).structured or {}
-        if scope.cancelled_caught:
-            raise ConnectionLostError(f"the server did not answer within {START_SECONDS:g} s")
+            # Each try is shielded: an episode that was started must be known here, or nobody would close it.
+            # One whose starter is cancelled between two tries ends for lack of a first request.
+            reply = await self._call_lobby(
+                "start_episode",
+                {**arguments, "wait": False},
+                limit_try=lambda: close_budget.shield(START_SECONDS),
+            )
+        if reply.is_error:
+            raise ClientError(reply.text)
+        started = reply.structured or {}
         if "episode" not in started:
             raise ProtocolError("`start_episode` gave no handle; is this a decathlon-mcp server?")
-        return started
+        return dict(started)
 
     async def _close(self, handle: str, close_budget: CloseBudget) -> None:
         """Close an episode. Bounded; never raises."""
@@ -293,6 +301,13 @@ class Decathlon:
                         await self._ask("close_episode", {"episode": handle})
                     except ClientError as error:
                         log.info("An episode could not be closed: %s", error.message)
+
+    async def _call_lobby(self, tool: str, arguments: JsonObject, **options: Any) -> Reply:
+        """Call one of the lobby's tools. `options`: of `ReconnectingSession.request`."""
+        if self._lobby is None:
+            raise RuntimeError(NOT_OPEN)
+        params = {"name": tool, "arguments": arguments}
+        return Reply.read(await self._lobby.request("tools/call", params, **options))
 
     async def _ask(self, tool: str, arguments: JsonObject) -> Reply:
         """Call one of the lobby's tools. Raises ClientError if it fails."""
@@ -306,5 +321,8 @@ class Decathlon:
             raise RuntimeError(NOT_OPEN)
         server = self._server
         return ReconnectingSession(
-            self._tasks, server.address(episode), lambda owner: server.open_session(owner, episode)
+            self._tasks,
+            server.address(episode),
+            lambda owner: server.open_session(owner, episode),
+            self._resend_policy,
         )

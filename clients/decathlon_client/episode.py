@@ -96,8 +96,9 @@ class Episode:
     ) -> Reply:
         """Call a tool. A tool that fails returns a reply with `is_error`.
 
-        `timeout` is in seconds; None waits as long as the tool takes. Raises UnknownToolError,
-        RequestError, CallTimeoutError, EpisodeEndedError, SandboxLostError, ConnectionLostError.
+        `timeout` is in seconds; None waits as long as the tool takes. After a lost connection the call is
+        sent again and runs once; `on_progress` may then repeat itself. Raises UnknownToolError, RequestError,
+        CallTimeoutError, EpisodeEndedError, SandboxLostError, ConnectionLostError.
         """
         params: dict[str, Any] = {"name": name, "arguments": arguments or {}}
         try:

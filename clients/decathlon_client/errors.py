@@ -30,7 +30,10 @@ class ClientError(Exception):
 
 
 class ConnectionLostError(ClientError):
-    """The server cannot be reached. It is not known whether a call that was under way ran."""
+    """The server could not be reached for `resend_seconds`, in which the request was sent again and again.
+
+    It is not known whether a call that was under way ran.
+    """
 
     retryable = True
 

@@ -1,4 +1,7 @@
-"""Opening episodes with retries. Only the opening is ever repeated, never a call."""
+"""Opening episodes with retries: whole openings that failed are made again, as new episodes.
+
+Requests whose connection was lost are another matter (`resending.py`).
+"""
 
 from __future__ import annotations
 

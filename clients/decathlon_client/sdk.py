@@ -129,13 +129,16 @@ class ErrorResponse:
 async def http_session(
     url: str,
     headers: dict[str, str],
+    *,
+    may_send: Callable[[], bool],
     on_error_response: Callable[[ErrorResponse], None],
     on_truncation: Callable[[], None],
 ) -> AsyncGenerator[Session]:
     """A session over streamable HTTP; on exit it is ended with a DELETE.
 
-    `on_error_response` is called for a POST that failed, `on_truncation` when the stream of a reply broke
-    off. Errors of the network are raised alone or in a group (see `cause_of`).
+    Once `may_send` returns False, nothing more is sent, not even that. `on_error_response` is called for a
+    POST that failed, `on_truncation` when the stream of a reply broke off. Errors of the network are raised
+    alone or in a group (see `cause_of`).
     """
 
     async def inspect_response(response: httpx.Response) -> None:
@@ -149,7 +152,8 @@ async def http_session(
     hook: Callable[[httpx.Response], Awaitable[None]] = inspect_response
     options: dict[str, Any] = {"max_sse_event_size": None} if LIMITS_EVENT_SIZE else {}
     # The SDK's own client gives up a call after 300 s of silence; httpx's default is 5 s.
-    async with httpx.AsyncClient(
+    async with _SilenceableClient(
+        may_send,
         headers=headers,
         timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
         limits=httpx.Limits(max_connections=None),
@@ -160,6 +164,22 @@ async def http_session(
         transport = cast("Any", streamable_http_client(url, http_client=client, **options))
         async with transport as (read, write, *_), Session(read, write) as session:
             yield session
+
+
+class _SilenceableClient(httpx.AsyncClient):
+    """An HTTP client that answers requests itself, with an empty body, once `may_send` returns False."""
+
+    # Not with an error, which the SDK would log.
+
+    def __init__(self, may_send: Callable[[], bool], **options: Any) -> None:
+        super().__init__(**options)
+        self._may_send = may_send
+
+    async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        if self._may_send():
+            return await super().send(request, **options)
+        status = {"GET": 405, "POST": 202}.get(request.method, 200)
+        return httpx.Response(status, request=request)
 
 
 class _WatchedStream(httpx.AsyncByteStream):

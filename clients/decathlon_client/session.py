@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from typing import Protocol, TypeAlias
 
 import anyio
@@ -18,6 +24,7 @@ from decathlon_client.errors import (
     ProtocolError,
     error_from_json_rpc,
 )
+from decathlon_client.resending import ResendPolicy, Resends, with_operation
 from decathlon_client.sdk import (
     CLOSED_STREAM_ERRORS,
     ErrorResponse,
@@ -34,6 +41,8 @@ CLOSE_SECONDS = 10.0
 CONNECTION_CLOSED = -32000
 SESSION_TERMINATED = (-32600, 32600)
 """What the SDK (2.x, 1.x) answers for a server that no longer knows the session."""
+UNAVAILABLE = frozenset({502, 503, 504})
+"""Statuses with which a proxy answers for a server that is gone. This server's own have a JSON-RPC error."""
 LOBBY = "/mcp"
 
 
@@ -58,8 +67,16 @@ class SessionOwner:
         self._session: Session | None = None
         self._error_response: ErrorResponse | None = None
         self._request_scopes: set[anyio.CancelScope] = set()
+        self._given_up = False
         self._stop = anyio.Event()
         self._ended = anyio.Event()
+
+    @property
+    def may_send(self) -> bool:
+        """Whether the session may send messages, those that end it among them."""
+        # One that was lost is silent: a notification of cancellation or a DELETE that reaches the server
+        # would cancel the calls that are sent again in the next session.
+        return not self._given_up
 
     async def run(self, *, task_status: TaskStatus[None]) -> None:
         """Open the session and own it until it ends. Raises ClientError if it cannot be opened."""
@@ -68,7 +85,11 @@ class SessionOwner:
                 self.server_info = await session.initialize()
                 self._session = session
                 task_status.started()
-                await self._stop.wait()
+                try:
+                    await self._stop.wait()
+                except BaseException:
+                    self._given_up = True
+                    raise
         except Exception as error:  # noqa: BLE001
             loss = self.loss or self._translate(error)
             if self._session is None:
@@ -97,6 +118,7 @@ class SessionOwner:
 
     def lose(self, reason: str | ClientError) -> None:
         """Give up the session; requests that wait for a reply fail with the reason."""
+        self._given_up = True
         self.loss = self.loss or (reason if isinstance(reason, ClientError) else ConnectionLostError(reason))
         self._stop.set()
         for scope in self._request_scopes:
@@ -159,27 +181,42 @@ def _error_from_response(response: ErrorResponse) -> ClientError:
         return error_from_json_rpc(int(response.error.get("code", 0)), message, data)
     if response.status == 404 and response.error:
         return SessionLostError(message)
+    if response.status in UNAVAILABLE and not response.error:
+        return ConnectionLostError(f"no server answers: HTTP status {response.status}: {message}")
     return ProtocolError(f"the server refused with HTTP status {response.status}: {message}")
 
 
 class ReconnectingSession:
     """Requests to one address, with a new session whenever the last one was lost.
 
-    A call that is under way when the session is lost fails with ConnectionLostError. A request that the
-    server refused because it had forgotten the session is sent again.
+    A request whose session was lost is sent again in the next one, as long as `policy` allows, and a call
+    under the same operation id. One that the server answered is never sent again, whatever the answer.
     """
 
-    def __init__(self, tasks: TaskGroup, address: str, open_session: OpenSession) -> None:
+    def __init__(
+        self, tasks: TaskGroup, address: str, open_session: OpenSession, policy: ResendPolicy
+    ) -> None:
         self.address = address
         self._tasks = tasks
         self._open_session = open_session
+        self._policy = policy
         self._opening = anyio.Lock()
         self._owner: SessionOwner | None = None
-        self._closed = False
+        self._closing = anyio.Event()
 
-    async def open(self) -> JsonObject:
-        """Open a session; returns the server's answer to `initialize`."""
-        return (await self._connect()).server_info
+    async def open(self, *, resend: bool = True) -> JsonObject:
+        """Open a session; returns the server's answer to `initialize`.
+
+        `resend`: whether a server that cannot be reached is waited for.
+        """
+        resends = Resends(self._policy)
+        while True:
+            try:
+                return (await self._connect()).server_info
+            except ConnectionLostError as loss:
+                if not resend:
+                    raise
+                await resends.pause(loss, self._closing)
 
     async def request(
         self,
@@ -188,27 +225,44 @@ class ReconnectingSession:
         *,
         on_progress: OnProgress | None = None,
         timeout: float | None = None,
+        limit_try: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> JsonObject:
-        """Send one request and return its result. `timeout` is in seconds; None waits without limit.
+        """Send one request and return its result.
 
-        Raises CallTimeoutError and every other ClientError.
+        `timeout` is in seconds and includes all tries; None waits without limit. `limit_try` makes the
+        context of each try; a try that it cancels is lost. Raises CallTimeoutError and every other
+        ClientError.
         """
+        if method == "tools/call":
+            params = with_operation(params)
+        resends, was_forgotten = Resends(self._policy), False
         with anyio.move_on_after(timeout):
-            try:
-                return await (await self._connect()).request(method, params, on_progress)
-            except SessionLostError:
-                return await (await self._connect()).request(method, params, on_progress)
+            while True:
+                try:
+                    with limit_try():
+                        owner = await self._connect()
+                        resends.connected()
+                        return await owner.request(method, params, on_progress)
+                    loss = ConnectionLostError(f"{self.address} did not answer in time")
+                except ConnectionLostError as error:
+                    loss = error
+                # A server that has forgotten the session has not looked at the request.
+                if isinstance(loss, SessionLostError) and not was_forgotten:
+                    was_forgotten = True
+                    continue
+                await resends.pause(loss, self._closing)
+                was_forgotten = False
         raise CallTimeoutError(f"{params.get('name', method)}: no answer within {timeout:g} s")
 
     async def aclose(self, close_budget: CloseBudget) -> None:
         """End the session, if one is open, and open no other."""
-        self._closed = True
+        self._closing.set()
         if self._owner is not None:
             await self._owner.aclose(close_budget)
 
     async def _connect(self) -> SessionOwner:
         async with self._opening:
-            if self._closed:
+            if self._closing.is_set():
                 raise ConnectionLostError("this was closed")
             if self._owner is None or self._owner.loss is not None:
                 owner = SessionOwner(self.address, self._open_session)
@@ -254,4 +308,10 @@ class HttpEndpoint:
 
     def open_session(self, owner: SessionOwner, episode: str | None) -> AbstractAsyncContextManager[Session]:
         address = self.address(episode)
-        return http_session(address, self._headers, owner.note_error_response, owner.note_truncation)
+        return http_session(
+            address,
+            self._headers,
+            may_send=lambda: owner.may_send,
+            on_error_response=owner.note_error_response,
+            on_truncation=owner.note_truncation,
+        )

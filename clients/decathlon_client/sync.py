@@ -28,6 +28,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 import decathlon_client as asynchronous
 from decathlon_client.close_budget import ThreadInterrupted
+from decathlon_client.resending import RESEND_SECONDS
 
 __all__ = ["Batch", "Decathlon", "Episode", "Lockstep", "Slot"]
 
@@ -185,8 +186,8 @@ class Batch(SyncProxy, original_class=asynchronous.Batch): ...
 
 
 class Decathlon(SyncProxy, original_class=asynchronous.Decathlon):
-    def __init__(self, url: str, token: str | None = None) -> None:
-        self._set(asynchronous.Decathlon(url, token))
+    def __init__(self, url: str, token: str | None = None, *, resend_seconds: float = RESEND_SECONDS) -> None:
+        self._set(asynchronous.Decathlon(url, token, resend_seconds=resend_seconds))
 
     @classmethod
     def embedded(cls, *args: Any, **settings: Any) -> Self:

@@ -12,6 +12,7 @@ from decathlon_client.errors import ClientError
 from decathlon_client.lockstep import Call
 from decathlon_client.opener import OpeningOptions
 from decathlon_client.progress import Tally
+from decathlon_client.resending import RESEND_SECONDS
 from decathlon_client.values import Filters, JsonObject, Policy, Reply, Task, Tool, Verdict
 
 T = TypeVar("T")
@@ -47,8 +48,9 @@ class Episode:
     ) -> Reply:
         """Call a tool. A tool that fails returns a reply with `is_error`.
 
-        `timeout` is in seconds; None waits as long as the tool takes. Raises UnknownToolError,
-        RequestError, CallTimeoutError, EpisodeEndedError, SandboxLostError, ConnectionLostError.
+        `timeout` is in seconds; None waits as long as the tool takes. After a lost connection the call is
+        sent again and runs once; `on_progress` may then repeat itself. Raises UnknownToolError, RequestError,
+        CallTimeoutError, EpisodeEndedError, SandboxLostError, ConnectionLostError.
         """
 
     def ended_with_reward(self) -> bool:
@@ -159,9 +161,14 @@ class Decathlon:
 
     `url` is the server's root or its lobby (`.../mcp`), `token` one of its tokens, if it requires one. Enter
     and leave it in the same task; in between, any task may use it and its episodes.
+
+    A request whose connection is lost is sent again until the server answers, for up to `resend_seconds` (0:
+    never), and is carried out once. Only entering fails at once if there is no server.
     """
 
-    def __init__(self, url: str, token: str | None = None) -> None: ...
+    def __init__(
+        self, url: str, token: str | None = None, *, resend_seconds: float = RESEND_SECONDS
+    ) -> None: ...
     @classmethod
     def embedded(
         cls,

@@ -32,6 +32,7 @@ from decathlon_mcp.cli.options import (
     TasksSettings,
 )
 from decathlon_mcp.errors import BadRequestError, DecathlonError
+from decathlon_mcp.settings import default_state
 
 EPILOGUE = (
     "Settings can also be environment variables (DECATHLON_MAX_SANDBOXES=8) or lines of decathlon.toml "
@@ -278,6 +279,85 @@ def key(*, state: Annotated[Path | None, Parameter(metavar="DIR")] = None) -> in
     from decathlon_mcp.cli.keys import show_key
 
     return show_key(state)
+
+
+@app.command(sort_key=7)
+def episodes(
+    *,
+    all: Annotated[bool, Parameter(negative=(), show_default=False)] = False,  # noqa: A002
+    json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    handles: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    state: Annotated[Path | None, Parameter(metavar="DIR")] = None,
+) -> int:
+    """List the episodes of this machine's servers: the live ones and the last that ended.
+
+    Parameters
+    ----------
+    all
+        List every episode that is kept.
+    json
+        Print `{"episodes": [...]}`, with whole handles.
+    handles
+        Print whole handles: whoever has one can use the episode.
+    state
+        The servers' state folder. [the default one]
+    """
+    from decathlon_mcp.cli.episodes import list_episodes
+
+    return list_episodes(state or default_state(), every=all, as_json=json, handles=handles)
+
+
+@app.command(sort_key=7)
+def show(
+    prefix: Annotated[str, Parameter(metavar="EPISODE")],
+    /,
+    *,
+    json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    handles: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    state: Annotated[Path | None, Parameter(metavar="DIR")] = None,
+) -> int:
+    """Show everything that is kept of one episode.
+
+    Parameters
+    ----------
+    prefix
+        The beginning of the episode's handle, as `episodes` lists it.
+    json
+        Print one JSON object, with whole handles.
+    handles
+        Print whole handles: whoever has one can use the episode.
+    state
+        The servers' state folder. [the default one]
+    """
+    from decathlon_mcp.cli.episodes import show_episode
+
+    return show_episode(state or default_state(), prefix, as_json=json, handles=handles)
+
+
+@app.command(sort_key=7)
+def gc(
+    *,
+    dry_run: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    abandon: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    state: Annotated[Path | None, Parameter(metavar="DIR")] = None,
+) -> int:
+    """Remove what is left of servers that died; a running one is never touched.
+
+    Parameters
+    ----------
+    dry_run
+        Only say what would be removed.
+    abandon
+        Also remove the episodes that the next `serve` could continue.
+    json
+        Print `{"removed": [...], "kept": {...}}`.
+    state
+        The servers' state folder. [the default one]
+    """
+    from decathlon_mcp.cli.gc import collect
+
+    return _run(collect, state or default_state(), dry_run, abandon, json)
 
 
 @app.command(sort_key=7)

@@ -44,6 +44,8 @@ UNATTENDED_SECONDS = 300.0
 """How long a detached call goes on without a caller: as long as `decathlon_client` tries to come back."""
 MAX_QUEUED = 16
 """Notifications that wait for a slow caller. Further ones wait in `RpcClient`, which drops the oldest."""
+MAX_JOINABLE = 16
+"""How many calls like a new one are looked at, the oldest: a client may have hundreds of the same at once."""
 DIGEST_BYTES = 16
 
 Outcome: TypeAlias = JsonObject | DecathlonError
@@ -232,7 +234,7 @@ class Operations:
         known = self._find_known(operation, digest)
         if known is not None or digest not in self._by_digest:
             return known
-        for call in tuple(self._by_digest[digest]):
+        for call in self._by_digest[digest][:MAX_JOINABLE]:
             if await call.is_abandoned() and call.seq in self._running:
                 return self._find_known(operation, digest) or call
         # A request with the same operation may have come meanwhile.

@@ -91,9 +91,6 @@ class EpisodeRegistry:
         options: RegistryOptions,
         store: Store | None = None,
     ) -> None:
-        self.store = store
-        self.handing_over = False
-        """Whether this server ends and leaves its episodes and sessions to the next one."""
         self.catalogue = catalogue
         self.draws = draws
         self.admission = admission
@@ -102,6 +99,9 @@ class EpisodeRegistry:
         """Set when a stopping server has no episode left to wait for."""
         self._sandbox_factories = sandbox_factories
         self.options = options
+        self.store = store
+        self.handing_over = False
+        """Whether this server ends and leaves its episodes and sessions to the next one."""
         self.recovering = False
         """Whether the episodes of a dead server are still being taken over."""
         self._episodes: dict[str, Episode] = {}
@@ -163,8 +163,7 @@ class EpisodeRegistry:
         for a policy that reveals more than the server's, SuiteError for a broken task or rubric.
         """
         if operation is not None:
-            # Of its own token: clients choose these ids.
-            operation = f"{principal.token or ''}/{operation}"
+            operation = _operation_key(operation, principal)
             if (episode := self._started_by(operation, task_id, principal)) is not None:
                 return episode
         suite, task = self._runnable_task(task_id)
@@ -237,6 +236,13 @@ class EpisodeRegistry:
         if episode.spec.operation is not None:
             self._by_operation[episode.spec.operation] = episode
 
+    def task_started_by(self, operation: str | None, principal: Principal) -> str | None:
+        """The task of which an earlier request with this operation id has started an episode."""
+        if operation is None:
+            return None
+        episode = self._find_started_by(_operation_key(operation, principal))
+        return None if episode is None else episode.task_name
+
     def draw(self, filters: Draw, principal: Principal) -> str:
         """Draw a task for a new episode.
 
@@ -305,15 +311,19 @@ class EpisodeRegistry:
 
         Raises BadRequestError if that request was another one, or somebody else's.
         """
-        episode = self._by_operation.get(operation)
-        if episode is None and self.store is not None and (row := self.store.episode_of_operation(operation)):
-            episode = self._ended_before(row.id)
+        episode = self._find_started_by(operation)
         if episode is None:
             return None
         if episode.task_name != task_id or not principal.may_use(episode.owner):
             raise BadRequestError(
                 "another request has used this operation id to start an episode; use a new id for each"
             )
+        return episode
+
+    def _find_started_by(self, operation: str) -> Episode | None:
+        episode = self._by_operation.get(operation)
+        if episode is None and self.store is not None and (row := self.store.episode_of_operation(operation)):
+            episode = self._ended_before(row.id)
         return episode
 
     def _ended_before(self, episode_id: str) -> Episode | None:
@@ -391,3 +401,8 @@ class EpisodeRegistry:
             ended.remove(oldest)
             del self._episodes[oldest.id], self._by_agent_id[oldest.agent_id]
             self._by_operation.pop(oldest.spec.operation or "", None)
+
+
+def _operation_key(operation: str, principal: Principal) -> str:
+    """An operation id of one token: clients choose these ids, and two may choose the same."""
+    return f"{principal.token or ''}/{operation}"

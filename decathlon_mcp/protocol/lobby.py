@@ -214,11 +214,22 @@ class Lobby:
 
     async def _start(self, ctx: Context, call: StartEpisode) -> JsonObject:
         principal = self._principal(ctx)
-        task = call.task or self._registry.draw(call, principal)
+        operation = relay.operation_of(ctx)
+        # A request that is sent again does not draw again.
+        task = call.task or self._registry.task_started_by(operation, principal)
+        task = task or self._registry.draw(call, principal)
         episode = self._registry.start(
-            task, principal, launch_time=call.launch_time, policy=call.policy, max_calls=call.max_calls
+            task,
+            principal,
+            launch_time=call.launch_time,
+            policy=call.policy,
+            max_calls=call.max_calls,
+            operation=operation,
         )
-        request_context_of(ctx).add_started(episode)
+        if not relay.has_operation(ctx):
+            # A client that chose an operation comes back for the episode on any connection, so that a reply
+            # that was not delivered says nothing; if it does not, the episode ends for lack of a request.
+            request_context_of(ctx).add_started(episode)
         access = EpisodeAccess.by_handle(episode, principal)
         info: JsonObject = {
             "episode": episode.id,

@@ -135,7 +135,7 @@ async def _relay(episode: Episode, ctx: Context, name: str, arguments: JsonObjec
         operation=operation_of(ctx),
         # Without sessions, a client that loses its connection and one that cancels look the same. One that
         # chose an operation comes back.
-        detached=OPERATION_KEY in meta and is_sessionless(ctx.protocol_version),
+        detached=has_operation(ctx) and is_sessionless(ctx.protocol_version),
         is_gone=partial(client_is_gone, ctx),
         on_progress=on_progress,
         on_message=on_message,
@@ -153,6 +153,11 @@ async def _relay(episode: Episode, ctx: Context, name: str, arguments: JsonObjec
     if (result := as_object(reply.get("result"))) is not None:
         return result
     raise relayed_error(as_object(reply.get("error")) or {})
+
+
+def has_operation(ctx: Context) -> bool:
+    """Whether the client has chosen an operation id for its request."""
+    return OPERATION_KEY in (as_object((ctx.params or {}).get("_meta")) or {})
 
 
 def operation_of(ctx: Context) -> str | None:

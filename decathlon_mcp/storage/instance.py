@@ -131,13 +131,42 @@ class InstanceLock:
         os.close(descriptor)
 
 
+def server_processes(state: Path) -> dict[str, int | None]:
+    """The process of each server that has a file; None for a server that died.
+
+    The servers of other machines and PID namespaces look dead: this is for people, and not for deciding what
+    may be removed.
+    """
+    # Read from /proc/locks: to try the locks would keep a server that starts in that moment from taking over
+    # the dead ones.
+    try:
+        locks = Path("/proc/locks").read_text("ascii")
+        files = list(os.scandir(state / "servers"))
+    except OSError:
+        return {}
+    # "1: FLOCK ADVISORY WRITE 4711 08:01:131 0 EOF". Not compared by device, which overlay file systems
+    # number differently there.
+    lines = [line.split() for line in locks.splitlines()]
+    holders = {
+        int(line[5].rpartition(":")[2]): int(line[4])
+        for line in lines
+        if len(line) > 5 and line[1] == "FLOCK" and line[3] == "WRITE"
+    }
+    return {file.name: holders.get(file.inode()) for file in files if not file.name.startswith(".")}
+
+
 @contextmanager
 def instance_lock(
-    state: Path, providers: Collection[str] = (), *, survives: bool = False
+    state: Path,
+    providers: Collection[str] = (),
+    *,
+    survives: bool = False,
+    leave: Collection[str] = (),
 ) -> Generator[InstanceLock]:
     """Hold the lock of a new server, whose providers have these names, until the context exits.
 
-    `survives`: the server has a store, and continues the episodes of servers that had one.
+    `survives`: the server has a store, and continues the episodes of servers that had one. `leave`: names of
+    servers that are not taken over, even if they are dead.
 
     Raises SettingsError if the state folder is not writable or its file system has no locks.
     """
@@ -154,7 +183,7 @@ def instance_lock(
             for file in _named_files(folder):
                 if len(taken) == MAX_DEAD_SERVERS:
                     break
-                if file.name != name and (dead := _take_over(file, record)) is not None:
+                if file.name not in (name, *leave) and (dead := _take_over(file, record)) is not None:
                     taken[file.name] = dead
         except OSError as error:
             raise _unusable(folder, error) from None

@@ -86,6 +86,7 @@ _MIGRATIONS = (
         request TEXT NOT NULL,
         sent_at REAL NOT NULL,
         message BLOB NOT NULL,
+        answered INTEGER NOT NULL DEFAULT 0,
         PRIMARY KEY (session, request)
     ) WITHOUT ROWID;
     """,
@@ -154,12 +155,13 @@ class SessionRow:
 class RequestRow:
     """A request of a session whose answer is not out yet. `request`: its JSON-RPC id as JSON.
 
-    `message`: the request's body.
+    `message`: the request's body. `answered`: the answer was written, but may not have arrived.
     """
 
     session: str
     request: str
     message: bytes
+    answered: bool = False
 
 
 class Store:
@@ -200,6 +202,33 @@ class Store:
                     f"--state: {file} cannot be used: {error}; choose another folder"
                 ) from None
             yield store
+
+    @classmethod
+    @contextmanager
+    def open_read_only(cls, state: Path) -> Generator[Self | None]:
+        """Open the database of a state folder to read it while servers write; None if there is none.
+
+        Raises SettingsError if it cannot be read, or has another schema than this release's.
+        """
+        file = state / FILE_NAME
+        if not file.is_file():
+            yield None
+            return
+        try:
+            connection = sqlite3.connect(
+                f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS, isolation_level=None
+            )
+            with closing(connection):
+                ((version,),) = connection.execute("PRAGMA user_version").fetchall()
+                _refuse_newer(version, file)
+                if version < len(_MIGRATIONS):
+                    raise SettingsError(
+                        f"--state: {file} was written by an earlier release (schema {version}, this release "
+                        f"has {len(_MIGRATIONS)}): the next `decathlon-mcp serve` converts it"
+                    )
+                yield cls(file, connection, server="")
+        except sqlite3.Error as error:
+            raise SettingsError(f"--state: {file} cannot be read: {error}") from None
 
     async def maintain(self) -> None:
         """Move new rows into the database file from time to time, until cancelled."""
@@ -277,16 +306,33 @@ class Store:
             self._episodes("WHERE phase <> ? AND server = ? ORDER BY started_at", (ENDED, self.server))
         )
 
+    def unfinished_episodes(self) -> list[EpisodeRow]:
+        """The episodes of all servers that are not over, oldest first."""
+        return list(self._episodes("WHERE phase <> ? ORDER BY started_at", (ENDED,)))
+
+    def handles(self) -> set[str]:
+        """The handles of all episodes."""
+        return {str(row[0]) for row in self._rows("SELECT id FROM episodes")}
+
+    def find_episodes(self, prefix: str, limit: int) -> list[EpisodeRow]:
+        """The episodes whose handle begins like that."""
+        return list(self._episodes("WHERE substr(id, 1, ?) = ? LIMIT ?", (len(prefix), prefix, limit)))
+
     def ended_episodes(self, limit: int) -> list[EpisodeRow]:
         """The episodes that ended last, newest first; also those of other servers."""
         return list(self._episodes("WHERE phase = ? ORDER BY ended_at DESC LIMIT ?", (ENDED, limit)))
 
-    def delete_ended_before(self, unix_seconds: float) -> list[str]:
-        """Delete episodes that ended before that time, and return their handles."""
-        where = "WHERE phase = ? AND ended_at < ?"
-        rows = self._rows(f"SELECT id FROM episodes {where}", (ENDED, unix_seconds))
-        self._write(f"DELETE FROM episodes {where}", (ENDED, unix_seconds))
+    def ended_before(self, unix_seconds: float, limit: int) -> list[str]:
+        """Handles of episodes that ended before that time, the oldest first."""
+        rows = self._rows(
+            "SELECT id FROM episodes WHERE phase = ? AND ended_at < ? ORDER BY ended_at LIMIT ?",
+            (ENDED, unix_seconds, limit),
+        )
         return [str(row[0]) for row in rows]
+
+    def delete_ended(self, episode: str) -> None:
+        """Delete an episode that is over."""
+        self._write("DELETE FROM episodes WHERE id = ? AND phase = ?", (episode, ENDED))
 
     def adopt(self, dead: Collection[str]) -> None:
         """Make the episodes and sessions of these servers this server's own."""
@@ -343,6 +389,14 @@ class Store:
             self._write("DELETE FROM sessions WHERE id = ?", (session,))
             self._write("DELETE FROM requests WHERE session = ?", (session,))
 
+    def delete_sessions(self, server: str) -> None:
+        """Delete the sessions of a server, with their requests."""
+        with self._transaction():
+            self._write(
+                "DELETE FROM requests WHERE session IN (SELECT id FROM sessions WHERE server = ?)", (server,)
+            )
+            self._write("DELETE FROM sessions WHERE server = ?", (server,))
+
     def unused_sessions(self, unix_seconds: float) -> list[SessionRow]:
         """This server's sessions that no server has started or written since that time."""
         columns = "id, server, address, path, episode, used_at, data"
@@ -360,15 +414,22 @@ class Store:
             (row.session, row.request, time.time(), row.message),
         )
 
+    def answer_request(self, session: str, request: str) -> None:
+        """Mark a request whose answer was written."""
+        self._write("UPDATE requests SET answered = 1 WHERE session = ? AND request = ?", (session, request))
+
     def delete_request(self, session: str, request: str) -> None:
         self._write("DELETE FROM requests WHERE session = ? AND request = ?", (session, request))
 
     def requests(self, session: str) -> list[RequestRow]:
-        """The requests of a session whose answers are not out, oldest first."""
+        """The requests of a session whose answers may not have arrived, oldest first."""
         rows = self._rows(
-            "SELECT request, message FROM requests WHERE session = ? ORDER BY sent_at", (session,)
+            "SELECT request, message, answered FROM requests WHERE session = ? ORDER BY sent_at", (session,)
         )
-        return [RequestRow(session, request, bytes(message)) for request, message in rows]
+        return [
+            RequestRow(session, request, bytes(message), bool(answered))
+            for request, message, answered in rows
+        ]
 
     # internals
 
@@ -463,6 +524,10 @@ def _migrate(connection: sqlite3.Connection, file: Path) -> None:
             connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
+    _refuse_newer(version, file)
+
+
+def _refuse_newer(version: int, file: Path) -> None:
     if version > len(_MIGRATIONS):
         raise SettingsError(
             f"--state: {file} was written by a newer release (schema {version}, this release has "

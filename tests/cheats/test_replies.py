@@ -39,7 +39,8 @@ HEALTH_SECONDS = 2.0
 async def limited_server(state: Path) -> AsyncGenerator[tuple[Process, str]]:
     """A server that may use 3 GiB of memory, and its URL."""
     words = [sys.executable, "-m", "decathlon_mcp.cli", "serve", "--suite", SUITE, "--provider", "local"]
-    words += ["--port", "0", "--log-format", "json", "--state", str(state), "--no-supervisor"]
+    words += ["--port", "0", "--log-format", "json", "--state", str(state)]
+    words += ["--no-supervisor", "--survive-seconds", "0"]
     command = ["bash", "-c", f'ulimit -v {MEMORY_LIMIT_KIB}; exec "$@"', "serve", *words]
     async with await anyio.open_process(command) as process:
         assert process.stderr is not None

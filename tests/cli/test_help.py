@@ -15,14 +15,14 @@ from decathlon_mcp.settings import Settings
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell
 
-COMMANDS = ("serve", "stdio", "tasks", "doctor", "token", "demo", "version")
+COMMANDS = ("serve", "stdio", "tasks", "doctor", "token", "episodes", "show", "gc", "demo", "version")
 
 
 def test_help_fits_on_a_screen_and_names_every_command(shell: Shell) -> None:
     done = shell.run("--help")
     assert done.returncode == 0
     assert all(f"│ {command} " in done.stdout for command in COMMANDS)
-    assert len(done.stdout.splitlines()) <= 24
+    assert len(done.stdout.splitlines()) <= 28
 
 
 def test_without_a_command_the_help_is_printed(shell: Shell) -> None:

@@ -163,7 +163,9 @@ def running(
     """Start `serve` by a program that takes its arguments, and kill it at the end."""
     state, ready = shell.folder / "state", shell.folder / "ready"
     flags = ["--suite", SUITE, "--provider", "local", "--state", str(state), "--ready-file", str(ready)]
-    command = [*program, "serve", *flags, "--log-format", "json", *options]
+    # Sandboxes that a test leaves to the next server end soon after it.
+    flags += ["--survive-seconds", "5", "--log-format", "json"]
+    command = [*program, "serve", *flags, *options]
     popen = {"stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE} | popen
     process = subprocess.Popen(command, env=shell.environment, cwd=shell.folder, text=True, **popen)
     with process:

@@ -52,12 +52,12 @@ async def play(url: str) -> None:
 
 
 async def outlive(url: str, server: int) -> None:
-    """A call fails when its server is killed."""
+    """A call fails when its server is killed and does not come back."""
 
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
         os.kill(server, signal.SIGKILL)
 
-    async with Decathlon(url) as d, d.episode("find-answer") as e:
+    async with Decathlon(url, resend_seconds=1) as d, d.episode("find-answer") as e:
         with anyio.fail_after(20):
             try:
                 await e.call("probe__count", {"to": 2, "pause": 100}, on_progress=on_progress)

@@ -20,7 +20,8 @@ from tests.probe.serving import SUITE
 @asynccontextmanager
 async def server_process(state: Path) -> AsyncGenerator[tuple[Process, str]]:
     words = ["serve", "--suite", SUITE, "--provider", "local", "--port", "0", "--log-format", "json"]
-    words += ["--no-supervisor"]  # the process that is killed is the server itself
+    # The process that is killed is the server itself, and its sandboxes end with it.
+    words += ["--no-supervisor", "--survive-seconds", "0"]
     command = [sys.executable, "-m", "decathlon_mcp.cli", *words, "--state", str(state)]
     async with await anyio.open_process(command, stdout=subprocess.DEVNULL) as process:
         assert process.stderr is not None

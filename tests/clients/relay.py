@@ -1,31 +1,78 @@
-"""A TCP relay between a client and a server, whose connections can be cut."""
+"""A TCP relay between a client and a server, whose connections can be cut or refused."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import anyio
-from anyio.abc import SocketStream
+from anyio.abc import SocketAttribute, SocketStream, TaskGroup
 
 from tests.probe.serving import Served
 
+OPERATION = re.compile(rb'"decathlon/operation":\s*"([^"]+)"')
+
 
 class Relay:
-    """Relays connections to a server's port until they are cut."""
+    """Relays connections to a server's port until they are cut.
 
-    def __init__(self, port: int) -> None:
+    `sent` is all that clients have sent. Each new connection takes the first of `statuses`, with which it is
+    answered instead, and the first of `reply_limits`, the bytes of replies after which it is closed.
+    """
+
+    def __init__(self, port: int, tasks: TaskGroup) -> None:
         self.port = port
         self.connected = anyio.Event()
+        self.sent = bytearray()
+        self.statuses: list[int] = []
+        self.reply_limits: list[int] = []
+        self._tasks = tasks
         self._open: set[SocketStream] = set()
+        self._listening: anyio.CancelScope | None = None
+        self._own_port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._own_port}"
+
+    @property
+    def operations(self) -> list[str]:
+        """The operation ids of the requests that clients have sent, in order."""
+        return [operation.decode() for operation in OPERATION.findall(self.sent)]
+
+    async def listen(self) -> None:
+        """Accept connections, after `refuse` at the same port."""
+        listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=self._own_port)
+        self._own_port = listener.extra(SocketAttribute.local_port)
+        self._listening = anyio.CancelScope()
+
+        async def accept(scope: anyio.CancelScope) -> None:
+            with scope:
+                async with listener:
+                    await listener.serve(self.serve, self._tasks)
+
+        self._tasks.start_soon(accept, self._listening)
+
+    async def refuse(self) -> None:
+        """Close all connections, and refuse new ones until `listen`."""
+        assert self._listening is not None
+        self._listening.cancel()
+        await self.cut()
 
     async def serve(self, client: SocketStream) -> None:
+        if self.statuses:
+            async with client:
+                self.sent += await client.receive()
+                await client.send(b"HTTP/1.1 %d Sorry\r\ncontent-length: 0\r\n\r\n" % self.statuses.pop(0))
+            return
+        limit = self.reply_limits.pop(0) if self.reply_limits else None
         server = await anyio.connect_tcp("127.0.0.1", self.port)
         self._open |= {client, server}
         self.connected.set()
         async with client, server, anyio.create_task_group() as tasks:
-            tasks.start_soon(self._copy, client, server)
-            await self._copy(server, client)
+            tasks.start_soon(self._copy_requests, client, server)
+            await self._copy_replies(server, client, limit)
             tasks.cancel_scope.cancel()
         self._open -= {client, server}
 
@@ -35,10 +82,23 @@ class Relay:
         for stream in list(self._open):
             await anyio.aclose_forcefully(stream)
 
-    async def _copy(self, source: SocketStream, into: SocketStream) -> None:
+    async def _copy_requests(self, client: SocketStream, server: SocketStream) -> None:
         try:
-            async for chunk in source:
-                await into.send(chunk)
+            async for chunk in client:
+                self.sent += chunk
+                await server.send(chunk)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            pass
+
+    async def _copy_replies(self, server: SocketStream, client: SocketStream, limit: int | None) -> None:
+        remaining = limit
+        try:
+            async for chunk in server:
+                await client.send(chunk if remaining is None else chunk[:remaining])
+                if remaining is not None:
+                    remaining -= len(chunk)
+                    if remaining <= 0:
+                        return
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass
 
@@ -49,10 +109,8 @@ def port_of(served: Served) -> int:
 
 @asynccontextmanager
 async def relayed(served: Served) -> AsyncGenerator[tuple[Relay, str]]:
-    relay = Relay(port_of(served))
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
-    port = listener.extra(anyio.abc.SocketAttribute.local_port)
-    async with listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, relay.serve)
-        yield relay, f"http://127.0.0.1:{port}"
+    async with anyio.create_task_group() as tasks:
+        relay = Relay(port_of(served), tasks)
+        await relay.listen()
+        yield relay, relay.url
         tasks.cancel_scope.cancel()

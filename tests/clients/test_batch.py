@@ -163,7 +163,7 @@ async def test_waiting_for_a_full_server_is_limited_by_patience_seconds(tmp_path
     assert result.fault == "infrastructure"
 
 
-async def test_only_the_opening_is_retried_and_never_a_call(served: Served) -> None:
+async def test_without_resending_only_the_opening_is_retried_and_never_a_call(served: Served) -> None:
     calls = 0
 
     async def player(e: Episode) -> None:
@@ -175,7 +175,7 @@ async def test_only_the_opening_is_retried_and_never_a_call(served: Served) -> N
 
         await e.call("probe__count", {"to": 2, "pause": 100}, on_progress=cut)
 
-    async with relayed(served) as (relay, url), Decathlon(url) as d:
+    async with relayed(served) as (relay, url), Decathlon(url, resend_seconds=0) as d:
         async with d.batch(["find-answer"], concurrency=1, progress=False) as batch:
             (result,) = [result async for result in batch.run(player)]
     assert isinstance(result.failure, ConnectionLostError)

@@ -258,6 +258,51 @@ async def test_the_stream_of_notifications_is_opened_again_however_often_it_brea
             await changed.wait()
 
 
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("kind", ["lobby", "task"])
+async def test_a_call_is_sent_again_after_its_connection_was_cut_or_refused(
+    kind: str, era: str, shell: Shell, served: Served
+) -> None:
+    reports: list[float] = []
+
+    async def cut_once(progress: float, total: float | None, message: str | None) -> None:
+        reports.append(progress)
+        if message and cuts.pop(0):
+            await relay.cut()
+
+    async with relayed(served) as (relay, url), anyio.create_task_group() as tasks:
+        options = ["--task", "find-answer"] if kind == "task" else []
+        async with bridged(shell, "--url", url, *options, era=era) as client:
+            handle: dict[str, Any] = {}
+            if kind == "lobby":
+                started = (
+                    await client.call_tool("start_episode", {"task": "find-answer"})
+                ).structured_content
+                assert started is not None
+                handle = {"episode": started["episode"]}
+
+            async def call(name: str, **arguments: Any) -> Any:
+                tool, params = f"probe__{name}", arguments
+                if kind == "lobby":
+                    tool, params = "call_tool", {**handle, "name": tool, "arguments": arguments}
+                return (await client.call_tool(tool, params, progress_callback=cut_once)).content[0]
+
+            cuts = [True] + 20 * [False]
+            before = len(relay.operations)
+            assert (await call("count", to=2, pause=0.3)).text == "counted to 2"
+            operations = relay.operations[before:]
+            assert len(operations) == 2
+            assert len(set(operations)) == 1
+            await relay.refuse()
+            tasks.start_soon(listen_later, relay)
+            assert (await call("echo", text="after")).text == "after"
+
+
+async def listen_later(relay: Any) -> None:
+    await anyio.sleep(1)
+    await relay.listen()
+
+
 async def test_an_http_error_without_json_reaches_the_client_with_its_text(shell: Shell) -> None:
     async def refuse(stream: SocketStream) -> None:
         async with stream:

@@ -41,8 +41,14 @@ class EndlessCall:
         self.started.set()
 
 
-async def test_a_call_on_a_cut_connection_fails_and_the_next_one_works(served: Served) -> None:
-    async with relayed(served) as (relay, url), Decathlon(url) as d, d.episode("find-answer") as e:
+async def test_without_resending_a_call_on_a_cut_connection_fails_and_the_next_one_works(
+    served: Served,
+) -> None:
+    async with (
+        relayed(served) as (relay, url),
+        Decathlon(url, resend_seconds=0) as d,
+        d.episode("find-answer") as e,
+    ):
         lost: list[ClientError] = []
         endless_call = EndlessCall()
 
@@ -176,7 +182,7 @@ async def test_claim_done_works_with_toolathlons_tool_names(tmp_path: Path) -> N
 
 
 async def test_killing_the_server_during_a_call_fails_the_call(tmp_path: Path) -> None:
-    async with server_process(tmp_path) as (process, url), Decathlon(url) as d:
+    async with server_process(tmp_path) as (process, url), Decathlon(url, resend_seconds=0.5) as d:
         async with d.episode("find-answer") as e, anyio.create_task_group() as tasks:
             endless_call = EndlessCall()
 
@@ -190,7 +196,7 @@ async def test_killing_the_server_during_a_call_fails_the_call(tmp_path: Path) -
 
 
 async def test_killing_the_server_while_grading_fails_evaluate(tmp_path: Path) -> None:
-    async with server_process(tmp_path) as (process, url), Decathlon(url) as d:
+    async with server_process(tmp_path) as (process, url), Decathlon(url, resend_seconds=0.5) as d:
         async with d.episode("slow-verdict") as e, anyio.create_task_group() as tasks:
 
             async def kill() -> None:

@@ -110,7 +110,7 @@ async def test_no_episode_starts_while_the_server_drains(tmp_path: Path, provide
 async def test_a_killed_server_leaves_no_process_and_no_container(
     tmp_path: Path, provider: str, docker: Any
 ) -> None:
-    async with running(tmp_path / "state", provider) as server:
+    async with running(tmp_path / "state", provider, "--survive-seconds", "0") as server:
         async with connected(server.task("find-answer")) as client:
             await client.call_tool("probe__shell", {"command": "setsid sleep 1000 >/dev/null 2>&1 &"})
             server.process.kill()
@@ -120,7 +120,10 @@ async def test_a_killed_server_leaves_no_process_and_no_container(
 
 async def test_the_next_server_removes_the_files_of_a_killed_one(tmp_path: Path, provider: str) -> None:
     state = tmp_path / "state"
-    async with running(state, provider) as server, connected(server.task("find-answer")) as client:
+    async with (
+        running(state, provider, "--survive-seconds", "0") as server,
+        connected(server.task("find-answer")) as client,
+    ):
         await client.call_tool("probe__echo", {"text": ""})
         server.process.kill()
         await server.process.wait()

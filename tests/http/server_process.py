@@ -78,8 +78,8 @@ def server_process(folder: Path, *arguments: str) -> Generator[ServerProcess]:
     ready = folder / "ready"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DECATHLON_")}
     options = ["--suite", SUITE, "--provider", "local", "--port", "0", "--state", str(folder / "state")]
-    # This process is measured and killed.
-    options += ["--no-supervisor"]
+    # This process is measured and killed, and its sandboxes end with it.
+    options += ["--no-supervisor", "--survive-seconds", "0"]
     with (
         (folder / "log").open("w") as log,
         subprocess.Popen(

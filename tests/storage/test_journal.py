@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
+
+import pytest
 
 from decathlon_mcp.storage.disk import DiskSpace
 from decathlon_mcp.storage.journal import VERDICT_BYTES, Journal
-from decathlon_mcp.storage.logged_calls import NOT_KEPT, CallPositions, Positions
+from decathlon_mcp.storage.logged_calls import NOT_KEPT, UNANSWERED, CallPositions, LoggedOperation, Positions
 
 
 def test_events_are_read_back_as_written(tmp_path: Path) -> None:
@@ -116,3 +119,72 @@ def test_verdict_is_replaced_atomically(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "one" / "verdict.json").read_text()) == {"reward": 0.0}
     assert sorted(file.name for file in journal.folder.iterdir()) == ["trajectory.jsonl", "verdict.json"]
     journal.close()
+
+
+def test_a_call_and_its_reply_are_read_as_one(tmp_path: Path) -> None:
+    journal, positions = Journal(tmp_path / "one"), CallPositions()
+    for seq in (1, 2, 3):
+        positions.set_call(seq, journal.add_call(seq=seq, name=f"tool{seq}", arguments={"text": "\ud800"}))
+    positions.set_reply(2, journal.add_reply(seq=2, failed=False, seconds=0.5, result={"content": []}))
+    error = {"code": -32602, "message": "no"}
+    positions.set_reply(1, journal.add_reply(seq=1, failed=True, seconds=0.5, error=error))
+    first, second, third = journal.calls_at(positions)
+    assert (first["name"], first["result"], first["failed"]) == ("tool1", {"error": error}, True)
+    assert (second["name"], second["result"], second["failed"]) == ("tool2", {"content": []}, False)
+    assert (third["name"], third["result"], third["failed"]) == ("tool3", {"error": UNANSWERED}, True)
+    journal.close()
+
+
+def test_a_reopened_journal_continues_the_lines_and_the_room_for_the_verdict(tmp_path: Path) -> None:
+    first = Journal(tmp_path / "one", max_calls_bytes=1000)
+    first.add_call(seq=1, result="x" * 500)
+    with closing(first), closing(Journal.reopen(tmp_path / "one", max_calls_bytes=1000)) as again:
+        assert again.add_call(seq=2, result="x" * 500) == NOT_KEPT
+        reply = again.line_at(again.add_reply(seq=1, failed=False)) or {}
+        assert (reply["event"], reply["seq"]) == ("reply", 1)
+        (reserved,) = again.folder.glob(".verdict*")
+        assert reserved.stat().st_blocks * 512 >= VERDICT_BYTES
+        again.write_verdict({"reward": 1.0})
+    with closing(Journal.reopen(tmp_path / "one")) as final:
+        assert sorted(file.name for file in final.folder.iterdir()) == ["trajectory.jsonl", "verdict.json"]
+
+
+@pytest.mark.parametrize("torn", [b"{", b'{"event": "call", "seq": 9', b"x" * 200_000, b""])
+def test_a_torn_last_line_is_removed_when_the_journal_is_reopened(tmp_path: Path, torn: bytes) -> None:
+    folder, trajectory = tmp_path / "one", tmp_path / "one" / "trajectory.jsonl"
+    with closing(Journal(folder)) as journal:
+        journal.add("call", seq=1)
+    with trajectory.open("ab") as file:
+        file.write(torn)
+    (folder / "traj_log.partial").write_bytes(b"half")
+    with closing(Journal.reopen(folder)) as again:
+        again.add("call", seq=2)
+        assert [event["seq"] for event in again.events("call")] == [1, 2]
+        assert not list(folder.glob("*.partial"))
+    trajectory.write_bytes(torn)
+    Journal.reopen(folder).close()
+    assert trajectory.read_bytes() == b""
+
+
+def test_calls_are_read_back_with_their_operations_and_those_without_a_reply(tmp_path: Path) -> None:
+    call = {"server": "files", "name": "files__read", "started_at": 1.0}
+    with closing(Journal(tmp_path / "one")) as journal:
+        first = journal.add_call(seq=1, tool="read", operation="a", digest="00", request=1, **call)
+        second = journal.add_call(seq=2, tool="write", request=2, arguments={"text": "\ud800"}, **call)
+        reply = journal.add_reply(seq=1, failed=True, failure={"code": "call_timeout"})
+        old = journal.add_call(seq=3, tool="read", failed=False, result={}, **call)
+        journal.add_joined(seq=2, operation="b", digest="01")
+        journal.add("claim", answer="x")
+    with (journal.folder / "trajectory.jsonl").open("ab") as file:
+        file.write(b'no JSON\n[1]\n{"event": "call", "seq": "x"}\n')
+    with closing(Journal.reopen(journal.folder)) as again:
+        logged = again.read_calls()
+    assert (logged.last, logged.calls, logged.failed) == (3, 3, 1)
+    assert logged.tools == {("files", "read"), ("files", "write")}
+    assert list(logged.positions) == [
+        Positions(first, reply),
+        Positions(second, NOT_KEPT),
+        Positions(old, old),
+    ]
+    assert list(logged.operations) == [LoggedOperation("a", "00", 1), LoggedOperation("b", "01", 2)]
+    assert [(line["seq"], line["arguments"]) for line in logged.unanswered] == [(2, {"text": "\ud800"})]

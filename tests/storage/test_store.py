@@ -105,8 +105,11 @@ def test_episodes_that_ended_long_ago_are_deleted(tmp_path: Path) -> None:
         for name in ("old", "live"):
             store.insert_episode(episode(name))
         store.end_episode("old", "closed")
-        assert store.delete_ended_before(0.0) == []
-        assert store.delete_ended_before(1e12) == ["old"]
+        assert store.ended_before(0.0, 5) == []
+        assert store.ended_before(1e12, 5) == ["old"]
+        for handle in ("old", "live"):
+            store.delete_ended(handle)
+        assert store.ended_before(1e12, 5) == []
         assert [row.id for row in store.live_episodes()] == ["live"]
 
 

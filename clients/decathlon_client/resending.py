@@ -1,0 +1,85 @@
+"""Sending a request again after its connection was lost, under one operation id.
+
+The server keeps the first reply of an operation and gives it to everyone who sends the operation again, so
+that a call runs once however often its connection breaks.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+
+import anyio
+
+from decathlon_client.errors import ConnectionLostError
+from decathlon_client.values import JsonObject, as_object
+
+OPERATION_KEY = "decathlon/operation"
+"""Key of the operation id in the `_meta` of a request."""
+RESEND_SECONDS = 330.0
+"""How long a lost server is waited for: 30 s longer than its sandboxes wait for the next one."""
+FIRST_PAUSE_SECONDS = 0.25
+"""Pause after the first loss of an outage; doubled after each further one."""
+MAX_PAUSE_SECONDS = 5.0
+STEADY_SECONDS = 10.0
+"""A request that was connected for this long ends an outage: its loss is the first of the next one."""
+WARNING_SECONDS = 60.0
+"""Shortest time between two warnings of one client: an outage loses the requests of all its episodes."""
+
+log = logging.getLogger("decathlon.client")
+
+
+class ResendPolicy:
+    """How long requests are sent again, and the warnings about it. Shared by the sessions of one client."""
+
+    def __init__(self, seconds: float) -> None:
+        """`seconds`: longest outage that a request is sent again after; 0 for never. Raises ValueError."""
+        if not seconds >= 0:
+            raise ValueError(f"resend_seconds must be at least 0, not {seconds}")
+        self.seconds = seconds
+        self._warned_at: float | None = None
+
+    def warn(self, loss: ConnectionLostError) -> None:
+        now = anyio.current_time()
+        if self._warned_at is None or now - self._warned_at >= WARNING_SECONDS:
+            self._warned_at = now
+            log.warning("%s; requests are sent again for up to %g s", loss.message, self.seconds)
+
+
+class Resends:
+    """When one request is sent again."""
+
+    def __init__(self, policy: ResendPolicy) -> None:
+        self._policy = policy
+        self._connected_at: float | None = None
+        self._deadline: float | None = None
+        self._pause_seconds = FIRST_PAUSE_SECONDS
+
+    def connected(self) -> None:
+        """Note that the request is about to be sent on a connection that works."""
+        self._connected_at = anyio.current_time()
+
+    async def pause(self, loss: ConnectionLostError, closing: anyio.Event) -> None:
+        """Wait before the request is sent again. Raises the loss once it is not to be, or at `closing`."""
+        now = anyio.current_time()
+        connected_at, self._connected_at = self._connected_at, None
+        if connected_at is not None and now - connected_at >= STEADY_SECONDS:
+            self._deadline, self._pause_seconds = None, FIRST_PAUSE_SECONDS
+        if self._deadline is None:
+            self._deadline = now + self._policy.seconds
+        if now >= self._deadline or closing.is_set():
+            raise loss
+        self._policy.warn(loss)
+        # Spread out, so that the episodes of a batch do not all come back at the same moment.
+        pause_seconds = min(self._pause_seconds * random.uniform(0.5, 1.5), self._deadline - now)
+        self._pause_seconds = min(2 * self._pause_seconds, MAX_PAUSE_SECONDS)
+        with anyio.move_on_after(pause_seconds):
+            await closing.wait()
+            raise loss
+
+
+def with_operation(params: JsonObject) -> JsonObject:
+    """The parameters of a `tools/call` with an operation id of its own. Unguessable: it gives the reply."""
+    meta = as_object(params.get("_meta")) or {}
+    return {**params, "_meta": {OPERATION_KEY: secrets.token_urlsafe(18), **meta}}

@@ -1,0 +1,201 @@
+"""`gc`: remove what no running server owns: sandboxes, archives and sessions of servers that died.
+
+The next `serve` on the state folder does the same. This command is for a machine on which none will start,
+and to see what is left. It takes the lock of each dead server first (`storage/instance.py`), so that it never
+touches what a running one uses, and no server takes over what it removes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import anyio.to_thread
+
+from decathlon_mcp.episodes.state import Ending, Phase
+from decathlon_mcp.errors import ProviderUnavailableError
+from decathlon_mcp.sandboxes.docker.engine import Engine
+from decathlon_mcp.sandboxes.inventory import DockerInventory, Inventory, LocalInventory
+from decathlon_mcp.storage.instance import InstanceLock, instance_lock, server_processes
+from decathlon_mcp.storage.store import FILE_NAME, EpisodeRow, SandboxRow, Store
+
+SERVER_NAME = re.compile(r"[0-9a-f]{12}")
+GRADED_LATER = frozenset({Phase.CLAIMED, Phase.SCORED})
+"""Phases of episodes that can be continued without a live sandbox: what is graded is on the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What was left by one dead server, or would be removed. `abandoned`: episodes that nobody continues."""
+
+    server: str
+    sandboxes: int = 0
+    scratch: int = 0
+    abandoned: int = 0
+
+
+@dataclass(slots=True)
+class Report:
+    """What was removed; `kept`: numbers of episodes that the next `serve` continues, by server.
+
+    `unreachable`: why there is no engine; empty if there is one.
+    """
+
+    removed: list[Removed] = field(default_factory=list[Removed])
+    kept: dict[str, int] = field(default_factory=dict[str, int])
+    unreachable: str = ""
+
+
+async def collect(state: Path, dry_run: bool, abandon: bool, as_json: bool) -> int:
+    """Remove what dead servers have left, or with `dry_run` only say what; print it on stdout.
+
+    Episodes that the next `serve` could continue are kept, unless `abandon`. Raises SettingsError.
+    """
+    report = Report()
+    if (state / "servers").is_dir():
+        async with _inventories(state, report) as inventories:
+            await _collect(state, inventories, report, dry_run=dry_run, abandon=abandon)
+    if as_json:
+        document = {"dry_run": dry_run, **asdict(report)}
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    else:
+        for line in _lines(report, state, dry_run):
+            sys.stdout.write(line + "\n")
+    return 0
+
+
+@asynccontextmanager
+async def _inventories(state: Path, report: Report) -> AsyncGenerator[list[Inventory]]:
+    inventories: list[Inventory] = [LocalInventory(state / "sandboxes")]
+    engine = Engine()
+    try:
+        try:
+            await engine.api()
+            inventories.append(DockerInventory(engine))
+        except ProviderUnavailableError as error:
+            report.unreachable = error.message
+        yield inventories
+    finally:
+        await engine.aclose()
+
+
+async def _collect(
+    state: Path, inventories: Sequence[Inventory], report: Report, *, dry_run: bool, abandon: bool
+) -> None:
+    # Listed before the locks: a server has its lock before it has a folder.
+    scratch = sorted(folder for folder in (state / "scratch").glob("*-*") if folder.is_dir())
+    local = next(inventory for inventory in inventories if isinstance(inventory, LocalInventory))
+    owners = await local.owners() | {folder.name.partition("-")[0] for folder in scratch}
+    with Store.open_read_only(state) as store:
+        episodes = [] if store is None else store.unfinished_episodes()
+        sandboxes = [] if store is None else store.sandboxes()
+    continued = {} if abandon else await _continued(episodes, sandboxes, inventories)
+    names = [inventory.name for inventory in inventories]
+    # A server with something to continue keeps its lock file free for the next `serve`.
+    with instance_lock(state, names, survives=True, leave=continued) as lock:
+        dead = lock.dead
+        for owner in dead:
+            unfinished = [row for row in episodes if row.server == owner]
+            removed = await _remove(owner, inventories, scratch, dry_run=dry_run)
+            if abandon:
+                removed = Removed(owner, removed.sandboxes, removed.scratch, len(unfinished))
+            if removed != Removed(owner):
+                report.removed.append(removed)
+            if not dry_run and (abandon or not unfinished):
+                _forget(owner, state, unfinished, lock)
+        processes = server_processes(state)
+        report.kept = {
+            server: count for server, count in continued.items() if count and processes.get(server) is None
+        }
+        # Of servers whose file is gone: nobody else would ever find it.
+        for owner in sorted(owners - processes.keys() - set(dead)):
+            if SERVER_NAME.fullmatch(owner):
+                removed = await _remove(owner, [local], scratch, dry_run=dry_run)
+                if removed != Removed(owner):
+                    report.removed.append(removed)
+
+
+async def _continued(
+    episodes: Iterable[EpisodeRow], sandboxes: Iterable[SandboxRow], inventories: Sequence[Inventory]
+) -> dict[str, int]:
+    """The servers that something must be left of: the number of their episodes that can be continued.
+
+    0 for a server that only opened sandboxes of them. Episodes of running servers are counted too.
+    """
+    by_name = {inventory.name: inventory for inventory in inventories}
+    known: dict[tuple[str, str], dict[str, bool]] = {}
+    owners: dict[str, set[str]] = {}
+    alive: set[str] = set()
+    for row in sandboxes:
+        owners.setdefault(row.episode, set()).add(row.owner)
+        if row.provider not in by_name:
+            alive.add(row.episode)  # nobody can tell
+            continue
+        key = (row.provider, row.owner)
+        if key not in known:
+            known[key] = await by_name[row.provider].sandboxes(row.owner)
+        if known[key].get(row.name):
+            alive.add(row.episode)
+    counts: dict[str, int] = {}
+    for row in episodes:
+        if row.phase in GRADED_LATER or row.id in alive:
+            counts[row.server] = counts.get(row.server, 0) + 1
+            for owner in owners.get(row.id, ()):
+                counts.setdefault(owner, 0)
+    return counts
+
+
+async def _remove(
+    owner: str, inventories: Iterable[Inventory], scratch: Iterable[Path], *, dry_run: bool
+) -> Removed:
+    """Remove, or with `dry_run` count, the sandboxes and the archives of one server."""
+    sandboxes = 0
+    for inventory in inventories:
+        found = await inventory.sandboxes(owner)
+        if found:
+            sandboxes += len(found) if dry_run else await inventory.remove(owner)
+    folders = [folder for folder in scratch if folder.name.startswith(f"{owner}-")]
+    if not dry_run:
+        for folder in folders:
+            await anyio.to_thread.run_sync(lambda folder=folder: shutil.rmtree(folder, ignore_errors=True))
+    return Removed(owner, sandboxes, len(folders))
+
+
+def _forget(owner: str, state: Path, unfinished: Iterable[EpisodeRow], lock: InstanceLock) -> None:
+    """End the episodes of a dead server whose sandboxes are removed, and remove its file."""
+    if (state / FILE_NAME).exists():
+        with Store.open(state, lock.name) as store:
+            for row in unfinished:
+                store.end_episode(row.id, Ending.NOT_CONTINUED)
+            store.delete_sessions(owner)
+    lock.forget(owner)
+
+
+def _lines(report: Report, state: Path, dry_run: bool) -> Iterator[str]:
+    verb = "would remove" if dry_run else "removed"
+    for removed in report.removed:
+        parts = [
+            _count(removed.sandboxes, "sandbox", "sandboxes"),
+            _count(removed.scratch, "folder of archives", "folders of archives"),
+            _count(removed.abandoned, "unfinished episode", "unfinished episodes"),
+        ]
+        yield f"{verb} {', '.join(filter(None, parts))} of server {removed.server}, which died"
+    for server, count in report.kept.items():
+        yield (
+            f"kept {_count(count, 'episode', 'episodes')} of server {server}, which died: the next "
+            "`decathlon-mcp serve` continues them; --abandon removes them"
+        )
+    if report.unreachable:
+        yield f"containers were not looked for: {report.unreachable}"
+    if not (report.removed or report.kept):
+        yield f"nothing is left of servers that died in {state}"
+
+
+def _count(number: int, one: str, several: str) -> str:
+    return "" if not number else f"{number} {one if number == 1 else several}"

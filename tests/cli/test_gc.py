@@ -1,0 +1,314 @@
+"""`gc`, `episodes` and `show`: what servers that died have left, with real processes and containers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from decathlon_mcp.episodes.state import Ending
+from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
+from decathlon_mcp.sandboxes.local.process_table import sandboxes_with_processes
+from decathlon_mcp.storage.store import ENDED, EpisodeRow, Store
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Shell
+
+SERVER = """
+import sys
+from pathlib import Path, PurePosixPath
+
+import anyio
+
+from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.sandboxes.local.provider import LocalProvider
+from decathlon_mcp.storage.instance import create_state_folder, instance_lock
+from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, SessionRow, Store
+
+state, phase = Path(sys.argv[1]), sys.argv[2]
+
+async def main():
+    create_state_folder(state)
+    with instance_lock(state, ["local"]) as lock, Store.open(state, lock.name) as store:
+        (state / "scratch" / f"{lock.name}-xyz").mkdir()
+        name, handle = f"box-{lock.name}", f"{lock.name}-handle-of-an-episode"
+        store.insert_episode(EpisodeRow(
+            id=handle, agent_id=f"agent-{lock.name}-of-an-episode", server=lock.name, suite="starter",
+            task="tune-reactor", token="alice", phase=phase, started_at=1.0,
+            spec={"policy": "visible", "owner": {"token": "alice", "session": "a-secret-session"}},
+            progress={"calls": 3, "note": "\\x1b[31m"},
+        ))
+        store.insert_sandbox(SandboxRow(
+            name=name, owner=lock.name, episode=handle, role="agent", provider="local", spec={},
+        ))
+        store.save_session(SessionRow(
+            id="s" + lock.name, server=lock.name, address="lobby", path="/mcp", data={},
+        ))
+        # Unlike a driver, it does not end with its stdin.
+        spec = SandboxSpec(name=name, command=("sleep", "600"), root=PurePosixPath("/suite"))
+        async with LocalProvider(lock.name, state / "sandboxes") as provider, provider.open(spec):
+            print(lock.name, flush=True)
+            await anyio.sleep_forever()
+
+anyio.run(main)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A process with the lock, an episode, a sandbox and a session of a server."""
+
+    process: subprocess.Popen[str]
+    name: str
+    state: Path
+
+    @property
+    def handle(self) -> str:
+        return f"{self.name}-handle-of-an-episode"
+
+    @property
+    def is_running_a_sandbox(self) -> bool:
+        return bool(sandboxes_with_processes(self.name))
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+    def end_sandbox(self) -> None:
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if f"{self.name}/box-".encode() in (folder / "environ").read_bytes():
+                    os.kill(int(folder.name), signal.SIGKILL)
+            except OSError:
+                continue
+        while self.is_running_a_sandbox:
+            time.sleep(0.01)
+
+    @property
+    def leftovers(self) -> list[Path]:
+        """The folders and files of this server."""
+        patterns = (f"servers/{self.name}", f"sandboxes/box-{self.name}", f"scratch/{self.name}-*")
+        return [path for pattern in patterns for path in self.state.glob(pattern)]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Generator[Callable[..., RunningServer]]:
+    started: list[RunningServer] = []
+
+    def start(phase: str = "ready") -> RunningServer:
+        state = tmp_path / "state" / "decathlon-mcp"
+        process = subprocess.Popen(
+            [sys.executable, "-c", SERVER, str(state), phase],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert process.stdout is not None
+        started.append(RunningServer(process, process.stdout.readline().strip(), state))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+        one.end_sandbox()
+
+
+def test_a_running_server_is_not_touched(shell: Shell, server: Callable[..., RunningServer]) -> None:
+    running = server()
+    for options in ((), ("--abandon",)):
+        done = shell.run("gc", *options)
+        assert done.returncode == 0, done
+        assert done.stdout.startswith("nothing is left of servers that died")
+    assert running.is_running_a_sandbox
+    assert len(running.leftovers) == 3
+
+
+def test_episodes_that_can_be_continued_are_kept_unless_abandoned(
+    shell: Shell, server: Callable[..., RunningServer]
+) -> None:
+    dead, running = server(), server()
+    dead.kill()
+    kept = shell.run("gc").stdout
+    assert kept.startswith(f"kept 1 episode of server {dead.name}, which died")
+    said = shell.run("gc", "--abandon", "--dry-run").stdout
+    parts = "1 sandbox, 1 folder of archives, 1 unfinished episode"
+    assert f"would remove {parts} of server {dead.name}, which died\n" == said
+    assert dead.is_running_a_sandbox
+    assert len(dead.leftovers) == 3
+    assert shell.run("gc", "--abandon").stdout == said.replace("would remove", "removed")
+    assert not dead.is_running_a_sandbox
+    assert dead.leftovers == []
+    assert running.is_running_a_sandbox
+    with Store.open_read_only(dead.state) as store:
+        assert store is not None
+        (row,) = store.find_episodes(dead.handle, 2)
+        assert (row.phase, row.ending) == (ENDED, Ending.NOT_CONTINUED)
+        assert store.sandboxes(dead.handle) == []
+        assert [row.id for row in store.unfinished_episodes()] == [running.handle]
+    with Store.open(dead.state, dead.name) as store:
+        assert store.session(f"s{dead.name}") is None
+    assert shell.run("gc").stdout.startswith("nothing is left")
+
+
+def test_a_sandbox_that_has_ended_is_removed_and_its_episode_left_to_the_next_server(
+    shell: Shell, server: Callable[..., RunningServer]
+) -> None:
+    dead = server()
+    dead.kill()
+    dead.end_sandbox()
+    report = json.loads(shell.run("gc", "--json").stdout)
+    assert report["removed"] == [{"server": dead.name, "sandboxes": 1, "scratch": 1, "abandoned": 0}]
+    assert [path.name for path in dead.leftovers] == [dead.name]  # by which the next server finds it
+    with Store.open_read_only(dead.state) as store:
+        assert store is not None
+        assert [row.id for row in store.unfinished_episodes()] == [dead.handle]
+
+
+def test_a_claimed_attempt_is_kept_also_without_its_sandbox(
+    shell: Shell, server: Callable[..., RunningServer]
+) -> None:
+    dead = server("claimed")
+    dead.kill()
+    dead.end_sandbox()
+    assert shell.run("gc").stdout.startswith("kept 1 episode")
+    assert len(dead.leftovers) == 3
+
+
+def test_what_belongs_to_a_server_without_a_file_is_removed(
+    shell: Shell, server: Callable[..., RunningServer]
+) -> None:
+    dead = server("ended")
+    dead.kill()
+    (dead.state / "servers" / dead.name).unlink()
+    assert "removed 1 sandbox, 1 folder of archives" in shell.run("gc").stdout
+    assert dead.leftovers == []
+
+
+@pytest.mark.docker
+def test_containers_of_a_dead_server_are_removed_and_no_others(
+    shell: Shell, docker_engine: Any, test_image: str
+) -> None:
+    owners = ["0123456789ab", "ba9876543210"]
+    with containers(docker_engine, test_image, owners) as ids:
+        file = Path(shell.environment["XDG_STATE_HOME"]) / "decathlon-mcp" / "servers" / owners[0]
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps({"boot": None, "host": None, "providers": ["docker"]}))
+        done = shell.run("gc")
+        assert done.stdout == f"removed 2 sandboxes of server {owners[0]}, which died\n", done
+        left = docker_engine.containers(all=True, filters={"label": OWNER_LABEL})
+        assert {container["Id"] for container in left if container["Id"] in ids} == set(ids[2:])
+        assert not file.exists()
+
+
+@contextmanager
+def containers(engine: Any, image: str, owners: list[str]) -> Generator[list[str]]:
+    """A running container and an exited one of each owner."""
+    ids: list[str] = []
+    try:
+        for owner in owners:
+            for command in ("sleep 600", "true"):
+                labels = {OWNER_LABEL: owner, SANDBOX_LABEL: f"gc-{len(ids)}"}
+                config = engine.create_container_config(
+                    image, command.split(), labels=labels, network_disabled=True
+                )
+                ids.append(engine.create_container_from_config(config)["Id"])
+                engine.start(ids[-1])
+                if command == "true":
+                    engine.wait(ids[-1])
+        yield ids
+    finally:
+        for one in ids:
+            if engine.containers(all=True, filters={"id": one}):
+                engine.remove_container(one, force=True)
+
+
+def test_episodes_are_listed_with_shortened_handles(
+    shell: Shell, server: Callable[..., RunningServer]
+) -> None:
+    running, dead = server(), server("claimed")
+    dead.kill()
+    with Store.open(running.state, running.name) as store:
+        store.insert_episode(
+            EpisodeRow(
+                id="over-since-long-ago",
+                agent_id="x",
+                server="",
+                suite="s",
+                task="t",
+                phase="ready",
+                started_at=time.time() - 7200,
+                spec={},
+                progress={},
+            )
+        )
+        store.set_verdict("over-since-long-ago", {"reward": 0.5})
+        store.end_episode("over-since-long-ago", "scored")
+    folder = running.state / "episodes" / running.handle
+    folder.mkdir()
+    (folder / "trajectory.jsonl").write_text(
+        '{"event":"start"}\n{"event":"call","seq":1,"name":"files__list"}\n'
+        '{"event":"reply","seq":1,"failed":false,"seconds":0.5}\n'
+        '{"event":"call","seq":2,"name":"files__read","arguments":{"a":"\\"event\\":\\"call\\""}}\n'
+    )
+    lines = [line.split("\t") for line in shell.run("episodes").stdout.splitlines()]
+    by_id = {line[0]: line[1:] for line in lines}
+    assert by_id[running.handle[:12]][:3] == ["tune-reactor", "ready", "alice"]
+    assert by_id[running.handle[:12]][4:] == ["2", "", str(running.process.pid)]
+    assert by_id[dead.handle[:12]][-1] == "none"
+    assert by_id["over-since-l"] == ["t", "ended", "", "2 h", "", "reward 0.5", ""]
+    assert running.handle in shell.run("episodes", "--handles").stdout
+    listed = json.loads(shell.run("episodes", "--json").stdout)["episodes"]
+    assert {one["id"] for one in listed} == {running.handle, dead.handle, "over-since-long-ago"}
+
+
+def test_an_episode_is_shown_without_its_secrets(shell: Shell, server: Callable[..., RunningServer]) -> None:
+    running = server()
+    folder = running.state / "episodes" / running.handle
+    folder.mkdir()
+    calls = "".join(
+        f'{{"event":"call","seq":{seq},"name":"lab__run","failed":false,"seconds":0.1}}\n'
+        for seq in range(1, 9)
+    )
+    (folder / "trajectory.jsonl").write_text(calls)
+    output = shell.run("show", running.handle[:12]).stdout
+    assert f"id: {running.name}…\n" in output
+    assert "phase: ready\n" in output
+    assert "  policy: visible\n" in output
+    assert "calls: 8\n" in output
+    assert output.count('"name": "lab__run"') == 5
+    assert '"seq": 8' in output
+    for secret in (running.handle, f"agent-{running.name}", "a-secret-session", "\x1b"):
+        assert secret not in output
+    document = json.loads(shell.run("show", running.handle, "--json").stdout)
+    assert document["id"] == running.handle
+    assert document["server"] == {"name": running.name, "pid": running.process.pid}
+    assert document["spec"]["owner"]["session"] == "…"
+
+
+def test_an_unknown_or_ambiguous_episode_is_an_error(
+    shell: Shell, server: Callable[..., RunningServer]
+) -> None:
+    server()
+    server()
+    assert shell.error("show", "zzz", status=1).startswith("there is no episode that begins with 'zzz'")
+    assert shell.error("show", "", status=1).startswith("more than one episode begins with ''")
+
+
+def test_a_folder_without_a_store_is_empty(shell: Shell) -> None:
+    for command in (["episodes"], ["gc"], ["episodes", "--json"]):
+        done = shell.run(*command)
+        assert done.returncode == 0, done
+    assert not (Path(shell.environment["XDG_STATE_HOME"]) / "decathlon-mcp").exists()
+    assert "there is no episode" in shell.error("show", "abc", status=1)

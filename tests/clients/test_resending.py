@@ -1,0 +1,255 @@
+"""Requests whose connection is lost are sent again under their operation id, until the server answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+from decathlon_client import (
+    CallTimeoutError,
+    ConnectionLostError,
+    Decathlon,
+    Episode,
+    EpisodeEndedError,
+    RequestError,
+    UnknownTaskError,
+)
+
+from tests.clients.relay import Relay, relayed
+from tests.probe.serving import Served
+
+pytestmark = pytest.mark.anyio
+
+OUTAGE_SECONDS = 1.0
+REPLY_CUTS = (0, 1, 17, 90, 160, 200, 260, 400, 700)
+"""Bytes of replies after which a connection ends: within status lines, headers and bodies."""
+
+
+@asynccontextmanager
+async def playing(
+    served: Served, resend_seconds: float = 60
+) -> AsyncGenerator[tuple[Relay, Decathlon, Episode]]:
+    async with (
+        relayed(served) as (relay, url),
+        Decathlon(url, resend_seconds=resend_seconds) as d,
+        d.episode("find-answer") as e,
+    ):
+        yield relay, d, e
+
+
+async def restore_later(relay: Relay) -> None:
+    await anyio.sleep(OUTAGE_SECONDS)
+    await relay.listen()
+
+
+async def test_a_call_that_is_cut_off_is_sent_again_under_its_operation_id(served: Served) -> None:
+    async with playing(served) as (relay, _, e):
+        cuts = 0
+
+        async def cut_twice(progress: float, total: float | None, message: str | None) -> None:
+            nonlocal cuts
+            if cuts < 2:
+                cuts += 1
+                await relay.cut()
+
+        before = len(relay.operations)
+        reply = await e.call("probe__count", {"to": 3, "pause": 0.2}, on_progress=cut_twice)
+        operations = relay.operations[before:]
+    assert reply.text == "counted to 3"
+    assert cuts == 2
+    assert len(operations) == 3
+    assert len(set(operations)) == 1
+
+
+RUN_SLOWLY = {"command": "echo run >> runs.txt; sleep 1; wc -l < runs.txt"}
+
+
+async def test_a_call_with_side_effects_runs_once_however_often_its_connection_breaks(
+    served: Served,
+) -> None:
+    async with playing(served) as (relay, _, e), anyio.create_task_group() as tasks:
+
+        async def cut_often() -> None:
+            for _ in range(3):
+                await anyio.sleep(0.25)
+                await relay.cut()
+
+        before = len(relay.operations)
+        tasks.start_soon(cut_often)
+        assert (await e.call("probe__shell", RUN_SLOWLY)).text.strip() == "1"
+        assert len(relay.operations) >= before + 2
+
+
+@pytest.mark.parametrize("cut", REPLY_CUTS)
+async def test_a_reply_that_is_cut_anywhere_is_that_of_the_only_run(cut: int, served: Served) -> None:
+    async with playing(served) as (relay, _, e):
+        relay.reply_limits = [cut, 1 << 30] * 3
+        await relay.cut()
+        command = {"command": "echo run >> runs.txt; wc -l < runs.txt"}
+        assert (await e.call("probe__shell", command)).text.strip() == "1"
+
+
+@pytest.mark.parametrize("draws", [False, True])
+async def test_a_start_whose_reply_is_cut_off_starts_one_episode(draws: bool, served: Served) -> None:
+    times_sent = 0
+    async with relayed(served) as (relay, url), Decathlon(url) as d:
+        # Within the reply of `initialize`, between the two replies, and within that of `start_episode`.
+        for reply_limit in (600, 900, 1300, 1700, 2100):
+            before = {live.id for live in served.episodes.live}
+            operations = len(relay.operations)
+            relay.reply_limits = [reply_limit]
+            await relay.cut()
+            async with d.episode(
+                None if draws else "find-answer", search="find-answer" if draws else None
+            ) as e:
+                assert {live.id for live in served.episodes.live} - before == {e.id}
+            times_sent = max(times_sent, len(relay.operations) - operations)
+    assert times_sent > 2  # with that of `close_episode`
+
+
+async def test_every_call_has_an_operation_id_of_its_own(served: Served) -> None:
+    async with playing(served) as (relay, d, e):
+        for _ in range(3):
+            await e.call("probe__echo", {"text": "same"})
+        await d.ask("episode_status", {"episode": e.id})
+        operations = relay.operations
+    assert len(operations) >= 5  # and that of `start_episode`
+    assert len(set(operations)) == len(operations)
+    assert min(map(len, operations)) >= 20
+
+
+async def test_requests_wait_while_the_server_is_refused(served: Served) -> None:
+    async with playing(served) as (relay, d, e), anyio.create_task_group() as tasks:
+        await relay.refuse()
+        tasks.start_soon(restore_later, relay)
+        started = time.monotonic()
+        assert (await e.call("probe__echo", {"text": "after"})).text == "after"
+        assert time.monotonic() - started >= 0.9 * OUTAGE_SECONDS
+        assert await d.tasks(prompts=False)
+        await relay.refuse()
+        tasks.start_soon(restore_later, relay)
+        assert not (await e.claim_done()).is_error
+        await relay.refuse()
+        tasks.start_soon(restore_later, relay)
+        assert (await e.evaluate()).reward == 0.0
+
+
+@pytest.mark.parametrize("cut", REPLY_CUTS)
+async def test_an_episode_is_played_although_every_other_connection_breaks(cut: int, served: Served) -> None:
+    async with relayed(served) as (relay, url), Decathlon(url) as d:
+        relay.reply_limits = [cut, 1 << 30] * 3
+        await relay.cut()
+        async with d.episode("find-answer") as e:
+            relay.reply_limits = [cut, 1 << 30] * 3
+            await relay.cut()
+            assert (await e.call("probe__echo", {"text": "whole"})).text == "whole"
+            await e.call("probe__write", {"path": "answer.txt", "text": "42"})
+            assert (await e.evaluate()).reward == 1.0
+
+
+async def test_the_errors_of_a_proxy_without_a_server_are_an_outage(served: Served) -> None:
+    async with playing(served) as (relay, _, e):
+        relay.statuses = [502, 503, 504]
+        await relay.cut()
+        assert (await e.call("probe__echo", {"text": "through"})).text == "through"
+        assert relay.statuses == []
+
+
+async def test_other_statuses_and_json_rpc_errors_are_not_sent_again(served: Served) -> None:
+    async with playing(served) as (relay, d, e):
+        before = len(relay.operations)
+        with pytest.raises(UnknownTaskError):
+            await d.ask("start_episode", {"task": "no-such-task"})
+        with pytest.raises(RequestError):
+            await e.call("probe__refuse", {})
+        assert len(relay.operations) == before + 2
+        await d.ask("close_episode", {"episode": e.id})
+        before = len(relay.operations)
+        with pytest.raises(EpisodeEndedError):
+            await e.call("probe__echo", {"text": ""})
+        assert len(relay.operations) <= before + 2  # the call, and the question for the episode's phase
+
+
+async def test_an_outage_longer_than_resend_seconds_fails_the_call(served: Served) -> None:
+    async with playing(served, resend_seconds=0.5) as (relay, _, e):
+        await relay.refuse()
+        with anyio.fail_after(10), pytest.raises(ConnectionLostError) as caught:
+            await e.call("probe__echo", {"text": ""})
+        await relay.listen()
+        assert caught.value.retryable
+        assert (await e.call("probe__echo", {"text": "next"})).text == "next"
+
+
+async def test_a_timeout_and_a_cancellation_end_the_wait_for_a_server(served: Served) -> None:
+    async with playing(served) as (relay, d, e):
+        await relay.refuse()
+        with anyio.fail_after(10):
+            with pytest.raises(CallTimeoutError):
+                await e.call("probe__echo", {"text": ""}, timeout=0.5)
+            with anyio.move_on_after(0.5) as scope:
+                async with d.episode("find-answer"):
+                    pass
+            assert scope.cancelled_caught
+        await relay.listen()
+
+
+async def test_leaving_the_client_ends_the_wait_for_a_server(served: Served) -> None:
+    async def wait(e: Episode) -> None:
+        with pytest.raises(ConnectionLostError):
+            await e.call("probe__echo", {"text": ""})
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            async with playing(served) as (relay, _, e):
+                await relay.refuse()
+                tasks.start_soon(wait, e)
+                await anyio.sleep(0.5)
+                await relay.listen()
+
+
+async def test_a_lost_session_neither_cancels_its_calls_nor_ends_itself(served: Served) -> None:
+    async with playing(served) as (relay, _, e):
+
+        async def cut(progress: float, total: float | None, message: str | None) -> None:
+            if progress == 1 and b"again" not in relay.sent:
+                relay.sent += b"again"
+                await relay.cut()
+
+        await e.call("probe__count", {"to": 2, "pause": 0.3}, on_progress=cut)
+        sent = bytes(relay.sent)
+    assert b"again" in sent
+    assert b"notifications/cancelled" not in sent
+    assert b"DELETE " not in sent
+
+
+async def test_a_batch_and_a_lockstep_go_on_after_an_outage(served: Served) -> None:
+    outages = 0
+
+    async def player(e: Episode) -> None:
+        nonlocal outages
+        if not outages:
+            outages += 1
+            await relay.refuse()
+            tasks.start_soon(restore_later, relay)
+        await e.call("probe__write", {"path": "answer.txt", "text": "42"})
+        await e.claim_done()
+
+    async with anyio.create_task_group() as tasks, relayed(served) as (relay, url), Decathlon(url) as d:
+        async with d.batch(["find-answer"] * 4, concurrency=2, progress=False) as batch:
+            assert [result.reward async for result in batch.run(player)] == [1.0] * 4
+        async with d.episodes(["find-answer"] * 2) as lockstep:
+            await relay.refuse()
+            tasks.start_soon(restore_later, relay)
+            arguments = {"path": "answer.txt", "text": "42"}
+            await lockstep.call({slot: [("probe__write", arguments)] for slot in lockstep})
+            verdicts = await lockstep.evaluate()
+            assert [verdict.reward for verdict in verdicts if verdict] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan")])
+async def test_resend_seconds_is_at_least_0(seconds: float) -> None:
+    with pytest.raises(ValueError, match="resend_seconds"):
+        Decathlon("http://127.0.0.1:9", resend_seconds=seconds)

@@ -1,0 +1,73 @@
+"""Calls of a server that dies: each runs once, and the next server has its reply."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decathlon_mcp.episodes.operations import Operations, call_digest
+from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.storage.logged_calls import MAX_OPERATIONS, LoggedOperation
+from tests.episodes.crashing_server import STEPS
+
+BEFORE_THE_LINE = 2
+"""Steps before the line of the call is complete: the call is not sent then, and its number is free."""
+SENT = 5
+"""The first step after the call was sent."""
+
+
+def rounds(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """What came of an episode whose server died at each step."""
+    program = [sys.executable, "-m", "tests.episodes.crashing_server", str(folder), kind]
+    done = subprocess.run(program, capture_output=True, text=True, check=True, timeout=120)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    exits = [each["first"] for each in found]
+    assert len(found) == STEPS, done.stderr
+    assert exits[0] == 9, "no server died"
+    assert exits[-1] == 0, "the last steps are not covered"
+    return found
+
+
+@pytest.mark.parametrize(("kind", "reply"), [("play", "run 2"), ("late", "the tool took too long")])
+def test_a_call_runs_once_at_whatever_step_its_server_dies(tmp_path: Path, kind: str, reply: str) -> None:
+    for found in rounds(tmp_path, kind):
+        assert found["runs"] == 2, found
+        assert found["replies"] == [reply, reply, reply, "run 1"]
+        assert found["calls"] == 2
+        last, calls, failed, records = found["counts"]
+        assert last == (1 if found["step"] <= BEFORE_THE_LINE else 2)
+        assert (calls, failed, records) == (2, int(kind == "late"), 2)
+
+
+def test_calls_of_an_attempt_that_is_claimed_meanwhile_are_not_sent_again(tmp_path: Path) -> None:
+    for found in rounds(tmp_path, "claim"):
+        assert found["runs"] == (1 if found["step"] < SENT else 2), found
+        assert len(set(found["replies"][:3])) == 1
+        assert found["replies"][0] == "run 2" or "closed" in found["replies"][0]
+        assert found["replies"][3] == "run 1"
+        assert len(found["records"]) == found["calls"]
+
+
+@pytest.mark.anyio
+async def test_the_oldest_operations_are_forgotten() -> None:
+    operations, digest = Operations(), call_digest("tool", {})
+    for number in range(MAX_OPERATIONS + 1):
+        operations.remember(LoggedOperation(str(number), digest, number + 1))
+    assert await operations.find("0", digest) is None
+    assert await operations.find("1", digest) == 2
+    with pytest.raises(BadRequestError, match="'1' was another call"):
+        await operations.find("1", call_digest("tool", {"x": 1}))
+
+
+def test_the_digest_of_a_call_depends_on_values_and_not_on_their_order() -> None:
+    digest = call_digest("tool", {"a": 1, "b": {"c": [1, 2], "d": "\ud800"}})
+    assert digest == call_digest("tool", {"b": {"d": "\ud800", "c": [1, 2]}, "a": 1})
+    assert call_digest("tool", None) == call_digest("tool", {})
+    others = [{"a": 2}, {"a": "1"}, {"a": True}, {"a": None}, {"a": [1]}, {"b": 1}]
+    assert len({call_digest("tool", arguments) for arguments in [{"a": 1}, *others]}) == 7
+    assert call_digest("tool", {}) != call_digest("toolx", {})

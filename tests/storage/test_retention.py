@@ -1,0 +1,133 @@
+"""Deleting what is kept of episodes that ended long ago."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from decathlon_mcp.storage.retention import delete_old_episodes
+from decathlon_mcp.storage.store import EpisodeRow, Store
+
+pytestmark = pytest.mark.anyio
+
+LONG_AGO = time.time() - 100 * 86_400
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Generator[Store]:
+    with Store.open(tmp_path, "me") as store:
+        yield store
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "episodes"
+
+
+def add(folder: Path, name: str, store: Store | None, *, ended: bool = True) -> Path:
+    own = folder / name
+    own.mkdir(parents=True)
+    (own / "trajectory.jsonl").write_text("{}\n")
+    if store is not None:
+        row = EpisodeRow(
+            id=name,
+            agent_id=f"{name}-agent",
+            server="me",
+            suite="s",
+            task="t",
+            phase="ready",
+            started_at=1.0,
+            spec={},
+            progress={},
+        )
+        store.insert_episode(row)
+        if ended:
+            store.end_episode(name, "closed")
+    return own
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def age(own: Path) -> None:
+    for path in (*own.iterdir(), own):
+        os.utime(path, (LONG_AGO, LONG_AGO), follow_symlinks=False)
+
+
+async def test_ended_episodes_are_deleted_with_their_folders_once_they_are_old(
+    store: Store, folder: Path
+) -> None:
+    ended, live = add(folder, "ended", store), add(folder, "live", store, ended=False)
+    assert await delete_old_episodes(store, folder, 1) == 0
+    assert await delete_old_episodes(store, folder, -1) == 1
+    assert not ended.exists()
+    assert live.exists()
+    assert store.handles() == {"live"}
+
+
+async def test_a_round_is_bounded(store: Store, folder: Path) -> None:
+    for number in range(5):
+        add(folder, f"{number}", store)
+    assert [await delete_old_episodes(store, folder, -1, limit=2) for _ in range(4)] == [2, 2, 1, 0]
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_links_are_not_followed(known: bool, store: Store, folder: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").touch()
+    own = add(folder, "one", store if known else None)
+    (own / "link").symlink_to(outside)
+    age(own)
+    add(folder, "two", store)
+    (folder / "two" / "trajectory.jsonl").unlink()
+    (folder / "two").rmdir()
+    (folder / "two").symlink_to(outside)
+    assert await delete_old_episodes(store, folder, -1 if known else 1) == (2 if known else 1)
+    assert not own.exists()
+    assert (outside / "precious").exists()
+
+
+async def test_folders_that_the_store_does_not_know_are_as_old_as_their_newest_file(
+    store: Store, folder: Path
+) -> None:
+    old, new, still_open = (add(folder, name, None) for name in ("old", "new", "open"))
+    (still_open / ".verdict.reserved").touch()
+    for own in (old, new, still_open):
+        age(own)
+    (new / "trajectory.jsonl").touch()
+    assert await delete_old_episodes(store, folder, 99) == 1
+    assert names_in(folder) == ["new", "open"]
+    assert await delete_old_episodes(None, folder, 90) == 1  # no episode takes a week
+    assert names_in(folder) == ["new"]
+
+
+async def test_a_handle_that_is_no_name_deletes_nothing(store: Store, folder: Path, tmp_path: Path) -> None:
+    add(folder, "one", store)
+    for handle in ("..", ".", "", "../outside", "one/two"):
+        store.insert_episode(
+            EpisodeRow(
+                id=handle,
+                agent_id=f"{handle}-agent",
+                server="me",
+                suite="s",
+                task="t",
+                phase="ready",
+                started_at=1.0,
+                spec={},
+                progress={},
+            )
+        )
+        store.end_episode(handle, "closed")
+    (tmp_path / "outside").mkdir()
+    assert await delete_old_episodes(store, folder, -1) == 1
+    assert {"outside", "episodes"} <= set(names_in(tmp_path))
+
+
+async def test_a_missing_folder_is_no_error(store: Store, folder: Path) -> None:
+    assert await delete_old_episodes(store, folder, 1) == 0
