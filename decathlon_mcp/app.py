@@ -169,6 +169,7 @@ def create_registry(
             disk=DiskSpace(settings.state, settings.min_free_mib << 20),
             max_log_bytes=settings.max_log_mib << 20,
             max_sessions=settings.max_sessions,
+            keeps_workspace=settings.keep == "workspace",
         ),
         metrics=_create_metrics(catalogue, settings),
         store=store,

@@ -47,7 +47,15 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "clients/python-sdk-1",
         "clients/*",
     ),
-    "Train": ("training", "sampling", "rewards", "reward-integrity", "trainers/verifiers", "trainers/*"),
+    "Train": (
+        "training",
+        "sampling",
+        "rewards",
+        "regrading",
+        "reward-integrity",
+        "trainers/verifiers",
+        "trainers/*",
+    ),
     "Suites": ("toolathlon", "gym", "/decathlon_mcp/starter/suite/README", "writing-tasks"),
     "Serve": ("operating", "monitoring", "reliability", "troubleshooting", "protocol"),
     "Reference": (

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.grading.signing import BadSignatureError, PublicKey, Signer
+from decathlon_mcp.grading.signing import BadSignatureError, PublicKey, Signer, verdict_digest
 from decathlon_mcp.settings import default_state
 from decathlon_mcp.storage.keys import KEY_FILE
 from decathlon_mcp.types import JsonObject, as_object
@@ -60,7 +60,7 @@ def verify(files: Sequence[Path], keys: Sequence[str], state: Path | None) -> in
     """Print a line per verdict; return 0 if there is one and none has a problem.
 
     Each must be signed with one of the keys, be the only one of its episode, and be in the folder of its
-    episode if it is in an episode's folder.
+    episode if it is in an episode's folder. An episode's own verdict and those of its regradings count apart.
     """
     public_keys = [_read_key(source) for source in keys] or [_local_key(state or default_state())]
     places: dict[str, str] = {}
@@ -84,15 +84,18 @@ def _check(
 ) -> bool:
     """Print whether the verdict is valid; a string is the reason why it could not be read.
 
-    `places`: where the verdicts of other episodes were, by episode; a valid one is added.
+    `places`: where the verdicts of other episodes were, by episode, and those of regradings, by digest; a
+    valid one is added.
     """
     problem = verdict if isinstance(verdict, str) else _signature_problem(verdict, keys)
     if not problem and not isinstance(verdict, str):
         episode = str(verdict.get("episode"))
         problem = _folder_problem(file, episode)
-        if episode in places:
-            problem = f"the verdict of this episode was already counted: {places[episode]}"
-        places.setdefault(episode, where)
+        # A verdict that was made again replaces none: both can be in one list, each of them once.
+        counted = verdict_digest(verdict) if "regrading" in verdict else episode
+        if counted in places:
+            problem = f"the verdict of this episode was already counted: {places[counted]}"
+        places.setdefault(counted, where)
     summary = "" if isinstance(verdict, str) else f"{_summary(verdict)}: "
     sys.stdout.write(f"{'BAD' if problem else 'ok '} {where}: {summary}{problem or 'signed'}\n")
     return not problem
@@ -124,8 +127,10 @@ def _folder_problem(file: Path, episode: str) -> str:
 def _summary(verdict: JsonObject) -> str:
     """Return the verdict's main values in one printable line; they are not verified yet."""
     reward = f" reward {verdict['reward']}" if "reward" in verdict else ""
+    again = ", graded again" if "regrading" in verdict else ""
     text = (
-        f"{verdict.get('task')} {verdict.get('status')}{reward}, episode {str(verdict.get('episode'))[:12]}"
+        f"{verdict.get('task')} {verdict.get('status')}{reward}{again}, "
+        f"episode {str(verdict.get('episode'))[:12]}"
     )
     return " ".join("".join(char for char in text[:200] if char.isprintable()).split())
 

@@ -66,6 +66,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "config",
         "state",
         "hand_over",
+        "keep",
         "keep_days",
         "tokens",
         "metrics_tasks",
@@ -143,18 +144,40 @@ TasksOptions = _model(
     "TasksOptions", ("suite", "language", "results", "provider", "image", "network", "state", "config")
 )
 DoctorOptions = _model("DoctorOptions", ("suite", "provider", "image", "state", "tokens", "config"))
+RegradeOptions = _model(
+    "RegradeOptions",
+    (
+        "suite",
+        "language",
+        "provider",
+        "image",
+        "network",
+        "docker_network",
+        "memory_mib",
+        "cpus",
+        "pids",
+        "workspace_mib",
+        "max_sandboxes",
+        "max_opening",
+        "evaluation_seconds",
+        "state",
+        "config",
+    ),
+)
 PlayOptions = _model("PlayOptions", ("suite", "provider", "image", "state", "config"))
 
 ServerSettings = Annotated[ServerOptions, Parameter(name="*")]
 TasksSettings = Annotated[TasksOptions, Parameter(name="*")]
 DoctorSettings = Annotated[DoctorOptions, Parameter(name="*")]
 PlaySettings = Annotated[PlayOptions, Parameter(name="*")]
+RegradeSettings = Annotated[RegradeOptions, Parameter(name="*")]
 """The types of the commands' `settings`."""
 
 SERVER_DEFAULTS = ServerOptions.model_validate({})
 TASKS_DEFAULTS = TasksOptions.model_validate({})
 DOCTOR_DEFAULTS = DoctorOptions.model_validate({})
 PLAY_DEFAULTS = PlayOptions.model_validate({})
+REGRADE_DEFAULTS = RegradeOptions.model_validate({})
 
 
 def _known_names() -> set[str]:

@@ -15,6 +15,7 @@ from anyio import CancelScope
 
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.keeping import keep_attempt
 from decathlon_mcp.episodes.services import EpisodeResources
 from decathlon_mcp.errors import AtCapacityError, LimitExceededError
 from decathlon_mcp.grading.attempt import Attempt
@@ -111,6 +112,8 @@ class EpisodeGrader:
     ) -> Verdict:
         episode, factory = self.episode, self.episode.sandbox_factory
         attempt = episode.attempt()
+        if episode.spec.keeps_workspace:
+            await keep_attempt(episode, attempt, captured, in_place=in_place)
         job = GradingJob(
             attempt=attempt,
             suite=factory.suite,

@@ -124,6 +124,7 @@ def read_episode(row: EpisodeRow, sandboxes: tuple[SandboxRow, ...], catalogue: 
                 policy=spec["policy"],
                 limits=_LIMITS.validate_python(spec["limits"]),
                 operation=row.operation,
+                keeps_workspace=bool(spec.get("keeps_workspace")),
             ),
             suite=suite.name,
             phase=Phase(row.phase),
@@ -171,6 +172,7 @@ class EpisodeRecords:
                     "launch_time": spec.launch_time.isoformat(),
                     "policy": spec.policy,
                     "limits": asdict(spec.limits),
+                    "keeps_workspace": spec.keeps_workspace,
                 },
                 progress={},
             )

@@ -59,7 +59,8 @@ class RegistryOptions:
     `journals`: folder in which each episode gets a folder named by its handle. `scratch`: folder for the
     archives of running episodes. `disk`: their file system. `max_log_bytes`: limit on the calls in one
     episode's trajectory. `drain_seconds`: how long a stopping server waits for gradings. `max_sessions`: how
-    many MCP sessions each kind of address may have.
+    many MCP sessions each kind of address may have. `keeps_workspace`: whether what a later grading needs is
+    kept in `journals`.
     """
 
     reward_policy: RewardPolicy
@@ -70,6 +71,7 @@ class RegistryOptions:
     disk: DiskSpace
     max_log_bytes: int
     max_sessions: int
+    keeps_workspace: bool = False
 
 
 class EpisodeRegistry:
@@ -182,6 +184,7 @@ class EpisodeRegistry:
             launch_time=launch_time or datetime.now().astimezone(),
             policy=choose_policy(policy, self.reward_policy, principal),
             limits=self.options.limits.for_task(task, max_calls),
+            keeps_workspace=self.options.keeps_workspace,
             operation=operation,
         )
         episode = self._create_episode(spec, suite)

@@ -17,6 +17,7 @@ from decathlon_mcp.driver_client.driver import DriverClient, ServerInfo
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.grading import WORKSPACE_FILE, EpisodeGrader, capture_workspace
+from decathlon_mcp.episodes.keeping import keep_sealed
 from decathlon_mcp.episodes.records import OfferedTools, StoredEpisode
 from decathlon_mcp.episodes.services import EpisodeResources, open_services, read_credentials
 from decathlon_mcp.episodes.set_up import SEALED_FILE, SetUp
@@ -239,6 +240,7 @@ class EpisodeRunner:
             limits=episode.spec.limits,
             credentials=resources.credentials,
             isolated=factory.provider.isolation != "none",
+            notes_original=episode.spec.keeps_workspace,
         )
         first_name = f"{episode.spec.label}-preprocess" if set_up.has_two_sandboxes else agent_name
         if factory.root(first_name) != factory.root(agent_name):
@@ -269,6 +271,8 @@ class EpisodeRunner:
             prepared = await set_up.run(
                 stack, partial(open_sandbox, first_name), partial(open_sandbox, agent_name)
             )
+            if episode.spec.keeps_workspace and prepared.sealed is not None:
+                await keep_sealed(episode, prepared.sealed, prepared.original)
             tools = await self._offered_tools(prepared.sandbox, prepared.driver, prepared.servers)
             tool_session = self._create_tool_session(prepared.sandbox, prepared.driver, tools)
         episode.mark_ready(tool_session, tools, sealed=prepared.sealed is not None)

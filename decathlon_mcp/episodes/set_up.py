@@ -14,7 +14,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
@@ -23,6 +23,7 @@ import anyio
 import anyio.to_thread
 
 from decathlon_mcp.archives.joining import append_archive
+from decathlon_mcp.archives.overlay import content_ids
 from decathlon_mcp.archives.reading import top_level_names
 from decathlon_mcp.driver_client.driver import DriverClient, Moment, ServerInfo
 from decathlon_mcp.episodes.limits import EpisodeLimits
@@ -53,26 +54,29 @@ class PreparedTask:
     """The result of a set-up: the agent's sandbox.
 
     `servers`: what each of the task's servers reported when it started. `sealed`: tar of the task's folder as
-    preprocess left it, None for a task without preprocess.
+    preprocess left it, None for a task without preprocess. `original`: with `notes_original`, the content ids
+    (see `archives.overlay`) of that folder before preprocess.
     """
 
     sandbox: Sandbox
     driver: DriverClient
     servers: Mapping[str, ServerInfo]
     sealed: Path | None
+    original: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True)
 class _Preprocessed:
     """What the first sandbox of a set-up has produced.
 
-    `values`: of the suite's tokens. `sealed`: see `PreparedTask`. `carried`: archive of the suite's files for
-    the agent's sandbox, None if the first sandbox is the agent's.
+    `values`: of the suite's tokens. `sealed`, `original`: see `PreparedTask`. `carried`: archive of the
+    suite's files for the agent's sandbox, None if the first sandbox is the agent's.
     """
 
     values: Mapping[str, str]
     sealed: Path | None = None
     carried: Path | None = None
+    original: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class _TimeLimit:
@@ -99,7 +103,8 @@ class SetUp:
 
     `common`: archive of the files that every sandbox of the suite needs. `scratch`: a folder of the server
     for temporary archives. `credentials`: archives that are unpacked over the suite's files, each with its
-    target folder. `isolated`: whether a sandbox has file systems of its own.
+    target folder. `isolated`: whether a sandbox has file systems of its own. `notes_original`: see
+    `PreparedTask`.
     """
 
     suite: Suite
@@ -110,6 +115,7 @@ class SetUp:
     limits: EpisodeLimits
     credentials: Sequence[tuple[PurePosixPath, bytes]] = ()
     isolated: bool = True
+    notes_original: bool = False
 
     async def run(
         self, stack: AsyncExitStack, open_first: OpenSandbox, open_second: OpenSandbox
@@ -135,7 +141,7 @@ class SetUp:
                 await self._seal(sandbox, driver, done.values)
         with limit.part():
             servers = await self._start_servers(sandbox, driver, done.values)
-        return PreparedTask(sandbox, driver, servers, done.sealed)
+        return PreparedTask(sandbox, driver, servers, done.sealed, done.original)
 
     async def _prepare(self, sandbox: Sandbox, driver: DriverClient) -> _Preprocessed:
         """Set up the first sandbox, run preprocess in it, and decide whether the agent gets it."""
@@ -144,6 +150,9 @@ class SetUp:
         # answers are gone.
         archive = self.scratch / "task.tar"
         await anyio.to_thread.run_sync(self._pack, archive)
+        original: Mapping[str, str] = {}
+        if self.notes_original and self.task.has_preprocess:
+            original = await anyio.to_thread.run_sync(content_ids, archive, self.task.folder)
         await self._fill(sandbox, driver, archive, self._initial_workspace_steps(sandbox))
         if not self.task.has_preprocess:
             values = await self._read_values(sandbox, driver)
@@ -161,10 +170,10 @@ class SetUp:
         sealed = self.scratch / SEALED_FILE
         await sandbox.get(sandbox.root / self.task.folder, sealed, SEALED_LIMIT_BYTES)
         if not stays:
-            return _Preprocessed(values, sealed, await self._carry(sandbox, values, sealed))
+            return _Preprocessed(values, sealed, await self._carry(sandbox, values, sealed), original)
         created = await anyio.to_thread.run_sync(top_level_names, sealed)
         await self._seal(sandbox, driver, values, created)
-        return _Preprocessed(values, sealed)
+        return _Preprocessed(values, sealed, original=original)
 
     @property
     def has_two_sandboxes(self) -> bool:

@@ -17,7 +17,7 @@ class EpisodeSpec:
 
     `id` (the handle) and `agent_id` are capabilities of 192 bits. `task_name` is the task's id as clients
     spell it. `limits` are those of this episode. `operation`: id of the request that started it, by which a
-    repeated request finds it.
+    repeated request finds it. `keeps_workspace`: what a later grading needs is kept.
     """
 
     id: str
@@ -29,6 +29,7 @@ class EpisodeSpec:
     policy: RewardPolicy
     limits: EpisodeLimits
     operation: str | None = None
+    keeps_workspace: bool = False
 
     @property
     def label(self) -> str:

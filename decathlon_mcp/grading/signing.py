@@ -111,6 +111,11 @@ class Signer:
         )
 
 
+def verdict_digest(verdict: JsonObject) -> str:
+    """Identifies a verdict with its signature: see `Regrading`. Raises ValueError if it has no such form."""
+    return f"sha256:{hashlib.sha256(rfc8785.dumps(verdict)).hexdigest()}"
+
+
 def _signed_bytes(verdict: JsonObject) -> bytes:
     return rfc8785.dumps({name: value for name, value in verdict.items() if name != "signature"})
 

@@ -57,6 +57,20 @@ class Signature(BaseModel):
     value: str
 
 
+class Regrading(BaseModel):
+    """What a verdict that was made again refers to.
+
+    `verdict` is the digest of the episode's own verdict, `sha256:` and 64 hexadecimal digits over its
+    canonical JSON (RFC 8785) with the signature; None if the episode has none. `suite_revision` is that of
+    the files with which the attempt was graded again.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    verdict: str | None
+    suite_revision: str
+
+
 class Verdict(BaseModel):
     """The result of one attempt. Only `scored` and `forfeited` attempts have `success` and `reward`.
 
@@ -73,7 +87,8 @@ class Verdict(BaseModel):
     `suite_changed` is present and true if the checkout changed between the server's start and the set-up, or
     between the set-up and the grading, so that some of the files used are of another revision. `seconds` is
     the duration of the grading. `evaluator_digest` covers the evaluator's files and the groundtruth that were
-    used, `image_digest` identifies the image of the sandboxes; None if there was none.
+    used, `image_digest` identifies the image of the sandboxes; None if there was none. `regrading` is present
+    if the attempt was graded again later; the episode's own verdict has none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -105,6 +120,7 @@ class Verdict(BaseModel):
     claimed_at: str | None = None
     scored_at: str | None = None
     seconds: float = 0.0
+    regrading: Regrading | None = None
     signature: Signature | None = None
 
     @model_validator(mode="after")
@@ -119,14 +135,16 @@ class Verdict(BaseModel):
     def to_json(self) -> JsonObject:
         """The JSON form.
 
-        Without `success`, `reward`, `uncaught` and `signature` where there are none, and without
-        `suite_changed` unless it is true.
+        Without `success`, `reward`, `uncaught`, `regrading` and `signature` where there are none, and
+        without `suite_changed` unless it is true.
         """
         absent = set[str]() if self.status in REWARDED else {"success", "reward"}
         if not self.suite_changed:
             absent.add("suite_changed")
         if not self.uncaught:
             absent.add("uncaught")
+        if self.regrading is None:
+            absent.add("regrading")
         if self.signature is None:
             absent.add("signature")
         return self.model_dump(mode="json", exclude=absent)

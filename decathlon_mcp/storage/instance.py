@@ -196,6 +196,33 @@ def instance_lock(
         os.close(descriptor)
 
 
+def count_running_servers(state: Path) -> int:
+    """The number of servers that hold a lock in this state folder now.
+
+    Raises SettingsError if the folder cannot be read.
+    """
+    folder = state / "servers"
+    try:
+        return sum(map(_is_locked, _named_files(folder))) if folder.is_dir() else 0
+    except OSError as error:
+        raise _unusable(folder, error) from None
+
+
+def _is_locked(file: Path) -> bool:
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False  # it ended meanwhile
+    try:
+        # Shared, so that two processes that look at the same time do not take each other for a server.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _create_locked(folder: Path, record: _Record) -> tuple[str, int]:
     """Create the file of a new server under a temporary name, lock it, then give it its name."""
     while True:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.storage.instance import MAX_DEAD_SERVERS, instance_lock
+from decathlon_mcp.storage.instance import MAX_DEAD_SERVERS, count_running_servers, instance_lock
 
 PROCESSES, STARTS = 20, 1_000
 WORKER = """
@@ -165,3 +165,11 @@ def test_folder_that_cannot_be_written_is_named_in_the_error(tmp_path: Path) -> 
         with pytest.raises(SettingsError, match=f"--state: {state}/servers cannot be used"):
             with instance_lock(state):
                 pass
+
+
+def test_only_servers_that_run_are_counted(tmp_path: Path) -> None:
+    assert count_running_servers(tmp_path) == 0
+    with instance_lock(tmp_path), instance_lock(tmp_path):
+        dead_server(tmp_path)
+        assert count_running_servers(tmp_path) == 2
+    assert count_running_servers(tmp_path) == 0

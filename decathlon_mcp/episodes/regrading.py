@@ -1,0 +1,222 @@
+"""Grades kept attempts again, with the evaluators that the suites have now.
+
+The same filters apply as in the first grading: the kept workspace comes from the agent's sandbox. The other
+kept files are trusted as the rest of the state folder is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import anyio.to_thread
+from pydantic import ValidationError
+
+from decathlon_mcp.archives.overlay import overlay
+from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.services import read_credentials
+from decathlon_mcp.episodes.set_up import SEALED_LIMIT_BYTES
+from decathlon_mcp.errors import BadRequestError, UnknownTaskError
+from decathlon_mcp.foreign_names import quoted
+from decathlon_mcp.grading.attempt import CallRecord
+from decathlon_mcp.grading.evaluation import grade
+from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
+from decathlon_mcp.grading.kept import ATTEMPT_FILE, KEPT_SEALED, KEPT_WORKSPACE, ORIGINAL_FILE, KeptAttempt
+from decathlon_mcp.grading.signing import verdict_digest
+from decathlon_mcp.grading.verdict import Regrading, Verdict
+from decathlon_mcp.sandboxes.base import Sandbox
+from decathlon_mcp.storage.kept_files import VERDICT_FILE, KeptFiles
+from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE, TrajectoryCalls, has_ended
+from decathlon_mcp.suites.suite import Suite
+from decathlon_mcp.suites.tasks import Task
+from decathlon_mcp.types import JsonObject, Network, as_object
+
+
+@dataclass(frozen=True, slots=True)
+class Regraded:
+    """A new verdict of a kept attempt, signed, and the episode's own one; None if it has none."""
+
+    before: Verdict | None
+    after: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """The calls of an attempt, read from disk each time it is iterated."""
+
+    recorded: TrajectoryCalls
+
+    def __iter__(self) -> Iterator[CallRecord]:
+        return map(CallRecord.from_journal, self.recorded)
+
+
+def is_open(folder: Path) -> bool:
+    """Whether the episode of this folder has neither a verdict nor an end. Blocks.
+
+    It is running, or its server was killed.
+    """
+    if KeptFiles(folder).has(VERDICT_FILE):
+        return False
+    try:
+        return not has_ended(folder / TRAJECTORY_FILE)
+    except FileNotFoundError:
+        return False
+
+
+def read_kept(folder: Path) -> KeptAttempt:
+    """Read the attempt that is kept in an episode's folder. Blocks.
+
+    Raises BadRequestError if nothing is kept of it or its files are damaged.
+    """
+    files = KeptFiles(folder)
+    if not files.has(ATTEMPT_FILE):
+        raise BadRequestError(
+            "nothing of it was kept: its server did not run with `--keep workspace`, its attempt was not "
+            "graded, or the disk was nearly full"
+        )
+    kept = KeptAttempt.parse(files.read(ATTEMPT_FILE))
+    if kept.attempt.episode != folder.name:
+        raise BadRequestError(f"{ATTEMPT_FILE} is that of another episode, {kept.attempt.episode[:12]!r}")
+    return kept
+
+
+class Regrader:
+    """Grades kept attempts again in sandboxes of a running registry, which starts no episode for it.
+
+    `other_image`: the sandboxes have the image of the registry's settings, not that of the first grading.
+    """
+
+    def __init__(self, registry: EpisodeRegistry, *, other_image: bool = False) -> None:
+        self._registry = registry
+        self._other_image = other_image
+
+    async def regrade(self, folder: Path, kept: KeptAttempt) -> Regraded:
+        """Make a new verdict for the kept attempt in this episode's folder. Writes nothing there.
+
+        The verdict's status says if the attempt could not be graded. Raises UnknownTaskError or SuiteError if
+        the suites do not have its task, BadRequestError if the attempt cannot be graded again or its files
+        are damaged, SetUpError for its credentials, LimitExceededError if it is over the limits of today,
+        AtCapacityError if the disk is nearly full, and OSError.
+        """
+        suite, task = self._find(kept)
+        factory = self._registry.sandbox_factory(suite.name)
+        _refuse_unless_repeatable(kept, suite, task, factory)
+        before, digest = await anyio.to_thread.run_sync(_own_verdict, folder)
+        options, attempt = self._registry.options, kept.attempt
+        images: list[str | None] = [attempt.image_digest]
+        scratch = options.scratch / f"{attempt.episode[:12]}-regrade"
+        scratch.mkdir(mode=0o700)
+        try:
+            captured = await anyio.to_thread.run_sync(self._restore, folder, kept, suite, task, scratch)
+            revision = await anyio.to_thread.run_sync(suite.revision_of, task)
+            recorded = await anyio.to_thread.run_sync(TrajectoryCalls, folder / TRAJECTORY_FILE)
+            job = GradingJob(
+                attempt=replace(
+                    attempt,
+                    calls=_Calls(recorded),
+                    grader_network=factory.grader_network_for(task),
+                    suite_changed=attempt.suite_changed or revision != attempt.suite_revision,
+                ),
+                suite=suite,
+                task=task,
+                open_sandbox=self._opener(factory, kept, images),
+                captured=captured,
+                common=factory.common,
+                deadline_seconds=options.limits.for_task(task).evaluation_seconds,
+                credentials=await read_credentials(factory, task, {}),
+                disk=options.disk,
+            )
+            verdict = await grade(job)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(lambda: shutil.rmtree(scratch, ignore_errors=True))
+        regrading = Regrading(verdict=digest, suite_revision=revision)
+        changes = {"regrading": regrading, "image_digest": images[-1]}
+        return Regraded(before, self._registry.signer.sign(verdict.model_copy(update=changes)))
+
+    def _find(self, kept: KeptAttempt) -> tuple[Suite, Task]:
+        catalogue, name = self._registry.catalogue, kept.attempt.suite
+        suites = {suite.name: suite for suite in catalogue.suites}
+        if name not in suites:
+            given = ", ".join(sorted(suites))
+            raise UnknownTaskError(f"it was played in the suite {quoted(name)}, and --suite gives {given}")
+        if suites[name].language != kept.language:
+            raise BadRequestError(f"it was played with `--language {kept.language}`: set that")
+        if kept.task_id not in suites[name].tasks:
+            raise UnknownTaskError(f"the suite {name} has no task {quoted(kept.task_id)} any more")
+        return suites[name], suites[name].task(kept.task_id)
+
+    def _opener(self, factory: SandboxFactory, kept: KeptAttempt, images: list[str | None]) -> OpenSandbox:
+        """Opens sandboxes for one grading; the digests of their images are added to `images`."""
+        image = None if self._other_image else kept.attempt.image_digest
+        names = (f"{kept.attempt.episode[:12]}-regrader{number}" for number in itertools.count(1))
+
+        @asynccontextmanager
+        async def open_sandbox(network: Network) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
+            async with AsyncExitStack() as stack:
+                async with self._registry.admission.opening:
+                    opened = await stack.enter_async_context(factory.open(next(names), network, image=image))
+                images.append(opened[0].image_digest)
+                yield opened
+
+        return open_sandbox
+
+    def _restore(
+        self, folder: Path, kept: KeptAttempt, suite: Suite, task: Task, scratch: Path
+    ) -> CapturedWorkspace:
+        """Unpack the kept archives into `scratch`, the task's folder joined with the checkout's."""
+        options = self._registry.options
+        files = KeptFiles(folder, options.disk)
+        workspace = scratch / "workspace.tar"
+        files.restore_archive(KEPT_WORKSPACE, workspace, options.limits.workspace_bytes)
+        if not kept.sealed:
+            return CapturedWorkspace(workspace, None)
+        preprocessed, checkout, sealed = (
+            scratch / f"{name}.tar" for name in ("preprocessed", "checkout", "sealed")
+        )
+        files.restore_archive(KEPT_SEALED, preprocessed, SEALED_LIMIT_BYTES)
+        suite.task_archive(task, checkout, sealed=True)
+        original = as_object(files.read(ORIGINAL_FILE).get("files")) or {}
+        overlay(checkout, preprocessed, sealed, folder=task.folder, original=original)
+        preprocessed.unlink()
+        checkout.unlink()
+        return CapturedWorkspace(workspace, sealed)
+
+
+def _refuse_unless_repeatable(kept: KeptAttempt, suite: Suite, task: Task, factory: SandboxFactory) -> None:
+    """Raise BadRequestError for an attempt whose evaluator needs something that is not kept."""
+    if kept.in_place or task.in_place:
+        raise BadRequestError(
+            f"{kept.attempt.task} is graded in the agent's own sandbox, which is not kept: it cannot be "
+            "graded again"
+        )
+    if services := [*task.needs.services, *(shared.name for shared in suite.shared_resources(task.id))]:
+        raise BadRequestError(
+            f"the evaluator of {kept.attempt.task} may look at {', '.join(services)}, of which nothing is "
+            "kept: it cannot be graded again"
+        )
+    isolation = factory.provider.isolation
+    if isolation != kept.attempt.isolation:
+        played = "without isolation" if kept.attempt.isolation == "none" else "in a container"
+        raise BadRequestError(
+            f"it was played {played}, and the provider {factory.provider.name} grades otherwise: choose the "
+            "same with --provider"
+        )
+
+
+def _own_verdict(folder: Path) -> tuple[Verdict | None, str | None]:
+    """The episode's own verdict and its digest. Raises BadRequestError if it cannot be read."""
+    files = KeptFiles(folder)
+    if not files.has(VERDICT_FILE):
+        return None, None
+    values: JsonObject = files.read(VERDICT_FILE)
+    try:
+        return Verdict.model_validate(values), verdict_digest(values)
+    except (ValidationError, ValueError) as error:
+        raise BadRequestError(f"{VERDICT_FILE} is damaged: {str(error).splitlines()[0]}") from None

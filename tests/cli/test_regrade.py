@@ -1,0 +1,311 @@
+"""`regrade`: selection, output, exit status, written verdicts, and an interrupt in the middle."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from tests.cli.conftest import COMMAND
+from tests.probe.clients import connected, playing
+from tests.probe.leftovers import processes_marked
+from tests.probe.serving import SUITE, serving
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Shell
+
+FIND_ANSWER = "tasks/probe/find-answer/evaluation/main.py"
+WAIT_SECONDS = 60
+
+
+@dataclass
+class Kept:
+    """A state folder with kept attempts, the suite that they were played in, and a shell in its folder."""
+
+    shell: Shell
+    suite: Path
+    state: Path
+    handles: list[str]
+    provider: str = "local"
+
+    @property
+    def options(self) -> list[str]:
+        return ["--suite", str(self.suite), "--provider", self.provider, "--state", str(self.state)]
+
+    def regrade(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.shell.run("regrade", *arguments, *self.options, "--log-level", "error")
+
+    def lines(self, *arguments: str, status: int = 0) -> list[dict[str, Any]]:
+        done = self.regrade(*arguments, "--json")
+        assert done.returncode == status, done
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def folder(self, number: int) -> Path:
+        return self.state / "episodes" / self.handles[number]
+
+    def pass_everything(self) -> None:
+        (self.suite / FIND_ANSWER).write_text("")
+
+
+async def play(suite: Path, state: Path, provider: str, tasks: tuple[str, ...]) -> list[str]:
+    handles: list[str] = []
+    async with serving(state, suite=(str(suite),), provider=provider, keep="workspace") as served:
+        for task in tasks:
+            async with playing(served, task, "task") as player:
+                await player.call("probe__write", path="a.txt", text="x")
+                await player.call("claim_done")
+                await player.call("evaluate")
+                handles.append(player.episode_id)
+    return handles
+
+
+def kept_attempts(shell: Shell, provider: str, *tasks: str) -> Kept:
+    suite, state = shell.folder / "suite", shell.folder / "state"
+    shutil.copytree(SUITE, suite)
+    return Kept(shell, suite, state, anyio.run(play, suite, state, provider, tasks), provider)
+
+
+@pytest.fixture
+def kept(shell: Shell) -> Kept:
+    return kept_attempts(shell, "local", "find-answer", "dense")
+
+
+def test_a_line_per_episode_shows_what_changed(kept: Kept) -> None:
+    (kept.suite / "tasks/probe/dense/evaluation/rubric.yaml").write_text(
+        "function: evaluation/evaluator.py:evaluate\nweights: {first: 2, second: 1}\n"
+    )
+    kept.pass_everything()
+    done = kept.regrade("--all")
+    assert done.returncode == 0, done
+    assert done.stderr == "2 graded again, 2 of them with another result\n"
+    rows = {cells[1]: cells for cells in (line.split("\t") for line in done.stdout.splitlines())}
+    assert rows["find-answer"][0] == kept.handles[0][:12]
+    assert rows["find-answer"][2:5] == ["failed → passed", "0 → 1", "success 0 → 1"]
+    assert rows["dense"][2:5] == ["failed", "0.75 → 2", "calls < 3 1 → none"]
+    assert all("→" in cell for row in rows.values() for cell in row[5:])
+
+
+def test_json_has_both_results_and_the_signed_verdict(kept: Kept) -> None:
+    kept.pass_everything()
+    (line,) = kept.lines(kept.handles[0][:6])
+    assert (line["episode"], line["task"], line["suite"]) == (kept.handles[0], "find-answer", "probe")
+    assert line["changed"] == ["success", "reward", "metrics", "evaluator_digest", "suite_revision"]
+    assert (line["before"]["reward"], line["after"]["reward"], line["file"]) == (0.0, 1.0, None)
+    verdict = kept.shell.folder / "again.json"
+    verdict.write_text(json.dumps(line["verdict"]))
+    verified = kept.shell.run("verify", str(verdict), "--state", str(kept.state))
+    assert (verified.returncode, verified.stderr) == (0, "")
+    assert "find-answer scored reward 1.0, graded again, episode" in verified.stdout
+    assert not (kept.folder(0) / "verdict-2.json").exists()
+
+
+def test_written_verdicts_are_next_to_the_first_and_verify(kept: Kept) -> None:
+    first = (kept.folder(0) / "verdict.json").read_bytes()
+    kept.pass_everything()
+    assert [line["file"] for line in kept.lines(kept.handles[0], "--write")] == ["verdict-2.json"]
+    assert [line["file"] for line in kept.lines(kept.handles[0], "--write")] == ["verdict-3.json"]
+    assert (kept.folder(0) / "verdict.json").read_bytes() == first
+    files = [str(kept.folder(0) / name) for name in ("verdict.json", "verdict-2.json", "verdict-3.json")]
+    done = kept.shell.run("verify", *files, "--state", str(kept.state))
+    assert done.returncode == 0, done
+    assert len(done.stdout.splitlines()) == 3
+    twice = kept.shell.run("verify", files[1], files[1], "--state", str(kept.state))
+    assert "the verdict of this episode was already counted" in twice.stdout
+
+
+def test_nothing_changes_while_the_checkout_does_not(kept: Kept) -> None:
+    assert [line["changed"] for line in kept.lines("--all")] == [[], []]
+    assert kept.regrade("--all").stderr == "2 graded again, 0 of them with another result\n"
+
+
+def test_attempts_are_selected_by_task(kept: Kept) -> None:
+    assert [line["task"] for line in kept.lines("--task", "dense")] == ["dense"]
+    assert [line["task"] for line in kept.lines("--task", "probe:dense")] == ["dense"]
+    assert kept.regrade("--task", "nope").returncode == 1
+
+
+def test_an_episode_that_cannot_be_graded_does_not_stop_the_others(kept: Kept) -> None:
+    (kept.folder(1) / "attempt.json").unlink()
+    lines = kept.lines("feed", kept.handles[1], kept.handles[0], status=1)
+    errors = {line["episode"]: line["error"] for line in lines if "error" in line}
+    assert errors["feed"] == {
+        "code": "unknown_episode",
+        "message": "the state folder has no episode 'feed'",
+    }
+    assert errors[kept.handles[1]]["message"].startswith("nothing of it was kept")
+    assert [line["after"]["status"] for line in lines if "after" in line] == ["scored"]
+    done = kept.regrade(kept.handles[1])
+    assert done.returncode == 1
+    assert f"decathlon-mcp: {kept.handles[1][:12]}: nothing of it was kept" in done.stderr
+
+
+def test_a_beginning_of_several_handles_is_an_error(kept: Kept) -> None:
+    for number in range(2):
+        shutil.copytree(kept.folder(0), kept.state / "episodes" / f"abcd{number}{'0' * 43}")
+    (line,) = kept.lines("abcd", status=1)
+    assert line["error"]["message"] == "2 episodes begin with 'abcd': write more of the handle"
+    (line,) = kept.lines("abcd0", status=1)
+    assert line["error"]["message"].startswith("attempt.json is that of another episode")
+
+
+def test_an_evaluation_without_a_score_is_no_grade_and_writes_no_verdict(kept: Kept) -> None:
+    (kept.suite / "tasks/probe/dense/evaluation/rubric.yaml").write_text("weights: nothing")
+    (line,) = kept.lines(kept.handles[1], "--write", status=1)
+    assert (line["after"]["status"], line["file"]) == ("evaluator_error", None)
+    assert f"{kept.handles[1][:12]}: evaluator_error: " in kept.regrade(kept.handles[1]).stderr
+    assert not (kept.folder(1) / "verdict-2.json").exists()
+
+
+def test_an_evaluator_that_is_gone_is_an_error(kept: Kept) -> None:
+    (kept.suite / FIND_ANSWER).unlink()
+    (line,) = kept.lines(kept.handles[0], status=1)
+    assert line["error"]["code"] == "bad_suite"
+
+
+def test_damaged_files_are_errors(kept: Kept) -> None:
+    (kept.folder(0) / "workspace.tar.gz").write_bytes(b"x")
+    (kept.folder(1) / "attempt.json").write_text("{}")
+    errors = {line["episode"]: line["error"]["message"] for line in kept.lines("--all", status=1)}
+    assert "workspace.tar.gz is broken" in errors[kept.handles[0]]
+    assert "attempt.json has version None" in errors[kept.handles[1]]
+
+
+@pytest.mark.parametrize("arguments", [(), ("--all", "--task", "dense"), ("abc", "--all")])
+def test_exactly_one_way_to_select_is_required(shell: Shell, arguments: tuple[str, ...]) -> None:
+    message = shell.error("regrade", *arguments, status=1)
+    assert message == "name the episodes, or select them with either --all or --task"
+
+
+def test_an_empty_state_folder_is_an_error(shell: Shell) -> None:
+    assert shell.error("regrade", "--all", status=1).startswith("no attempt is kept in ")
+
+
+@pytest.mark.anyio
+async def test_a_running_episode_is_refused_by_name_and_skipped_by_all(shell: Shell) -> None:
+    suite, state = shell.folder / "suite", shell.folder / "state"
+    shutil.copytree(SUITE, suite)
+    (suite / FIND_ANSWER).write_text("import time; time.sleep(1000)")
+    kept = Kept(shell, suite, state, await play(suite, state, "local", ("dense",)))
+
+    async def lines(*arguments: str, status: int) -> list[dict[str, Any]]:
+        return await anyio.to_thread.run_sync(partial(kept.lines, *arguments, status=status))
+
+    async with serving(
+        state, suite=(str(suite),), provider="local", keep="workspace", drain_seconds=0.1
+    ) as served:
+        episode = await start_and_claim(served.url)
+        await anyio.to_thread.run_sync(wait_for, (state / "episodes" / episode / "attempt.json").exists)
+        (line,) = await lines(episode, status=1)
+        assert line["error"]["message"].startswith("it is still running")
+        assert [line["task"] for line in await lines("--all", status=0)] == ["dense"]
+
+
+def test_a_server_that_is_killed_in_a_grading_loses_no_attempt(shell: Shell) -> None:
+    suite, state, ready = (shell.folder / name for name in ("suite", "state", "ready"))
+    shutil.copytree(SUITE, suite)
+    (suite / FIND_ANSWER).write_text("import time; time.sleep(1000)")
+    kept = Kept(shell, suite, state, [])
+    options = ["--port", "0", "--ready-file", str(ready), "--keep", "workspace", "--survive-seconds", "0"]
+    command = [*COMMAND, "serve", *options, *kept.options]
+    with subprocess.Popen(
+        command, cwd=shell.folder, env=shell.environment, stderr=subprocess.DEVNULL
+    ) as server:
+        try:
+            wait_for(ready.exists)
+            kept.handles.append(anyio.run(start_and_claim, ready.read_text().strip()))
+            wait_for((kept.folder(0) / "attempt.json").exists)
+        finally:
+            server.kill()
+    kept.pass_everything()
+    (line,) = kept.lines(kept.handles[0], "--write")
+    assert (line["before"], line["after"]["reward"], line["file"]) == (None, 1.0, "verdict-2.json")
+    assert line["verdict"]["regrading"]["verdict"] is None
+
+
+async def start_and_claim(url: str) -> str:
+    """Start an episode on the server at this URL, claim it, and return its handle."""
+    async with connected(f"{url}/mcp") as lobby:
+        started = (await lobby.call_tool("start_episode", {"task": "find-answer"})).structured_content
+        assert started is not None
+        episode: str = started["episode"]
+        async with connected(f"{url}/episodes/{episode}/mcp") as client:
+            await client.call_tool("claim_done", {"answer": "x"})
+        return episode
+
+
+def test_no_more_sandboxes_are_open_than_allowed(shell: Shell) -> None:
+    kept = kept_attempts(shell, "local", *["find-answer"] * 5)
+    log = shell.folder / "log"
+    (kept.suite / FIND_ANSWER).write_text(
+        f"import time\nlog = open({str(log)!r}, 'a')\n"
+        "print('+', file=log, flush=True)\ntime.sleep(0.3)\nprint('-', file=log, flush=True)\n"
+    )
+    assert len(kept.lines("--all", "--max-sandboxes", "2")) == 5
+    running = highest = 0
+    for line in log.read_text().split():
+        running += 1 if line == "+" else -1
+        highest = max(highest, running)
+    assert (running, highest) == (0, 2)
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("provider", ["local", pytest.param("docker", marks=pytest.mark.docker)])
+def test_an_interrupt_in_the_middle_leaves_no_sandbox(
+    shell: Shell, provider: str, signal_number: signal.Signals, request: pytest.FixtureRequest
+) -> None:
+    if provider == "docker":
+        request.getfixturevalue("test_image")
+    kept = kept_attempts(shell, provider, "find-answer", "find-answer", "dense")
+    (kept.suite / FIND_ANSWER).write_text("import time; time.sleep(1000)")
+    before = {path.name for path in kept.folder(0).iterdir()}
+    with subprocess.Popen(
+        [*COMMAND, "regrade", "--all", "--json", "--write", *kept.options],
+        cwd=shell.folder,
+        env=shell.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        done = json.loads(process.stdout.readline())
+        wait_for(lambda: len(sandboxes(kept, request)) >= 2)
+        process.send_signal(signal_number)
+        rest, errors = process.communicate(timeout=WAIT_SECONDS)
+    assert process.returncode in (128 + signal_number, -signal_number), errors
+    assert (done["task"], done["file"], rest) == ("dense", "verdict-2.json", "")
+    assert "Traceback" not in errors
+    assert sandboxes(kept, request) == []
+    assert processes_marked(kept.state) == []
+    assert {path.name for path in kept.folder(0).iterdir()} == before
+    assert list((kept.state / "scratch").iterdir()) == []
+    assert list((kept.state / "servers").iterdir()) == []
+
+
+def sandboxes(kept: Kept, request: pytest.FixtureRequest) -> list[str]:
+    """The sandboxes of the kept attempts' graders."""
+    labels = [handle[:12] for handle in kept.handles]
+    if kept.provider == "local":
+        folder = kept.state / "sandboxes"
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    else:
+        containers = request.getfixturevalue("docker_engine").containers(all=True)
+        names = [name for container in containers for name in container["Names"]]
+    return [name for name in names if any(label in name for label in labels)]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,135 @@
+"""What is kept of an episode for a later grading, and what that must never cost."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import anyio
+import pytest
+
+from decathlon_mcp.episodes.access import Principal
+from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.regrading import is_open, read_kept
+from decathlon_mcp.storage.disk import DiskSpace
+from tests.episodes.environment import TOOLS, ended, exits_with, running_registry, suite_with
+from tests.fakes.driver import FakeRun
+from tests.fakes.provider import FakeProvider
+
+pytestmark = pytest.mark.anyio
+
+CLIENT = Principal()
+KEPT = {"attempt.json", "workspace.tar.gz"}
+SEALED = {"sealed.tar.gz", "sealed.json"}
+
+
+def kept_names(episode: Episode) -> set[str]:
+    names = {path.name for path in episode.journal.folder.iterdir()}
+    return names - {"trajectory.jsonl", "verdict.json", "traj_log.json", "eval_res.json", ".verdict.reserved"}
+
+
+async def test_everything_is_there_when_the_evaluator_starts(tmp_path: Path) -> None:
+    seen: list[set[str]] = []
+    episodes: list[Episode] = []
+
+    def run(request: FakeRun) -> int:
+        if "--groundtruth_workspace" in request.argv:
+            seen.append(kept_names(episodes[0]))
+        return 0
+
+    provider = FakeProvider(tools=TOOLS, run=run)
+    async with running_registry(tmp_path, provider, keep="workspace") as registry:
+        episodes.append(registry.start("made-answer", CLIENT))
+        await episodes[0].call("probe__echo", {"text": "x"})
+        await episodes[0].claim_done("the answer", turns=3)
+        verdict = await episodes[0].evaluate()
+    assert seen == [KEPT | SEALED]
+    folder = episodes[0].journal.folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {(folder / name).stat().st_mode & 0o777 for name in KEPT | SEALED} == {0o600}
+    kept = read_kept(folder)
+    assert (kept.attempt.answer, kept.attempt.turns, kept.sealed) == ("the answer", 3, True)
+    assert kept.attempt.counts == {name: verdict.metrics[name] for name in kept.attempt.counts}
+    assert list(kept.attempt.tools) == ["probe"]
+
+
+async def test_an_attempt_that_is_not_claimed_keeps_no_workspace(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS), keep="workspace") as registry:
+        episode = registry.start("find-answer", CLIENT)
+        await episode.ready()
+        assert is_open(episode.journal.folder)
+        episode.close()
+        await ended(episode)
+    assert kept_names(episode) == set()
+    assert not is_open(episode.journal.folder)
+
+
+async def test_nothing_is_kept_on_a_nearly_full_disk_and_the_verdict_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_registry(
+        tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0)), keep="workspace"
+    ) as registry:
+        episode = registry.start("made-answer", CLIENT)
+        await episode.ready()
+        assert kept_names(episode) == SEALED
+        episode.journal.disk = DiskSpace(tmp_path, 1 << 60)
+        with caplog.at_level(logging.WARNING):
+            verdict = await episode.evaluate()
+    assert (verdict.status, verdict.reward) == ("scored", 1.0)
+    assert kept_names(episode) == set()
+    assert "the attempt could not be kept for a later grading" in caplog.text
+
+
+async def test_a_disk_that_was_full_at_the_set_up_keeps_nothing_later(tmp_path: Path) -> None:
+    async with running_registry(
+        tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0)), keep="workspace"
+    ) as registry:
+        episode = registry.start("made-answer", CLIENT)
+        disk = episode.journal.disk
+        episode.journal.disk = DiskSpace(tmp_path, 1 << 60)
+        await episode.ready()
+        episode.journal.disk = disk
+        assert (await episode.evaluate()).reward == 1.0
+    assert kept_names(episode) == set()
+
+
+async def test_a_task_folder_over_the_workspace_limit_is_not_kept(tmp_path: Path) -> None:
+    suite = suite_with(tmp_path)
+    (suite / "tasks/probe/made-answer/groundtruth_workspace/big").write_bytes(os.urandom(3 << 20))
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    async with running_registry(
+        tmp_path, provider, suite=suite, keep="workspace", workspace_mib=1
+    ) as registry:
+        episode = registry.start("made-answer", CLIENT)
+        assert (await episode.evaluate()).reward == 1.0
+    assert kept_names(episode) == set()
+
+
+async def test_files_before_preprocess_are_noted_as_they_were_unpacked(tmp_path: Path) -> None:
+    suite = suite_with(tmp_path)
+    answer = suite / "tasks/probe/made-answer/groundtruth_workspace/answer.txt"
+    entered, proceed = anyio.Event(), anyio.Event()
+
+    async def run(request: FakeRun) -> int:
+        if any("preprocess" in word for word in request.argv):
+            entered.set()
+            await proceed.wait()
+        return 0
+
+    provider = FakeProvider(tools=TOOLS, run=run)
+    async with running_registry(tmp_path, provider, suite=suite, keep="workspace") as registry:
+        episode = registry.start("made-answer", CLIENT)
+        await entered.wait()
+        # Somebody edits the checkout while preprocess runs.
+        shutil.rmtree(answer.parent)
+        proceed.set()
+        await episode.ready()
+        noted = json.loads((episode.journal.folder / "sealed.json").read_text())["files"]
+        episode.close()
+        await ended(episode)
+    assert {"groundtruth_workspace/answer.txt", "evaluation/main.py", "evaluation"} <= noted.keys()
+    assert noted["evaluation"] == "folder"

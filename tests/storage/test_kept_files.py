@@ -1,0 +1,127 @@
+"""Files that are kept for a later grading: complete or absent, bounded, and the owner's only."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from decathlon_mcp.errors import AtCapacityError, BadRequestError, LimitExceededError
+from decathlon_mcp.storage.disk import DiskSpace
+from decathlon_mcp.storage.kept_files import KeptFiles
+
+NAME = "workspace.tar.gz"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> KeptFiles:
+    folder = tmp_path / "episode"
+    folder.mkdir()
+    return KeptFiles(folder)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    source = tmp_path / "source"
+    source.write_bytes(bytes(range(256)) * 20_000)
+    return source
+
+
+def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call it in a worker thread of an event loop, as the server does."""
+    return anyio.run(partial(anyio.to_thread.run_sync, function, *arguments))
+
+
+def names(files: KeptFiles) -> list[str]:
+    return sorted(path.name for path in files.folder.iterdir())
+
+
+def test_a_kept_archive_comes_back_as_it_was(files: KeptFiles, source: Path, tmp_path: Path) -> None:
+    in_thread(files.keep_archive, source, NAME, 1 << 30)
+    assert (files.folder / NAME).stat().st_size < source.stat().st_size // 10
+    in_thread(files.restore_archive, NAME, tmp_path / "back", 1 << 30)
+    assert (tmp_path / "back").read_bytes() == source.read_bytes()
+
+
+def test_kept_files_are_readable_by_their_owner_alone(files: KeptFiles, source: Path) -> None:
+    in_thread(files.keep_archive, source, NAME, 1 << 30)
+    files.write("attempt.json", {"a": 1})
+    files.add_verdict({"a": 1})
+    assert names(files) == ["attempt.json", "verdict-2.json", NAME]
+    assert {path.stat().st_mode & 0o777 for path in files.folder.iterdir()} == {0o600}
+
+
+def test_the_same_archive_gives_the_same_bytes(files: KeptFiles, source: Path) -> None:
+    in_thread(files.keep_archive, source, NAME, 1 << 30)
+    first = (files.folder / NAME).read_bytes()
+    in_thread(files.keep_archive, source, NAME, 1 << 30)
+    assert (files.folder / NAME).read_bytes() == first
+
+
+def test_an_archive_over_its_limit_leaves_nothing(files: KeptFiles, source: Path) -> None:
+    with pytest.raises(LimitExceededError, match="over the limit of 1000 bytes"):
+        in_thread(files.keep_archive, source, NAME, 1000)
+    assert names(files) == []
+
+
+def test_a_compressed_bomb_is_not_unpacked(files: KeptFiles, tmp_path: Path) -> None:
+    (files.folder / NAME).write_bytes(gzip.compress(bytes(64 << 20)))
+    with pytest.raises(LimitExceededError):
+        in_thread(files.restore_archive, NAME, tmp_path / "back", 8 << 20)
+    assert (tmp_path / "back").stat().st_size <= 8 << 20
+
+
+@pytest.mark.parametrize("damage", [b"", b"no gzip", gzip.compress(b"x" * 100_000)[:-20]])
+def test_a_broken_archive_is_an_error(files: KeptFiles, tmp_path: Path, damage: bytes) -> None:
+    (files.folder / NAME).write_bytes(damage)
+    with pytest.raises(BadRequestError, match=r"workspace\.tar\.gz is broken"):
+        in_thread(files.restore_archive, NAME, tmp_path / "back", 1 << 30)
+
+
+def test_nothing_is_kept_on_a_nearly_full_disk(files: KeptFiles, source: Path) -> None:
+    full = KeptFiles(files.folder, DiskSpace(files.folder, 1 << 60))
+    for keep in (partial(full.keep_archive, source, NAME, 1 << 30), partial(full.write, "attempt.json", {})):
+        with pytest.raises(AtCapacityError):
+            in_thread(keep)
+    assert names(files) == []
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_archive_leaves_nothing(files: KeptFiles, tmp_path: Path) -> None:
+    endless = tmp_path / "endless"
+    with endless.open("wb") as file:
+        file.truncate(1 << 40)
+    with anyio.move_on_after(0.2):
+        await anyio.to_thread.run_sync(files.keep_archive, endless, NAME, 1 << 50)
+    assert names(files) == []
+
+
+def test_verdicts_are_numbered_and_never_replaced(files: KeptFiles) -> None:
+    (files.folder / "verdict.json").write_text("the first")
+    (files.folder / "verdict-3.json").write_text("somebody's")
+    assert [files.add_verdict({"number": number}) for number in range(2)] == [
+        "verdict-2.json",
+        "verdict-4.json",
+    ]
+    assert json.loads((files.folder / "verdict-4.json").read_text()) == {"number": 1}
+    assert (files.folder / "verdict-3.json").read_text() == "somebody's"
+    assert (files.folder / "verdict.json").read_text() == "the first"
+
+
+def test_json_keeps_lone_surrogates(files: KeptFiles) -> None:
+    files.write("attempt.json", {"answer": "\ud800"})
+    assert files.read("attempt.json") == {"answer": "\ud800"}
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{"])
+def test_a_damaged_json_file_is_an_error(files: KeptFiles, content: str) -> None:
+    (files.folder / "attempt.json").write_text(content)
+    with pytest.raises(BadRequestError, match="not a JSON object"):
+        files.read("attempt.json")
