@@ -96,8 +96,7 @@ class SocketStream(ByteStream):
 class PipeStream(ByteStream):
     """A byte stream over two pipes, both of which it takes over: it receives from one and sends to the other.
 
-    Everything that was written can be received. Then EndOfStream is raised if no process has the other end
-    open, or after `peer_ended`.
+    It ends when its owner has called `peer_ended`; everything that was written before can still be received.
     """
 
     def __init__(self, receive_fd: int, send_fd: int) -> None:
@@ -108,6 +107,8 @@ class PipeStream(ByteStream):
         self._send_closed = False
         self._closed = False
         self._peer_ended = False
+        self._finished = anyio.Event()
+        """Set when it is closed or the peer has ended."""
         self.ended = anyio.Event()
         """Set when the peer is known to have ended."""
 
@@ -124,8 +125,11 @@ class PipeStream(ByteStream):
                 # Lets other tasks run. Shielded: data that has been read must not be lost to a cancellation.
                 await anyio.lowlevel.cancel_shielded_checkpoint()
                 return data
-            self.ended.set()
-            raise anyio.EndOfStream
+            if self._peer_ended:
+                self.ended.set()
+                raise anyio.EndOfStream
+            # The peer has closed its output before it ends, as the driver does while it ends its processes.
+            await self._finished.wait()
         raise anyio.ClosedResourceError
 
     async def send(self, item: bytes) -> None:
@@ -141,7 +145,11 @@ class PipeStream(ByteStream):
                 self.ended.set()
                 raise anyio.BrokenResourceError from error
         if remaining:
-            raise anyio.ClosedResourceError
+            if self._closed:
+                raise anyio.ClosedResourceError
+            # After `send_eof`, as of a socket: the peer ends too.
+            self.ended.set()
+            raise anyio.BrokenResourceError
 
     async def send_eof(self) -> None:
         await self._close_send()
@@ -150,6 +158,7 @@ class PipeStream(ByteStream):
         """End the stream after the data that has arrived, also if another process has the other end open."""
         if not self._closed:
             self._peer_ended = True
+            self._finished.set()
             anyio.notify_closing(self._receive_fd)
             if not self._send_closed:
                 anyio.notify_closing(self._send_fd)
@@ -158,6 +167,7 @@ class PipeStream(ByteStream):
         await self._close_send()
         if not self._closed:
             self._closed = True
+            self._finished.set()
             await _close(self._receive_fd)
 
     async def _close_send(self) -> None:

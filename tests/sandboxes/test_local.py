@@ -392,6 +392,15 @@ time.sleep(0.5)
     await local.assert_nothing_left()
 
 
+async def test_stream_does_not_end_before_the_first_process(local: Bench) -> None:
+    """A driver that ends closes its output first; its exit code is known when the stream has ended."""
+    script = "import os, time; os.close(1); time.sleep(3); os._exit(3)"
+    for survives in (False, True):
+        async with local.provider.open(local.python_spec(script, survives=survives)) as sandbox:
+            assert await receive_all(sandbox) == b""
+            assert await sandbox.cause_of_end() == "exit code 3"
+
+
 @pytest.mark.parametrize("name", ["stdin", "stdout", "stderr"])
 @pytest.mark.parametrize("replacement", ["nothing", "link", "file"])
 async def test_sandbox_that_replaced_its_pipes_is_lost(local: Bench, name: str, replacement: str) -> None:
