@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+import anyio
 import anyio.to_thread
 
 from decathlon_mcp.background import background_tasks
@@ -36,10 +37,15 @@ from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.settings import ProviderName, Settings
 from decathlon_mcp.storage.disk import DiskSpace
 from decathlon_mcp.storage.instance import create_state_folder, instance_lock
+from decathlon_mcp.storage.retention import delete_old_episodes
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.telemetry.metrics import Metrics
+
+
+RETENTION_SECONDS = 3600.0
+"""Time between two searches for episodes that are older than `--keep-days`."""
 
 
 def provider_for(suite: Suite, settings: Settings) -> ProviderName:
@@ -94,7 +100,15 @@ async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGener
         tasks.start_soon(recovery.reconcile)
         if store is not None:
             tasks.start_soon(store.maintain)
+        if settings.keep_days is not None:
+            tasks.start_soon(_delete_old_episodes, store, settings.state, settings.keep_days)
         yield registry
+
+
+async def _delete_old_episodes(store: Store | None, state: Path, keep_days: float) -> None:
+    while True:
+        await delete_old_episodes(store, state / "episodes", keep_days)
+        await anyio.sleep(RETENTION_SECONDS)
 
 
 def create_sandbox_factory(

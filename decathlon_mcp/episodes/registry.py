@@ -91,9 +91,6 @@ class EpisodeRegistry:
         metrics: Metrics,
         store: Store | None = None,
     ) -> None:
-        self.store = store
-        self.handing_over = False
-        """Whether this server ends and leaves its episodes and sessions to the next one."""
         self.catalogue = catalogue
         self.draws = draws
         self.admission = admission
@@ -103,6 +100,9 @@ class EpisodeRegistry:
         self._sandbox_factories = sandbox_factories
         self.options = options
         self.metrics = metrics
+        self.store = store
+        self.handing_over = False
+        """Whether this server ends and leaves its episodes and sessions to the next one."""
         self.recovering = False
         """Whether the episodes of a dead server are still being taken over."""
         self._episodes: dict[str, Episode] = {}

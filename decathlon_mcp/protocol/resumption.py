@@ -238,9 +238,6 @@ class Resumption:
         self._sessions[session] = streams = SessionStreams(session, self)
         return streams
 
-    def session(self, session: str) -> SessionStreams | None:
-        return self._sessions.get(session)
-
     def end_session(self, session: str) -> None:
         """End all streams of a session. Its rows in the store are the caller's."""
         if (streams := self._sessions.pop(session, None)) is not None:
@@ -252,10 +249,6 @@ class Resumption:
         """Keep a request in the store."""
         self.expire()
         self._store.insert_request(RequestRow(stream.session, stream.request, body))
-
-    def stored(self, session: str) -> list[RequestRow]:
-        """The requests of a session that were not answered, or only just."""
-        return self._store.requests(session)
 
     def completed(self, stream: RequestStream) -> None:
         """The answer is there: keep it in memory for a while, at the cost of older ones."""
@@ -270,6 +263,7 @@ class Resumption:
         """The answer was written to a client."""
         if self._unfetched.pop(stream, None) is not None:
             self._answered[stream] = anyio.current_time() + ANSWERED_SECONDS
+            self._store.answer_request(stream.session, stream.request)
 
     def expire(self) -> None:
         """Forget the requests whose time is over."""

@@ -149,10 +149,12 @@ class SessionManager(SessionManagerBase):
 
         Raises AtCapacityError if as many sessions are open as may be.
         """
-        if session_id is None or self._saved is None or self.is_open(session_id):
+        if session_id is None or self._saved is None:
             return
         # Without a lock, the second of two requests that arrive together meets a transport that is not
         # connected yet.
+        if self.is_open(session_id) and session_id not in self._reviving:
+            return
         lock = self._reviving.setdefault(session_id, anyio.Lock())
         try:
             async with lock:
@@ -189,7 +191,9 @@ class SessionManager(SessionManagerBase):
             raise AtCapacityError("too many open sessions", retryAfterSeconds=30.0)
         saved.save(session)
         for row in saved.store.requests(session_id):
-            self._dispatch_again(transport, row, request)
+            # Of the others, only those whose answers did not arrive: then their clients name them.
+            if not row.answered:
+                self._dispatch_again(transport, row, request)
 
     def _dispatch_again(
         self, transport: SessionTransport, row: RequestRow, request: Request
@@ -247,7 +251,7 @@ class SessionManager(SessionManagerBase):
             return None
         if (stream := transport.streams.find(event_id.request)) is not None:
             return stream
-        # It was dropped from memory, where answers have a limit.
+        # Its answer was written by an earlier server, or dropped from memory, where answers have a limit.
         for row in session_requests(self._saved, transport.mcp_session_id):
             if row.request == event_id.request:
                 return self._dispatch_again(transport, row, request)

@@ -86,6 +86,7 @@ _MIGRATIONS = (
         request TEXT NOT NULL,
         sent_at REAL NOT NULL,
         message BLOB NOT NULL,
+        answered INTEGER NOT NULL DEFAULT 0,
         PRIMARY KEY (session, request)
     ) WITHOUT ROWID;
     """,
@@ -154,12 +155,13 @@ class SessionRow:
 class RequestRow:
     """A request of a session whose answer is not out yet. `request`: its JSON-RPC id as JSON.
 
-    `message`: the request's body.
+    `message`: the request's body. `answered`: the answer was written, but may not have arrived.
     """
 
     session: str
     request: str
     message: bytes
+    answered: bool = False
 
 
 class Store:
@@ -412,15 +414,22 @@ class Store:
             (row.session, row.request, time.time(), row.message),
         )
 
+    def answer_request(self, session: str, request: str) -> None:
+        """Mark a request whose answer was written."""
+        self._write("UPDATE requests SET answered = 1 WHERE session = ? AND request = ?", (session, request))
+
     def delete_request(self, session: str, request: str) -> None:
         self._write("DELETE FROM requests WHERE session = ? AND request = ?", (session, request))
 
     def requests(self, session: str) -> list[RequestRow]:
-        """The requests of a session whose answers are not out, oldest first."""
+        """The requests of a session whose answers may not have arrived, oldest first."""
         rows = self._rows(
-            "SELECT request, message FROM requests WHERE session = ? ORDER BY sent_at", (session,)
+            "SELECT request, message, answered FROM requests WHERE session = ? ORDER BY sent_at", (session,)
         )
-        return [RequestRow(session, request, bytes(message)) for request, message in rows]
+        return [
+            RequestRow(session, request, bytes(message), bool(answered))
+            for request, message, answered in rows
+        ]
 
     # internals
 

@@ -1,0 +1,74 @@
+"""Real clients whose server is killed with SIGKILL and started again on the same socket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.http.restarting import killable_server
+from tests.probe.clients import connected
+
+pytestmark = pytest.mark.anyio
+
+ADDRESSES = ("tasks/find-answer/mcp", "mcp")
+
+
+async def open_episode(client: Any, address: str) -> None:
+    """In the lobby, start an episode, whose tools the session then has."""
+    if address == "mcp":
+        await client.call_tool("start_episode", {"task": "find-answer"})
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+async def test_call_in_flight_at_a_kill_returns_its_result(tmp_path: Path, address: str) -> None:
+    async with killable_server(tmp_path) as server, connected(f"{server.url}/{address}") as client:
+        await open_episode(client, address)
+        result: list[Any] = []
+
+        async def call() -> None:
+            result.append(await client.call_tool("probe__hang", {"text": "first"}))
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(call)
+                await server.called(1)
+                await server.kill()
+                await anyio.sleep(1)
+                await server.start()
+            assert result[0].content[0].text == "first in generation 2"
+            later: Any = await client.call_tool("probe__echo", {"text": "later"})
+            assert later.content[0].text == "later"
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+async def test_session_goes_on_after_two_kills_between_calls(tmp_path: Path, address: str) -> None:
+    async with killable_server(tmp_path) as server, connected(f"{server.url}/{address}") as client:
+        await open_episode(client, address)
+        with anyio.fail_after(60):
+            for text in ("one", "two"):
+                await server.kill()
+                await server.start()
+                reply: Any = await client.call_tool("probe__echo", {"text": text})
+                assert reply.content[0].text == text
+
+
+async def test_many_calls_in_flight_at_a_kill_return_their_own_results(tmp_path: Path) -> None:
+    async with killable_server(tmp_path) as server, connected(f"{server.url}/{ADDRESSES[0]}") as client:
+        texts = [f"call {number}" for number in range(16)]
+        results: dict[str, str] = {}
+
+        async def call(text: str) -> None:
+            reply: Any = await client.call_tool("probe__hang", {"text": text})
+            results[text] = reply.content[0].text
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                for text in texts:
+                    tasks.start_soon(call, text)
+                await server.called(len(texts))
+                await server.kill()
+                await server.start()
+        assert results == {text: f"{text} in generation 2" for text in texts}

@@ -1,0 +1,273 @@
+"""Sessions in the store: revived by their first request, for those who may use them; and when they are deleted."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import AsyncGenerator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+
+from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.http.authentication import Tokens
+from decathlon_mcp.protocol import revival, sdk
+from decathlon_mcp.storage.store import FILE_NAME
+from tests.http.messages import INITIALIZE
+from tests.http.restarting import RawSession, Restartable, restartable
+
+pytestmark = pytest.mark.anyio
+
+TASK = "find-answer"
+
+
+@pytest.fixture
+async def http() -> AsyncGenerator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(timeout=30) as http:
+        yield http
+
+
+def rows(server: Restartable, table: str = "sessions") -> int:
+    """The number of rows in a table of the store."""
+    with closing(sqlite3.connect(server.folder / FILE_NAME)) as connection:
+        return connection.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0]  # noqa: S608
+
+
+async def lobby_session(http: httpx2.AsyncClient, server: Restartable) -> RawSession:
+    """A session of the lobby that has started an episode."""
+    session = await RawSession.open(http, server.served.lobby)
+    await session.ask("tools/call", {"name": "start_episode", "arguments": {"task": TASK}}, request_id=1)
+    return session
+
+
+async def test_tasks_session_goes_on_with_its_episode(tmp_path: Path, http: httpx2.AsyncClient) -> None:
+    async with restartable(tmp_path) as server:
+        session = await RawSession.open(http, server.served.task(TASK))
+        assert await session.call("probe__echo", request_id=1, text="before") == "before"
+        await server.restart()
+        assert await session.call("probe__echo", request_id=2, text="after") == "after"
+        assert len(server.registry.live) == 1
+        assert rows(server) == 1
+
+
+async def test_lobbys_session_keeps_its_current_episode_and_its_tools(
+    tmp_path: Path, http: httpx2.AsyncClient
+) -> None:
+    async with restartable(tmp_path) as server:
+        session = await lobby_session(http, server)
+        await server.restart()
+        tools = (await session.ask("tools/list", request_id=2))["result"]["tools"]
+        assert "probe__echo" in [tool["name"] for tool in tools]
+        assert await session.call("probe__echo", request_id=3, text="after") == "after"
+        listed = await session.ask("tools/call", {"name": "list_episodes", "arguments": {}}, request_id=4)
+        assert len(listed["result"]["structuredContent"]["episodes"]) == 1
+
+
+async def test_session_at_an_agents_address_goes_on(tmp_path: Path, http: httpx2.AsyncClient) -> None:
+    async with restartable(tmp_path) as server:
+        await lobby_session(http, server)
+        (episode,) = server.registry.live
+        session = await RawSession.open(http, server.served.episode(episode.agent_id))
+        await server.restart()
+        tools = (await session.ask("tools/list"))["result"]["tools"]
+        assert "evaluate" not in [tool["name"] for tool in tools]
+
+
+async def test_log_level_survives(tmp_path: Path, http: httpx2.AsyncClient) -> None:
+    async with restartable(tmp_path) as server:
+        session = await RawSession.open(http, server.served.task(TASK))
+        await session.ask("logging/setLevel", {"level": "error"}, request_id=1)
+        await server.restart()
+        await session.ask("tools/list", request_id=2)
+        row = server.store.session(session.id)
+        assert row is not None
+        assert row.data["log_level"] == "error"
+        await server.restart()
+        await session.ask("logging/setLevel", {"level": "info"}, request_id=3)
+        row = server.store.session(session.id)
+        assert row is not None
+        assert row.data["log_level"] == "info"
+
+
+async def test_requests_that_arrive_together_revive_one_session(
+    tmp_path: Path, http: httpx2.AsyncClient
+) -> None:
+    async with restartable(tmp_path) as server:
+        session = await RawSession.open(http, server.served.task(TASK))
+        await session.call("probe__echo", request_id=1, text="before")
+        for _ in range(5):
+            await server.restart()
+            streams: list[int] = []
+            replies: list[Any] = []
+
+            async def listen() -> None:
+                async with http.stream(
+                    "GET", session.url, headers={**session.headers, "Accept": "text/event-stream"}
+                ) as response:
+                    streams.append(response.status_code)
+
+            async def call(number: int) -> None:
+                replies.append(await session.call("probe__echo", request_id=number, text=str(number)))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(listen)
+                for number in range(2, 12):
+                    tasks.start_soon(call, number)
+            assert streams == [200]
+            assert sorted(replies, key=int) == [str(number) for number in range(2, 12)]
+
+
+async def test_foreign_token_and_wrong_path_get_the_reply_for_an_unknown_session(
+    tmp_path: Path, http: httpx2.AsyncClient
+) -> None:
+    lines = [f"{name} {hashlib.sha256(name.encode()).hexdigest()} controller" for name in ("alice", "bob")]
+    file = tmp_path / "tokens"
+    file.write_text("\n".join(lines))
+    async with restartable(tmp_path, tokens=Tokens.read(file)) as server:
+        alice, bob = ({"authorization": f"Bearer {name}"} for name in ("alice", "bob"))
+        session = await RawSession.open(http, server.served.task(TASK), **alice)
+        await server.restart()
+
+        async def status(url: str, session_id: str, **headers: str) -> tuple[int, str]:
+            headers = {**session.headers, **headers, "mcp-session-id": session_id}
+            message = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+            response = await http.post(url, json=message, headers=headers)
+            return response.status_code, response.text
+
+        unknown = await status(session.url, "0" * 32, **alice)
+        assert unknown[0] == 404
+        assert await status(session.url, session.id, **bob) == unknown
+        assert await status(server.served.task("made-answer"), session.id, **alice) == unknown
+        assert await status(server.served.lobby, session.id, **alice) == unknown
+        assert (await status(session.url, session.id, **alice))[0] == 200
+        assert await status(session.url, session.id, **bob) == unknown
+
+
+@pytest.mark.parametrize(
+    "session_id", ["../../store.db", "%2e%2e/x", "a" * 8000, "' OR 1=1 --", "0" * 32, "é", "a\tb"]
+)
+async def test_malicious_session_ids_are_unknown(
+    tmp_path: Path, http: httpx2.AsyncClient, session_id: str
+) -> None:
+    async with restartable(tmp_path) as server:
+        session = await RawSession.open(http, server.served.task(TASK))
+        await server.restart()
+        for method in ("POST", "GET", "DELETE"):
+            headers = {**session.headers, "mcp-session-id": session_id.encode("utf-8")}
+            response = await http.request(method, session.url, headers=headers, json=INITIALIZE)  # pyright: ignore[reportArgumentType]
+            assert response.status_code == 404
+        assert rows(server) == 1
+
+
+@pytest.mark.parametrize(
+    "event_id", ["", "1", "1.0", "1.0.", "9.9.%ff", "1.0.[1]", "1.0.true", "1.0." + "9" * 600, "last.last.1"]
+)
+async def test_foreign_event_ids_open_an_ordinary_stream(
+    tmp_path: Path, http: httpx2.AsyncClient, event_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sdk, "END_STREAM_SECONDS", 0.05)
+    async with restartable(tmp_path) as server:
+        session = await RawSession.open(http, server.served.task(TASK))
+        await server.restart()
+        response = await session.resume(event_id)
+        assert (response.status_code, response.text) == (200, "")
+
+
+async def test_first_get_stream_of_a_revived_session_ends_by_itself_once(
+    tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sdk, "END_STREAM_SECONDS", 0.05)
+    async with restartable(tmp_path, grace_seconds=0.2) as server:
+        session = await RawSession.open(http, server.served.task(TASK))
+        await session.call("probe__echo", request_id=1, text="before")
+        await server.restart()
+        (episode,) = server.registry.live
+        headers = {**session.headers, "Accept": "text/event-stream"}
+        assert (await http.get(session.url, headers=headers)).text == ""
+        await anyio.sleep(0.4)
+        assert episode.state.phase is Phase.READY, "a stream that the server ended is no lost client"
+        async with http.stream("GET", session.url, headers=headers):
+            await anyio.sleep(0.4)
+            assert episode.lease.deadline > anyio.current_time() + 10_000
+
+
+async def test_deleted_session_is_deleted_from_the_store(tmp_path: Path, http: httpx2.AsyncClient) -> None:
+    async with restartable(tmp_path) as server:
+        session = await RawSession.open(http, server.served.task(TASK))
+        await server.restart()
+        (episode,) = server.registry.live
+        assert (await http.delete(session.url, headers=session.headers)).status_code == 200
+        await episode.state.reach(Phase.ENDED)
+        assert rows(server) == 0
+        await server.restart()
+        assert (await session.post("tools/list")).status_code == 404
+
+
+async def test_session_that_ends_while_idle_is_deleted_from_the_store(
+    tmp_path: Path, http: httpx2.AsyncClient
+) -> None:
+    async with restartable(tmp_path, idle_seconds=0.5) as server:
+        await RawSession.open(http, server.served.lobby)
+        assert rows(server) == 1
+        with anyio.fail_after(20):
+            while rows(server):  # noqa: ASYNC110  (the SDK ends the session)
+                await anyio.sleep(0.05)
+
+
+async def test_sessions_that_nobody_revives_expire(tmp_path: Path, http: httpx2.AsyncClient) -> None:
+    async with restartable(tmp_path, idle_seconds=1) as server:
+        await RawSession.open(http, server.served.lobby)
+        await RawSession.open(http, server.served.task(TASK))
+        (episode,) = server.registry.live
+        with episode.hold():
+            await server.restart()
+            assert rows(server) == 2
+            with anyio.fail_after(20):
+                while rows(server) != 1:  # noqa: ASYNC110  (a periodic task)
+                    await anyio.sleep(0.05)
+            revival.delete_unused(server.registry, {})
+            assert rows(server) == 1, "a task's session lasts as long as its episode"
+        await episode.state.reach(Phase.ENDED)
+        with anyio.fail_after(20):
+            while rows(server):  # noqa: ASYNC110  (a periodic task)
+                await anyio.sleep(0.05)
+
+
+async def test_limit_of_sessions_applies_to_revived_ones(tmp_path: Path, http: httpx2.AsyncClient) -> None:
+    async with restartable(tmp_path, max_sessions=2) as server:
+        old = await RawSession.open(http, server.served.lobby)
+        await server.restart()
+        for _ in range(2):
+            await RawSession.open(http, server.served.lobby)
+        response = await old.post("tools/list")
+        assert response.status_code == 503
+        assert "too many open sessions" in response.text
+        assert rows(server) == 3
+        await server.restart()
+        assert (await old.post("tools/list")).status_code == 200
+
+
+async def test_session_whose_episode_is_over_lists_tools_and_refuses_calls(
+    tmp_path: Path, http: httpx2.AsyncClient
+) -> None:
+    async with restartable(tmp_path) as server:
+        session = await RawSession.open(http, server.served.task(TASK))
+        await session.call("probe__echo", request_id=1, text="before")
+        (episode,) = server.registry.live
+        await server.stop()
+        episode.close()
+        await episode.state.reach(Phase.ENDED)
+        await server.start()
+        for request_id in (2, 3):
+            tools = (await session.ask("tools/list", request_id=request_id))["result"]["tools"]
+            assert [tool["name"] for tool in tools] == ["claim_done", "evaluate"]
+            params = {"name": "probe__echo", "arguments": {"text": "after"}}
+            reply = await session.ask("tools/call", params, request_id=10 + request_id)
+            assert "ended" in str(reply) or "over" in str(reply)
+            # The next server does not know the episode at all.
+            server.registry._episodes.clear()  # pyright: ignore[reportPrivateUsage]
+            await server.restart()
