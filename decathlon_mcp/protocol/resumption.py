@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
@@ -132,6 +132,11 @@ class RequestStream:
         self._notify()
         return event_id
 
+    def clear(self) -> None:
+        """Drop all events. Readers that have not sent the answer yet end their streams."""
+        self._events.clear()
+        self._answer = None
+
     def end(self) -> None:
         """No answer will come: readers end their streams."""
         self.complete = True
@@ -227,6 +232,8 @@ class Resumption:
         # Complete streams and when to forget them, in the order of these times.
         self._unfetched: OrderedDict[RequestStream, float] = OrderedDict()
         self._answered: OrderedDict[RequestStream, float] = OrderedDict()
+        # Those of them that are in memory, oldest first.
+        self._kept: OrderedDict[RequestStream, None] = OrderedDict()
         self._kept_bytes = 0
 
     @property
@@ -243,21 +250,19 @@ class Resumption:
         if (streams := self._sessions.pop(session, None)) is not None:
             for stream in streams:
                 stream.end()
-                self._unkeep(stream)
+                self._drop(stream)
 
     def insert(self, stream: RequestStream, body: bytes) -> None:
         """Keep a request in the store."""
-        self.expire()
         self._store.insert_request(RequestRow(stream.session, stream.request, body))
 
     def completed(self, stream: RequestStream) -> None:
         """The answer is there: keep it in memory for a while, at the cost of older ones."""
-        self._kept_bytes += stream.size_bytes
         self._unfetched[stream] = anyio.current_time() + UNFETCHED_SECONDS
-        while self._kept_bytes > MAX_KEPT_BYTES and self._answered:
-            self.forget(next(iter(self._answered)))
-        while self._kept_bytes > MAX_KEPT_BYTES and len(self._unfetched) > 1:
-            self._drop(next(iter(self._unfetched)))
+        self._kept[stream] = None
+        self._kept_bytes += stream.size_bytes
+        while self._kept_bytes > MAX_KEPT_BYTES and len(self._kept) > 1:
+            self._drop(next(iter(self._kept)))
 
     def answered(self, stream: RequestStream) -> None:
         """The answer was written to a client."""
@@ -269,24 +274,35 @@ class Resumption:
         """Forget the requests whose time is over."""
         now = anyio.current_time()
         for streams in (self._answered, self._unfetched):
-            while streams and next(iter(streams.values())) <= now:
-                self.forget(next(iter(streams)))
+            over: list[RequestStream] = []
+            for stream, time in streams.items():
+                if time > now:
+                    break
+                over.append(stream)
+            if over:
+                self.forget(over)
 
-    def forget(self, stream: RequestStream) -> None:
-        """Forget a request that is complete, in memory and in the store."""
-        # Unless a later request with the same id has taken its place, also in the store.
-        if self._drop(stream):
-            self._store.delete_request(stream.session, stream.request)
+    def forget(self, over: Iterable[RequestStream]) -> None:
+        """Forget requests that are complete, in memory and in the store."""
+        requests: list[tuple[str, str]] = []
+        for stream in over:
+            self._drop(stream)
+            self._unfetched.pop(stream, None)
+            self._answered.pop(stream, None)
+            streams = self._sessions.get(stream.session)
+            # Unless a later request with the same id has taken its place, also in the store.
+            if streams is not None and streams.find(stream.request) is None:
+                requests.append((stream.session, stream.request))
+        self._store.delete_requests(requests)
 
-    def _drop(self, stream: RequestStream) -> bool:
-        """Remove a stream from memory; False if another has its place, or its session has ended."""
-        self._unkeep(stream)
-        streams = self._sessions.get(stream.session)
-        return streams is not None and streams.remove(stream)
-
-    def _unkeep(self, stream: RequestStream) -> None:
-        if self._unfetched.pop(stream, None) is not None or self._answered.pop(stream, None) is not None:
+    def _drop(self, stream: RequestStream) -> None:
+        """Remove a complete stream from memory."""
+        if stream in self._kept:
+            del self._kept[stream]
             self._kept_bytes -= stream.size_bytes
+            stream.clear()
+        if (streams := self._sessions.get(stream.session)) is not None:
+            streams.remove(stream)
 
 
 class SessionStreams(EventStore):
@@ -313,7 +329,8 @@ class SessionStreams(EventStore):
 
     def find(self, request: str) -> RequestStream | None:
         """The stream of a request, by its JSON-RPC id as JSON."""
-        return next((stream for stream in self._streams.values() if stream.request == request), None)
+        stream = self._streams.get(str(json.loads(request)))
+        return stream if stream is not None and stream.request == request else None
 
     def open(self, request_id: int | str, body: bytes, *, stored: bool = False) -> RequestStream | None:
         """A stream for a request that is about to be dispatched; None if it cannot be resumed.
@@ -324,7 +341,7 @@ class SessionStreams(EventStore):
         if len(request) > MAX_REQUEST_ID_BYTES or self._in_progress >= MAX_STREAMS:
             return None
         if len(self._streams) >= 2 * MAX_STREAMS:
-            self._resumption.forget(next(stream for stream in self._streams.values() if stream.complete))
+            self._resumption.forget([next(stream for stream in self if stream.complete)])
         stream = RequestStream(self._session, request, self._resumption.generation, self._resumption.answered)
         if not stored:
             self._resumption.insert(stream, body)
@@ -333,13 +350,11 @@ class SessionStreams(EventStore):
         self._in_progress += 1
         return stream
 
-    def remove(self, stream: RequestStream) -> bool:
-        """Forget a stream; False if it is not here."""
+    def remove(self, stream: RequestStream) -> None:
+        """Forget a stream, if it is here."""
         key = str(json.loads(stream.request))
-        if self._streams.get(key) is not stream:
-            return False
-        del self._streams[key]
-        return True
+        if self._streams.get(key) is stream:
+            del self._streams[key]
 
     async def store_event(self, stream_id: str, message: JSONRPCMessage | None) -> str:
         """Keep a message of a request that can be resumed, and return its id; "" for all others."""

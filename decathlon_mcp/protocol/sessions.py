@@ -20,6 +20,7 @@ from mcp.server.lowlevel import Server
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.requests import Request
+from starlette.types import Message
 
 from decathlon_mcp.episodes.admission import share_of
 from decathlon_mcp.errors import AtCapacityError
@@ -207,7 +208,7 @@ class SessionManager(SessionManagerBase):
             context = replace(opener, started=[], can_stream=True, stream=stream)
             scope = {**request.scope, "method": "POST", SCOPE_KEY: context}
             resumable = ResumableRequest(message, stream)
-            self.start_soon(_serve_without_client, transport, resumable, Request(scope))
+            self.start_soon(_serve_without_client, transport, resumable, Request(scope, _no_client))
         return stream
 
     def open_stream(self, request: Request, body: bytes) -> ResumableRequest | None:
@@ -291,14 +292,6 @@ class SessionManager(SessionManagerBase):
         self._open[session_id] = session
         saved.save(session)
 
-    def end_resumable_streams(self) -> None:
-        """End the streams of all requests in progress: their clients come back to the next server."""
-        for session_id in self._open:
-            transport = self.transport(session_id)
-            for stream in () if transport is None or transport.streams is None else transport.streams:
-                if not stream.complete:
-                    stream.end()
-
     async def discard_opened_by(self, request_context: RequestContext) -> None:
         """End the session that this request opened, if it is still there."""
         # A failed `initialize` is answered with status 200, so the SDK keeps its session until it is idle.
@@ -348,6 +341,10 @@ class SessionManager(SessionManagerBase):
 def session_requests(saved: SavedSessions | None, session_id: str) -> list[RequestRow]:
     """The stored requests of a session."""
     return [] if saved is None else saved.store.requests(session_id)
+
+
+async def _no_client() -> Message:
+    return {"type": "http.disconnect"}
 
 
 async def _serve_without_client(

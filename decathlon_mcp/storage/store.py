@@ -408,7 +408,7 @@ class Store:
     # requests of sessions
 
     def insert_request(self, row: RequestRow) -> None:
-        """Keep a request until `delete_request`. Before it is served."""
+        """Keep a request until `delete_requests`. Before it is served."""
         self._write(
             "INSERT OR REPLACE INTO requests (session, request, sent_at, message) VALUES (?, ?, ?, ?)",
             (row.session, row.request, time.time(), row.message),
@@ -418,8 +418,11 @@ class Store:
         """Mark a request whose answer was written."""
         self._write("UPDATE requests SET answered = 1 WHERE session = ? AND request = ?", (session, request))
 
-    def delete_request(self, session: str, request: str) -> None:
-        self._write("DELETE FROM requests WHERE session = ? AND request = ?", (session, request))
+    def delete_requests(self, requests: Iterable[tuple[str, str]]) -> None:
+        """Delete requests, given as pairs of a session and a request's id."""
+        with self._transaction():
+            for session, request in requests:
+                self._write("DELETE FROM requests WHERE session = ? AND request = ?", (session, request))
 
     def requests(self, session: str) -> list[RequestRow]:
         """The requests of a session whose answers may not have arrived, oldest first."""

@@ -6,15 +6,17 @@ import json
 import os
 import socket
 import sys
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import httpx2
 from anyio.abc import Process, TaskGroup
+from starlette.applications import Starlette
+from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.registry import EpisodeRegistry
@@ -33,7 +35,7 @@ SERVER = "server"
 
 @dataclass
 class Restartable:
-    """A registry over the fake provider whose HTTP server can be replaced by another, with a new store.
+    """A registry over the fake provider whose HTTP server can be replaced by another of the next generation.
 
     The episodes go on meanwhile, as those of a server that takes its sandboxes back.
     """
@@ -42,10 +44,11 @@ class Restartable:
     folder: Path
     listener: socket.socket
     tasks: TaskGroup
+    store: Store
     tokens: Tokens | None = None
-    store: Store = field(init=False)
 
     def __post_init__(self) -> None:
+        self._ended = anyio.Event()
         self._stop = anyio.Event()
         self._stopped = anyio.Event()
 
@@ -54,32 +57,56 @@ class Restartable:
         return Served(f"http://127.0.0.1:{self.listener.getsockname()[1]}", self.registry, self.folder)
 
     async def start(self) -> None:
-        ready, self._stop, self._stopped = anyio.Event(), anyio.Event(), anyio.Event()
+        ready, self._stop, self._stopped, self._ended = (anyio.Event() for _ in range(4))
         self.registry.handing_over = False
         self.registry.drained = anyio.Event()
+        self.store.generation += 1
         self.tasks.start_soon(self._serve, ready)
         await ready.wait()
 
     async def _serve(self, ready: anyio.Event) -> None:
-        with Store.open(self.folder, SERVER) as store:
-            self.store = self.registry.store = store
-            app = http_app(self.registry, tokens=self.tokens)
-            listener = self.listener.dup()
-            await serve_http(app, listener, drain=self._drain, on_ready=ready.set, stop=self._stop)
+        app = http_app(self.registry, tokens=self.tokens)
+        served = anyio.Event()
+
+        async def live() -> None:
+            async with app.router.lifespan_context(app):
+                served.set()
+                await self._ended.wait()
+
+        async def without_lifespan(scope: Scope, receive: Receive, send: Send) -> None:
+            await (serve_lifespan if scope["type"] == "lifespan" else app)(scope, receive, send)
+
+        self.tasks.start_soon(live)
+        await served.wait()
+        listener = self.listener.dup()
+        application = cast("Starlette", without_lifespan)
+        await serve_http(application, listener, drain=self._drain, on_ready=ready.set, stop=self._stop)
         self._stopped.set()
 
     async def _drain(self) -> None:
         self.registry.drained.set()
 
-    async def stop(self) -> None:
-        """End the server; its sessions stay in the store."""
+    async def stop(self, *, leaving_calls: bool = False) -> None:
+        """End the server; its sessions stay in the store.
+
+        `leaving_calls`: its calls in flight go on, as in the sandbox of a server that was killed.
+        """
         self.registry.handing_over = True
+        if not leaving_calls:
+            self._ended.set()
         self._stop.set()
         await self._stopped.wait()
 
-    async def restart(self) -> None:
-        await self.stop()
+    async def restart(self, *, leaving_calls: bool = False) -> None:
+        await self.stop(leaving_calls=leaving_calls)
         await self.start()
+
+
+async def serve_lifespan(scope: Scope, receive: Receive, send: Send) -> None:
+    """An ASGI lifespan without anything to do."""
+    for event in ("startup", "shutdown"):
+        await receive()
+        await send({"type": f"lifespan.{event}.complete"})
 
 
 @asynccontextmanager
@@ -90,9 +117,10 @@ async def restartable(
     provider = provider or FakeProvider(tools=TOOLS)
     folder = tmp_path / "store"
     folder.mkdir()
-    async with running_registry(tmp_path, provider, **settings) as registry, background_tasks() as tasks:
-        with listen("127.0.0.1", 0) as listener:
-            server = Restartable(registry, folder, listener, tasks, tokens)
+    with listen("127.0.0.1", 0) as listener, Store.open(folder, SERVER) as store:
+        async with running_registry(tmp_path, provider, **settings) as registry, background_tasks() as tasks:
+            registry.store = store
+            server = Restartable(registry, folder, listener, tasks, store, tokens)
             await server.start()
             try:
                 yield server
@@ -156,18 +184,17 @@ class RawSession:
     @asynccontextmanager
     async def calling(
         self, tool: str, *, request_id: Any = 7, **arguments: Any
-    ) -> AsyncGenerator[tuple[httpx2.Response, list[str]]]:
-        """Call a tool, past the first event. The list is of the lines received until then."""
+    ) -> AsyncGenerator[tuple[AsyncIterator[str], list[str]]]:
+        """Call a tool, past the first event. Gives the lines to come, and those of the first event."""
         params = {"name": tool, "arguments": arguments}
         message = {"jsonrpc": "2.0", "id": request_id, "method": "tools/call", "params": params}
         async with self.http.stream("POST", self.url, json=message, headers=self.headers) as response:
             assert response.headers["content-type"].startswith("text/event-stream")
+            coming = aiter(response.aiter_lines())
             lines: list[str] = []
-            async for line in response.aiter_lines():
-                if not line:
-                    break
+            while line := await anext(coming):
                 lines.append(line)
-            yield response, lines
+            yield coming, lines
 
     async def resume(self, event_id: str) -> Any:
         """GET what follows an event."""

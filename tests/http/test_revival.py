@@ -1,4 +1,4 @@
-"""Sessions in the store: revived by their first request, for those who may use them; and when they are deleted."""
+"""Sessions in the store: who can revive them, what they keep, and when they are deleted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def http() -> AsyncGenerator[httpx2.AsyncClient]:
 def rows(server: Restartable, table: str = "sessions") -> int:
     """The number of rows in a table of the store."""
     with closing(sqlite3.connect(server.folder / FILE_NAME)) as connection:
-        return connection.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0]  # noqa: S608
+        return connection.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0]
 
 
 async def lobby_session(http: httpx2.AsyncClient, server: Restartable) -> RawSession:
@@ -101,24 +101,27 @@ async def test_requests_that_arrive_together_revive_one_session(
         await session.call("probe__echo", request_id=1, text="before")
         for _ in range(5):
             await server.restart()
-            streams: list[int] = []
-            replies: list[Any] = []
+            assert await get_and_call(session) == (200, [str(number) for number in range(2, 12)])
 
-            async def listen() -> None:
-                async with http.stream(
-                    "GET", session.url, headers={**session.headers, "Accept": "text/event-stream"}
-                ) as response:
-                    streams.append(response.status_code)
 
-            async def call(number: int) -> None:
-                replies.append(await session.call("probe__echo", request_id=number, text=str(number)))
+async def get_and_call(session: RawSession) -> tuple[int, list[str]]:
+    """Open the session's stream and make ten calls, all at once. Returns the status and the replies."""
+    statuses: list[int] = []
+    replies: list[str] = []
 
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(listen)
-                for number in range(2, 12):
-                    tasks.start_soon(call, number)
-            assert streams == [200]
-            assert sorted(replies, key=int) == [str(number) for number in range(2, 12)]
+    async def listen() -> None:
+        headers = {**session.headers, "Accept": "text/event-stream"}
+        async with session.http.stream("GET", session.url, headers=headers) as response:
+            statuses.append(response.status_code)
+
+    async def call(number: int) -> None:
+        replies.append(await session.call("probe__echo", request_id=number, text=str(number)))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(listen)
+        for number in range(2, 12):
+            tasks.start_soon(call, number)
+    return statuses[0], sorted(replies, key=int)
 
 
 async def test_foreign_token_and_wrong_path_get_the_reply_for_an_unknown_session(
@@ -134,7 +137,7 @@ async def test_foreign_token_and_wrong_path_get_the_reply_for_an_unknown_session
 
         async def status(url: str, session_id: str, **headers: str) -> tuple[int, str]:
             headers = {**session.headers, **headers, "mcp-session-id": session_id}
-            message = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+            message: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
             response = await http.post(url, json=message, headers=headers)
             return response.status_code, response.text
 
