@@ -20,6 +20,7 @@ from anyio.abc import ByteStream
 from decathlon_sandbox import wire
 from decathlon_sandbox.resumable import (
     ACKNOWLEDGE_AFTER_SECONDS,
+    CHUNK_BYTES,
     NONCE_DIGITS,
     OVERHEAD_BYTES,
     Limits,
@@ -146,6 +147,7 @@ class MessageStream:
         # Wakes `_maintain`, and senders that wait for room.
         self._work = anyio.Event()
         self._room = anyio.Event()
+        self._waiting_senders = 0
 
     def detached_seconds(self) -> float:
         """For how long, in all, the driver has not been attached."""
@@ -309,8 +311,12 @@ class MessageStream:
         while not (self._closed or self._has_room(payload_bytes, reserved_bytes)):
             unacknowledged_bytes = self._end.unacknowledged_bytes
             is_attached, began_at = self._end.attached, time.monotonic()
-            with anyio.move_on_after(remaining_seconds if is_attached else None):
-                await self._room.wait()
+            self._waiting_senders += 1
+            try:
+                with anyio.move_on_after(remaining_seconds if is_attached else None):
+                    await self._room.wait()
+            finally:
+                self._waiting_senders -= 1
             if self._end.unacknowledged_bytes < unacknowledged_bytes:
                 remaining_seconds = SEND_SECONDS
             elif is_attached:
@@ -319,8 +325,9 @@ class MessageStream:
                 raise StalledError(f"the driver has not acknowledged its input for {SEND_SECONDS:.0f} s")
 
     def _wake_senders(self) -> None:
-        self._room.set()
-        self._room = anyio.Event()
+        if self._waiting_senders:
+            self._room.set()
+            self._room = anyio.Event()
 
     async def _write(self) -> None:
         """Write what there is, unless another task does. Raises SandboxLostError."""
@@ -330,8 +337,9 @@ class MessageStream:
         try:
             while self._is_open and not self._is_broken and (data := self._end.data_to_send()):
                 await self._write_bytes(data)
-                # Between lines. The rest is written by `_maintain`.
-                await anyio.lowlevel.checkpoint_if_cancelled()
+                if len(data) >= CHUNK_BYTES:
+                    # Between lines. The rest is written by `_maintain`.
+                    await anyio.lowlevel.checkpoint_if_cancelled()
         except BaseException:
             self._work.set()
             raise
