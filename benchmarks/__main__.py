@@ -13,11 +13,12 @@ from benchmarks import report
 from benchmarks.batch import measure_batch
 from benchmarks.calls import measure_calls, measure_processes
 from benchmarks.machine import machine
+from benchmarks.metering import measure_metering
 from benchmarks.openings import measure_openings
 from benchmarks.running import Server, decathlon
 from benchmarks.servers import measure_servers
 
-PARTS = ("calls", "processes", "openings", "servers", "batch")
+PARTS = ("calls", "metering", "processes", "openings", "servers", "batch")
 RESULTS = Path(__file__).parent / "RESULTS.md"
 
 
@@ -63,6 +64,8 @@ async def _run_part(part: str, server: Server, options: argparse.Namespace) -> s
         case "calls":
             warm_up: int = options.calls // 10
             return report.calls(await measure_calls(server, image, rounds=options.calls, warm_up=warm_up))
+        case "metering":
+            return report.metering(await measure_metering(rounds=100, warm_up=10))
         case "processes":
             return report.processes(
                 await measure_processes(server, image, rounds=options.processes, warm_up=2)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.batch import Batch, Load
 from benchmarks.calls import DIRECT, DIRECT_ENDPOINTS, SERVER_PATHS, STREAM, Calls, Processes
+from benchmarks.metering import Metering
 from benchmarks.openings import Openings
 from benchmarks.samples import Samples
 from benchmarks.servers import SINGLE, Servers
@@ -19,6 +20,7 @@ Calls take turns with their two legs: the same tool server called directly over 
 (with JSON responses, the SDK's fastest format, and with events, its default), and the same call over a
 container's attached stream (the tool server is the first process; raw lines on a blocking socket). Each path
 has its own SDK client; all clients run in one process."""
+METERING = "Counting a call over HTTP for `/metrics`, in the server's process, without any call."
 PROCESSES = "A call through the server and a sandbox, compared with starting a process for each call."
 OPENINGS = "Time from the client's `initialize` to the reply of `tools/list`, over HTTP, in a container."
 SERVERS = """\
@@ -65,6 +67,11 @@ def processes(measured: Processes) -> str:
     factor = measured.process.p50 / measured.call.p50
     summary = f"A call is **{factor:.0f} times** faster."
     return f"## Tool call and process per call\n\n{PROCESSES}\n\n{times}\n\n{summary}"
+
+
+def metering(measured: Metering) -> str:
+    cost = f"A call costs **{measured.cost_seconds * 1e6:.1f} µs** more."
+    return f"## Metrics\n\n{METERING}\n\n{cost}"
 
 
 def openings(measured: Openings) -> str:

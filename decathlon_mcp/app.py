@@ -12,7 +12,9 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
+import anyio
 import anyio.to_thread
 
 from decathlon_mcp.background import background_tasks
@@ -26,16 +28,23 @@ from decathlon_mcp.episodes.limits import EpisodeLimits
 from decathlon_mcp.episodes.recovery import Recovery
 from decathlon_mcp.episodes.registry import EpisodeRegistry, RegistryOptions
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.grading.signing import Signer
+from decathlon_mcp.grading.verdict import Status
 from decathlon_mcp.sandboxes.base import Limits, Provider
 from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvider
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.settings import ProviderName, Settings
 from decathlon_mcp.storage.disk import DiskSpace
 from decathlon_mcp.storage.instance import create_state_folder, instance_lock
+from decathlon_mcp.storage.retention import delete_old_episodes
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.suite import Suite
+from decathlon_mcp.telemetry.metrics import Metrics
+
+RETENTION_SECONDS = 3600.0
+"""Time between two searches for episodes that are older than `--keep-days`."""
 
 
 def provider_for(suite: Suite, settings: Settings) -> ProviderName:
@@ -81,6 +90,7 @@ async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGener
             factory = create_sandbox_factory(suite, providers[name], common, settings)
             factories[suite.name] = replace(factory, survival=survival)
         registry = create_registry(catalogue, factories, settings, scratch, store)
+        registry.metrics.set_generation(survival.generation)
         recovery = Recovery(registry, lock, providers.values(), scratch)
         stack.callback(recovery.forget_owners)
         await stack.enter_async_context(registry.running())
@@ -89,7 +99,15 @@ async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGener
         tasks.start_soon(recovery.reconcile)
         if store is not None:
             tasks.start_soon(store.maintain)
+        if settings.keep_days is not None:
+            tasks.start_soon(_delete_old_episodes, store, settings.state, settings.keep_days)
         yield registry
+
+
+async def _delete_old_episodes(store: Store | None, state: Path, keep_days: float) -> None:
+    while True:
+        await delete_old_episodes(store, state / "episodes", keep_days)
+        await anyio.sleep(RETENTION_SECONDS)
 
 
 def create_sandbox_factory(
@@ -152,7 +170,18 @@ def create_registry(
             max_log_bytes=settings.max_log_mib << 20,
             max_sessions=settings.max_sessions,
         ),
+        metrics=_create_metrics(catalogue, settings),
         store=store,
+    )
+
+
+def _create_metrics(catalogue: Catalogue, settings: Settings) -> Metrics:
+    """The metrics of a server with these suites."""
+    return Metrics(
+        by_task=settings.metrics_tasks,
+        suites=[suite.name for suite in catalogue.suites],
+        endings=[ending.name.lower() for ending in Ending],
+        statuses=get_args(Status),
     )
 
 

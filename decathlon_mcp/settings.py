@@ -159,6 +159,11 @@ class Settings(BaseModel):
     tokens: Path | None = Field(
         None, description="File of tokens; each line has a name, a SHA-256 digest and a role."
     )
+    metrics_tasks: bool = Field(
+        False,
+        description="Count episodes and verdicts in `/metrics` by task, not only by suite: some time series "
+        "more for every task that was played.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest level that is logged."
     )

@@ -49,7 +49,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
     ),
     "Train": ("training", "sampling", "rewards", "reward-integrity", "trainers/verifiers", "trainers/*"),
     "Suites": ("toolathlon", "gym", "/decathlon_mcp/starter/suite/README", "writing-tasks"),
-    "Serve": ("operating", "reliability", "troubleshooting", "protocol"),
+    "Serve": ("operating", "monitoring", "reliability", "troubleshooting", "protocol"),
     "Reference": (
         "reference/settings",
         "reference/client",

@@ -1,4 +1,4 @@
-"""Writes the settings, the errors and the lobby's tools into the pages, from the code that defines them.
+"""Writes the settings, the errors, the lobby's tools and the metrics into the pages, from the code.
 
     .venv/bin/python docs/tables.py
 
@@ -10,22 +10,28 @@ from __future__ import annotations
 
 import inspect
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cyclopts.docs.markdown import generate_markdown_docs
 from decathlon_client.errors import error_from_code
+from prometheus_client.core import Metric
 
-import decathlon_mcp.app  # noqa: F401  # pyright: ignore[reportUnusedImport]  (imports every module with errors)
+from decathlon_mcp.app import create_registry, read_catalogue  # imports every module with errors
 from decathlon_mcp.cli.app import app
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.http.errors import STATUS
+from decathlon_mcp.http.health import Scrape, current_values
 from decathlon_mcp.protocol.lobby_tools import LOBBY_TOOLS
 from decathlon_mcp.protocol.results import CODES, TOOL_FAILURES, error_code
+from decathlon_mcp.settings import Settings
 
 DOCS = Path(__file__).parent
 INTERNAL = frozenset({"bad_settings", "bad_metrics"})
 """Codes that no client receives: the first ends a server's start, the second appears in a verdict's text."""
+MAX_VALUES_SHOWN = 12
+"""Values of a metric's label up to this number are listed."""
 MARKED = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -89,6 +95,38 @@ def _lobby_rows() -> Iterator[tuple[str, str, str]]:
         yield f"`{name}`", " ".join(arguments), str(tool.definition()["description"])
 
 
+def metrics() -> str:
+    """The metrics of a server with one suite, and their labels with the values, unless these are many."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        settings = Settings.model_validate({"state": folder})
+        registry = create_registry(read_catalogue(settings), {}, settings, folder)
+        families = list(Scrape(current_values(registry), registry.metrics.registry).collect())
+    return table(
+        ("metric", "type", "labels", "what it is"),
+        (
+            (
+                f"`{family.name}{'_total' if family.type == 'counter' else ''}`",
+                family.type,
+                "; ".join(_labels(family)),
+                family.documentation.removesuffix("."),
+            )
+            for family in families
+            if family.name.startswith("decathlon_")
+        ),
+    )
+
+
+def _labels(family: Metric) -> Iterator[str]:
+    for label in dict.fromkeys(name for sample in family.samples for name in sample.labels):
+        values = dict.fromkeys(sample.labels[label] for sample in family.samples if label in sample.labels)
+        if label in ("suite", "version") or family.name == "decathlon_http_responses":
+            yield f"`{label}`"
+        elif label != "le":
+            shown = ", ".join(values) if len(values) <= MAX_VALUES_SHOWN else "..."
+            yield f"`{label}`: {shown}"
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [
@@ -103,6 +141,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "errors": errors,
     "error-codes": error_codes,
     "lobby": lobby,
+    "metrics": metrics,
 }
 
 

@@ -62,7 +62,16 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "drain_seconds",
         "survive_seconds",
     ),
-    "Files and logs": ("config", "state", "hand_over", "keep_days", "tokens", "log_level", "log_format"),
+    "Files and logs": (
+        "config",
+        "state",
+        "hand_over",
+        "keep_days",
+        "tokens",
+        "metrics_tasks",
+        "log_level",
+        "log_format",
+    ),
 }
 SHOWN = frozenset(name for names in SECTIONS.values() for name in names)
 UNITS = {"seconds": "SECONDS", "mib": "MIB", "suite": "PATH", "image": "IMAGE"}

@@ -111,6 +111,7 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
                 drain=episodes.drain,
                 on_ready=announce,
                 limits=ConnectionLimits.for_bodies(max_body_bytes, per_peer=settings.max_peer_connections),
+                metrics=episodes.metrics,
                 hand_over=settings.hand_over,
             )
             if handed_over:

@@ -175,6 +175,8 @@ class MessageStream:
     async def send_bytes(self, data: bytes) -> None:
         """Write bytes that are no message, such as the driver's source. Raises SandboxLostError."""
         await self._write_bytes(data)
+        if self._is_broken:
+            raise SandboxLostError("the sandbox is gone")
 
     def attach(self) -> None:
         """Begin to attach to the driver, whose source has been written."""
@@ -343,8 +345,7 @@ class MessageStream:
             try:
                 await stream.send(data)
             except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                if not self.survival.seconds:
-                    raise SandboxLostError("the sandbox is gone") from None
+                # Its end, which says more, is still to be read.
                 if stream is self._stream:
                     self._is_broken = True
                     self._work.set()

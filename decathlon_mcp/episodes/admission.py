@@ -70,6 +70,11 @@ class Admission:
         for scripts that run for minutes."""
 
     @property
+    def max_sandboxes(self) -> int:
+        """Limit of `active`."""
+        return self._max_sandboxes
+
+    @property
     def active(self) -> int:
         """Number of admitted tickets, each of which has a sandbox or opens one."""
         return len(self._active)

@@ -45,7 +45,8 @@ from decathlon_mcp.storage.logged_calls import LoggedOperation
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.prompts import Prompt
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.types import JsonObject, as_json
+from decathlon_mcp.telemetry.metrics import CallOutcome, EpisodeMetrics
+from decathlon_mcp.types import JsonObject, as_json, as_object
 
 log = logging.getLogger("decathlon.episodes")
 
@@ -67,6 +68,7 @@ class Episode:
         sandbox_factory: SandboxFactory,
         ticket: Ticket,
         journal: Journal,
+        metrics: EpisodeMetrics,
         store: Store | None = None,
     ) -> None:
         """A new episode. Raises AtCapacityError if the store cannot be written."""
@@ -74,6 +76,7 @@ class Episode:
         self.sandbox_factory = sandbox_factory
         self.ticket = ticket
         self.journal = journal
+        self.metrics = metrics
         self.lease = Lease(spec.limits)
         self.state = State()
         self.started_at = time.time()
@@ -349,6 +352,7 @@ class Episode:
         self.records.update(Phase.OPENING, opened_at=time.time(), slots=self.ticket.slots)
         self.lease.start()
         self.state.move(Phase.OPENING)
+        self.metrics.admitted()
 
     def mark_opened(self, agent: str, image_digest: str | None) -> None:
         """The agent's sandbox, or that of preprocess, is open under this name and will be set up now."""
@@ -374,6 +378,7 @@ class Episode:
         """The tools can be called: OPENING to READY, as at the end of the set-up or of a recovery."""
         self._tool_session, self._router = tool_session, tool_session.router
         self.state.move(Phase.READY)
+        self.metrics.ready()
 
     def mark_captured(self) -> None:
         """The workspace is in an archive: the agent's sandbox is not needed any more."""
@@ -383,6 +388,7 @@ class Episode:
         """Keep the verdict, in memory and on disk. The phase changes later, with `mark_scored`."""
         self.records.set_verdict(verdict.to_json())
         self._verdict = verdict
+        self.metrics.verdict_made(verdict.status)
         self.journal.write_verdict(verdict.to_json())
         if self.claim is not None:
             # The trajectory has it; the registry keeps thousands of ended episodes.
@@ -397,6 +403,7 @@ class Episode:
         """The episode is over and nothing of it is left but its journal."""
         self.records.end(ending)
         self.state.end(ending, None if cause is None else _without_frames(cause))
+        self.metrics.ended(ending.name.lower())
         self._tool_session = self._router = None
         for call in self._operations.running:
             self._end_call(call, self._end_error())
@@ -415,6 +422,7 @@ class Episode:
         # Neither the lease nor `close` may interrupt the grading.
         self.lease.suspend()
         self.state.move(Phase.CLAIMED)
+        self.metrics.claimed()
         self.journal.add(
             "claim",
             by_agent=claim.by_agent,
@@ -481,11 +489,14 @@ class Episode:
     async def _run_call(self, session: ToolSession, call: RunningCall) -> None:
         """Run a call to its end. Raises nothing but the cancellation by the runner."""
         outcome: Outcome | None = None
+        sent_at: float | None = None
 
         def before_send(request: int) -> None:
+            nonlocal sent_at
             call.request = request
             if call.kept is None and not self._recorder.add_call(call):
                 raise self._close_for_limit()
+            sent_at = time.perf_counter()
 
         def on_reply(reply: JsonObject) -> None:
             nonlocal outcome
@@ -511,7 +522,10 @@ class Episode:
             log.exception("a call failed", extra=fields(episode=self.spec.label))
             outcome = DecathlonError(f"a fault of the server: {type(error).__name__}")
         finally:
-            self._end_call(call, outcome or SandboxLostError("sandbox lost: the episode ended"))
+            outcome = outcome or SandboxLostError("sandbox lost: the episode ended")
+            if sent_at is not None:
+                self.metrics.called(_metric_outcome(outcome), sent_at)
+            self._end_call(call, outcome)
 
     def _end_call(self, call: RunningCall, outcome: Outcome) -> None:
         """Write an error that the trajectory does not have yet, and give the outcome to the callers."""
@@ -554,6 +568,13 @@ class Episode:
             # A copy: an exception that is raised again and again collects the frames of every request.
             return type(cause)(cause.message, **cause.data)
         return EpisodeEndedError(f"this episode is over: {self.state.ending}", reason=str(self.state.ending))
+
+
+def _metric_outcome(outcome: Outcome) -> CallOutcome:
+    if isinstance(outcome, DecathlonError):
+        return "cancelled" if outcome.data.get("reason") == "cancelled" else "lost"
+    result = as_object(outcome.get("result"))
+    return "error" if result is None or result.get("isError") else "ok"
 
 
 def _without_frames(cause: DecathlonError) -> DecathlonError:

@@ -23,7 +23,14 @@ from decathlon_mcp.sandboxes.base import Provider
 from decathlon_mcp.storage.instance import InstanceLock
 from decathlon_mcp.storage.store import EpisodeRow, Store
 from decathlon_mcp.telemetry.logs import fields
+from decathlon_mcp.telemetry.metrics import RecoveryResult
 
+RESULTS: dict[Phase, RecoveryResult] = {
+    Phase.READY: "continued",
+    Phase.CLAIMED: "graded",
+    Phase.SCORED: "graded",
+}
+"""How the recovery of an episode is counted; one that was not ready starts its set-up over."""
 RECONCILE_SECONDS = 60.0
 """Time between two sweeps of a running server over its own sandboxes."""
 
@@ -56,26 +63,32 @@ class Recovery:
             stored = [] if self.registry.store is None else self._adopt(self.registry.store)
             await anyio.to_thread.run_sync(self._move_scratch, stored)
             # Those that are in play first: removing the sandboxes of the others can take seconds.
-            for episode in stored:
-                if episode.phase is Phase.READY:
-                    self._recover(episode)
-            await self._sweep({name for episode in stored for name in episode.surviving_sandboxes()})
-            for episode in stored:
-                if episode.phase is not Phase.READY:
-                    self._recover(episode)
+            ready = [episode for episode in stored if episode.phase is Phase.READY]
+            others = [episode for episode in stored if episode.phase is not Phase.READY]
+            continued = [episode for episode in ready if self._recover(episode)]
+            await self._sweep(
+                {name for episode in (*continued, *others) for name in episode.surviving_sandboxes()}
+            )
+            for episode in others:
+                self._recover(episode)
         finally:
             self.registry.recovering = False
         self.forget_owners()
 
     async def reconcile(self) -> None:
-        """Remove sandboxes of this server that no episode has, from time to time, until cancelled."""
+        """Remove sandboxes that no episode has, from time to time, until cancelled."""
         while True:
             await anyio.sleep(RECONCILE_SECONDS)
+            store = self.registry.store
+            keep = set[str]() if store is None else {row.name for row in store.sandboxes()}
+            count = 0
             try:
-                count = sum([await provider.sweep(self.lock.name) for provider in self.providers])
+                for owner in (self.lock.name, *self.lock.dead):
+                    count += sum([await provider.sweep(owner, keep=keep) for provider in self.providers])
             except ProviderUnavailableError as error:
                 log.warning("sandboxes could not be swept", extra=fields(why=error.message))
                 continue
+            self.registry.metrics.swept(count)
             if count:
                 log.warning("removed sandboxes that no episode had", extra=fields(sandboxes=count))
             self.forget_owners()
@@ -101,25 +114,30 @@ class Recovery:
         return stored
 
     def _give_up(self, store: Store, row: EpisodeRow, error: Exception) -> None:
+        self.registry.metrics.recovered("ended")
         store.end_episode(row.id, Ending.NOT_CONTINUED)
         log.error(
             "an episode cannot be continued",
             extra=fields(episode=row.id[:12], task=row.task, why=str(error)),
         )
 
-    def _recover(self, episode: StoredEpisode) -> None:
+    def _recover(self, episode: StoredEpisode) -> bool:
+        """Whether the episode continues; otherwise it has ended."""
         label, store = episode.spec.label, self.registry.store
         assert store is not None
         try:
             self.registry.recover(episode)
         except (DecathlonError, OSError):
+            self.registry.metrics.recovered("ended")
             store.end_episode(episode.spec.id, Ending.NOT_CONTINUED)
             log.exception("an episode cannot be continued", extra=fields(episode=label))
-        else:
-            log.info(
-                "continuing an episode of a server that died",
-                extra=fields(episode=label, task=episode.spec.task_name, phase=episode.phase),
-            )
+            return False
+        self.registry.metrics.recovered(RESULTS.get(episode.phase, "started_over"))
+        log.info(
+            "continuing an episode of a server that died",
+            extra=fields(episode=label, task=episode.spec.task_name, phase=episode.phase),
+        )
+        return True
 
     def _move_scratch(self, stored: Sequence[StoredEpisode]) -> None:
         """Move the archives of the episodes into this server's folder and delete the dead servers'."""
@@ -134,5 +152,6 @@ class Recovery:
     async def _sweep(self, keep: Collection[str]) -> None:
         for owner in self.lock.dead:
             count = sum([await provider.sweep(owner, keep=keep) for provider in self.providers])
+            self.registry.metrics.swept(count)
             if count:
                 log.warning("removed the sandboxes of a server that died", extra=fields(sandboxes=count))

@@ -44,6 +44,7 @@ from decathlon_mcp.storage.store import ENDED, Store
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
+from decathlon_mcp.telemetry.metrics import Metrics
 
 log = logging.getLogger("decathlon.episodes")
 
@@ -87,6 +88,7 @@ class EpisodeRegistry:
         admission: Admission,
         signer: Signer,
         options: RegistryOptions,
+        metrics: Metrics,
         store: Store | None = None,
     ) -> None:
         self.store = store
@@ -100,6 +102,7 @@ class EpisodeRegistry:
         """Set when a stopping server has no episode left to wait for."""
         self._sandbox_factories = sandbox_factories
         self.options = options
+        self.metrics = metrics
         self.recovering = False
         """Whether the episodes of a dead server are still being taken over."""
         self._episodes: dict[str, Episode] = {}
@@ -128,6 +131,11 @@ class EpisodeRegistry:
     def idle_seconds(self) -> float:
         """Time without a request after which an episode ends."""
         return self.options.limits.idle_seconds
+
+    @property
+    def is_running(self) -> bool:
+        """Whether `running` has been entered; before that no episode can be started."""
+        return self._tasks is not None
 
     @property
     def closing(self) -> bool:
@@ -178,6 +186,7 @@ class EpisodeRegistry:
         )
         episode = self._create_episode(spec, suite)
         self._drop_oldest_ended()
+        episode.metrics.started()
         self._run(episode)
         return episode
 
@@ -211,6 +220,7 @@ class EpisodeRegistry:
             sandbox_factory=self._sandbox_factories[stored.suite],
             ticket=ticket,
             journal=Journal.reopen(folder, max_calls_bytes=options.max_log_bytes, disk=options.disk),
+            metrics=self.metrics.episode(stored.suite, stored.spec.task_name),
             store=self.store,
         )
         episode.restore(stored)
@@ -357,6 +367,7 @@ class EpisodeRegistry:
                 sandbox_factory=self._sandbox_factories[suite.name],
                 ticket=ticket,
                 journal=self._create_journal(spec.id),
+                metrics=self.metrics.episode(suite.name, spec.task_name),
                 store=self.store,
             )
             # Read here, so that a task with a broken prompt fails at its start.

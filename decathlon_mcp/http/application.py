@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import anyio
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -33,6 +34,8 @@ from decathlon_mcp.http.errors import (
     handle_unauthorized,
     session_not_found,
 )
+from decathlon_mcp.http.health import HealthEndpoints
+from decathlon_mcp.http.metering import MeteredResponses
 from decathlon_mcp.http.presence import Presence, serve_start
 from decathlon_mcp.http.requests import RANDOM_TASK, RawEndpoint, draw_from_query
 from decathlon_mcp.protocol.context import (
@@ -60,7 +63,9 @@ INDEX_TEXT = """decathlon-mcp: Toolathlon as an environment for MCP clients.
 /tasks/TASK/mcp            one task; the MCP session is the episode
 /tasks/random/mcp          a task drawn at random (?split=NAME&needs=WORD&without=WORD&seed=N&order=ORDER)
 /episodes/EPISODE/mcp      an episode's own address
-/healthz                   status of the server
+/healthz                   whether the server works, and its state
+/readyz                    whether an episode can be started now
+/metrics                   metrics for Prometheus
 /.well-known/decathlon-key the public key that verdicts are signed with
 """
 
@@ -181,6 +186,7 @@ class McpEndpoints:
             return
         with suppress(BodyDisconnectError):
             async with self._bodies.read(request) as body:
+                self._registry.metrics.request_bytes.totals[""] += len(body)
                 await self._serve_post(manager, request_context, request, body, send)
 
     async def _serve_post(
@@ -253,22 +259,12 @@ def http_app(
 ) -> Starlette:
     """The ASGI application. The caller keeps ownership of `registry`."""
     bodies = BodyReader(max_body_bytes)
-    endpoints = McpEndpoints(registry, tokens or Tokens(), hosts or AllowedHosts(), bodies, public_url)
+    tokens, hosts = tokens or Tokens(), hosts or AllowedHosts()
+    endpoints = McpEndpoints(registry, tokens, hosts, bodies, public_url)
+    health = HealthEndpoints(registry, tokens, hosts)
 
     async def index(request: Request) -> Response:
         return PlainTextResponse(INDEX_TEXT)
-
-    async def health(request: Request) -> Response:
-        admission = registry.admission
-        disk_is_low = registry.options.disk.is_low()
-        return JSONResponse(
-            {
-                "status": "draining" if registry.closing else "disk_full" if disk_is_low else "ok",
-                "episodes": len(registry.live),
-                "sandboxes": admission.active,
-                "waiting": admission.queued,
-            }
-        )
 
     async def public_key(request: Request) -> Response:
         return JSONResponse(registry.signer.public.to_json())
@@ -302,12 +298,13 @@ def http_app(
     return Starlette(
         routes=[
             Route("/", index),
-            Route("/healthz", health),
+            *health.routes(),
             Route("/.well-known/decathlon-key", public_key),
             Route("/mcp", RawEndpoint(endpoints.serve_lobby)),
             Route("/tasks/{task_id}/mcp", RawEndpoint(endpoints.serve_task)),
             Route("/episodes/{episode_id}/mcp", RawEndpoint(endpoints.serve_episode)),
         ],
+        middleware=[Middleware(MeteredResponses, metrics=registry.metrics)],
         exception_handlers={
             DecathlonError: handle_decathlon_error,
             UnauthorizedError: handle_unauthorized,

@@ -19,6 +19,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from decathlon_mcp.http.bodies import MAX_BODY_BYTES
+from decathlon_mcp.telemetry.metrics import Metrics
 
 FEED_BYTES = 16 << 10
 """Data is parsed in pieces of this size. The limits are checked between pieces, so they are exact to one."""
@@ -65,8 +66,9 @@ class ConnectionLimits:
 class Connections:
     """All connections of a server. Their number is limited by the limit of open files as it is now."""
 
-    def __init__(self, limits: ConnectionLimits) -> None:
+    def __init__(self, limits: ConnectionLimits, metrics: Metrics | None = None) -> None:
         self.limits = limits
+        self.metrics = metrics or Metrics()
         self._max_open = int(resource.getrlimit(resource.RLIMIT_NOFILE)[0] * FILES_SHARE)
         self._open: set[LimitedHttpProtocol] = set()
         self._by_peer: Counter[str] = Counter()
@@ -79,12 +81,14 @@ class Connections:
         """Count a connection until `remove`. False if there are too many of its peer's, or in all."""
         refused = len(self._open) >= self._max_open or self._by_peer[connection.peer] >= self.limits.per_peer
         self._open.add(connection)
+        self.metrics.connections.set(len(self._open))
         self._by_peer[connection.peer] += 1
         return not refused
 
     def remove(self, connection: LimitedHttpProtocol) -> None:
         """Stop counting a connection that is closed."""
         self._open.discard(connection)
+        self.metrics.connections.set(len(self._open))
         self._by_peer[connection.peer] -= 1
         if self._by_peer[connection.peer] <= 0:
             del self._by_peer[connection.peer]
@@ -364,6 +368,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 self.transport.abort()
                 return
             self._disconnect(self._running)
+        self._connections.metrics.responses.totals[status] += 1
         text = message.encode("ascii")
         self.transport.write(
             STATUS_LINE[status] + b"content-type: text/plain; charset=utf-8\r\n"

@@ -20,6 +20,7 @@ from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.http.authentication import AllowedHosts, Tokens
 from decathlon_mcp.http.protocol import ConnectionLimits, Connections
 from decathlon_mcp.telemetry.logs import fields
+from decathlon_mcp.telemetry.metrics import Metrics
 
 log = logging.getLogger("decathlon.edge")
 
@@ -124,6 +125,7 @@ async def serve_http(
     on_ready: Callable[[], None],
     stop: anyio.Event | None = None,
     limits: ConnectionLimits | None = None,
+    metrics: Metrics | None = None,
     hand_over: bool = False,
 ) -> bool:
     """Serve until SIGTERM, SIGINT or `stop`; then drain, then close the connections that are still open.
@@ -132,10 +134,11 @@ async def serve_http(
     after at most `GRACE_SECONDS`, this returns True. The application's lifespan is then still open, and the
     caller must end the process without unwinding it. Otherwise returns False.
 
-    A second signal ends it at once. `limits`: by default, those of a server with default settings.
+    A second signal ends it at once. `limits`: by default, those of a server with default settings. `metrics`:
+    where connections are counted.
     """
     raise_file_limit()
-    connections = Connections(limits or ConnectionLimits())
+    connections = Connections(limits or ConnectionLimits(), metrics)
     config = uvicorn.Config(
         app,
         # A function instead of a class, which uvicorn calls in the same way.

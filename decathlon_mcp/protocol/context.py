@@ -29,6 +29,8 @@ class RequestContext:
     `can_stream`: notifications can be sent before this request's result.
     `initialize_failed`: the session that the SDK made for this request must be discarded.
     `started`: the episodes that the request has started. `abandoned`: its client went away without a reply.
+    `called_at`, `replied_at`: when a tool call was passed to its episode, and when the episode had the reply,
+    as times of `perf_counter`; 0 without a call or reply.
     `stream`: the events of its answer, if the client can come back for them.
     """
 
@@ -42,6 +44,8 @@ class RequestContext:
     initialize_failed: bool = False
     started: list[Episode] = field(default_factory=list[Episode])
     abandoned: bool = False
+    called_at: float = 0.0
+    replied_at: float = 0.0
     stream: RequestStream | None = None
 
     def add_started(self, episode: Episode) -> None:

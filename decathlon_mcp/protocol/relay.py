@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import anyio
@@ -71,6 +72,8 @@ async def call_tool(
     evaluate gets the same error for `evaluate` as for a tool that does not exist.
     """
     episode = access.episode
+    # Before the wait for the episode's set-up, which is no part of a call's duration.
+    request_context_of(ctx).called_at = perf_counter()
     with translate_errors():
         try:
             async with report_waiting(ctx, episode):
@@ -117,7 +120,8 @@ async def _relay(episode: Episode, ctx: Context, name: str, arguments: JsonObjec
     """Call a tool of the task's servers. Raises MCPError for a reply that is an error."""
     meta: dict[str, Any] = dict(as_object((ctx.params or {}).get("_meta")) or {})
     token = meta.get("progressToken")
-    can_stream = request_context_of(ctx).can_stream
+    request_context = request_context_of(ctx)
+    can_stream = request_context.can_stream
 
     async def on_progress(params: JsonObject) -> None:
         # The task's server used the driver's token; the client knows its own.
@@ -150,6 +154,7 @@ async def _relay(episode: Episode, ctx: Context, name: str, arguments: JsonObjec
         },
         caller=caller,
     )
+    request_context.replied_at = perf_counter()
     if (result := as_object(reply.get("result"))) is not None:
         return result
     raise relayed_error(as_object(reply.get("error")) or {})

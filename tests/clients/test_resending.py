@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
 import pytest
@@ -18,8 +19,10 @@ from decathlon_client import (
     UnknownTaskError,
 )
 
+from decathlon_mcp.background import background_tasks
 from tests.clients.relay import Relay, relayed
 from tests.probe.serving import Served
+from tests.survival.servers import SupervisedServer, supervised_server
 
 pytestmark = pytest.mark.anyio
 
@@ -247,6 +250,28 @@ async def test_a_batch_and_a_lockstep_go_on_after_an_outage(served: Served) -> N
             await lockstep.call({slot: [("probe__write", arguments)] for slot in lockstep})
             verdicts = await lockstep.evaluate()
             assert [verdict.reward for verdict in verdicts if verdict] == [1.0, 1.0]
+
+
+async def test_a_batch_goes_on_while_its_server_is_killed_again_and_again(tmp_path: Path) -> None:
+    async def player(e: Episode) -> list[str]:
+        counts = [(await e.call("probe__shell", RUN_SLOWLY)).text.strip() for _ in range(3)]
+        await e.call("probe__write", {"path": "answer.txt", "text": "42"})
+        await e.claim_done()
+        return counts
+
+    async def kill(server: SupervisedServer) -> None:
+        for _ in range(3):
+            await anyio.sleep(4)
+            await server.kill()
+
+    async with supervised_server(tmp_path / "state") as server, background_tasks() as tasks:
+        async with Decathlon(server.url) as d:
+            async with d.batch(["find-answer"] * 8, concurrency=4, progress=False) as batch:
+                tasks.start_soon(kill, server)
+                results = [result async for result in batch.run(player)]
+    assert [result.failure for result in results] == [None] * 8
+    assert [result.played for result in results] == [["1", "2", "3"]] * 8
+    assert [result.reward for result in results] == [1.0] * 8
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan")])

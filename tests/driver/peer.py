@@ -51,12 +51,14 @@ class DriverPeer:
 
     `token` is in the command line of the servers that it describes, so that their processes can be found.
     `errors_without_id` holds error responses without an id, `lines` the bytes of every response by its id.
-    Responses are acknowledged at once.
+    Messages are acknowledged at once, unless `acknowledges` is false.
     """
 
     def __init__(self, process: anyio.abc.Process, *, survive_seconds: int = 0) -> None:
         self.process = process
         self.end = ServerEnd(LIMITS, generation=1, survive_seconds=survive_seconds)
+        self.acknowledges = True
+        self._unacknowledged: list[int] = []
         self.token = uuid.uuid4().hex
         self.notifications: list[tuple[str, dict[str, Any]]] = []
         self.errors_without_id: list[WireError] = []
@@ -129,6 +131,14 @@ class DriverPeer:
     async def send_payload(self, payload: bytes) -> None:
         """Send a message, which need not be JSON."""
         self.end.send(payload)
+        await self.write()
+
+    async def acknowledge_all(self) -> None:
+        """Acknowledge every message that has arrived."""
+        numbers, self._unacknowledged = self._unacknowledged, []
+        for number in numbers:
+            self.end.acknowledge(number)
+        self.end.acknowledge_now()
         await self.write()
 
     async def write(self) -> None:
@@ -205,13 +215,13 @@ class DriverPeer:
         async for chunk in self.process.stdout:
             for number, payload in self.end.receive(chunk):
                 self._on_message(payload)
-                self.end.acknowledge(number)
+                self._unacknowledged.append(number)
             assert self.end.failure is None
             assert not self.end.attach_due
-            self.end.acknowledge_now()
             self._wake()
             with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-                await self.write()
+                if self.acknowledges:
+                    await self.acknowledge_all()
         self.ended.set()
         self._wake()
 

@@ -120,8 +120,9 @@ class Peer:
         await self._stream.send(data)
 
     async def flush(self) -> None:
-        while data := self.connection.data_to_send():
-            await self._stream.send(data)
+        with suppress(*BROKEN):
+            while data := self.connection.data_to_send():
+                await self._stream.send(data)
 
     async def reply(self, request: JsonObject, result: Any) -> None:
         await self.send(id=request["id"], result=result)

@@ -120,7 +120,8 @@ def episode_of(folder: Path, journal: Journal) -> Episode:
         limits=registry.options.limits.for_task(task),
     )
     ticket = registry.admission.reserve("find-answer")
-    return Episode(spec, sandbox_factory=factory, ticket=ticket, journal=journal)
+    metrics = registry.metrics.episode(factory.suite.name, spec.task_name)
+    return Episode(spec, sandbox_factory=factory, ticket=ticket, journal=journal, metrics=metrics)
 
 
 def tools(folder: Path, crash: Crash, generation: int) -> ToolSession:

@@ -498,6 +498,7 @@ def new_episode(
         sandbox_factory=factory,
         ticket=registry.admission.reserve(task_name),
         journal=Journal(folder / spec.id),
+        metrics=registry.metrics.episode(factory.suite.name, task_name),
     )
 
 

@@ -62,7 +62,13 @@ async def serving(
         async def serve() -> None:
             app = http_app(episodes, tokens=tokens, max_body_bytes=configured.max_body_mib << 20)
             await serve_http(
-                app, listener, drain=episodes.drain, on_ready=ready.set, stop=stop, limits=limits
+                app,
+                listener,
+                drain=episodes.drain,
+                on_ready=ready.set,
+                stop=stop,
+                limits=limits,
+                metrics=episodes.metrics,
             )
             stopped.set()
 

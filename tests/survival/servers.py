@@ -28,6 +28,10 @@ class SupervisedServer:
     state: Path
 
     @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    @property
     def server_pid(self) -> int | None:
         """The process that serves; None while there is none."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
@@ -51,19 +55,29 @@ class SupervisedServer:
 
 @asynccontextmanager
 async def supervised_server(
-    state: Path, *arguments: str, provider: str = "local", suite: str = SUITE
+    state: Path, *arguments: str, provider: str = "local", suite: str = SUITE, port: int = 0
 ) -> AsyncGenerator[SupervisedServer]:
     """Start `serve` on a free port; at the end it is stopped by SIGTERM, and must end with status 0."""
     ready = state.parent / f"{state.name}.ready"
-    options = ["--provider", provider, "--state", str(state), "--ready-file", str(ready), *arguments]
-    command = [sys.executable, "-m", "decathlon_mcp.cli", "serve", "--suite", suite, "--port", "0", *options]
+    options = [
+        "--provider",
+        provider,
+        "--port",
+        str(port),
+        "--state",
+        str(state),
+        "--ready-file",
+        str(ready),
+        *arguments,
+    ]
+    command = [sys.executable, "-m", "decathlon_mcp.cli", "serve", "--suite", suite, *options]
     log = state.parent / f"{state.name}.log"
     with log.open("ab") as output:
         process = await anyio.open_process(command, stdout=subprocess.DEVNULL, stderr=output)
         async with process:
             try:
                 with anyio.fail_after(60):
-                    while not ready.exists():  # noqa: ASYNC110  (another process writes it)
+                    while not ready.exists():
                         assert process.returncode is None, log.read_text()
                         await anyio.sleep(0.02)
                 yield SupervisedServer(process, ready.read_text().strip(), state)

@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 from decathlon_client import Decathlon
-from decathlon_client.errors import EpisodeEndedError
+from decathlon_client.errors import EpisodeEndedError, SandboxLostError
 
 from tests.probe.leftovers import processes_marked
 from tests.survival.servers import supervised_server
@@ -151,12 +151,11 @@ async def test_server_killed_again_and_again_loses_no_episode(tmp_path: Path) ->
 async def test_hand_over_leaves_the_episode_to_the_next_server(tmp_path: Path) -> None:
     state = tmp_path / "state"
     async with supervised_server(state, "--hand-over") as first:
-        port = first.url.rpartition(":")[2]
         async with Decathlon(first.url) as client, client.episode("find-answer") as episode:
             await episode.call("probe__write", {"path": "answer.txt", "text": "42"})
             first.process.terminate()
             assert await first.process.wait() == 0
-            async with supervised_server(state, "--port", port):
+            async with supervised_server(state, port=first.port):
                 assert (await episode.call("probe__read", {"path": "answer.txt"})).text == "42"
                 await episode.claim_done()
                 assert (await episode.evaluate()).reward == 1.0
@@ -166,14 +165,13 @@ async def test_hand_over_leaves_the_episode_to_the_next_server(tmp_path: Path) -
 async def test_sandbox_that_ends_while_no_server_runs_is_reported_as_lost(tmp_path: Path) -> None:
     state = tmp_path / "state"
     async with supervised_server(state, "--survive-seconds", "1", "--no-supervisor") as server:
-        port = server.url.rpartition(":")[2]
         async with Decathlon(server.url) as client, client.episode("find-answer") as episode:
             await episode.call("probe__echo", {"text": ""})
             server.process.kill()
             await server.process.wait()
             await wait_for_no_process(state)
-            async with supervised_server(state, "--port", port):
-                with pytest.raises(EpisodeEndedError, match="sandbox"):
+            async with supervised_server(state, port=server.port):
+                with pytest.raises(SandboxLostError):
                     await episode.call("probe__echo", {"text": ""})
     await assert_nothing_left(state)
 

@@ -60,8 +60,13 @@ class Container:
         """Whether it is not to be removed, since nobody knows yet whether it could be taken back."""
         self._lock = threading.Lock()
         self._id: str | None = None
+        self._exists = exists
         self._requested = exists
         self._closed = False
+
+    @property
+    def name(self) -> str:
+        return f"decathlon-{self.spec.name}"
 
     @property
     def id(self) -> str:
@@ -102,11 +107,11 @@ class Container:
         with self._lock:
             if self._closed:
                 raise SandboxLostError("the sandbox was closed before it was taken back")
-            ids = self._ids(api)
-            if not ids:
-                raise SandboxLostError(f"nothing is left of the sandbox {self.spec.name}")
-            self._id = ids[0]
-            facts = self._running_facts(api)
+            facts = _inspect(api, self.name)
+            if facts["Config"]["Labels"].get(OWNER_LABEL) != self.owner:
+                raise SandboxLostError(f"there is no sandbox named {self.spec.name} of this owner")
+            self._id = str(facts["Id"])
+            _check_running(facts)
             image = find_image(api, str(facts["Image"]))
             self.image_digest = image.digest
             self.user = self._user_ids(api, image)
@@ -138,23 +143,11 @@ class Container:
             raise
         # The engine also attaches to a container that has ended, and then the stream never ends.
         try:
-            self._running_facts(api)
+            _check_running(_inspect(api, self.id))
         except BaseException:
             self.close_socket()
             raise
         return self.socket
-
-    def _running_facts(self, api: Api) -> JsonObject:
-        """What the engine knows about the container. Raises SandboxLostError if it has ended."""
-        try:
-            facts = api.inspect_container(self.id)
-        except NotFound as error:
-            raise SandboxLostError("the sandbox is gone") from error
-        state: JsonObject = facts["State"]
-        if not state["Running"]:
-            cause = cause_in(state)
-            raise SandboxLostError(f"the sandbox's first process has ended ({cause})", cause=cause)
-        return facts
 
     def _user_ids(self, api: Api, image: Image) -> tuple[int, int]:
         """The numeric user and group of a first process that another server started."""
@@ -162,7 +155,7 @@ class Container:
             return 0, 0
         # Not from this container's own tables of users, which processes in it may have changed.
         config = _config(self.owner, self.spec, "none")
-        config |= {"Image": image.digest, "Labels": {OWNER_LABEL: self.owner, SANDBOX_LABEL: "users"}}
+        config["Image"] = image.digest
         container_id = str(api.create_container_from_config(config, None)["Id"])
         try:
             return user_ids(api, container_id, image)
@@ -177,25 +170,25 @@ class Container:
                 remove_container(api, container_id)
 
     def _ids(self, api: Api) -> list[str]:
-        if self._id is not None:
-            return [self._id]
         if not self._requested:
             return []
-        # The request to create it failed without an answer, so a container may exist: find it by its labels.
+        if self._id is not None and not self._exists:
+            return [self._id]
+        # The request to create it failed without an answer, or another server has sent it: a container may
+        # exist, and one more that only showed the image's users. Both have the labels.
         labels = [f"{OWNER_LABEL}={self.owner}", f"{SANDBOX_LABEL}={self.spec.name}"]
         return [str(container["Id"]) for container in api.containers(all=True, filters={"label": labels})]
 
     def _create(self, api: Api) -> None:
         self._requested = True
-        name = f"decathlon-{self.spec.name}"
         try:
             auto_remove = not self.spec.survives or live_restore_keeps_auto_remove(api)
             config = _config(self.owner, self.spec, self.network, auto_remove=auto_remove)
-            created = api.create_container_from_config(config, name)
+            created = api.create_container_from_config(config, self.name)
         except APIError as error:
             self._requested = False
             if error.status_code == _CONFLICT:
-                raise BadRequestError(f"there is already a container named {name}") from error
+                raise BadRequestError(f"there is already a container named {self.name}") from error
             if error.status_code == _NOT_FOUND:
                 raise missing_image_error(str(self.spec.image)) from error
             raise ProviderUnavailableError(
@@ -234,6 +227,22 @@ class Container:
                     f"image {image.name} is built for another processor architecture", image=image.name
                 ) from error
             raise ProviderUnavailableError(f"the engine did not start a container: {message}") from error
+
+
+def _inspect(api: Api, container: str) -> JsonObject:
+    """What the engine knows about a container. Raises SandboxLostError if there is none."""
+    try:
+        return api.inspect_container(container)
+    except NotFound as error:
+        raise SandboxLostError("the sandbox is gone") from error
+
+
+def _check_running(facts: JsonObject) -> None:
+    """Raises SandboxLostError if the container has ended."""
+    state: JsonObject = facts["State"]
+    if not state["Running"]:
+        cause = cause_in(state)
+        raise SandboxLostError(f"the sandbox's first process has ended ({cause})", cause=cause)
 
 
 def remove_container(api: Api, container_id: str) -> None:

@@ -117,11 +117,7 @@ class LocalProvider:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._remove, resources)
             leader = resources.take_back()
-            paused = is_stopped(leader)
-            if paused:
-                # The server may have died before all processes were stopped.
-                await self._signaller.stop(resources.process_tree)
-            yield await self._running(stack, spec, resources, paused=paused)
+            yield await self._running(stack, spec, resources, paused=is_stopped(leader))
 
     async def _running(
         self, stack: AsyncExitStack, spec: SandboxSpec, resources: LocalResources, *, paused: bool = False
@@ -130,6 +126,9 @@ class LocalProvider:
         process = resources.process
         assert process is not None
         stack.push_async_callback(process.close_stream)
+        if paused:
+            # The server may have died before all processes were stopped.
+            await self._signaller.stop(resources.process_tree)
         await stack.enter_async_context(self._watching(process))
         sandbox = LocalSandbox(spec, resources, self._signaller, paused=paused)
         # Before the stream is closed: at the end of its input each driver would search /proc for its

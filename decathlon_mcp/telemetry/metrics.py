@@ -1,0 +1,295 @@
+"""Metrics of one server for Prometheus: what its layers report as it happens.
+
+`Metrics` is made once for a server and given to the parts that report to it. What can be read at any time
+(episodes by phase, the queue) is not counted here but read when somebody asks (`http/health.py`).
+
+Everything is reported on the event loop's thread and read from another one.
+
+Decided 2026-11-22: what is counted for every request uses `LoopCounter` and `LoopHistogram`. The counters and
+histograms of prometheus_client take a lock and cost 0.3 to 0.9 us each; a call changes seven of them.
+
+Every label has a fixed set of values: suites, phases and endings of the server's own code, and tasks of its
+catalogue. Nothing that a client sends becomes one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from itertools import accumulate
+from time import perf_counter
+from typing import Literal, TypeAlias
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+CALL_BUCKETS_SECONDS = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
+)
+"""From the server's own share of a call, under a millisecond, to programs that run for minutes."""
+PHASE_BUCKETS_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+"""From a process of the starter suite to the default deadline of an evaluation."""
+
+CallOutcome = Literal["ok", "error", "lost", "cancelled"]
+"""`error`: the reply is an error or has `isError`. `lost`: no reply came, as the sandbox or the server in it
+ended. `cancelled`: the client gave up."""
+RecoveryResult = Literal["continued", "graded", "started_over", "ended"]
+"""What became of an episode of a dead server."""
+
+OUTCOMES: tuple[CallOutcome, ...] = ("ok", "error", "lost", "cancelled")
+RECOVERY_RESULTS: tuple[RecoveryResult, ...] = ("continued", "graded", "started_over", "ended")
+
+TaskKey: TypeAlias = tuple[str, str]
+"""A suite's name and a task's id."""
+
+
+class LoopCounter(Collector):
+    """A counter that only the event loop's thread increments: `counter.totals[value] += 1`.
+
+    `label`: its one label, or empty for a counter without labels, whose value is the empty one. `values`: the
+    label's values that begin at 0.
+    """
+
+    def __init__(
+        self, name: str, documentation: str, label: str = "", values: Collection[str | int] = ("",)
+    ) -> None:
+        self.totals: defaultdict[str | int, int] = defaultdict(int, dict.fromkeys(values, 0))
+        self._name, self._documentation, self._label = name, documentation, label
+
+    def collect(self) -> Iterator[Metric]:
+        """The family of metrics, as prometheus_client reads it."""
+        labels = [self._label] if self._label else []
+        family = CounterMetricFamily(self._name, self._documentation, labels=labels)
+        # A copy, because the dictionary may grow meanwhile.
+        for value, total in self.totals.copy().items():
+            family.add_metric([str(value) for _ in labels], total)
+        yield family
+
+
+class LoopHistogram:
+    """A histogram of seconds that only the event loop's thread observes.
+
+    What is read has whole observations in its buckets; the sum may be one observation apart.
+    """
+
+    __slots__ = ("_bounds", "_buckets", "_sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._buckets = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Add an observation."""
+        self._buckets[bisect_left(self._bounds, seconds)] += 1
+        self._sum += seconds
+
+    def read(self) -> tuple[list[tuple[str, float]], float]:
+        """The cumulative counts by the buckets' bounds, and the sum in seconds."""
+        bounds = [*map(str, self._bounds), "+Inf"]
+        return list(zip(bounds, accumulate(self._buckets.copy()), strict=True)), self._sum
+
+
+class CallSeconds(Collector):
+    """The durations of the parts of tool calls."""
+
+    def __init__(self) -> None:
+        self.request = LoopHistogram(CALL_BUCKETS_SECONDS)
+        self.driver = LoopHistogram(CALL_BUCKETS_SECONDS)
+        self.response = LoopHistogram(CALL_BUCKETS_SECONDS)
+
+    def collect(self) -> Iterator[Metric]:
+        """The family of metrics, as prometheus_client reads it."""
+        family = HistogramMetricFamily(
+            "decathlon_tool_call_seconds",
+            "Duration of the parts of a call: `request` from the head of the HTTP request to the episode, "
+            "`driver` until the sandbox has replied, `response` until the end of the HTTP response.",
+            labels=["hop"],
+        )
+        hops = (("request", self.request), ("driver", self.driver), ("response", self.response))
+        for hop, histogram in hops:
+            family.add_metric([hop], *histogram.read())
+        yield family
+
+
+class Metrics:
+    """The metrics of one server.
+
+    `by_task`: episodes and verdicts are counted by task, not only by suite. `suites`, `endings`, `statuses`:
+    values of labels whose counters begin at 0, unless they are counted by task.
+    """
+
+    def __init__(
+        self,
+        *,
+        by_task: bool = False,
+        suites: Collection[str] = (),
+        endings: Collection[str] = (),
+        statuses: Collection[str] = (),
+    ) -> None:
+        self.by_task = by_task
+        self.registry = registry = CollectorRegistry()
+        subject = self.subject_labels
+        # Episodes.
+        self.started = Counter(
+            "decathlon_episodes_started", "Episodes that clients have started.", subject, registry=registry
+        )
+        self.ended = Counter(
+            "decathlon_episodes_ended",
+            "Episodes that have ended, by the reason.",
+            (*subject, "ending"),
+            registry=registry,
+        )
+        self._recovered = Counter(
+            "decathlon_episodes_recovered",
+            "Episodes of a dead server that this one found, by what became of them.",
+            ("result",),
+            registry=registry,
+        )
+        for result in RECOVERY_RESULTS:
+            self._recovered.labels(result)
+        self.queue_seconds = Histogram(
+            "decathlon_queue_seconds",
+            "Time from an episode's start until it may open its sandbox.",
+            buckets=PHASE_BUCKETS_SECONDS,
+            registry=registry,
+        )
+        self.opening_seconds = Histogram(
+            "decathlon_opening_seconds",
+            "Time from when it may open its sandbox until its tools can be called, if the set-up succeeds.",
+            buckets=PHASE_BUCKETS_SECONDS,
+            registry=registry,
+        )
+        self.verdicts = Counter(
+            "decathlon_evaluations",
+            "Verdicts by status, also those of episodes that were not evaluated.",
+            (*subject, "status"),
+            registry=registry,
+        )
+        self.evaluation_seconds = Histogram(
+            "decathlon_evaluation_seconds",
+            "Time from the end of an attempt to its verdict.",
+            buckets=PHASE_BUCKETS_SECONDS,
+            registry=registry,
+        )
+        # Calls.
+        self.calls = LoopCounter(
+            "decathlon_tool_calls", "Calls that were sent to tasks' MCP servers.", "outcome", OUTCOMES
+        )
+        self.call_seconds = CallSeconds()
+        # HTTP.
+        self.connections = Gauge("decathlon_http_connections", "Open HTTP connections.", registry=registry)
+        self.responses = LoopCounter(
+            "decathlon_http_responses", "HTTP responses that were begun, by status.", "status", (200,)
+        )
+        self.request_bytes = LoopCounter(
+            "decathlon_http_request_bytes", "Bytes of the bodies of MCP requests."
+        )
+        self.response_bytes = LoopCounter(
+            "decathlon_http_response_bytes", "Bytes of the bodies of all HTTP responses."
+        )
+        for collector in (
+            *(self.calls, self.call_seconds),
+            *(self.responses, self.request_bytes, self.response_bytes),
+        ):
+            registry.register(collector)
+        # The server and its machine.
+        self._generation = Gauge(
+            "decathlon_generation", "Number of servers so far on this state folder.", registry=registry
+        )
+        self._sweeps = Counter(
+            "decathlon_sweeps", "Sweeps for sandboxes that no episode has.", registry=registry
+        )
+        self._swept_sandboxes = Counter(
+            "decathlon_swept_sandboxes", "Sandboxes that sweeps have removed.", registry=registry
+        )
+        ProcessCollector(registry=registry)
+        if not by_task:
+            # An alert on an increase does not see the first increment of a counter that did not exist before.
+            for suite in suites:
+                self.started.labels(suite)
+                for ending in endings:
+                    self.ended.labels(suite, ending)
+                for status in statuses:
+                    self.verdicts.labels(suite, status)
+
+    @property
+    def subject_labels(self) -> tuple[str, ...]:
+        """The labels that say what was played."""
+        return ("suite", "task") if self.by_task else ("suite",)
+
+    def subject(self, key: TaskKey) -> tuple[str, ...]:
+        """The values of `subject_labels`. The task must be one of the catalogue's."""
+        return key if self.by_task else key[:1]
+
+    def episode(self, suite: str, task: str) -> EpisodeMetrics:
+        """What an episode reports to, one that begins or one of a dead server."""
+        return EpisodeMetrics(self, (suite, task))
+
+    def recovered(self, result: RecoveryResult) -> None:
+        """An episode of a dead server was found in the store."""
+        self._recovered.labels(result).inc()
+
+    def set_generation(self, generation: int) -> None:
+        """The server has this generation: how many have been started on its state folder."""
+        self._generation.set(generation)
+
+    def swept(self, sandboxes: int) -> None:
+        """A sweep over one server's sandboxes is over and has removed as many."""
+        self._sweeps.inc()
+        self._swept_sandboxes.inc(sandboxes)
+
+
+class EpisodeMetrics:
+    """What one episode reports. Made by `Metrics.episode`."""
+
+    __slots__ = ("_claimed_at", "_key", "_metrics", "_since")
+
+    def __init__(self, metrics: Metrics, key: TaskKey) -> None:
+        self._metrics = metrics
+        self._key = key
+        # When it was started or admitted, and claimed; None for what happened in another server.
+        self._since: float | None = None
+        self._claimed_at: float | None = None
+
+    def started(self) -> None:
+        """A client has started it; not called for an episode of a dead server."""
+        self._since = perf_counter()
+        self._metrics.started.labels(*self._metrics.subject(self._key)).inc()
+
+    def admitted(self) -> None:
+        """It has a place and its opening begins."""
+        now = perf_counter()
+        if self._since is not None:
+            self._metrics.queue_seconds.observe(now - self._since)
+        self._since = now
+
+    def ready(self) -> None:
+        """Its tools can be called."""
+        if self._since is not None:
+            self._metrics.opening_seconds.observe(perf_counter() - self._since)
+        self._since = None
+
+    def called(self, outcome: CallOutcome, sent_at: float) -> None:
+        """A call has ended that was sent at that time of `perf_counter`."""
+        metrics = self._metrics
+        metrics.calls.totals[outcome] += 1
+        metrics.call_seconds.driver.observe(perf_counter() - sent_at)
+
+    def claimed(self) -> None:
+        """The attempt is closed and will be graded."""
+        self._claimed_at = perf_counter()
+
+    def verdict_made(self, status: str) -> None:
+        """There is a verdict, with this status."""
+        metrics = self._metrics
+        metrics.verdicts.labels(*metrics.subject(self._key), status).inc()
+        if self._claimed_at is not None:
+            metrics.evaluation_seconds.observe(perf_counter() - self._claimed_at)
+
+    def ended(self, ending: str) -> None:
+        """It is over."""
+        self._metrics.ended.labels(*self._metrics.subject(self._key), ending).inc()

@@ -1,0 +1,36 @@
+"""docs/monitoring.md against the code: the states, and the metrics and labels in its alerts."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, get_args
+
+import yaml
+
+from decathlon_mcp.grading.verdict import Status
+from decathlon_mcp.http.health import ServerState
+from decathlon_mcp.telemetry.metrics import Metrics
+from tests.docs.pages import DOCS, blocks, tables
+
+PAGE = DOCS / "monitoring.md"
+
+
+def test_every_state_is_listed_in_order() -> None:
+    (table,) = (table for table in tables(PAGE) if table.heading == "Health and readiness")
+    assert [row[0].strip("`") for row in table.rows] == list(ServerState)
+    assert [row[0] for row in table.rows if row[1] == "200"] == [f"`{ServerState.READY}`"]
+
+
+def test_the_metrics_and_statuses_in_the_alerts_exist() -> None:
+    (alerts,) = (block for block in blocks(PAGE, "yaml") if block.heading == "Alerts")
+    rules: list[dict[str, Any]] = yaml.safe_load(alerts.text)["groups"][0]["rules"]
+    assert len(rules) == 3
+    expressions = " ".join(rule["expr"] for rule in rules)
+    (table,) = (table for table in tables(PAGE) if table.heading == "Metrics")
+    known = {row[0].strip("`") for row in table.rows}
+    used = set(re.findall(r"\b(?:decathlon|process)_\w+", expressions))
+    assert len(used) >= 3
+    known |= {family.name for family in Metrics().registry.collect()}
+    assert used <= known
+    (statuses,) = re.findall(r'status=~"([\w|]+)"', expressions)
+    assert set(statuses.split("|")) <= set(get_args(Status))

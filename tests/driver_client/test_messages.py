@@ -1,0 +1,398 @@
+"""Messages over streams that are lost and opened again, with a scripted peer as the driver."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from anyio.abc import ByteStream, TaskGroup
+from decathlon_sandbox import wire
+
+from decathlon_mcp.background import background_tasks
+from decathlon_mcp.driver_client import messages as messages_module
+from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver_client.messages import Loss, MessageStream, Survival
+from decathlon_mcp.driver_client.rpc import RpcClient
+from decathlon_mcp.errors import CallTimeoutError, ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.types import JsonObject
+from tests.driver.peer import until
+from tests.driver_client.support import (
+    FIRST_ID,
+    MemoryByteStream,
+    Peer,
+    Source,
+    connection,
+    payload,
+    stream_pair,
+)
+
+pytestmark = pytest.mark.anyio
+SURVIVAL = Survival(seconds=60, generation=1)
+OLD_ID, NEXT_ID = FIRST_ID, (2 << wire.COUNTER_BITS) + 1
+
+
+class SlowStream(MemoryByteStream):
+    """Writes the first half of an item at once and the rest once `resume` is set."""
+
+    resume: anyio.Event
+
+    async def send(self, item: bytes) -> None:
+        middle = len(item) // 2
+        await super().send(item[:middle])
+        await self.resume.wait()
+        await super().send(item[middle:])
+
+
+class BrokenStream(ByteStream):
+    """A stream that cannot be written to, and from which nothing comes."""
+
+    async def send(self, item: bytes) -> None:
+        raise anyio.BrokenResourceError
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        await anyio.sleep_forever()
+        raise NotImplementedError
+
+    async def send_eof(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+class ReopenedSource:
+    """A stream to `peer` that can be opened again, after the `failures`."""
+
+    def __init__(self, peer: Peer, stream: ByteStream, tasks: TaskGroup) -> None:
+        self.peer = peer
+        self.stream = stream
+        self.failures: list[Exception] = []
+        self.reopened = 0
+        self._tasks = tasks
+
+    async def reopen(self) -> None:
+        self.reopened += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        client, driver = stream_pair()
+        await self.stream.aclose()
+        await self.peer.replace_stream(driver)
+        self._tasks.start_soon(self.peer.run)
+        self.stream = client
+
+
+def ignore(*arguments: object) -> None:
+    pass
+
+
+async def describe_loss(loss: Loss) -> SandboxLostError:
+    return SandboxLostError(loss.reason or "the stream ended", by_driver=loss.by_driver, cause=loss.cause)
+
+
+@asynccontextmanager
+async def surviving(
+    survival: Survival = SURVIVAL,
+) -> AsyncGenerator[tuple[RpcClient, ReopenedSource, TaskGroup]]:
+    """A client whose stream can be opened again; its peer is that of the source."""
+    async with connection() as (stream, peer), background_tasks() as tasks:
+        source = ReopenedSource(peer, stream, tasks)
+        rpc = RpcClient(MessageStream(source, survival=survival), describe_loss)
+        tasks.start_soon(rpc.read)
+        rpc.attach()
+        await rpc.ready_or_closed.wait()
+        try:
+            yield rpc, source, tasks
+        finally:
+            rpc.close()
+            await source.stream.aclose()
+            await peer.aclose()
+
+
+async def outcome_of(rpc: RpcClient, outcomes: list[Any], timeout_seconds: float | None = None) -> None:
+    try:
+        outcomes.append(await rpc.request(wire.PING, {}, timeout_seconds=timeout_seconds))
+    except (SandboxLostError, CallTimeoutError) as error:
+        outcomes.append(error)
+
+
+# One stream
+
+
+async def test_cancelled_message_is_written_whole() -> None:
+    client, driver = stream_pair()
+    slow = SlowStream(client._incoming, client._outgoing)  # pyright: ignore[reportPrivateUsage]
+    slow.resume = anyio.Event()
+    slow.resume.set()
+    peer = Peer(driver, boots=False)
+    async with background_tasks() as tasks:
+        tasks.start_soon(peer.run)
+        messages = MessageStream(Source(slow))
+        attached = anyio.Event()
+        tasks.start_soon(messages.run, ignore, attached.set)
+        messages.attach()
+        await attached.wait()
+        slow.resume = anyio.Event()
+        async with anyio.create_task_group() as senders:
+            for number in range(3):
+                senders.start_soon(messages.send, {"number": number})
+            await anyio.wait_all_tasks_blocked()
+            senders.cancel_scope.cancel()
+            slow.resume.set()
+        assert [await peer.receive() for _ in range(3)] == [{"number": number} for number in range(3)]
+        messages.close()
+        await slow.aclose()
+        await driver.aclose()
+        peer.close()
+
+
+async def test_peer_that_does_not_read_is_a_lost_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages_module, "SEND_SECONDS", 0.01)
+    client, driver = stream_pair()
+    slow = SlowStream(client._incoming, client._outgoing)  # pyright: ignore[reportPrivateUsage]
+    slow.resume = anyio.Event()
+    with pytest.raises(SandboxLostError, match="has not read its input"):
+        await MessageStream(Source(slow)).send_bytes(b"text")
+    await slow.aclose()
+    await driver.aclose()
+
+
+async def test_peer_that_does_not_acknowledge_is_a_lost_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages_module, "SEND_SECONDS", 0.05)
+    async with surviving() as (rpc, source, _):
+        source.peer.acknowledges = False
+        text = {"text": "x" * (30 << 20)}
+        await rpc.notify("large", text)
+        await rpc.notify("large", text)
+        with pytest.raises(SandboxLostError, match="has not acknowledged its input") as error:
+            await rpc.notify("large", text)
+        assert error.value.data["by_driver"]
+
+
+async def test_message_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with surviving() as (rpc, source, tasks):
+        peer, text = source.peer, {"text": "x" * (30 << 20)}
+        peer.acknowledges = False
+        sent: list[int] = []
+
+        async def send() -> None:
+            for number in range(3):
+                await rpc.notify("large", text)
+                sent.append(number)
+
+        tasks.start_soon(send)
+        for _ in range(2):
+            await peer.receive()
+        await anyio.wait_all_tasks_blocked()
+        assert sent == [0, 1]
+        peer.connection.acknowledge(1)
+        peer.connection.acknowledge_now()
+        await peer.flush()
+        assert (await peer.receive())["params"] == text
+
+
+# Streams that are opened again
+
+
+async def test_pending_request_is_answered_after_the_stream_was_lost() -> None:
+    async with surviving() as (rpc, source, tasks):
+        outcomes: list[Any] = []
+        tasks.start_soon(outcome_of, rpc, outcomes)
+        request = await source.peer.receive()
+        await source.peer.end()
+        await until(lambda: source.reopened > 0)
+        await source.peer.reply(request, "late")
+        await until(lambda: bool(outcomes))
+        assert outcomes == ["late"]
+        assert source.reopened == 1
+
+
+async def test_stream_is_opened_again_until_the_engine_answers() -> None:
+    async with surviving() as (rpc, source, tasks):
+        source.failures = [ProviderUnavailableError("no engine") for _ in range(4)]
+        await source.peer.end()
+        outcomes: list[Any] = []
+        tasks.start_soon(outcome_of, rpc, outcomes)
+        await source.peer.reply(await source.peer.receive(), "done")
+        await until(lambda: bool(outcomes))
+        assert outcomes == ["done"]
+        assert source.reopened == 5
+
+
+async def test_sandbox_that_has_ended_is_lost_with_its_cause() -> None:
+    async with surviving() as (rpc, source, _):
+        source.failures = [SandboxLostError("the first process has ended", cause="exit code 1")]
+        await source.peer.end()
+        await rpc.closed.wait()
+        error = await rpc.closed_error()
+        assert error.message == "the first process has ended"
+        assert error.data == {"by_driver": False, "cause": "exit code 1"}
+
+
+async def test_engine_that_does_not_come_back_in_time_loses_the_sandbox() -> None:
+    async with surviving(survival=Survival(1, 1)) as (rpc, source, _):
+        source.failures = [ProviderUnavailableError("no engine") for _ in range(100)]
+        await source.peer.end()
+        await rpc.closed.wait()
+        error = await rpc.closed_error()
+        assert error.message == "its stream could not be opened again within 1 s"
+        assert not error.data["by_driver"]
+        assert source.reopened < 10
+
+
+async def test_stream_that_cannot_be_written_to_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages_module, "DRAIN_SECONDS", 0.05)
+    async with connection() as (stream, peer), background_tasks() as tasks:
+        source = ReopenedSource(peer, BrokenStream(), tasks)
+        rpc = RpcClient(MessageStream(source, survival=SURVIVAL), describe_loss)
+        tasks.start_soon(rpc.read)
+        rpc.attach()
+        await rpc.ready_or_closed.wait()
+        assert rpc.ready
+        rpc.close()
+        await source.stream.aclose()
+        await peer.aclose()
+        await stream.aclose()
+
+
+async def test_time_without_a_driver_does_not_count_for_time_outs() -> None:
+    async with surviving() as (rpc, source, tasks):
+        outcomes: list[Any] = []
+        tasks.start_soon(outcome_of, rpc, outcomes, 0.3)
+        request = await source.peer.receive()
+        source.failures = [ProviderUnavailableError("no engine") for _ in range(4)]
+        await source.peer.end()
+        await anyio.sleep(0.6)
+        assert outcomes == []
+        await source.peer.reply(request, "in time")
+        await until(lambda: bool(outcomes))
+        assert outcomes == ["in time"]
+
+
+async def test_driver_that_does_not_answer_on_an_open_stream_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "LEASE_SECONDS", 0.2)
+    monkeypatch.setattr(messages_module, "ANSWER_SECONDS", (0.1, 0.1))
+    async with surviving() as (rpc, source, _):
+        source.peer.run = anyio.sleep_forever  # pyright: ignore[reportAttributeAccessIssue]
+        await source.peer.end()
+        await rpc.closed.wait()
+        error = await rpc.closed_error()
+        assert error.message == "the driver has not answered for 0 s"
+        assert error.data["by_driver"]
+
+
+async def test_driver_that_demands_attachments_gets_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with surviving() as (rpc, source, tasks):
+        peer = source.peer
+        before = peer.connection.attachments
+        for _ in range(20):
+            await peer.send_bytes(b"damaged\n")
+            await anyio.sleep(0.03)
+        assert before < peer.connection.attachments <= before + 5
+        outcomes: list[Any] = []
+        tasks.start_soon(outcome_of, rpc, outcomes)
+        await peer.reply(await peer.receive(), "fine")
+        await until(lambda: bool(outcomes))
+        assert outcomes == ["fine"]
+
+
+# Another server process
+
+
+@asynccontextmanager
+async def taken_back(
+    *replies: bytes, unanswered: tuple[int, ...] = ()
+) -> AsyncGenerator[tuple[DriverClient, Peer]]:
+    """A client of a driver that has these messages from the time of another server process."""
+    async with connection() as (stream, peer), background_tasks() as tasks:
+        for reply in replies:
+            peer.connection.send(reply)
+        messages = MessageStream(Source(stream), survival=Survival(60, 2), taken_back=True)
+        rpc = RpcClient(messages, describe_loss, unanswered=unanswered)
+        tasks.start_soon(rpc.read)
+        rpc.attach()
+        yield DriverClient(rpc, tasks), peer
+
+
+async def test_request_ids_have_the_generation() -> None:
+    async with taken_back() as (driver, peer), background_tasks() as tasks:
+        tasks.start_soon(driver.ping)
+        request = await peer.receive()
+        assert request["id"] == NEXT_ID
+        await peer.reply(request, {})
+
+
+async def test_kept_reply_is_given_to_the_call_that_is_sent_again() -> None:
+    reply = payload(id=OLD_ID, result={"result": {"content": []}})
+    stale = payload(id=OLD_ID + 1, result={})
+    logged: list[Any] = []
+    async with taken_back(reply, stale, unanswered=(OLD_ID,)) as (driver, peer):
+        await anyio.sleep(0.2)
+        # The other one is acknowledged, but acknowledgements are cumulative.
+        assert peer.connection.first_unacknowledged == 1
+
+        def on_reply(value: JsonObject) -> None:
+            assert peer.connection.first_unacknowledged == 1
+            logged.append(value)
+
+        result = await driver.call(
+            "files",
+            "tools/call",
+            {},
+            timeout_seconds=5,
+            request_id=OLD_ID,
+            before_send=logged.append,
+            on_reply=on_reply,
+        )
+        assert logged == [OLD_ID, result]
+        await until(lambda: peer.connection.first_unacknowledged == 3)
+
+
+async def test_replies_that_nobody_waits_for_are_acknowledged_at_once() -> None:
+    replies = [payload(id=OLD_ID + number, result={}) for number in range(3)]
+    async with taken_back(*replies) as (_, peer):
+        await until(lambda: peer.connection.first_unacknowledged == 4)
+
+
+async def test_call_without_a_kept_reply_is_sent_again_under_its_id() -> None:
+    async with taken_back(unanswered=(OLD_ID,)) as (driver, peer), background_tasks() as tasks:
+        results: list[JsonObject] = []
+
+        async def call() -> None:
+            results.append(await driver.call("files", "tools/call", {}, timeout_seconds=5, request_id=OLD_ID))
+
+        tasks.start_soon(call)
+        request = await peer.receive()
+        assert (request["id"], request["method"]) == (OLD_ID, "call")
+        await peer.reply(request, {"result": {}})
+        await until(lambda: bool(results))
+
+
+async def test_error_before_sending_prevents_the_call() -> None:
+    def refuse(request_id: int) -> None:
+        raise RuntimeError("the log is full")
+
+    async with taken_back() as (driver, peer), background_tasks() as tasks:
+        with pytest.raises(RuntimeError, match="the log is full"):
+            await driver.call("files", "tools/call", {}, timeout_seconds=5, before_send=refuse)
+        tasks.start_soon(driver.ping)
+        assert (await peer.receive())["method"] == wire.PING
+
+
+async def test_server_that_was_replaced_loses_the_driver() -> None:
+    async with surviving() as (rpc, source, _):
+        peer = source.peer
+        client, driver = stream_pair()
+        next_server = MessageStream(Source(client), survival=Survival(60, 2), taken_back=True)
+        next_server.attach()
+        async with background_tasks() as tasks:
+            tasks.start_soon(next_server.run, ignore, ignore)
+            peer.connection.receive(await driver.receive())
+        assert peer.connection.generation == 2
+        await peer.send_bytes(b"damaged\n")
+        await rpc.closed.wait()
+        error = await rpc.closed_error()
+        assert error.message == "another server process has taken the driver over"
+        assert not error.data["by_driver"]
+        await client.aclose()
+        await driver.aclose()

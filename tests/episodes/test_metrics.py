@@ -1,0 +1,65 @@
+"""What an episode reports, in every way that its calls and the episode itself can end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from decathlon_mcp.episodes.access import Principal
+from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.errors import DecathlonError
+from tests.episodes.environment import TOOLS, ended, exits_with, running_registry
+from tests.fakes.provider import FakeProvider
+
+pytestmark = pytest.mark.anyio
+
+CLIENT = Principal()
+
+
+def value(registry: EpisodeRegistry, name: str, **labels: str) -> float:
+    """The value of one series."""
+    found = registry.metrics.registry.get_sample_value(f"decathlon_{name}", labels)
+    assert found is not None, f"there is no series {name} {labels}"
+    return found
+
+
+async def test_a_call_without_a_reply_is_counted_as_lost_or_cancelled(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS)) as registry:
+        episode = registry.start("find-answer", CLIENT)
+        await episode.ready()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(episode.call, "probe__hang", None)
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+        with pytest.raises(DecathlonError):
+            await episode.call("probe__die", {})
+        verdict = await episode.evaluate()
+        for outcome, count in (("ok", 0), ("error", 0), ("lost", 1), ("cancelled", 1)):
+            assert value(registry, "tool_calls_total", outcome=outcome) == count
+        assert value(registry, "tool_call_seconds_count", hop="driver") == 2
+        assert value(registry, "tool_call_seconds_count", hop="request") == 0
+        assert value(registry, "evaluations_total", suite="probe", status=verdict.status) == 1
+
+
+async def test_an_episode_that_fails_has_an_ending_and_no_opening_time(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(1))) as registry:
+        episode = registry.start("failing-preprocess", CLIENT)
+        await ended(episode)
+        assert value(registry, "queue_seconds_count") == 1
+        assert value(registry, "opening_seconds_count") == 0
+        assert value(registry, "evaluation_seconds_count") == 0
+        assert value(registry, "evaluations_total", suite="probe", status="set_up_failed") == 1
+        assert value(registry, "episodes_ended_total", suite="probe", ending="set_up_failed") == 1
+
+
+async def test_a_refused_start_is_not_counted(tmp_path: Path) -> None:
+    async with running_registry(
+        tmp_path, FakeProvider(tools=TOOLS), max_sandboxes=1, max_queue=0
+    ) as registry:
+        registry.start("find-answer", CLIENT)
+        for task in ("find-answer", "made-up"):
+            with pytest.raises(DecathlonError):
+                registry.start(task, CLIENT)
+        assert value(registry, "episodes_started_total", suite="probe") == 1

@@ -1,0 +1,130 @@
+"""The metrics by themselves: compared with those of prometheus_client, and read while they change."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.registry import Collector
+
+from decathlon_mcp.telemetry.metrics import CALL_BUCKETS_SECONDS, CallSeconds, LoopCounter, Metrics
+
+
+def lines(collector: Collector) -> set[str]:
+    """The samples of the text format, without the times of creation that prometheus_client adds."""
+    text = generate_latest(collector).decode()
+    return {line for line in text.splitlines() if "_created" not in line and not line.startswith("#")}
+
+
+def test_a_histogram_reads_like_one_of_prometheus_client() -> None:
+    registry = CollectorRegistry()
+    theirs = Histogram(
+        "decathlon_tool_call_seconds", "Text.", ["hop"], buckets=CALL_BUCKETS_SECONDS, registry=registry
+    )
+    ours = CallSeconds()
+    for hop in ("request", "response"):
+        theirs.labels(hop)
+    # Bounds are part of their bucket.
+    for seconds in (*CALL_BUCKETS_SECONDS, 0.0, 1e9, *(random.expovariate(1) for _ in range(1_000))):
+        theirs.labels("driver").observe(seconds)
+        ours.driver.observe(seconds)
+    assert lines(ours) == lines(registry)
+
+
+def test_a_counter_reads_like_one_of_prometheus_client() -> None:
+    registry = CollectorRegistry()
+    theirs = Counter("a", "Text.", ["status"], registry=registry)
+    plain = Counter("b", "Text.", registry=registry)
+    ours, our_plain = LoopCounter("a", "Text.", "status", (200,)), LoopCounter("b", "Text.")
+    for status in (200, 200, 404):
+        theirs.labels(status).inc()
+        ours.totals[status] += 1
+    plain.inc(5)
+    our_plain.totals[""] += 5
+    assert lines(ours) | lines(our_plain) == lines(registry)
+
+
+def test_metrics_can_be_read_while_they_change() -> None:
+    metrics = Metrics()
+    stop = threading.Event()
+    failures: list[Exception] = []
+
+    def read() -> None:
+        while not stop.is_set():
+            try:
+                generate_latest(metrics.registry)
+            except Exception as error:  # noqa: BLE001
+                failures.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        for number in range(20_000):
+            metrics.responses.totals[number] += 1
+            metrics.call_seconds.driver.observe(0.1)
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        thread.join()
+    assert failures == []
+
+
+def test_events_of_the_recovery_are_counted() -> None:
+    metrics = Metrics()
+    metrics.set_generation(7)
+    metrics.recovered("continued")
+    metrics.recovered("continued")
+    metrics.recovered("ended")
+    metrics.swept(3)
+    metrics.swept(0)
+    text = lines(metrics.registry)
+    assert "decathlon_generation 7.0" in text
+    assert 'decathlon_episodes_recovered_total{result="continued"} 2.0' in text
+    assert 'decathlon_episodes_recovered_total{result="graded"} 0.0' in text
+    assert "decathlon_sweeps_total 2.0" in text
+    assert "decathlon_swept_sandboxes_total 3.0" in text
+
+
+def test_a_recovered_episode_is_not_started_again_and_has_no_times_of_another_server() -> None:
+    metrics = Metrics()
+    episode = metrics.episode("suite", "task")
+    episode.ready()
+    episode.verdict_made("scored")
+    episode.ended("scored")
+    text = lines(metrics.registry)
+    assert not any(line.startswith("decathlon_episodes_started_total{") for line in text)
+    assert 'decathlon_episodes_ended_total{ending="scored",suite="suite"} 1.0' in text
+    assert {"decathlon_opening_seconds_count 0.0", "decathlon_evaluation_seconds_count 0.0"} <= text
+
+
+def test_a_recovered_opening_that_starts_over_has_a_time() -> None:
+    metrics = Metrics()
+    episode = metrics.episode("suite", "task")
+    episode.admitted()
+    episode.ready()
+    expected = {"decathlon_queue_seconds_count 0.0", "decathlon_opening_seconds_count 1.0"}
+    assert expected <= lines(metrics.registry)
+
+
+@pytest.mark.parametrize("by_task", [False, True])
+def test_tasks_are_labels_only_if_asked_for(by_task: bool) -> None:
+    metrics = Metrics(by_task=by_task, suites=["suite"], endings=["scored"], statuses=["scored"])
+    for number in range(5):
+        episode = metrics.episode("suite", f"task-{number}")
+        episode.started()
+        episode.verdict_made("scored")
+        episode.ended("scored")
+    series = [line for line in lines(metrics.registry) if line.startswith("decathlon_evaluations_total{")]
+    assert len(series) == (5 if by_task else 1)
+
+
+def test_counters_by_suite_begin_at_0() -> None:
+    metrics = Metrics(suites=["suite"], endings=["scored", "closed"], statuses=["forfeited"])
+    text = lines(metrics.registry)
+    assert 'decathlon_episodes_ended_total{ending="closed",suite="suite"} 0.0' in text
+    assert 'decathlon_evaluations_total{status="forfeited",suite="suite"} 0.0' in text
