@@ -244,6 +244,12 @@ class KillableServer:
             command, stdout=None, stderr=None, pass_fds=[self.listener.fileno()]
         )
 
+    async def stop(self) -> None:
+        """SIGTERM: the server ends its episodes."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.terminate()
+            await self.process.wait()
+
     async def kill(self) -> None:
         """SIGKILL."""
         if self.process is not None and self.process.returncode is None:
@@ -252,13 +258,15 @@ class KillableServer:
 
     @property
     def calls(self) -> list[str]:
-        """The texts with which the tool `slow` was called, in order."""
-        file = self.folder / "calls"
-        return file.read_text().splitlines() if file.exists() else []
+        """The texts of the calls so far, of all episodes, each as often as it was sent."""
+        files = self.folder.glob("episodes/*/trajectory.jsonl")
+        lines = [line for file in files for line in file.read_text().splitlines(keepends=True)]
+        records = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [record["arguments"]["text"] for record in records if record["event"] == "call"]
 
     async def called(self, count: int) -> None:
-        """Wait until the tool was called so often, by any client."""
-        with anyio.fail_after(30):
+        """Wait until so many calls were sent."""
+        with anyio.fail_after(60):
             while len(self.calls) < count:  # noqa: ASYNC110  (a file of another process)
                 await anyio.sleep(0.02)
 
@@ -271,12 +279,12 @@ def held_socket() -> Generator[socket.socket]:
 
 @asynccontextmanager
 async def killable_server(folder: Path) -> AsyncGenerator[KillableServer]:
-    """A server that can be killed and started again; killed at the end."""
+    """A server that can be killed and started again; stopped at the end, with all that is left of it."""
     with held_socket() as listener:
-        server = KillableServer(folder, listener)
+        server = KillableServer(folder / "state", listener)
         await server.start()
         try:
             yield server
         finally:
-            with anyio.CancelScope(shield=True):
-                await server.kill()
+            with anyio.CancelScope(shield=True), anyio.move_on_after(60):
+                await server.stop()
