@@ -21,10 +21,12 @@ class WireClient:
         self._writer = writer
         self._session = ""
         self._last_id = 0
+        self.server_info: dict[str, Any] = {}
+        """The result of `initialize`."""
 
     async def initialize(self) -> None:
         client = {"name": "benchmark", "version": "1"}
-        await self.request(
+        self.server_info = await self.request(
             "initialize", {"protocolVersion": PROTOCOL, "capabilities": {}, "clientInfo": client}
         )
         await self._post({"method": "notifications/initialized"})

@@ -9,6 +9,7 @@ from functools import partial
 import anyio
 
 from benchmarks.survival import report
+from benchmarks.survival.deaths import measure_deaths
 from benchmarks.survival.kills import measure_kills
 
 
@@ -20,16 +21,27 @@ def main() -> None:
     kills.add_argument("--episodes", type=int, default=64)
     kills.add_argument("--kills", type=int, default=10)
     kills.add_argument("--every", type=float, default=20, help="seconds between two kills [%(default)s]")
+    deaths = parts.add_parser("deaths", help="deaths in every phase of an episode")
+    deaths.add_argument("--provider", choices=("docker", "local"), default="docker")
+    deaths.add_argument("--count", type=int, default=300, help="number of deaths [%(default)s]")
+    deaths.add_argument("--at-once", type=int, default=8, help="episodes at the same time [%(default)s]")
     options = parser.parse_args()
     text = anyio.run(partial(_run, options))
     sys.stdout.write(text + "\n")
 
 
 async def _run(options: argparse.Namespace) -> str:
-    measured = await measure_kills(
-        options.provider, episodes=options.episodes, kills=options.kills, every=options.every
-    )
-    return report.kills(measured)
+    match options.part:
+        case "kills":
+            return report.kills(
+                await measure_kills(
+                    options.provider, episodes=options.episodes, kills=options.kills, every=options.every
+                )
+            )
+        case _:
+            return report.deaths(
+                await measure_deaths(options.provider, count=options.count, at_once=options.at_once)
+            )
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 
-from benchmarks.survival.kills import Kills
 from benchmarks.report import table
+from benchmarks.survival.deaths import Deaths
+from benchmarks.survival.kills import Kills
 
 
 def kills(measured: Kills) -> str:
@@ -23,3 +24,13 @@ def kills(measured: Kills) -> str:
         *(("lost", error) for error in measured.lost),
     ]
     return table(("quantity", "value"), rows)
+
+
+def deaths(measured: Deaths) -> str:
+    rows = [
+        (f"{victim}, {moment}", *(str(outcomes[of]) for of in ("continued", "forfeited", "lost")))
+        for (victim, moment), outcomes in measured.outcomes.items()
+    ]
+    left = [(f"after deaths of: {victim}", str(leftovers)) for victim, leftovers in measured.leftovers.items()]
+    by_moment = table(("victim and moment", "continued", "forfeited", "lost"), rows)
+    return "\n\n".join((by_moment, table(("left behind", ""), left), *measured.errors))
