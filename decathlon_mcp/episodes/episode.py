@@ -24,7 +24,7 @@ from decathlon_mcp.episodes.admission import Ticket
 from decathlon_mcp.episodes.lease import Lease
 from decathlon_mcp.episodes.operations import Caller, Operations, Outcome, RunningCall, call_digest
 from decathlon_mcp.episodes.recording import CallRecorder, unanswered_call
-from decathlon_mcp.episodes.records import EpisodeRecords, OfferedTools, StoredEpisode
+from decathlon_mcp.episodes.records import EpisodeRecords, OfferedTools, Progress, StoredEpisode
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import Claim, EpisodeSpec
 from decathlon_mcp.episodes.state import Ending, Phase, State
@@ -95,7 +95,10 @@ class Episode:
         One that was not ready starts over. One that was ready is OPENING until its sandbox is taken back.
         """
         self.started_at = stored.started_at
+        if stored.is_closed:
+            self.lease.end()
         if stored.phase in (Phase.QUEUED, Phase.OPENING):
+            self.records.progress = Progress(requested_ending=stored.progress.requested_ending)
             return
         self.records.progress = stored.progress
         self._verdict = stored.verdict

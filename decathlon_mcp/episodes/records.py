@@ -94,9 +94,14 @@ class StoredEpisode:
         """The row of the sandbox with this name."""
         return next((row for row in self.sandboxes if row.name == name), None)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether its end was requested and needs no grading first."""
+        return self.progress.requested_ending is not None and self.phase is not Phase.CLAIMED
+
     def surviving_sandboxes(self) -> set[str]:
         """Names of the sandboxes that the episode needs to continue."""
-        if self.verdict is not None or self.phase not in (Phase.READY, Phase.CLAIMED):
+        if self.verdict is not None or self.is_closed or self.phase not in (Phase.READY, Phase.CLAIMED):
             return set()
         return {
             row.name

@@ -14,22 +14,29 @@ import json
 import logging
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Collection, Generator, Iterable, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import anyio
 import anyio.to_thread
 
-from decathlon_mcp.errors import AtCapacityError, SettingsError
+from decathlon_mcp.errors import AtCapacityError, BadRequestError, SettingsError
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject, as_json, as_object
 
 FILE_NAME = "store.db"
 BUSY_SECONDS = 5.0
-"""How long a statement waits for another process's transaction; these take microseconds."""
+"""How long a starting server waits for another process's transaction; these take microseconds."""
+WRITE_SECONDS = 0.1
+"""How long a running server, whose event loop stands still meanwhile, waits for one."""
+RETRY_SECONDS = 1.0
+"""Time between two tries to write what could not be written."""
+MAX_UNWRITTEN = 2_000
+"""Changes that wait for the next try, in memory; the oldest are dropped."""
 CHECKPOINT_SECONDS = 5.0
 """Time between two moves of new rows from the log into the database file."""
 MAX_LOG_BYTES = 64 << 20
@@ -164,14 +171,23 @@ class RequestRow:
     answered: bool = False
 
 
+_Statement: TypeAlias = "tuple[str, tuple[Any, ...]]"
+_TRANSIENT = frozenset(
+    {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
+)
+"""Codes of errors that can be gone at the next try: a lock, or a full disk."""
+
+
 class Store:
     """The database, for one thread: the event loop's. Statements take microseconds.
 
     `server`: this server's name. `generation`: number of its start on this state folder; higher than that of
     every start before.
 
-    A statement that fails later than the start of an episode (a full disk) is logged and costs the
-    continuation of what it describes, never the running episode. `insert_episode` raises instead.
+    A change that cannot be written (a full disk, another process's lock) is logged and tried again, before
+    later ones. If the server dies before that, it costs the continuation of what it describes; it never costs
+    the running episode. `insert_episode` and `adopt` raise instead. Whatever reads raises SettingsError if the
+    database is damaged.
     """
 
     def __init__(self, file: Path, connection: sqlite3.Connection, *, server: str) -> None:
@@ -179,6 +195,9 @@ class Store:
         self._connection = connection
         self.server = server
         self.generation = 0
+        # Changes that are not in the database, each of them statements of one transaction.
+        self._unwritten: deque[tuple[_Statement, ...]] = deque()
+        self._retry_at = 0.0
 
     @classmethod
     @contextmanager
@@ -188,20 +207,19 @@ class Store:
         Raises SettingsError if the folder's file system cannot hold it, or a newer release wrote it.
         """
         file = state / FILE_NAME
-        try:
+        with _errors_named(file):
             connection = _connect(file)
-        except sqlite3.Error as error:
-            raise SettingsError(f"--state: {file} cannot be used: {error}; choose another folder") from None
         with closing(connection):
             store = cls(file, connection, server=server)
-            try:
+            with _errors_named(file):
                 _migrate(connection, file)
                 store.generation = store._add_start()
-            except sqlite3.Error as error:
-                raise SettingsError(
-                    f"--state: {file} cannot be used: {error}; choose another folder"
-                ) from None
-            yield store
+                store._set_timeout(WRITE_SECONDS)
+            try:
+                yield store
+            finally:
+                store._retry_at = 0.0
+                store._write()
 
     @classmethod
     @contextmanager
@@ -228,12 +246,13 @@ class Store:
                     )
                 yield cls(file, connection, server="")
         except sqlite3.Error as error:
-            raise SettingsError(f"--state: {file} cannot be read: {error}") from None
+            raise _unusable(file, error) from None
 
     async def maintain(self) -> None:
         """Move new rows into the database file from time to time, until cancelled."""
         while True:
             await anyio.sleep(CHECKPOINT_SECONDS)
+            self._write()
             try:
                 await anyio.to_thread.run_sync(_checkpoint, self._file)
             except (sqlite3.Error, OSError) as error:
@@ -242,30 +261,43 @@ class Store:
     # episodes
 
     def insert_episode(self, row: EpisodeRow) -> None:
-        """Raises AtCapacityError if the disk is full or the database cannot be written."""
+        """Raises AtCapacityError if the disk is full or the database cannot be written.
+
+        Raises BadRequestError if there is an episode with this operation.
+        """
+        statement = (
+            "INSERT INTO episodes"
+            " (id, agent_id, server, suite, task, token, operation, phase, started_at, spec, progress)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        )
+        values = (
+            row.id,
+            row.agent_id,
+            self.server,
+            row.suite,
+            row.task,
+            row.token,
+            row.operation,
+            row.phase,
+            row.started_at,
+            _text(row.spec),
+            _text(row.progress),
+        )
+        reason = "earlier changes are not written yet"
+        self._write()
         try:
-            self._execute(
-                "INSERT INTO episodes"
-                " (id, agent_id, server, suite, task, token, operation, phase, started_at, spec, progress)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    row.id,
-                    row.agent_id,
-                    self.server,
-                    row.suite,
-                    row.task,
-                    row.token,
-                    row.operation,
-                    row.phase,
-                    row.started_at,
-                    _text(row.spec),
-                    _text(row.progress),
-                ),
-            )
-        except sqlite3.Error as error:
-            raise AtCapacityError(
-                f"the state folder has no room for another episode: {error}", retryAfterSeconds=60.0
+            if not self._unwritten:
+                self._execute(statement, values)
+                return
+        except sqlite3.IntegrityError:
+            raise BadRequestError(
+                "another request has used this operation id to start an episode; use a new id for each"
             ) from None
+        except sqlite3.Error as error:
+            reason = str(error)
+        raise AtCapacityError(
+            f"the state folder cannot be written for another episode: {reason}", retryAfterSeconds=60.0
+        )
 
     def update_episode(
         self, episode: str, *, phase: str, progress: JsonObject, tools: JsonObject | None = None
@@ -274,19 +306,20 @@ class Store:
         statement, values = "UPDATE episodes SET phase = ?, progress = ?", [phase, _text(progress)]
         if tools is not None:
             statement, values = f"{statement}, tools = ?", [*values, _text(tools)]
-        self._write(f"{statement} WHERE id = ?", (*values, episode))
+        self._write((f"{statement} WHERE id = ?", (*values, episode)))
 
     def set_verdict(self, episode: str, verdict: JsonObject) -> None:
-        self._write("UPDATE episodes SET verdict = ? WHERE id = ?", (_text(verdict), episode))
+        self._write(("UPDATE episodes SET verdict = ? WHERE id = ?", (_text(verdict), episode)))
 
     def end_episode(self, episode: str, ending: str) -> None:
         """Mark an episode as over, and forget its sandboxes and its tools."""
-        with self._transaction():
-            self._write(
+        self._write(
+            (
                 "UPDATE episodes SET phase = ?, ending = ?, ended_at = ?, tools = NULL WHERE id = ?",
                 (ENDED, ending, time.time(), episode),
-            )
-            self._write("DELETE FROM sandboxes WHERE episode = ?", (episode,))
+            ),
+            ("DELETE FROM sandboxes WHERE episode = ?", (episode,)),
+        )
 
     def episode(self, episode: str) -> EpisodeRow | None:
         """The episode with this handle."""
@@ -332,29 +365,41 @@ class Store:
 
     def delete_ended(self, episode: str) -> None:
         """Delete an episode that is over."""
-        self._write("DELETE FROM episodes WHERE id = ? AND phase = ?", (episode, ENDED))
+        self._write(("DELETE FROM episodes WHERE id = ? AND phase = ?", (episode, ENDED)))
 
     def adopt(self, dead: Collection[str]) -> None:
-        """Make the episodes and sessions of these servers this server's own."""
-        with self._transaction():
-            for server in dead:
-                self._write("UPDATE episodes SET server = ? WHERE server = ?", (self.server, server))
-                self._write(
+        """Make the episodes and sessions of these servers this server's own.
+
+        Raises SettingsError if that cannot be written: a server that went on without these episodes would
+        remove their sandboxes.
+        """
+        now = time.time()
+        statements: list[_Statement] = []
+        for server in dead:
+            statements += [
+                ("UPDATE episodes SET server = ? WHERE server = ?", (self.server, server)),
+                (
                     "UPDATE sessions SET server = ?, used_at = ? WHERE server = ?",
-                    (self.server, time.time(), server),
-                )
+                    (self.server, now, server),
+                ),
+            ]
+        with _errors_named(self._file):
+            self._set_timeout(BUSY_SECONDS)
+            self._commit(statements)
+            self._set_timeout(WRITE_SECONDS)
 
     # sandboxes
 
     def insert_sandbox(self, row: SandboxRow) -> None:
-        self._write(
+        statement = (
             "INSERT OR REPLACE INTO sandboxes (name, owner, episode, role, provider, spec)"
-            " VALUES (?, ?, ?, ?, ?, ?)",
-            (row.name, row.owner, row.episode, row.role, row.provider, _text(row.spec)),
+            " VALUES (?, ?, ?, ?, ?, ?)"
         )
+        values = (row.name, row.owner, row.episode, row.role, row.provider, _text(row.spec))
+        self._write((statement, values))
 
     def delete_sandbox(self, name: str) -> None:
-        self._write("DELETE FROM sandboxes WHERE name = ?", (name,))
+        self._write(("DELETE FROM sandboxes WHERE name = ?", (name,)))
 
     def sandboxes(self, episode: str | None = None) -> list[SandboxRow]:
         """The sandboxes of one episode, or all of them."""
@@ -369,11 +414,12 @@ class Store:
 
     def save_session(self, row: SessionRow) -> None:
         """Insert or replace a session."""
-        self._write(
+        statement = (
             "INSERT OR REPLACE INTO sessions (id, server, address, path, episode, used_at, data)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (row.id, self.server, row.address, row.path, row.episode, time.time(), _text(row.data)),
+            " VALUES (?, ?, ?, ?, ?, ?, ?)"
         )
+        now, data = time.time(), _text(row.data)
+        self._write((statement, (row.id, self.server, row.address, row.path, row.episode, now, data)))
 
     def session(self, session: str) -> SessionRow | None:
         """A session of this server."""
@@ -385,17 +431,17 @@ class Store:
 
     def delete_session(self, session: str) -> None:
         """Delete a session with its requests."""
-        with self._transaction():
-            self._write("DELETE FROM sessions WHERE id = ?", (session,))
-            self._write("DELETE FROM requests WHERE session = ?", (session,))
+        self._write(
+            ("DELETE FROM sessions WHERE id = ?", (session,)),
+            ("DELETE FROM requests WHERE session = ?", (session,)),
+        )
 
     def delete_sessions(self, server: str) -> None:
         """Delete the sessions of a server, with their requests."""
-        with self._transaction():
-            self._write(
-                "DELETE FROM requests WHERE session IN (SELECT id FROM sessions WHERE server = ?)", (server,)
-            )
-            self._write("DELETE FROM sessions WHERE server = ?", (server,))
+        self._write(
+            ("DELETE FROM requests WHERE session IN (SELECT id FROM sessions WHERE server = ?)", (server,)),
+            ("DELETE FROM sessions WHERE server = ?", (server,)),
+        )
 
     def unused_sessions(self, unix_seconds: float) -> list[SessionRow]:
         """This server's sessions that no server has started or written since that time."""
@@ -408,21 +454,31 @@ class Store:
     # requests of sessions
 
     def insert_request(self, row: RequestRow) -> None:
-        """Keep a request until `delete_requests`. Before it is served."""
-        self._write(
-            "INSERT OR REPLACE INTO requests (session, request, sent_at, message) VALUES (?, ?, ?, ?)",
-            (row.session, row.request, time.time(), row.message),
-        )
+        """Keep a request until `delete_requests`. Before it is served.
+
+        One that cannot be written is not tried again, since it may be long.
+        """
+        self._write()
+        try:
+            if not self._unwritten:
+                self._execute(
+                    "INSERT OR REPLACE INTO requests (session, request, sent_at, message)"
+                    " VALUES (?, ?, ?, ?)",
+                    (row.session, row.request, time.time(), row.message),
+                )
+        except sqlite3.Error as error:
+            _log.error("a request could not be stored", extra=fields(why=str(error)))
 
     def answer_request(self, session: str, request: str) -> None:
         """Mark a request whose answer was written."""
-        self._write("UPDATE requests SET answered = 1 WHERE session = ? AND request = ?", (session, request))
+        self._write(
+            ("UPDATE requests SET answered = 1 WHERE session = ? AND request = ?", (session, request))
+        )
 
     def delete_requests(self, requests: Iterable[tuple[str, str]]) -> None:
         """Delete requests, given as pairs of a session and a request's id."""
-        with self._transaction():
-            for session, request in requests:
-                self._write("DELETE FROM requests WHERE session = ? AND request = ?", (session, request))
+        statement = "DELETE FROM requests WHERE session = ? AND request = ?"
+        self._write(*((statement, request) for request in requests))
 
     def requests(self, session: str) -> list[RequestRow]:
         """The requests of a session whose answers may not have arrived, oldest first."""
@@ -468,32 +524,48 @@ class Store:
             )
 
     def _rows(self, statement: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
-        return self._execute(statement, values).fetchall()
+        with _errors_named(self._file):
+            return self._execute(statement, values).fetchall()
 
     def _execute(self, statement: str, values: Iterable[Any] = ()) -> sqlite3.Cursor:
         return self._connection.execute(statement, tuple(values))
 
-    def _write(self, statement: str, values: Iterable[Any]) -> None:
-        try:
-            self._execute(statement, values)
-        except sqlite3.Error as error:
-            # The running server does not need the row; only the next one would.
-            _log.error("the store could not be written", extra=fields(why=str(error)))
-
-    @contextmanager
-    def _transaction(self) -> Generator[None]:
-        try:
-            self._execute("BEGIN IMMEDIATE")
-        except sqlite3.Error as error:
-            _log.error("the store could not be written", extra=fields(why=str(error)))
-            yield
+    def _write(self, *statements: _Statement) -> None:
+        """Write a change, after earlier ones that could not be written; without statements only these."""
+        if statements:
+            self._unwritten.append(statements)
+            if len(self._unwritten) > MAX_UNWRITTEN:
+                self._unwritten.popleft()
+        if not self._unwritten or time.monotonic() < self._retry_at:
             return
+        while self._unwritten:
+            try:
+                self._commit(self._unwritten[0])
+            except sqlite3.Error as error:
+                _log.error("the store could not be written", extra=fields(why=str(error)))
+                if error.sqlite_errorcode & 0xFF in _TRANSIENT:
+                    self._retry_at = time.monotonic() + RETRY_SECONDS
+                    return
+            self._unwritten.popleft()
+
+    def _commit(self, statements: Sequence[_Statement]) -> None:
+        """Write statements, all of them or none. Raises sqlite3.Error."""
+        if len(statements) == 1:
+            self._execute(*statements[0])
+            return
+        self._execute("BEGIN IMMEDIATE")
         try:
-            yield
-        finally:
+            for statement in statements:
+                self._execute(*statement)
+            self._execute("COMMIT")
+        except BaseException:
             # Rolled back by SQLite already if the disk was full.
             if self._connection.in_transaction:
-                self._write("COMMIT", ())
+                self._execute("ROLLBACK")
+            raise
+
+    def _set_timeout(self, seconds: float) -> None:
+        self._execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
 
 
 def _connect(file: Path) -> sqlite3.Connection:
@@ -558,9 +630,39 @@ def _session(row: tuple[Any, ...]) -> SessionRow:
     )
 
 
+@contextmanager
+def _errors_named(file: Path) -> Generator[None]:
+    """Raise SettingsError, with what to do, for an error of the database."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _unusable(file, error) from None
+
+
+def _unusable(file: Path, error: sqlite3.Error) -> SettingsError:
+    # Python has no code for its own errors, such as that of a connection that was closed.
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        cure = (
+            f"it is damaged: move {file.name}* out of the folder. Then episodes in progress end; the files "
+            "of all episodes stay"
+        )
+    elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        cure = f"another process has locked it for over {BUSY_SECONDS:g} s"
+    elif code == sqlite3.SQLITE_FULL:
+        cure = "free some space"
+    else:
+        cure = "choose another folder"
+    return SettingsError(f"--state: {file} cannot be used: {error}; {cure}")
+
+
 def _text(value: JsonObject) -> str:
     return as_json(value).decode("utf-8")
 
 
 def _object(text: str) -> JsonObject:
-    return as_object(json.loads(text)) or {}
+    """An object; an empty one for a damaged row, which its reader then refuses alone."""
+    try:
+        return as_object(json.loads(text)) or {}
+    except (ValueError, RecursionError):
+        return {}

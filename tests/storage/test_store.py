@@ -7,11 +7,15 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
+from collections.abc import Generator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
-from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.errors import AtCapacityError, BadRequestError, SettingsError
+from decathlon_mcp.storage import store as store_module
 from decathlon_mcp.storage.store import ENDED, EpisodeRow, RequestRow, SandboxRow, SessionRow, Store
 
 WRITER = """
@@ -148,3 +152,125 @@ def test_database_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
     with Store.open(tmp_path, "me"):
         assert (tmp_path / "store.db").stat().st_mode & 0o077 == 0
         assert (tmp_path / "store.db-wal").stat().st_mode & 0o077 == 0
+
+
+@contextmanager
+def locked(state: Path) -> Generator[None]:
+    """Another process writes to the database, as a person with `sqlite3` would."""
+    with closing(sqlite3.connect(state / "store.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+@contextmanager
+def full(store: Store) -> Generator[None]:
+    """The database file cannot grow."""
+    connection = store._connection  # pyright: ignore[reportPrivateUsage]
+    ((pages,),) = connection.execute("PRAGMA page_count").fetchall()
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+    yield
+    connection.execute("PRAGMA max_page_count = 1000000000")
+
+
+def test_changes_while_the_store_is_locked_are_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "RETRY_SECONDS", 0.2)
+    with Store.open(tmp_path, "me") as store:
+        store.insert_episode(episode())
+        with locked(tmp_path):
+            began_at = time.monotonic()
+            for number in range(100):
+                store.update_episode("one", phase="ready", progress={"number": number})
+            store.end_episode("one", "closed")
+            # Only the first of them has waited.
+            assert time.monotonic() - began_at < 5 * store_module.WRITE_SECONDS
+            with pytest.raises(AtCapacityError):
+                store.insert_episode(episode("two"))
+        time.sleep(store_module.RETRY_SECONDS)
+        store.insert_episode(episode("two"))
+        row = store.episode("one")
+        assert row is not None
+        assert (row.phase, row.progress) == (ENDED, {"number": 99})
+
+
+def test_changes_on_a_full_disk_are_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "RETRY_SECONDS", 0.0)
+    with Store.open(tmp_path, "me") as store:
+        store.insert_episode(episode())
+        with full(store):
+            store.set_verdict("one", {"detail": "x" * 100_000})
+            store.insert_request(RequestRow("session", "1", b"x" * 100_000))
+            store.end_episode("one", "closed")
+            assert [row.id for row in store.live_episodes()] == ["one"]
+            with pytest.raises(AtCapacityError):
+                store.insert_episode(episode("two"))
+        store.insert_episode(episode("two"))
+        row = store.episode("one")
+        assert row is not None
+        assert row.phase == ENDED
+        assert row.verdict == {"detail": "x" * 100_000}
+        assert store.requests("session") == []  # not kept in memory, because it may be long
+
+
+def test_changes_that_could_not_be_written_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "MAX_UNWRITTEN", 10)
+    with Store.open(tmp_path, "me") as store:
+        with locked(tmp_path):
+            for number in range(100):
+                store.save_session(SessionRow(id=f"{number}", server="", address="lobby", path="/", data={}))
+        monkeypatch.setattr(store, "_retry_at", 0.0)
+        store.delete_sandbox("none")
+        assert store.session("0") is None
+        assert store.session("99") is not None
+
+
+def test_adopting_fails_if_the_store_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "BUSY_SECONDS", 0.1)
+    with Store.open(tmp_path, "dead") as store:
+        store.insert_episode(episode())
+    with Store.open(tmp_path, "next") as store:
+        with locked(tmp_path), pytest.raises(SettingsError, match="another process has locked it"):
+            store.adopt(["dead"])
+        store.adopt(["dead"])
+        assert [row.id for row in store.live_episodes()] == ["one"]
+
+
+def test_damaged_store_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with Store.open(tmp_path, "me") as store:
+        for number in range(200):
+            store.insert_episode(episode(f"{number}"))
+    file = tmp_path / "store.db"
+    data = file.read_bytes()
+    half = len(data) // 2
+
+    def start() -> None:
+        with Store.open(tmp_path, "next") as store:
+            store.adopt(["me"])
+            store.live_episodes()
+
+    for damaged in (b"no database" * 1000, data[:5000], data[:4096] + b"\xff" * half):
+        file.write_bytes(damaged)
+        with pytest.raises(SettingsError, match=r"it is damaged: move store\.db\* out of the folder"):
+            start()
+
+
+def test_damaged_row_does_not_hide_the_others(tmp_path: Path) -> None:
+    with Store.open(tmp_path, "me") as store:
+        store.insert_episode(episode("one"))
+        store.insert_episode(episode("two"))
+        with closing(sqlite3.connect(tmp_path / "store.db")) as other, other:
+            other.execute("UPDATE episodes SET spec = '{' WHERE id = 'one'")
+        assert [(row.id, bool(row.spec)) for row in store.live_episodes()] == [("one", False), ("two", True)]
+
+
+def test_second_episode_of_an_operation_is_refused(tmp_path: Path) -> None:
+    with Store.open(tmp_path, "me") as store:
+        store.insert_episode(episode("one", operation="op"))
+        with pytest.raises(BadRequestError, match="use a new id for each"):
+            store.insert_episode(episode("two", operation="op"))

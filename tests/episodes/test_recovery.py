@@ -1,0 +1,119 @@
+"""Episodes of a dead server, continued by a registry over a fake provider."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import anyio
+import pytest
+
+from decathlon_mcp.app import create_registry
+from decathlon_mcp.catalogue.catalogue import Catalogue
+from decathlon_mcp.episodes.access import Principal
+from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.recovery import Recovery
+from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.state import Ending, Phase
+from decathlon_mcp.settings import Settings
+from decathlon_mcp.storage.instance import create_state_folder, instance_lock
+from decathlon_mcp.storage.journal import Journal
+from decathlon_mcp.storage.store import EpisodeRow, Store
+from decathlon_mcp.types import JsonObject
+from tests.episodes.environment import TOOLS, ended, exits_with, sandbox_factory
+from tests.fakes.provider import FakeProvider
+
+pytestmark = pytest.mark.anyio
+
+HANDLE, AGENT_ID = "a" * 48, "b" * 48
+PLAYER = Principal()
+
+
+@asynccontextmanager
+async def recovered(
+    tmp_path: Path, phase: Phase, progress: JsonObject, *, task: str = "find-answer"
+) -> AsyncGenerator[EpisodeRegistry]:
+    """A registry that has taken over one episode, which a dead server left like this."""
+    state = tmp_path / "state"
+    settings = Settings.model_validate({"state": state})
+    create_state_folder(state)
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    factory = sandbox_factory(tmp_path, provider)
+    limits = create_registry(Catalogue([]), {}, settings, tmp_path).options.limits
+    with Store.open(state, "dead") as store:
+        store.insert_episode(
+            EpisodeRow(
+                id=HANDLE,
+                agent_id=AGENT_ID,
+                server="dead",
+                suite=factory.suite.name,
+                task=task,
+                phase=Phase.QUEUED,
+                started_at=1.0,
+                spec={
+                    "owner": asdict(PLAYER),
+                    "launch_time": "2026-01-01T00:00:00+00:00",
+                    "policy": "visible",
+                    "limits": asdict(limits),
+                    "keeps_workspace": False,
+                },
+                progress={},
+            )
+        )
+        store.update_episode(HANDLE, phase=phase, progress=progress)
+    Journal(state / "episodes" / HANDLE).close()
+    (state / "servers").mkdir(exist_ok=True)
+    (state / "servers" / "dead").write_text('{"survives": true}')
+    scratch = state / "scratch" / "own"
+    scratch.mkdir()
+    with instance_lock(state, survives=True) as lock, Store.open(state, lock.name) as store:
+        assert lock.dead == ["dead"]
+        registry = create_registry(
+            Catalogue([factory.suite]), {factory.suite.name: factory}, settings, scratch, store
+        )
+        async with provider, registry.running():
+            await Recovery(registry, lock, [provider], scratch).run()
+            yield registry
+        assert store.live_episodes() == []
+        assert lock.dead == []
+    assert provider.machine.sandboxes == {}
+
+
+def only(registry: EpisodeRegistry) -> Episode:
+    return registry.find(HANDLE, PLAYER)
+
+
+async def test_episode_that_was_queued_is_set_up(tmp_path: Path) -> None:
+    async with recovered(tmp_path, Phase.QUEUED, {}) as registry:
+        with anyio.fail_after(10):
+            await only(registry).state.reach(Phase.READY)
+        assert await only(registry).claim_done(None)
+        assert (await only(registry).evaluate()).reward == 1.0
+
+
+async def test_episode_that_was_being_closed_ends_as_closed(tmp_path: Path) -> None:
+    for number, phase in enumerate((Phase.QUEUED, Phase.OPENING, Phase.READY)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        progress: JsonObject = {"requested_ending": str(Ending.CLOSED)}
+        async with recovered(folder, phase, progress) as registry:
+            with anyio.fail_after(10):
+                await ended(only(registry))
+            assert only(registry).state.ending is Ending.CLOSED
+
+
+async def test_ready_episode_without_a_sandbox_is_lost(tmp_path: Path) -> None:
+    progress: JsonObject = {"ready_at": "2026-01-01T00:00:00+00:00", "opened_at": 1e12, "agent": "gone-agent"}
+    async with recovered(tmp_path, Phase.READY, progress) as registry:
+        with anyio.fail_after(10):
+            await ended(only(registry))
+        assert only(registry).state.ending is Ending.SANDBOX_LOST
+
+
+async def test_episode_of_a_task_that_is_not_served_any_more_ends(tmp_path: Path) -> None:
+    async with recovered(tmp_path, Phase.QUEUED, {}, task="no-such-task") as registry:
+        assert registry.live == []
+        assert registry.store is not None
+        assert [row.ending for row in registry.store.ended_episodes(5)] == [str(Ending.NOT_CONTINUED)]
