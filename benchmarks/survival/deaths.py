@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -54,6 +55,7 @@ class Deaths:
 
     def count(self, victim: Victim, moment: Moment, outcome: Outcome) -> None:
         self.outcomes.setdefault((victim, moment), Counter())[outcome] += 1
+        sys.stderr.write(f"{self.total()}: {victim}, {moment}: {outcome}\n")
 
     def total(self, victim: Victim | None = None) -> int:
         return sum(

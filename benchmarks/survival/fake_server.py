@@ -15,6 +15,7 @@ from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.server import listen, serve_http
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.settings import Settings
+from decathlon_mcp.telemetry.logs import configure_logging
 from tests.fakes.driver import FakeCall
 from tests.fakes.provider import FakeProvider, FakeSandbox
 from tests.probe.serving import SUITE
@@ -42,6 +43,7 @@ async def _sleep(call: FakeCall) -> str:
 
 
 async def main(state: Path, ready_file: Path, options: str) -> None:
+    configure_logging("warning", "text")
     tools = {"probe": {"echo": _echo, "sleep": _sleep}}
     # `bootstrap` is a server's whole composition; only its provider is another.
     setattr(app, "_create_provider", lambda _name, owner, _settings: _Provider(owner, tools=tools))  # noqa: B010
