@@ -9,6 +9,7 @@ from functools import partial
 import anyio
 
 from benchmarks.survival import report
+from benchmarks.survival.cost import measure_cost
 from benchmarks.survival.deaths import measure_deaths
 from benchmarks.survival.kills import measure_kills
 from benchmarks.survival.soak import measure_soak
@@ -30,6 +31,9 @@ def main() -> None:
     soak.add_argument("--provider", choices=("fake", "docker", "local"), default="fake")
     soak.add_argument("--episodes", type=int, default=10_000)
     soak.add_argument("--at-once", type=int, default=32, help="episodes at the same time [%(default)s]")
+    cost = parts.add_parser("cost", help="a call with and without a store")
+    cost.add_argument("--provider", choices=("docker", "local"), default="docker")
+    cost.add_argument("--calls", type=int, default=1000, help="rounds of calls [%(default)s]")
     options = parser.parse_args()
     text = anyio.run(partial(_run, options))
     sys.stdout.write(text + "\n")
@@ -47,6 +51,8 @@ async def _run(options: argparse.Namespace) -> str:
             return report.soak(
                 await measure_soak(options.provider, episodes=options.episodes, at_once=options.at_once)
             )
+        case "cost":
+            return report.cost(await measure_cost(options.provider, rounds=options.calls))
         case _:
             return report.deaths(
                 await measure_deaths(options.provider, count=options.count, at_once=options.at_once)

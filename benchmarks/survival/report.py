@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 
 from benchmarks.report import table
+from benchmarks.survival.cost import PATHS, Cost
 from benchmarks.survival.deaths import Deaths
 from benchmarks.survival.kills import Kills
 from benchmarks.survival.soak import Soak
@@ -55,3 +56,15 @@ def soak(measured: Soak) -> str:
         *([("left behind", str(measured.leftovers))] if measured.leftovers else []),
     ]  # fmt: skip
     return "\n\n".join((table(("quantity", "value"), rows), *measured.errors[:20]))
+
+
+def cost(measured: Cost) -> str:
+    rows = [
+        (
+            path,
+            *(f"{measured.samples[path, survives].p50 * 1e3:.2f}" for survives in (False, True)),
+            f"**{measured.ratio(path):.3f}**",
+        )
+        for path in PATHS
+    ]
+    return table(("a call of 100 bytes, p50", "without a store, ms", "with a store, ms", "ratio"), rows)
