@@ -97,7 +97,7 @@ class Episode:
         self.started_at = stored.started_at
         if stored.is_closed:
             self.lease.end()
-        if stored.phase in (Phase.QUEUED, Phase.OPENING):
+        if stored.phase in (Phase.QUEUED, Phase.OPENING) and stored.verdict is None:
             self.records.progress = Progress(requested_ending=stored.progress.requested_ending)
             return
         self.records.progress = stored.progress
