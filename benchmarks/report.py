@@ -47,8 +47,8 @@ def calls(measured: Calls) -> str:
         *((f"leg: {endpoint}, {era}", samples[endpoint, era]) for endpoint, era in DIRECT),
         ("leg: attached stream", samples[STREAM]),
     ]
-    times = _table(("a call of 100 bytes", "p50 ms", "p99 ms"), (_times(name, of) for name, of in rows))
-    ratios = _table(
+    times = table(("a call of 100 bytes", "p50 ms", "p99 ms"), (_times(name, of) for name, of in rows))
+    ratios = table(
         ("through the server and a sandbox / the sum of its legs", "p50", "p99"),
         (
             _ratios(
@@ -63,7 +63,7 @@ def calls(measured: Calls) -> str:
 
 def processes(measured: Processes) -> str:
     rows = [("a call", measured.call), ("`docker exec python3 -c 'import mcp'`", measured.process)]
-    times = _table(("in turns", "p50 ms", "p99 ms"), (_times(name, of) for name, of in rows))
+    times = table(("in turns", "p50 ms", "p99 ms"), (_times(name, of) for name, of in rows))
     factor = measured.process.p50 / measured.call.p50
     summary = f"A call is **{factor:.0f} times** faster."
     return f"## Tool call and process per call\n\n{PROCESSES}\n\n{times}\n\n{summary}"
@@ -80,17 +80,17 @@ def openings(measured: Openings) -> str:
         ("the same, until its sandbox is removed", measured.removed),
         ("`docker run --rm --network none IMAGE python3 -c pass`", measured.docker_run),
     ]
-    times = _table(("one at a time", "p50 ms", "p99 ms"), (_times(name, of) for name, of in rows))
+    times = table(("one at a time", "p50 ms", "p99 ms"), (_times(name, of) for name, of in rows))
     ratios = [_ratios(name, of, measured.docker_run) for name, of in rows[:2]]
-    return f"## Opening\n\n{OPENINGS}\n\n{times}\n\n{_table(('/ `docker run`', 'p50', 'p99'), ratios)}"
+    return f"## Opening\n\n{OPENINGS}\n\n{times}\n\n{table(('/ `docker run`', 'p50', 'p99'), ratios)}"
 
 
 def servers(measured: Servers) -> str:
     samples, slowest, combined = measured.samples, measured.slowest, measured.combined
     rows = [*((f"`{name}`", samples[name]) for name in SINGLE), ("all four", combined)]
-    times = _table(("set-up of a task", "p50 ms", "p99 ms"), (_times(name, of) for name, of in rows))
+    times = table(("set-up of a task", "p50 ms", "p99 ms"), (_times(name, of) for name, of in rows))
     total = sum((samples[name] for name in SINGLE[1:]), samples[SINGLE[0]])
-    ratios = _table(
+    ratios = table(
         ("all four", "p50", "p99"),
         [
             _ratios(f"/ the slowest, `{slowest}`", combined, samples[slowest]),
@@ -111,7 +111,7 @@ def batch(measured: Batch) -> str:
         (f"close {size} episodes until none remains, s", f"{measured.close_seconds:.1f}"),
         *((f"{kind} remaining", str(count)) for kind, count in measured.remaining.items()),
     ]
-    return f"## {size} concurrent episodes\n\n{BATCH}\n\n{_table(('quantity', 'value'), rows)}"
+    return f"## {size} concurrent episodes\n\n{BATCH}\n\n{table(('quantity', 'value'), rows)}"
 
 
 def attacks(machine: dict[str, str], outcomes: Sequence[Outcome], limit_gib: float) -> str:
@@ -127,7 +127,7 @@ def attacks(machine: dict[str, str], outcomes: Sequence[Outcome], limit_gib: flo
     )
     columns = ("attack", "reply", "peak memory MiB", "worst `/healthz` ms", "neighbour")
     head = "\n".join(f"- {name}: {value}" for name, value in machine.items())
-    return f"# Attacks\n\n{head}\n\n{ATTACKS.format(limit=limit_gib)}\n\n{_table(columns, rows)}"
+    return f"# Attacks\n\n{head}\n\n{ATTACKS.format(limit=limit_gib)}\n\n{table(columns, rows)}"
 
 
 def _load(name: str, load: Load) -> list[tuple[str, ...]]:
@@ -149,6 +149,6 @@ def _ratios(name: str, numerator: Samples, denominator: Samples) -> tuple[str, .
     )
 
 
-def _table(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+def table(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [headings, ("---", *("---:" for _ in headings[1:])), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

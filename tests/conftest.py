@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from functools import wraps
 from inspect import iscoroutinefunction
 from typing import Any, NoReturn, cast
@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from decathlon_mcp.sandboxes.docker.image import STARTER_IMAGE
+from tests.sandboxes.own_engine import OwnEngine, engine_with
 
 DEADLINE_SECONDS = 180
 """Deadline of an asynchronous test, sized for a slow machine."""
@@ -70,6 +71,21 @@ def test_image(docker_engine: Any) -> str:
     except ImageNotFound:
         _skip_or_fail(f"there is no image {STARTER_IMAGE}; build it with tests/image/build")
     return STARTER_IMAGE
+
+
+@pytest.fixture(scope="module")
+async def _shared_engine(
+    docker_engine: Any, test_image: str, anyio_backend: object
+) -> AsyncIterator[OwnEngine]:
+    async with engine_with(test_image) as engine:
+        yield engine
+
+
+@pytest.fixture
+def own_engine(_shared_engine: OwnEngine, monkeypatch: pytest.MonkeyPatch) -> OwnEngine:
+    """A second Docker engine, which the test may kill; new connections to Docker lead to it."""
+    monkeypatch.setenv("DOCKER_HOST", _shared_engine.host)
+    return _shared_engine
 
 
 @pytest.fixture

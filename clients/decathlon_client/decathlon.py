@@ -22,7 +22,7 @@ from decathlon_client.background import background_tasks
 from decathlon_client.batch import Batch, open_batch
 from decathlon_client.close_budget import CloseBudget, is_interrupt
 from decathlon_client.embedded import EmbeddedEndpoint
-from decathlon_client.episode import Episode, connect_episode
+from decathlon_client.episode import Episode, connect_episode, raise_if_ended
 from decathlon_client.errors import ClientError, ProtocolError
 from decathlon_client.lockstep import Lockstep, open_lockstep
 from decathlon_client.opener import EpisodeOpener, OpeningOptions
@@ -233,6 +233,8 @@ class Decathlon:
         UnknownEpisodeError, EpisodeEndedError.
         """
         async with self._connect(episode, None, CloseBudget()) as connected:
+            # Its tools are listed also after its end.
+            await raise_if_ended(self._ask, connected.id)
             yield connected
 
     def _open_once(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -117,11 +117,7 @@ class Episode:
 
     async def _phase(self) -> str | None:
         """The episode's phase according to the server; None if it does not say."""
-        try:
-            status = (await self._call_lobby("episode_status", {"episode": self.id})).structured or {}
-        except ClientError:
-            return None
-        phase = status.get("phase")
+        phase = (await _status(self._call_lobby, self.id)).get("phase")
         return None if phase is None else str(phase)
 
     async def ended_with_reward(self) -> bool:
@@ -241,6 +237,24 @@ async def connect_episode(
         agent_address=agent_address,
     )
     return Episode(session, call_lobby, info)
+
+
+async def raise_if_ended(call_lobby: CallLobby, handle: str) -> None:
+    """Raise EpisodeEndedError if the server says that the episode has ended."""
+    status = await _status(call_lobby, handle)
+    if status.get("phase") == "ended":
+        reason = str(status.get("ending", ""))
+        raise EpisodeEndedError(
+            f"the episode has ended: {reason}", code="episode_ended", data={"reason": reason}
+        )
+
+
+async def _status(call_lobby: CallLobby, handle: str) -> Mapping[str, Any]:
+    """The episode's status according to the server; empty if it does not say."""
+    try:
+        return (await call_lobby("episode_status", {"episode": handle})).structured or {}
+    except ClientError:
+        return {}
 
 
 def _parse(arguments: str) -> JsonObject:

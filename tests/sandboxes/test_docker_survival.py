@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import anyio
 import pytest
-from anyio import to_thread
 from docker import APIClient
 from docker.errors import APIError
 
@@ -24,6 +20,7 @@ from decathlon_mcp.sandboxes.docker import provider as docker_provider
 from decathlon_mcp.sandboxes.docker.engine import live_restore_keeps_auto_remove
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
 from tests.sandboxes.conftest import Bench, docker_bench
+from tests.sandboxes.own_engine import OwnEngine
 from tests.sandboxes.test_docker import image_with_users
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
@@ -167,94 +164,6 @@ async def test_container_that_was_left_behind_is_removed_by_the_next_sweep(
 
 
 # An engine that is killed
-
-
-class OwnEngine:
-    """A second Docker engine, with live-restore, that tests may kill. Everything of it is in one folder.
-
-    It has a network namespace of its own: without a bridge, an engine removes the interface `docker0`, which
-    would be that of the machine's own engine.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
-        self.host = f"unix://{folder}/sock"
-
-    async def start(self) -> Self:
-        options = {
-            "--data-root": self._folder / "data",
-            "--exec-root": self._folder / "exec",
-            "--pidfile": self._folder / "pid",
-            "--host": self.host,
-            "--bridge": "none",
-        }
-        flags = ("--live-restore", "--iptables=false", "--ip-masq=false")
-        argv = [
-            "unshare",
-            "--net",
-            "dockerd",
-            *(str(part) for option in options.items() for part in option),
-            *flags,
-        ]
-        with (self._folder / "log").open("ab") as log:
-            self._process = await to_thread.run_sync(
-                lambda: subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
-            )
-        while not await self._answers():
-            assert self._process.poll() is None, (self._folder / "log").read_text()[-2000:]
-            await anyio.sleep(0.05)
-        return self
-
-    async def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        await to_thread.run_sync(self._process.wait)
-        # The engine's containerd is killed with it. By its file, the next engine would wait for one that has
-        # not been reaped yet.
-        (self._folder / "exec/containerd/containerd.pid").unlink()
-
-    async def aclose(self) -> None:
-        assert self._process is not None
-        if self._process.poll() is not None:
-            await self.start()
-        containers = (await self._docker("ps", "--all", "--quiet")).stdout.decode().split()
-        if containers:
-            await self._docker("rm", "--force", *containers)
-        # Killed, since it takes 40 s to stop. Each engine mounts its folder, and a killed one leaves that.
-        await self.kill()
-        while self._folder.exists():
-            await anyio.run_process(["umount", f"{self._folder}/data"], check=False)
-            await to_thread.run_sync(lambda: shutil.rmtree(self._folder, ignore_errors=True))
-
-    async def _answers(self) -> bool:
-        return (await self._docker("version")).returncode == 0
-
-    async def _docker(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-        return await anyio.run_process(["docker", "--host", self.host, *arguments], check=False)
-
-
-@pytest.fixture(scope="module")
-async def shared_engine(
-    docker_engine: Any, test_image: str, anyio_backend: object
-) -> AsyncIterator[OwnEngine]:
-    if os.geteuid() != 0 or not shutil.which("dockerd"):
-        pytest.skip("needs root and dockerd")
-    # Not pytest's own folder: the path of a socket is limited to 107 bytes.
-    engine = OwnEngine(Path(tempfile.mkdtemp(prefix="decathlon-engine-")))
-    await engine.start()
-    try:
-        image = await anyio.run_process(["docker", "save", test_image])
-        await anyio.run_process(["docker", "--host", engine.host, "load"], input=image.stdout)
-        yield engine
-    finally:
-        await engine.aclose()
-
-
-@pytest.fixture
-def own_engine(shared_engine: OwnEngine, monkeypatch: pytest.MonkeyPatch) -> OwnEngine:
-    monkeypatch.setenv("DOCKER_HOST", shared_engine.host)
-    return shared_engine
 
 
 @asynccontextmanager

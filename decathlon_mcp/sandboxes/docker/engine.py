@@ -29,6 +29,9 @@ from decathlon_mcp.types import JsonObject, as_object
 
 CONNECT_SECONDS = 2.0
 REQUEST_SECONDS = 60.0
+RESTART_SECONDS = 60.0
+"""How long an engine may take to restart, for sandboxes that survive."""
+RETRY_SECONDS = 0.2
 THREADS = 32
 POOL_SIZE = 2 * THREADS
 """HTTP connections kept open. With fewer than threads, the SDK closes connections after use."""
@@ -206,6 +209,20 @@ class Engine:
             raise
         except (RequestException, DockerException, ConnectionRefusedError, FileNotFoundError) as error:
             raise self._unavailable(error) from error
+
+    async def wait_until_it_answers(self, deadline: float) -> None:
+        """Wait for an engine that has answered before: it may be restarting.
+
+        `deadline` by the event loop's clock; then raises ProviderUnavailableError.
+        """
+        await self.api()
+        while True:
+            try:
+                return await to_thread.run_sync(self.try_to_connect, limiter=self._threads)
+            except OSError as error:
+                if anyio.current_time() >= deadline:
+                    raise self._unavailable(error) from error
+            await anyio.sleep(RETRY_SECONDS)
 
     async def aclose(self) -> None:
         if self._api is not None:

@@ -28,7 +28,7 @@ from docker.errors import APIError, NotFound
 from decathlon_mcp.errors import BadRequestError, DecathlonError, ImageError, ProviderUnavailableError
 from decathlon_mcp.sandboxes.base import Finding, Isolation, Limits, SandboxSpec, finding
 from decathlon_mcp.sandboxes.docker.container import DEFAULT_NETWORK, Container, remove_container
-from decathlon_mcp.sandboxes.docker.engine import Api, Engine, engine_message
+from decathlon_mcp.sandboxes.docker.engine import RESTART_SECONDS, Api, Engine, engine_message
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL, EventWatch
 from decathlon_mcp.sandboxes.docker.image import find_image, install_hint
 from decathlon_mcp.sandboxes.docker.sandbox import DockerSandbox
@@ -103,9 +103,25 @@ class DockerProvider:
     async def open(self, spec: SandboxSpec) -> AsyncGenerator[DockerSandbox]:
         self._check_name(spec.name)
         await self._engine.api()
-        container = Container(self._owner, spec, network=self._network)
+        deadline = anyio.current_time() + (RESTART_SECONDS if spec.survives else 0)
         async with AsyncExitStack() as stack:
-            yield await self._enter(stack, container, container.open)
+            yield await self._enter_new(stack, spec, deadline)
+
+    async def _enter_new(self, stack: AsyncExitStack, spec: SandboxSpec, deadline: float) -> DockerSandbox:
+        """Open a new sandbox on `stack`; again, until `deadline`, if the engine restarts meanwhile."""
+        while True:
+            async with AsyncExitStack() as attempt:
+                container = Container(self._owner, spec, network=self._network)
+                try:
+                    sandbox = await self._enter(attempt, container, container.open)
+                except ProviderUnavailableError as error:
+                    if anyio.current_time() >= deadline or isinstance(error.__cause__, APIError):
+                        raise
+                    # Before the attempt ends, which removes the container that it may have created.
+                    await self._engine.wait_until_it_answers(deadline)
+                else:
+                    await stack.enter_async_context(attempt.pop_all())
+                    return sandbox
 
     @asynccontextmanager
     async def take_back(self, owner: str, spec: SandboxSpec) -> AsyncGenerator[DockerSandbox]:

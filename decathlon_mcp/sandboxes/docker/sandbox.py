@@ -23,6 +23,7 @@ from decathlon_mcp.errors import (
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.docker.container import Container
 from decathlon_mcp.sandboxes.docker.engine import (
+    RESTART_SECONDS,
     Api,
     Engine,
     engine_message,
@@ -161,7 +162,7 @@ class DockerSandbox:
                     raise
                 raise BadRequestError(f"cannot unpack into {folder}: {engine_message(error)}") from error
 
-        await self._run(put)
+        await self._repeat(put)
 
     async def get(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
         _check_folder(folder)
@@ -180,7 +181,7 @@ class DockerSandbox:
                 api.inspect_container(container)
                 save(empty_archive(), archive, limit_bytes)
 
-        await self._run(get)
+        await self._repeat(get)
 
     async def pause(self) -> None:
         def pause(api: Api) -> bool:
@@ -195,7 +196,7 @@ class DockerSandbox:
             return True
 
         for seconds in PAUSE_RETRY_SECONDS:
-            if await self._run(pause):
+            if await self._repeat(pause):
                 return
             await anyio.sleep(seconds)
         raise ProviderUnavailableError("the engine could not stop the processes of a sandbox")
@@ -225,6 +226,23 @@ class DockerSandbox:
             if self._closed:
                 raise SandboxLostError("the sandbox was closed")
             yield chunk
+
+    async def _repeat(self, call: Callable[[Api], _T]) -> _T:
+        """As `_run`, for a call that can be made again: it waits for an engine that restarts.
+
+        Only if the sandbox survives, because other containers end with their engine.
+        """
+        deadline = anyio.current_time() + RESTART_SECONDS
+        while True:
+            try:
+                return await self._run(call)
+            except ProviderUnavailableError as error:
+                # Not for an engine that has refused.
+                if not self.spec.survives or isinstance(error.__cause__, APIError):
+                    raise
+                await self._engine.wait_until_it_answers(deadline)
+                if anyio.current_time() >= deadline:
+                    raise
 
     async def _run(self, call: Callable[[Api], _T]) -> _T:
         """Make a call to the engine. Raises SandboxLostError if the container is gone."""
