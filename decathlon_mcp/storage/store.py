@@ -367,6 +367,11 @@ class Store:
         """Delete an episode that is over."""
         self._write(("DELETE FROM episodes WHERE id = ? AND phase = ?", (episode, ENDED)))
 
+    def servers(self) -> set[str]:
+        """The servers that have episodes which are not over."""
+        rows = self._rows("SELECT DISTINCT server FROM episodes WHERE phase <> ?", (ENDED,))
+        return {str(row[0]) for row in rows}
+
     def adopt(self, dead: Collection[str]) -> None:
         """Make the episodes and sessions of these servers this server's own.
 
