@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import sys
 import tempfile
 from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager, closing, suppress
@@ -27,6 +28,8 @@ ProviderName = Literal["docker", "local"]
 IMAGE = "decathlon-test:latest"
 ANSWER = "42"
 """What `find-answer` of the probe suite is rewarded for, in answer.txt."""
+LOG_CHARACTERS = 20_000
+"""How much of a server's log is printed if a benchmark fails."""
 REMOVAL_SECONDS = 30.0
 """How long removals that were under way may take before what remains counts as left behind."""
 
@@ -141,8 +144,12 @@ async def killable_server(provider: ProviderName, *arguments: str) -> AsyncGener
         state = Path(folder) / "state"
         sandboxes = Sandboxes(provider, state)
         leftovers: list[Leftovers] = []
-        async with supervised_server(state, *options, provider=provider) as process:
-            yield KillableServer(process, sandboxes, leftovers)
+        try:
+            async with supervised_server(state, *options, provider=provider) as process:
+                yield KillableServer(process, sandboxes, leftovers)
+        except BaseException:
+            sys.stderr.write(state.with_suffix(".log").read_text()[-LOG_CHARACTERS:])
+            raise
         with anyio.move_on_after(REMOVAL_SECONDS):
             while (await anyio.to_thread.run_sync(sandboxes.count_leftovers)).count:
                 await anyio.sleep(0.2)

@@ -144,6 +144,7 @@ class EpisodeRunner:
                 episode.close_attempt()
                 if episode.claim is None:  # its lease has just expired
                     raise
+                episode.resume_calls()
                 attempt = await anyio.to_thread.run_sync(episode.attempt)
                 return verdict_without_grading(attempt, status="forfeited", detail=error.message)
 
