@@ -16,6 +16,7 @@ from typing import Any, Literal
 import anyio
 import anyio.to_thread
 import docker
+from docker.errors import APIError
 
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.sandboxes.local.process_table import MARKER_VARIABLE
@@ -69,7 +70,7 @@ class Sandboxes:
         try:
             for container in api.containers(filters={"label": labels}):
                 # It may end, or be paused, at the same moment.
-                with suppress(docker.errors.APIError):
+                with suppress(APIError):
                     api.kill(container["Id"], "SIGKILL")
                     killed = True
         finally:
@@ -113,7 +114,7 @@ class Sandboxes:
 
 @dataclass(frozen=True, slots=True)
 class KillableServer:
-    """A supervised server on a state folder of its own. `leftovers` is complete after its context has ended."""
+    """A supervised server on a state folder of its own. `leftovers` gets its item at the end."""
 
     process: SupervisedServer
     sandboxes: Sandboxes
@@ -151,6 +152,6 @@ async def killable_server(provider: ProviderName, *arguments: str) -> AsyncGener
             sys.stderr.write(state.with_suffix(".log").read_text()[-LOG_CHARACTERS:])
             raise
         with anyio.move_on_after(REMOVAL_SECONDS):
-            while (await anyio.to_thread.run_sync(sandboxes.count_leftovers)).count:
+            while (await anyio.to_thread.run_sync(sandboxes.count_leftovers)).count:  # noqa: ASYNC110
                 await anyio.sleep(0.2)
         leftovers.append(await anyio.to_thread.run_sync(sandboxes.count_leftovers))

@@ -77,14 +77,7 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
     if settings.hand_over and not settings.survive_seconds:
         raise SettingsError("--hand-over requires --survive-seconds: with 0, sandboxes end with their server")
     async with bootstrap(settings, survives=True) as episodes, _leaving_episodes_on_failure(episodes):
-        try:
-            await require_ready(episodes)
-        except ProviderUnavailableError as error:
-            # Ending now would end the episodes of a dead server that this one has taken over. An engine that
-            # is only slow, or restarts, answers them later.
-            if not episodes.live:
-                raise
-            log.warning("the providers could not be checked", extra=fields(why=error.message))
+        await require_ready(episodes)
         # Imported late: it takes a second, and a missing engine is reported before that.
         from decathlon_mcp.http.application import http_app
         from decathlon_mcp.http.authentication import Tokens

@@ -250,8 +250,8 @@ class Store:
 
     async def maintain(self) -> None:
         """Move new rows into the database file from time to time, until cancelled."""
-        # One connection for all of them: each connection that is opened or closed takes locks, which on a busy
-        # machine made writers wait for more than `WRITE_SECONDS`.
+        # One connection for all of them: opening and closing take locks of their own, and on a busy machine a
+        # writer has waited for more than `WRITE_SECONDS`.
         connection = sqlite3.connect(
             self._file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
         )
