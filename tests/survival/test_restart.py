@@ -230,7 +230,7 @@ async def test_server_killed_during_its_recovery_loses_no_episode(tmp_path: Path
             await episode.call("probe__shell", {"command": ONCE})
             server.process.kill()
             await server.process.wait()
-            for step in range(4):
+            for step in (0, 2):
                 recoveries = log.read_text().count("continuing an episode")
                 async with anyio.create_task_group() as tasks:
                     tasks.cancel_scope.deadline = anyio.current_time() + 60
