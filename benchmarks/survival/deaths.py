@@ -279,7 +279,15 @@ async def _kill_tool_servers(deaths: Deaths, *, count: int, at_once: int) -> Non
 
 async def _lose_clients(deaths: Deaths, *, count: int, at_once: int) -> None:
     """Cut the connection of a client whose session is the episode; the lease has to end the episode."""
-    moments: tuple[Moment, ...] = ("opening", "preprocess", "ready", "in a call", "capture", "grading", "scored")
+    moments: tuple[Moment, ...] = (
+        "opening",
+        "preprocess",
+        "ready",
+        "in a call",
+        "capture",
+        "grading",
+        "scored",
+    )
 
     async def one(server: KillableServer, client: Decathlon, number: int) -> None:
         target = moments[number % len(moments)]
@@ -310,7 +318,9 @@ async def _vanish(url: str, task: str, moment: Moment, delay: float) -> str:
             await anyio.sleep(delay)
         elif moment == "in a call":
             arguments = {"command": "sleep 30"}
-            await _give_up(client.request("tools/call", {"name": "probe__shell", "arguments": arguments}), delay)
+            await _give_up(
+                client.request("tools/call", {"name": "probe__shell", "arguments": arguments}), delay
+            )
         else:
             await client.request("tools/call", {"name": "claim_done", "arguments": {}})
             evaluate = client.request("tools/call", {"name": "evaluate", "arguments": {}})
@@ -328,7 +338,6 @@ async def _give_up(request: Awaitable[object], seconds: float) -> None:
 
 
 # All of one victim
-
 
 
 async def _run_many(

@@ -32,7 +32,9 @@ def deaths(measured: Deaths) -> str:
         (f"{victim}, {moment}", *(str(outcomes[of]) for of in ("continued", "forfeited", "lost")))
         for (victim, moment), outcomes in measured.outcomes.items()
     ]
-    left = [(f"after deaths of: {victim}", str(leftovers)) for victim, leftovers in measured.leftovers.items()]
+    left = [
+        (f"after deaths of: {victim}", str(leftovers)) for victim, leftovers in measured.leftovers.items()
+    ]
     by_moment = table(("victim and moment", "continued", "forfeited", "lost"), rows)
     return "\n\n".join((by_moment, table(("left behind", ""), left), *measured.errors))
 

@@ -93,7 +93,14 @@ async def _server(soak: Soak) -> AsyncGenerator[tuple[str, int]]:
     with tempfile.TemporaryDirectory(prefix="decathlon-soak-") as name:
         ready = Path(name) / "ready"
         options = json.dumps(leases | sizes)
-        command = [sys.executable, "-m", "benchmarks.survival.fake_server", f"{name}/state", str(ready), options]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.survival.fake_server",
+            f"{name}/state",
+            str(ready),
+            options,
+        ]
         async with await anyio.open_process(command, stdout=subprocess.DEVNULL, stderr=None) as process:
             try:
                 with anyio.fail_after(START_SECONDS):

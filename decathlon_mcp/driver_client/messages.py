@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -148,6 +148,8 @@ class MessageStream:
         # Wakes `_maintain`, and senders that wait for room.
         self._work = anyio.Event()
         self._room = anyio.Event()
+        # Wakes `_acknowledge_late`.
+        self._unannounced = anyio.Event()
         self._waiting_senders = 0
 
     def detached_seconds(self) -> float:
@@ -193,8 +195,10 @@ class MessageStream:
     def acknowledge(self, number: int) -> None:
         """Let the driver forget a message."""
         self._end.acknowledge(number)
-        if self._end.acknowledgement_pending:
+        if self._end.acknowledgement_due:
             self._work.set()
+        elif self._end.acknowledgement_pending:
+            self._unannounced.set()
 
     def close(self) -> None:
         """End the connection: `run` returns, and nothing is sent any more."""
@@ -213,7 +217,8 @@ class MessageStream:
         with CancelScope() as self._scope:
             self._cancel(self._scope if self._closed else None)
             async with background_tasks() as tasks:
-                tasks.start_soon(self._maintain)
+                tasks.start_soon(self._run_until_lost, self._maintain)
+                tasks.start_soon(self._run_until_lost, self._acknowledge_late)
                 while self._loss is None:
                     with CancelScope() as self._receive_scope:
                         await self._receive(on_message, on_attached)
@@ -367,26 +372,35 @@ class MessageStream:
 
     # what has to be done without a request
 
-    async def _maintain(self) -> None:
-        """Attach, acknowledge, and write what is left."""
+    async def _run_until_lost(self, function: Callable[[], Awaitable[None]]) -> None:
         try:
-            while True:
-                await self._next_work()
-                if self._is_broken:
-                    await self._drop_broken_stream()
-                elif not self._is_open or not self._may_attach:
-                    pass
-                elif not self._end.attached or self._end.attach_due:
-                    await self._attach()
-                else:
-                    await self._write()
-                    if self._end.acknowledgement_pending:
-                        await anyio.sleep(ACKNOWLEDGE_AFTER_SECONDS)
-                        self._end.acknowledge_now()
-                        await self._write()
+            await function()
         except SandboxLostError as error:
             self._loss = Loss(error.message, by_driver=isinstance(error, StalledError))
             self._cancel(self._scope)
+
+    async def _maintain(self) -> None:
+        """Attach, and write what is left."""
+        while True:
+            await self._next_work()
+            if self._is_broken:
+                await self._drop_broken_stream()
+            elif not self._is_open or not self._may_attach:
+                pass
+            elif not self._end.attached or self._end.attach_due:
+                await self._attach()
+            else:
+                await self._write()
+
+    async def _acknowledge_late(self) -> None:
+        """Acknowledge what no message has acknowledged for a while."""
+        # Not part of `_maintain`: that would be woken after each reply, and what it has to do would wait.
+        while True:
+            await self._unannounced.wait()
+            await anyio.sleep(ACKNOWLEDGE_AFTER_SECONDS)
+            self._unannounced = anyio.Event()
+            self._end.acknowledge_now()
+            await self._write()
 
     @staticmethod
     def _cancel(scope: CancelScope | None) -> None:

@@ -297,6 +297,8 @@ class RpcClient:
         handlers: Mapping[str, NotificationHandler | None],
     ) -> Message | None:
         """The reply; None if there is none after so long a time in which the driver was attached."""
+        if timeout_seconds is None:
+            return await self._wait(pending, handlers)
         while True:
             detached_seconds = self._messages.detached_seconds()
             with anyio.move_on_after(timeout_seconds):
@@ -319,8 +321,9 @@ class RpcClient:
                 return pending.reply.message
             if self.closed.is_set():
                 raise await self.closed_error()
+            if pending.changed.is_set():
+                pending.changed = anyio.Event()
             await pending.changed.wait()
-            pending.changed = anyio.Event()
 
     async def _send(self, message: JsonObject) -> None:
         if self.closed.is_set():

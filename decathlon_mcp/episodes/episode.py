@@ -22,7 +22,13 @@ from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.access import Principal, may_evaluate
 from decathlon_mcp.episodes.admission import Ticket
 from decathlon_mcp.episodes.lease import Lease
-from decathlon_mcp.episodes.operations import Caller, Operations, Outcome, RunningCall, call_digest
+from decathlon_mcp.episodes.operations import (
+    Caller,
+    Operations,
+    Outcome,
+    RunningCall,
+    call_digest_of_any_size,
+)
 from decathlon_mcp.episodes.recording import CallRecorder, unanswered_call
 from decathlon_mcp.episodes.records import EpisodeRecords, OfferedTools, Progress, StoredEpisode
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
@@ -220,7 +226,7 @@ class Episode:
         SandboxLostError, and BadRequestError for an operation that was another call.
         """
         router, caller = await self.ready(), caller or Caller()
-        digest = call_digest(name, arguments)
+        digest = await call_digest_of_any_size(name, arguments)
         call = await self._operations.find(caller.operation, digest)
         if call is None:
             params: JsonObject = {"name": router.route(name).tool}

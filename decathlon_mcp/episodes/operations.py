@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TypeAlias
 
 import anyio
+import anyio.to_thread
 import msgspec
-from anyio.streams.memory import MemoryObjectSendStream
 
 from decathlon_mcp.driver_client.rpc import NotificationHandler
 from decathlon_mcp.episodes.tools import ToolRoute
@@ -47,6 +47,9 @@ MAX_QUEUED = 16
 MAX_JOINABLE = 16
 """How many calls like a new one are looked at, the oldest: a client may have hundreds of the same at once."""
 DIGEST_BYTES = 16
+HASHED_IN_THREAD_BYTES = 1 << 18
+"""Arguments from this length on are hashed in a thread. These take about 0.3 ms; 4 MiB would stop the event
+loop for 5 ms."""
 
 Outcome: TypeAlias = JsonObject | DecathlonError
 """The reply of a task's server, with `result` or `error`, or the error that a call failed with."""
@@ -70,12 +73,27 @@ _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
 
 def call_digest(name: str, arguments: JsonObject | None) -> str:
     """A digest of a tool's name and its arguments, which does not depend on the order of their keys."""
+    return _digest(_sorted_call(name, arguments))
+
+
+async def call_digest_of_any_size(name: str, arguments: JsonObject | None) -> str:
+    """`call_digest`, which hashes long arguments in a thread."""
+    data = _sorted_call(name, arguments)
+    if len(data) < HASHED_IN_THREAD_BYTES:
+        return _digest(data)
+    return await anyio.to_thread.run_sync(_digest, data)
+
+
+def _sorted_call(name: str, arguments: JsonObject | None) -> bytes:
     call = [name, arguments or {}]
     try:
-        data = _encode_sorted(call)
+        return _encode_sorted(call)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         # Lone surrogates, which UTF-8 cannot encode.
-        data = json.dumps(call, sort_keys=True).encode()
+        return json.dumps(call, sort_keys=True).encode()
+
+
+def _digest(data: bytes) -> str:
     return blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
 
 
@@ -119,6 +137,50 @@ class Caller:
     on_message: NotificationHandler | None = None
 
 
+class _Inbox:
+    """The notifications for one caller."""
+
+    # Every call has one, and most get no notification: a memory stream would cost several times as much.
+    __slots__ = ("changed", "is_open", "queue", "room")
+
+    def __init__(self) -> None:
+        self.queue: deque[_Notification] = deque()
+        self.is_open = True
+        self.changed = anyio.Event()
+        self.room: anyio.Event | None = None
+
+    async def put(self, notification: _Notification) -> None:
+        """Queue a notification; waits while MAX_QUEUED are queued. No effect once closed."""
+        while self.is_open and len(self.queue) >= MAX_QUEUED:
+            self.room = self.room or anyio.Event()
+            await self.room.wait()
+        if self.is_open:
+            self.queue.append(notification)
+            self.changed.set()
+
+    async def get(self) -> _Notification | None:
+        """The next notification; None once the inbox is closed and empty."""
+        while not self.queue:
+            if not self.is_open:
+                return None
+            if self.changed.is_set():
+                self.changed = anyio.Event()
+            await self.changed.wait()
+        notification = self.queue.popleft()
+        self._make_room()
+        return notification
+
+    def close(self) -> None:
+        self.is_open = False
+        self.changed.set()
+        self._make_room()
+
+    def _make_room(self) -> None:
+        if self.room is not None:
+            self.room.set()
+            self.room = None
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class RunningCall:
     """A call without a reply so far. One task runs it, inside `scope`, and ends with `finish`.
@@ -141,52 +203,51 @@ class RunningCall:
     started: bool = False
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     outcome: Outcome | None = None
-    _finished: anyio.Event = field(default_factory=anyio.Event)
-    _callers: dict[Caller, MemoryObjectSendStream[_Notification]] = field(
-        default_factory=dict[Caller, MemoryObjectSendStream[_Notification]]
-    )
+    _is_finished: bool = False
+    _finished: anyio.Event | None = None
+    _callers: dict[Caller, _Inbox] = field(default_factory=dict[Caller, _Inbox])
 
     async def wait(self, caller: Caller) -> Outcome | None:
         """Pass the call's notifications on to a caller until it has ended; None if the episode ended first.
 
         If a caller is cancelled and no other remains, the call is cancelled, unless the caller is detached.
         """
-        if not self._finished.is_set():
+        if not self._is_finished:
             await self._attend(caller)
         return self.outcome
 
     async def _attend(self, caller: Caller) -> None:
-        send, receive = anyio.create_memory_object_stream[_Notification](MAX_QUEUED)
-        self._callers[caller] = send
-        self.scope.deadline = math.inf
+        inbox = self._callers[caller] = _Inbox()
+        if self.scope.deadline != math.inf:
+            self.scope.deadline = math.inf
         try:
-            async for is_progress, params in receive:
+            while (notification := await inbox.get()) is not None:
+                is_progress, params = notification
                 handler = caller.on_progress if is_progress else caller.on_message
                 if handler is not None:
                     await handler(params)
         except BaseException:
-            await self._leave(caller)
+            await self._leave(caller, inbox)
             raise
-        finally:
-            send.close()
-            receive.close()
 
-    async def _leave(self, caller: Caller) -> None:
+    async def _leave(self, caller: Caller, inbox: _Inbox) -> None:
         self._callers.pop(caller, None)
+        inbox.close()
         # Before the task starts, a call of a server that died cannot be cancelled: it may have run already.
-        if self._callers or self._finished.is_set() or not self.started:
+        if self._callers or self._is_finished or not self.started:
             return
         if caller.detached:
             self.scope.deadline = anyio.current_time() + UNATTENDED_SECONDS
             return
         self.scope.cancel()
+        self._finished = self._finished or anyio.Event()
         with anyio.CancelScope(shield=True):
             # The request ends after the driver has the cancellation; that takes SEND_SECONDS at most.
             await self._finished.wait()
 
     async def is_abandoned(self) -> bool:
         """Whether nobody can get the reply: all connections broke, or the server that had them died."""
-        if self.scope.cancel_called or self._finished.is_set():
+        if self.scope.cancel_called or self._is_finished:
             return False
         return self.resumed or all([await caller.is_gone() for caller in tuple(self._callers)])
 
@@ -197,18 +258,18 @@ class RunningCall:
         await self._notify(is_progress=False, params=params)
 
     async def _notify(self, *, is_progress: bool, params: JsonObject) -> None:
-        for stream in tuple(self._callers.values()):
-            # One that is cancelled meanwhile closes its stream.
-            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-                await stream.send((is_progress, params))
+        for inbox in tuple(self._callers.values()):
+            await inbox.put((is_progress, params))
 
     def finish(self, outcome: Outcome | None = None) -> None:
         """End the call; its callers get the outcome after the notifications that are queued for them."""
-        if not self._finished.is_set():
+        if not self._is_finished:
             self.outcome = outcome
-            self._finished.set()
-            for stream in self._callers.values():
-                stream.close()
+            self._is_finished = True
+            for inbox in self._callers.values():
+                inbox.close()
+            if self._finished is not None:
+                self._finished.set()
 
 
 class Operations:

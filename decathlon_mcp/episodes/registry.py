@@ -298,8 +298,10 @@ class EpisodeRegistry:
     def agent_access(self, agent_id: str) -> EpisodeAccess | None:
         """Access by an agent id, for anyone who knows it; None if it is not an agent id."""
         episode = self._by_agent_id.get(agent_id)
-        if episode is None and self.store is not None and (row := self.store.episode_of_agent(agent_id)):
-            episode = self._ended_before(row.id)
+        # Most requests have the handle of a live episode, for which the store need not be asked.
+        if episode is None and agent_id not in self._episodes and self.store is not None:
+            row = self.store.episode_of_agent(agent_id)
+            episode = None if row is None else self._ended_before(row.id)
         return None if episode is None else EpisodeAccess.by_agent_id(episode)
 
     def owned_by(self, principal: Principal) -> list[Episode]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -31,6 +30,7 @@ from decathlon_mcp.protocol.results import (
     translate_errors,
     verdict_result,
 )
+from decathlon_mcp.protocol.resumption import request_id_text
 from decathlon_mcp.protocol.sdk import Context, connection_of, send_notification
 from decathlon_mcp.types import JsonObject, Names, as_object
 
@@ -175,7 +175,7 @@ def operation_of(ctx: Context) -> str | None:
     if OPERATION_KEY in meta:
         return check_operation(meta[OPERATION_KEY])
     session_id = connection_of(ctx).session_id
-    return None if session_id is None else f"{session_id}:{json.dumps(ctx.request_id)}"
+    return None if session_id is None else f"{session_id}:{request_id_text(ctx.request_id)}"
 
 
 def _accepts_log_message(ctx: Context, meta: JsonObject, params: JsonObject) -> bool:

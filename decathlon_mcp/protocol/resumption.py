@@ -98,6 +98,12 @@ Owner: TypeAlias = "tuple[str, str] | None"
 """Whose requests are counted together; None: those of everybody who has no other owner."""
 
 
+def request_id_text(request_id: int | str | None) -> str:
+    """A JSON-RPC id as JSON."""
+    # The encoder takes ten times as long, and most ids are numbers.
+    return str(request_id) if type(request_id) is int else json.dumps(request_id)
+
+
 class RequestStream:
     """The events of one request, for any number of readers.
 
@@ -191,12 +197,13 @@ class RequestStream:
                 if not self.complete:
                     return
             await self._send_new(send, progress)
-            if self._answer is not None:
-                await _send_body(send, self._answer, more=True)
+            answer = self._answer
+            # With the end of the response, which would cost another write.
+            await _send_body(send, answer or b"", more=False)
+            if answer is not None:
                 self.answered = True
                 self._on_answered(self)
                 self._notify()
-            await _send_body(send, b"", more=False)
 
     async def _follow(self, send: Send, progress: _Progress) -> None:
         """Send notifications as they come, until the stream is complete."""
@@ -245,6 +252,8 @@ class Resumption:
         # Complete streams and when to forget them, in the order of these times.
         self._unfetched: OrderedDict[RequestStream, float] = OrderedDict()
         self._answered: OrderedDict[RequestStream, float] = OrderedDict()
+        # Those of them that are not marked in the store yet.
+        self._unmarked: list[RequestStream] = []
         # Those of them that are in memory, oldest first.
         self._kept: OrderedDict[RequestStream, None] = OrderedDict()
         self._kept_bytes = 0
@@ -301,10 +310,16 @@ class Resumption:
         """The answer was written to a client."""
         if self._unfetched.pop(stream, None) is not None:
             self._answered[stream] = anyio.current_time() + ANSWERED_SECONDS
-            self._store.answer_request(stream.session, stream.request)
+            self._unmarked.append(stream)
 
     def expire(self) -> None:
-        """Forget the requests whose time is over."""
+        """Mark the requests that were answered, and forget those whose time is over."""
+        # Not one by one: if the server dies before, the next one dispatches the request again, and the
+        # episode repeats its reply.
+        unmarked, self._unmarked = self._unmarked, []
+        self._store.answer_requests(
+            [(stream.session, stream.request) for stream in unmarked if self._is_newest(stream)]
+        )
         now = anyio.current_time()
         for streams in (self._answered, self._unfetched):
             over: list[RequestStream] = []
@@ -328,6 +343,11 @@ class Resumption:
             if streams is not None and streams.find(stream.request) is None:
                 requests.append((stream.session, stream.request))
         self._store.delete_requests(requests)
+
+    def _is_newest(self, stream: RequestStream) -> bool:
+        """Whether no later request of the session has the same id."""
+        streams = self._sessions.get(stream.session)
+        return streams is not None and streams.find(stream.request) is stream
 
     def _drop(self, stream: RequestStream) -> None:
         """Remove a complete stream from memory."""
@@ -372,7 +392,7 @@ class SessionStreams(EventStore):
 
         `stored`: the request is in the store already.
         """
-        request = json.dumps(request_id)
+        request = request_id_text(request_id)
         if len(request) > MAX_REQUEST_ID_BYTES or self._in_progress >= MAX_STREAMS:
             return None
         if len(self._streams) >= 2 * MAX_STREAMS:
@@ -447,7 +467,7 @@ def answer_unknown(event_id: EventId) -> JSONRPCMessage:
 
 def conflicting_stream(session: str, request_id: int | str) -> RequestStream:
     """A stream that refuses a request with the id of another one that is in progress."""
-    stream = RequestStream(session, json.dumps(request_id), 0, lambda stream: None)
+    stream = RequestStream(session, request_id_text(request_id), 0, lambda stream: None)
     stream.add_answer(_error(request_id, "another request with this id is in progress in this session"))
     return stream
 

@@ -6,7 +6,6 @@ but in the store is revived by the first request that names it.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -36,6 +35,7 @@ from decathlon_mcp.protocol.resumption import (
     RequestStream,
     Resumption,
     conflicting_stream,
+    request_id_text,
 )
 from decathlon_mcp.protocol.revival import SavedSession, SavedSessions, stored_client_params
 from decathlon_mcp.protocol.sdk import (
@@ -238,7 +238,7 @@ class SessionManager(SessionManagerBase):
             return None
         if (running := transport.streams.in_progress(message.id)) is not None:
             rows = {row.request: row.message for row in session_requests(self._saved, running.session)}
-            if running.request != json.dumps(message.id) or rows.get(running.request) != body:
+            if running.request != request_id_text(message.id) or rows.get(running.request) != body:
                 running = conflicting_stream(running.session, message.id)
             return ResumableRequest(message, running, joins=True)
         stream = transport.streams.open(message.id, body)

@@ -93,22 +93,22 @@ class Journal:
 
     def add(self, event: str, **values: Any) -> None:
         """Append one line: `event`, `time` (Unix seconds) and the values. Does nothing once closed."""
-        self._append(event, values, limit_bytes=None)
+        self._append(event, values, is_limited=False)
 
     def add_call(self, **values: Any) -> int:
         """Append the line `call` and return its position.
 
         Returns NOT_KEPT if a limit is reached, the disk refuses the line, or the journal is closed.
         """
-        return self._append("call", values, limit_bytes=self._calls_limit_bytes())
+        return self._append("call", values, is_limited=True)
 
     def add_reply(self, **values: Any) -> int:
         """Append the line `reply` of a call and return its position, or NOT_KEPT as `add_call` does."""
-        return self._append("reply", values, limit_bytes=self._calls_limit_bytes())
+        return self._append("reply", values, is_limited=True)
 
     def add_joined(self, **values: Any) -> None:
         """Append the line `joined`, within the limit on calls."""
-        self._append("joined", values, limit_bytes=self._calls_limit_bytes())
+        self._append("joined", values, is_limited=True)
 
     def calls_at(self, positions: Iterable[Positions]) -> Iterator[JsonObject]:
         """Read calls, one after another: the members of both lines as one object.
@@ -188,17 +188,19 @@ class Journal:
         self.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _calls_limit_bytes(self) -> int:
-        if self.disk is not None and self.disk.is_low():
-            return min(self._max_calls_bytes, SMALL_BYTES)
-        return self._max_calls_bytes
+    def _exceeds_limit(self, size_bytes: int) -> bool:
+        """Whether the calls may not make the trajectory so long."""
+        # A short one does not ask the disk, which would cost more than to write the line.
+        return size_bytes > self._max_calls_bytes or (
+            size_bytes > SMALL_BYTES and self.disk is not None and self.disk.is_low()
+        )
 
-    def _append(self, event: str, values: JsonObject, *, limit_bytes: int | None) -> int:
+    def _append(self, event: str, values: JsonObject, *, is_limited: bool) -> int:
         if self._trajectory.closed:
             return NOT_KEPT
         position = self._size_bytes
         line = as_json({"event": event, "time": round(time.time(), 6), **values}) + b"\n"
-        if limit_bytes is not None and position + len(line) > limit_bytes:
+        if is_limited and self._exceeds_limit(position + len(line)):
             return NOT_KEPT
         try:
             _write_all(self._trajectory.fileno(), line)

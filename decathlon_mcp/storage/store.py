@@ -474,11 +474,10 @@ class Store:
         except sqlite3.Error as error:
             _log.error("a request could not be stored", extra=fields(why=str(error)))
 
-    def answer_request(self, session: str, request: str) -> None:
-        """Mark a request whose answer was written."""
-        self._write(
-            ("UPDATE requests SET answered = 1 WHERE session = ? AND request = ?", (session, request))
-        )
+    def answer_requests(self, requests: Iterable[tuple[str, str]]) -> None:
+        """Mark requests whose answers were written, given as for `delete_requests`."""
+        statement = "UPDATE requests SET answered = 1 WHERE session = ? AND request = ?"
+        self._write(*((statement, request) for request in requests))
 
     def delete_requests(self, requests: Iterable[tuple[str, str]]) -> None:
         """Delete requests, given as pairs of a session and a request's id."""

@@ -65,8 +65,9 @@ OVERHEAD_BYTES = 100
 what an entry of a dictionary, its key and the header of a `bytes` object occupy."""
 ACKNOWLEDGE_AFTER_MESSAGES = 32
 ACKNOWLEDGE_AFTER_BYTES = 64 * 1024
-ACKNOWLEDGE_AFTER_SECONDS = 0.05
-"""When an acknowledgement is sent without a message that could carry it. The caller measures the time."""
+ACKNOWLEDGE_AFTER_SECONDS = 0.25
+"""When an acknowledgement is sent without a message that could carry it. The caller measures the time. In a
+session that is in use, the next message comes earlier and carries it, which costs nothing."""
 CHUNK_BYTES = 64 * 1024
 
 _CHECK_BYTES = 9
@@ -222,10 +223,7 @@ class _End:
             return b"".join(lines)
         if self._written < self._sent:
             self._add_messages(lines, limit_bytes)
-        elif (
-            self._unannounced_messages >= ACKNOWLEDGE_AFTER_MESSAGES
-            or self._unannounced_bytes >= ACKNOWLEDGE_AFTER_BYTES
-        ) and self._acknowledged > self._announced:
+        elif self.acknowledgement_due:
             lines.append(self._acknowledgement_line())
         return b"".join(lines)
 
@@ -251,6 +249,14 @@ class _End:
         The caller calls `acknowledge_now` if this has been so for ACKNOWLEDGE_AFTER_SECONDS.
         """
         return self.attached and self._acknowledged > self._announced
+
+    @property
+    def acknowledgement_due(self) -> bool:
+        """Whether there is so much to acknowledge that the next `data_to_send` acknowledges it."""
+        return self.acknowledgement_pending and (
+            self._unannounced_messages >= ACKNOWLEDGE_AFTER_MESSAGES
+            or self._unannounced_bytes >= ACKNOWLEDGE_AFTER_BYTES
+        )
 
     @property
     def in_progress_bytes(self) -> int:

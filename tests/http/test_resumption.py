@@ -15,7 +15,7 @@ from mcp_types import JSONRPCNotification, JSONRPCResponse
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.state import Ending, Phase
-from decathlon_mcp.protocol import resumption
+from decathlon_mcp.protocol import resumption, sessions
 from decathlon_mcp.protocol.sdk import ResumableRequest, SessionTransport
 from tests.episodes.environment import TOOLS
 from tests.fakes.driver import FakeCall
@@ -96,7 +96,9 @@ async def test_first_event_has_an_id_and_no_data_and_comes_before_the_call(
         session = await ready_session(http, server)
         async with session.calling("probe__hang", request_id=5) as (coming, lines):
             assert lines == [f"id: {server.store.generation}.0.5", "data: "]
-            assert [row.request for row in server.store.requests(session.id) if not row.answered] == ["5"]
+            # Requests are marked as answered about a second later.
+            rows = {row.request: row.answered for row in server.store.requests(session.id)}
+            assert rows["5"] is False
             gate.open.set()
             rest = [line async for line in coming if line]
         assert rest[0] == f"id: {server.store.generation}.last.5"
@@ -198,11 +200,27 @@ async def test_answered_request_is_dispatched_again_only_for_a_client_that_names
         first = events_of(
             await session.post("tools/call", {"name": "probe__hang", "arguments": {}}, request_id=2)
         )
+        await until(lambda: all(row.answered for row in server.store.requests(session.id)))
         await server.restart(leaving_calls=True)
         await session.ask("tools/list", request_id=3)
         assert dispatched == [1, 2, 3]
         assert text_of(await session.resume(first[0]["id"])) == "through"
         assert dispatched == [1, 2, 3, 2]
+        assert gate.calls == 1
+
+
+async def test_call_answered_just_before_its_server_died_is_dispatched_again_and_not_run_again(
+    tmp_path: Path, http: httpx2.AsyncClient, dispatched: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "EXPIRE_SECONDS", 60.0)
+    gate = Gate()
+    gate.open.set()
+    async with restartable(tmp_path, gate.provider()) as server:
+        session = await ready_session(http, server)
+        await session.post("tools/call", {"name": "probe__hang", "arguments": {}}, request_id=2)
+        await server.restart(leaving_calls=True)
+        await session.ask("tools/list", request_id=3)
+        await until(lambda: dispatched.count(2) == 2)
         assert gate.calls == 1
 
 
