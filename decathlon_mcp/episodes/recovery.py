@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio
@@ -18,7 +18,7 @@ import anyio.to_thread
 from decathlon_mcp.episodes.records import StoredEpisode, read_episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Ending, Phase
-from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError
+from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.sandboxes.base import Provider
 from decathlon_mcp.storage.instance import InstanceLock
 from decathlon_mcp.storage.store import EpisodeRow, Store
@@ -80,18 +80,18 @@ class Recovery:
         while True:
             await anyio.sleep(RECONCILE_SECONDS)
             store = self.registry.store
-            keep = set[str]() if store is None else {row.name for row in store.sandboxes()}
             count = 0
             try:
+                keep = set[str]() if store is None else {row.name for row in store.sandboxes()}
                 for owner in (self.lock.name, *self.lock.dead):
                     count += sum([await provider.sweep(owner, keep=keep) for provider in self.providers])
-            except ProviderUnavailableError as error:
-                log.warning("sandboxes could not be swept", extra=fields(why=error.message))
-                continue
+                self.forget_owners()
+            except (DecathlonError, OSError) as error:
+                # An engine that is gone, or a damaged store. The episodes need neither of them at once.
+                log.warning("sandboxes could not be swept", extra=fields(why=str(error)))
             self.registry.metrics.swept(count)
             if count:
                 log.warning("removed sandboxes that no episode had", extra=fields(sandboxes=count))
-            self.forget_owners()
 
     def forget_owners(self) -> None:
         """Remove the lock files of dead servers none of whose sandboxes is in use."""
@@ -108,10 +108,21 @@ class Recovery:
         for row in store.live_episodes():
             try:
                 sandboxes = tuple(store.sandboxes(row.id))
-                stored.append(read_episode(row, sandboxes, self.registry.catalogue))
+                episode = read_episode(row, sandboxes, self.registry.catalogue)
             except (DecathlonError, ValueError) as error:
                 self._give_up(store, row, error)
+            else:
+                stored.append(self._with_written_verdict(store, episode))
         return stored
+
+    def _with_written_verdict(self, store: Store, episode: StoredEpisode) -> StoredEpisode:
+        """The episode with the verdict from its folder, if the store could not be written any more."""
+        # Clients may have this verdict, and there must not be a second one.
+        verdict = self.registry.written_verdict(episode.spec.id) if episode.verdict is None else None
+        if verdict is None:
+            return episode
+        store.set_verdict(episode.spec.id, verdict.to_json())
+        return replace(episode, verdict=verdict)
 
     def _give_up(self, store: Store, row: EpisodeRow, error: Exception) -> None:
         self.registry.metrics.recovered("ended")

@@ -186,8 +186,8 @@ class Store:
 
     A change that cannot be written (a full disk, another process's lock) is logged and tried again, before
     later ones. If the server dies before that, it costs the continuation of what it describes; it never costs
-    the running episode. `insert_episode` and `adopt` raise instead. Whatever reads raises SettingsError if the
-    database is damaged.
+    the running episode. `insert_episode` and `adopt` raise instead. Methods that read raise SettingsError if
+    the database is damaged.
     """
 
     def __init__(self, file: Path, connection: sqlite3.Connection, *, server: str) -> None:

@@ -33,7 +33,12 @@ PLAYER = Principal()
 
 @asynccontextmanager
 async def recovered(
-    tmp_path: Path, phase: Phase, progress: JsonObject, *, task: str = "find-answer"
+    tmp_path: Path,
+    phase: Phase,
+    progress: JsonObject,
+    *,
+    task: str = "find-answer",
+    verdict: JsonObject | None = None,
 ) -> AsyncGenerator[EpisodeRegistry]:
     """A registry that has taken over one episode, which a dead server left like this."""
     state = tmp_path / "state"
@@ -63,7 +68,10 @@ async def recovered(
             )
         )
         store.update_episode(HANDLE, phase=phase, progress=progress)
-    Journal(state / "episodes" / HANDLE).close()
+    journal = Journal(state / "episodes" / HANDLE)
+    if verdict is not None:
+        journal.write_verdict(verdict)
+    journal.close()
     (state / "servers").mkdir(exist_ok=True)
     (state / "servers" / "dead").write_text('{"survives": true}')
     scratch = state / "scratch" / "own"
@@ -117,3 +125,25 @@ async def test_episode_of_a_task_that_is_not_served_any_more_ends(tmp_path: Path
         assert registry.live == []
         assert registry.store is not None
         assert [row.ending for row in registry.store.ended_episodes(5)] == [str(Ending.NOT_CONTINUED)]
+
+
+@pytest.mark.parametrize("phase", [Phase.OPENING, Phase.READY, Phase.CLAIMED])
+async def test_verdict_that_only_the_folder_has_is_not_made_again(tmp_path: Path, phase: Phase) -> None:
+    """The dead server could not write its store any more, for example on a full disk."""
+    (tmp_path / "first").mkdir()
+    async with recovered(tmp_path / "first", Phase.QUEUED, {}) as registry:
+        with anyio.fail_after(10):
+            verdict = await only(registry).evaluate()
+    progress: JsonObject = {"opened_at": 1e12, "agent": "gone-agent"}
+    if phase is not Phase.OPENING:
+        progress["ready_at"] = "2026-01-01T00:00:00+00:00"
+    if phase is Phase.CLAIMED:
+        progress["claim"] = {"by_agent": True, "at": "2026-01-01T00:00:00+00:00"}
+    (tmp_path / "second").mkdir()
+    async with recovered(tmp_path / "second", phase, progress, verdict=verdict.to_json()) as registry:
+        with anyio.fail_after(10):
+            assert await only(registry).evaluate() == verdict
+        only(registry).close()
+        with anyio.fail_after(10):
+            await ended(only(registry))
+    assert registry.written_verdict(HANDLE) == verdict
