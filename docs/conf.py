@@ -30,6 +30,7 @@ PAGES_ELSEWHERE = (
     "CHANGELOG.md",
     "benchmarks/RESULTS.md",
     "benchmarks/ATTACKS.md",
+    "benchmarks/SURVIVAL.md",
     "decathlon_mcp/starter/suite/README.md",
 )
 NAVIGATION: dict[str, tuple[str, ...]] = {
@@ -66,6 +67,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "architecture",
         "/benchmarks/RESULTS",
         "/benchmarks/ATTACKS",
+        "/benchmarks/SURVIVAL",
         "/CHANGELOG",
     ),
 }

@@ -1,1 +1,1 @@
-"""Benchmarks of survival: servers that are killed, deaths in every phase, long runs, and the cost of the store."""
+"""Benchmarks of survival: killed servers, deaths in every phase, long runs, and the cost of the store."""

@@ -5,13 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 from functools import partial
+from pathlib import Path
 
 import anyio
 
+from benchmarks.machine import machine
 from benchmarks.survival import report
+from benchmarks.survival.cost import measure_cost
 from benchmarks.survival.deaths import measure_deaths
 from benchmarks.survival.kills import measure_kills
 from benchmarks.survival.soak import measure_soak
+
+RESULTS = Path(__file__).parents[1] / "SURVIVAL.md"
 
 
 def main() -> None:
@@ -30,9 +35,17 @@ def main() -> None:
     soak.add_argument("--provider", choices=("fake", "docker", "local"), default="fake")
     soak.add_argument("--episodes", type=int, default=10_000)
     soak.add_argument("--at-once", type=int, default=32, help="episodes at the same time [%(default)s]")
+    cost = parts.add_parser("cost", help="a call with and without a store")
+    cost.add_argument("--provider", choices=("docker", "local"), default="docker")
+    cost.add_argument("--calls", type=int, default=1000, help="rounds of calls [%(default)s]")
+    for part in parts.choices.values():
+        part.add_argument("--write", action="store_true", help=f"write the result to {RESULTS.name}")
     options = parser.parse_args()
-    text = anyio.run(partial(_run, options))
-    sys.stdout.write(text + "\n")
+    before = machine()
+    text = report.section(options.part, options.provider, before, anyio.run(partial(_run, options)))
+    sys.stdout.write(text)
+    if options.write:
+        report.write_section(RESULTS, text)
 
 
 async def _run(options: argparse.Namespace) -> str:
@@ -47,6 +60,8 @@ async def _run(options: argparse.Namespace) -> str:
             return report.soak(
                 await measure_soak(options.provider, episodes=options.episodes, at_once=options.at_once)
             )
+        case "cost":
+            return report.cost(await measure_cost(options.provider, rounds=options.calls))
         case _:
             return report.deaths(
                 await measure_deaths(options.provider, count=options.count, at_once=options.at_once)

@@ -1,4 +1,4 @@
-"""A server whose sandboxes are in its own process: STATE-FOLDER READY-FILE OPTIONS, a JSON object of settings."""
+"""A server with sandboxes in its own process: STATE-FOLDER READY-FILE SETTINGS, a JSON object."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.server import listen, serve_http
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.settings import Settings
+from decathlon_mcp.telemetry.logs import configure_logging
 from tests.fakes.driver import FakeCall
 from tests.fakes.provider import FakeProvider, FakeSandbox
 from tests.probe.serving import SUITE
@@ -42,18 +43,27 @@ async def _sleep(call: FakeCall) -> str:
 
 
 async def main(state: Path, ready_file: Path, options: str) -> None:
+    configure_logging("warning", "text")
     tools = {"probe": {"echo": _echo, "sleep": _sleep}}
+
     # `bootstrap` is a server's whole composition; only its provider is another.
-    setattr(app, "_create_provider", lambda _name, owner, _settings: _Provider(owner, tools=tools))  # noqa: B010
+    def create_provider(_name: str, owner: str, _settings: Settings) -> _Provider:
+        return _Provider(owner, tools=tools)
+
+    setattr(app, "_create_provider", create_provider)  # noqa: B010  (private)
     values = {"suite": (SUITE,), "provider": "local", "state": state, **json.loads(options)}
     async with app.bootstrap(Settings.model_validate(values), survives=True) as registry:
         listener = listen("127.0.0.1", 0)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+        def announce() -> None:
+            ready_file.write_text(url)
+
         await serve_http(
             http_app(registry),
             listener,
             drain=registry.drain,
-            on_ready=lambda: ready_file.write_text(url) and None,
+            on_ready=announce,
             metrics=registry.metrics,
         )
 

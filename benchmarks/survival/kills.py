@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import anyio
 from decathlon_client import ClientError, Decathlon, Episode
 
-from benchmarks.survival.running import ANSWER, KillableServer, Leftovers, ProviderName, killable_server
+from benchmarks.survival.running import ANSWER, Leftovers, ProviderName, killable_server
 
 LONG_REPLY_BYTES = 1 << 20
 RUNS = "runs.txt"
@@ -88,6 +88,8 @@ async def measure_kills(provider: ProviderName, *, episodes: int, kills: int, ev
     plays = [Play() for _ in range(episodes)]
     all_ready, over = anyio.Event(), anyio.Event()
     ready = 0
+    killed_at: list[float] = []
+    next_reply_seconds: list[float] = []
 
     async def play(client: Decathlon, own: Play, seed: int) -> None:
         nonlocal ready
@@ -107,30 +109,20 @@ async def measure_kills(provider: ProviderName, *, episodes: int, kills: int, ev
             all_ready.set()
 
     sandboxes = ("--max-sandboxes", str(episodes + 1))
-    async with killable_server(provider, *OPTIONS, *sandboxes) as server:
+    async with killable_server(provider, *OPTIONS, *sandboxes) as server:  # noqa: SIM117  (clearer)
         async with Decathlon(server.url) as client, client.episode("find-answer") as probe:
             async with anyio.create_task_group() as tasks:
                 for seed, own in enumerate(plays):
                     tasks.start_soon(play, client, own, seed)
                 await all_ready.wait()
-                killed_at, next_reply_seconds = await _kill(server, probe, kills, every)
+                for _ in range(kills):
+                    await anyio.sleep(every)
+                    killed_at.append(time.perf_counter())
+                    server.process.kill_at_once()
+                    await probe.call("probe__echo", {"text": ""})
+                    next_reply_seconds.append(time.perf_counter() - killed_at[-1])
                 over.set()
     return Kills(provider, plays, killed_at, next_reply_seconds, server.leftovers[0])
-
-
-async def _kill(
-    server: KillableServer, probe: Episode, kills: int, every: float
-) -> tuple[list[float], list[float]]:
-    killed_at: list[float] = []
-    next_reply_seconds: list[float] = []
-    start = time.perf_counter()
-    for number in range(1, kills + 1):
-        await anyio.sleep(max(0.0, start + number * every - time.perf_counter()))
-        server.process.kill_at_once()
-        killed_at.append(time.perf_counter())
-        await probe.call("probe__echo", {"text": ""})
-        next_reply_seconds.append(time.perf_counter() - killed_at[-1])
-    return killed_at, next_reply_seconds
 
 
 async def _call_until(over: anyio.Event, episode: Episode, play: Play, rng: random.Random) -> None:

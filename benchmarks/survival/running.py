@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import sys
 import tempfile
 from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager, closing, suppress
@@ -15,6 +16,7 @@ from typing import Any, Literal
 import anyio
 import anyio.to_thread
 import docker
+from docker.errors import APIError
 
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.sandboxes.local.process_table import MARKER_VARIABLE
@@ -27,6 +29,8 @@ ProviderName = Literal["docker", "local"]
 IMAGE = "decathlon-test:latest"
 ANSWER = "42"
 """What `find-answer` of the probe suite is rewarded for, in answer.txt."""
+LOG_CHARACTERS = 20_000
+"""How much of a server's log is printed if a benchmark fails."""
 REMOVAL_SECONDS = 30.0
 """How long removals that were under way may take before what remains counts as left behind."""
 
@@ -66,7 +70,7 @@ class Sandboxes:
         try:
             for container in api.containers(filters={"label": labels}):
                 # It may end, or be paused, at the same moment.
-                with suppress(docker.errors.APIError):
+                with suppress(APIError):
                     api.kill(container["Id"], "SIGKILL")
                     killed = True
         finally:
@@ -110,7 +114,7 @@ class Sandboxes:
 
 @dataclass(frozen=True, slots=True)
 class KillableServer:
-    """A supervised server on a state folder of its own. `leftovers` is complete after its context has ended."""
+    """A supervised server on a state folder of its own. `leftovers` gets its item at the end."""
 
     process: SupervisedServer
     sandboxes: Sandboxes
@@ -128,7 +132,7 @@ class KillableServer:
         """The episodes that have not ended, with their sandboxes, as the store has them."""
         with Store.open_read_only(self.state) as store:
             assert store is not None
-            return [(row, store.sandboxes(row.id)) for row in store.live_episodes()]
+            return [(row, store.sandboxes(row.id)) for row in store.unfinished_episodes()]
 
 
 @asynccontextmanager
@@ -141,9 +145,13 @@ async def killable_server(provider: ProviderName, *arguments: str) -> AsyncGener
         state = Path(folder) / "state"
         sandboxes = Sandboxes(provider, state)
         leftovers: list[Leftovers] = []
-        async with supervised_server(state, *options, provider=provider) as process:
-            yield KillableServer(process, sandboxes, leftovers)
+        try:
+            async with supervised_server(state, *options, provider=provider) as process:
+                yield KillableServer(process, sandboxes, leftovers)
+        except BaseException:
+            sys.stderr.write(state.with_suffix(".log").read_text()[-LOG_CHARACTERS:])
+            raise
         with anyio.move_on_after(REMOVAL_SECONDS):
-            while (await anyio.to_thread.run_sync(sandboxes.count_leftovers)).count:
+            while (await anyio.to_thread.run_sync(sandboxes.count_leftovers)).count:  # noqa: ASYNC110
                 await anyio.sleep(0.2)
         leftovers.append(await anyio.to_thread.run_sync(sandboxes.count_leftovers))

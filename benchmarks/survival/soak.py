@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import statistics
 import subprocess
@@ -104,7 +103,7 @@ async def _server(soak: Soak) -> AsyncGenerator[tuple[str, int]]:
         async with await anyio.open_process(command, stdout=subprocess.DEVNULL, stderr=None) as process:
             try:
                 with anyio.fail_after(START_SECONDS):
-                    while not (ready.exists() and ready.read_text()):
+                    while not (ready.exists() and ready.read_text()):  # noqa: ASYNC110
                         await anyio.sleep(0.05)
                 yield ready.read_text(), process.pid
             finally:
@@ -132,7 +131,7 @@ async def measure_soak(provider: SoakProvider, *, episodes: int, at_once: int) -
                 workers.start_soon(work)
         soak.seconds = time.perf_counter() - start
         with anyio.move_on_after(END_SECONDS):
-            while await _open_episodes(url):
+            while await _open_episodes(url):  # noqa: ASYNC110
                 await anyio.sleep(0.2)
         soak.open_at_end = await _open_episodes(url)
     return soak
@@ -146,7 +145,7 @@ async def _open_episodes(url: str) -> int:
 def _sample(pid: int, episodes: int) -> Sample:
     status = Path(f"/proc/{pid}/status").read_text()
     fields = dict(line.split(":", 1) for line in status.splitlines())
-    descriptors = len(os.listdir(f"/proc/{pid}/fd"))
+    descriptors = len([*Path(f"/proc/{pid}/fd").iterdir()])
     return Sample(episodes, int(fields["VmRSS"].split()[0]) / 1024, descriptors, int(fields["Threads"]))
 
 

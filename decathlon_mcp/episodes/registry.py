@@ -51,6 +51,8 @@ log = logging.getLogger("decathlon.episodes")
 
 MAX_ENDED_EPISODES = 2_000
 """Ended episodes whose state and verdict can still be requested; the oldest are dropped."""
+MAX_ENDED_IN_MEMORY = 200
+"""The same on a server with a store, which has those that are dropped. One takes 20 KB of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,7 +349,7 @@ class EpisodeRegistry:
         return episode
 
     def _ended_before(self, episode_id: str) -> Episode | None:
-        """An episode that ended under an earlier server on the state folder, as far as the store has it."""
+        """An episode that ended on this state folder and is not in memory, as far as the store has it."""
         if self.store is None or (row := self.store.episode(episode_id)) is None or row.phase != ENDED:
             return None
         try:
@@ -416,7 +418,8 @@ class EpisodeRegistry:
 
     def _drop_oldest_ended(self) -> None:
         ended = [episode for episode in self._episodes.values() if episode.state.phase is Phase.ENDED]
-        while len(ended) > MAX_ENDED_EPISODES:
+        limit = MAX_ENDED_EPISODES if self.store is None else MAX_ENDED_IN_MEMORY
+        while len(ended) > limit:
             # Of the token that has most of them, so that no token can have those of others dropped.
             ((token, _),) = Counter(episode.owner.token for episode in ended).most_common(1)
             oldest = next(episode for episode in ended if episode.owner.token == token)

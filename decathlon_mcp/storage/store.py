@@ -250,13 +250,19 @@ class Store:
 
     async def maintain(self) -> None:
         """Move new rows into the database file from time to time, until cancelled."""
-        while True:
-            await anyio.sleep(CHECKPOINT_SECONDS)
-            self._write()
-            try:
-                await anyio.to_thread.run_sync(_checkpoint, self._file)
-            except (sqlite3.Error, OSError) as error:
-                _log.warning("the store could not be checkpointed", extra=fields(why=str(error)))
+        # One connection for all of them: opening and closing take locks of their own, and on a busy machine a
+        # writer has waited for more than `WRITE_SECONDS`.
+        connection = sqlite3.connect(
+            self._file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        with closing(connection):
+            while True:
+                await anyio.sleep(CHECKPOINT_SECONDS)
+                self._write()
+                try:
+                    await anyio.to_thread.run_sync(_checkpoint, connection, self._file)
+                except (sqlite3.Error, OSError) as error:
+                    _log.warning("the store could not be checkpointed", extra=fields(why=str(error)))
 
     # episodes
 
@@ -284,6 +290,8 @@ class Store:
             _text(row.progress),
         )
         reason = "earlier changes are not written yet"
+        # A lock is mostly gone by now. Waiting for the next try would refuse every start until then.
+        self._retry_at = 0.0
         self._write()
         try:
             if not self._unwritten:
@@ -614,11 +622,10 @@ def _refuse_newer(version: int, file: Path) -> None:
         )
 
 
-def _checkpoint(file: Path) -> None:
-    with closing(sqlite3.connect(file, timeout=BUSY_SECONDS, isolation_level=None)) as connection:
-        log = file.with_name(f"{file.name}-wal")
-        mode = "TRUNCATE" if log.exists() and log.stat().st_size > MAX_LOG_BYTES else "PASSIVE"
-        connection.execute(f"PRAGMA wal_checkpoint({mode})")
+def _checkpoint(connection: sqlite3.Connection, file: Path) -> None:
+    log = file.with_name(f"{file.name}-wal")
+    mode = "TRUNCATE" if log.exists() and log.stat().st_size > MAX_LOG_BYTES else "PASSIVE"
+    connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
 
 
 def _session(row: tuple[Any, ...]) -> SessionRow:

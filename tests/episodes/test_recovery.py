@@ -12,6 +12,7 @@ import pytest
 
 from decathlon_mcp.app import create_registry
 from decathlon_mcp.catalogue.catalogue import Catalogue
+from decathlon_mcp.episodes import registry as registry_module
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.recovery import Recovery
@@ -140,6 +141,23 @@ async def test_episode_of_a_task_that_is_not_served_any_more_ends(tmp_path: Path
         assert registry.live == []
         assert registry.store is not None
         assert [row.ending for row in registry.store.ended_episodes(5)] == [str(Ending.NOT_CONTINUED)]
+
+
+async def test_ended_episode_that_is_not_in_memory_any_more_is_read_from_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry_module, "MAX_ENDED_IN_MEMORY", 0)
+    async with recovered(tmp_path, Phase.QUEUED, {}) as registry:
+        episode = only(registry)
+        with anyio.fail_after(10):
+            await episode.state.reach(Phase.READY)
+            await episode.claim_done(None)
+            verdict = await episode.evaluate()
+            episode.close()
+            await ended(episode)
+            registry.start("find-answer", PLAYER)
+        assert only(registry) is not episode
+        assert await only(registry).evaluate() == verdict
 
 
 @pytest.mark.parametrize("phase", [Phase.OPENING, Phase.READY, Phase.CLAIMED])

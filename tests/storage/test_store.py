@@ -176,7 +176,7 @@ def full(store: Store) -> Generator[None]:
 def test_changes_while_the_store_is_locked_are_written_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(store_module, "RETRY_SECONDS", 60.0)
     with Store.open(tmp_path, "me") as store:
         store.insert_episode(episode())
         with locked(tmp_path):
@@ -188,7 +188,7 @@ def test_changes_while_the_store_is_locked_are_written_later(
             assert time.monotonic() - began_at < 5 * store_module.WRITE_SECONDS
             with pytest.raises(AtCapacityError):
                 store.insert_episode(episode("two"))
-        time.sleep(store_module.RETRY_SECONDS)
+        # At once, without waiting for the time of the next try.
         store.insert_episode(episode("two"))
         row = store.episode("one")
         assert row is not None

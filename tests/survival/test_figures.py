@@ -1,0 +1,35 @@
+"""Short forms of `python -m benchmarks.survival`."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.survival.deaths import measure_deaths
+from benchmarks.survival.kills import measure_kills
+from benchmarks.survival.soak import measure_soak
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_episodes_are_rewarded_and_calls_run_once_although_the_server_is_killed() -> None:
+    kills = await measure_kills("local", episodes=4, kills=2, every=4)
+    assert kills.lost == []
+    assert (kills.rewarded, kills.ran_once) == (4, 4)
+    assert kills.in_flight > 0
+    assert kills.leftovers.count == 0
+
+
+async def test_no_episode_is_lost_by_the_death_of_a_server_and_nothing_is_left_by_any_death() -> None:
+    deaths = await measure_deaths("local", count=16, at_once=4)
+    assert deaths.errors == []
+    assert deaths.lost("server") == 0
+    assert deaths.lost("client") == 0
+    assert {victim: left.count for victim, left in deaths.leftovers.items()} == dict.fromkeys(
+        ("server", "driver", "tool server", "client"), 0
+    )
+
+
+async def test_clients_that_vanish_or_cancel_leave_no_episode_open() -> None:
+    soak = await measure_soak("fake", episodes=60, at_once=8)
+    assert soak.errors == []
+    assert soak.open_at_end == 0
