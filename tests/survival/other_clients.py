@@ -169,9 +169,10 @@ class Situation:
     player: Player
     runs: Path
 
-    async def start(self, seconds: float = 0) -> int:
+    async def start(self, command: str = "true") -> int:
+        """Call a tool that runs a shell command; its reply is "done"."""
         return await self.player.start(
-            "probe__shell", command=f"echo ran >> {self.runs}; sleep {seconds}; echo done"
+            "probe__shell", command=f"echo ran >> {self.runs}; {command}; echo done"
         )
 
     async def started(self) -> None:
@@ -338,7 +339,7 @@ async def test_call_sent_while_no_server_runs(situation: Situation) -> None:
 
 
 async def test_killed_in_the_middle_of_a_call(situation: Situation, library: Library) -> None:
-    number = await situation.start(2)
+    number = await situation.start("sleep 2")
     await situation.started()
     await situation.server.kill()
     assert await situation.outcome(number) == Outcome.during_call(library)
@@ -347,7 +348,7 @@ async def test_killed_in_the_middle_of_a_call(situation: Situation, library: Lib
 async def test_killed_in_the_middle_of_a_call_and_down_for_long(
     situation: Situation, library: Library
 ) -> None:
-    number = await situation.start(2)
+    number = await situation.start("sleep 2")
     await situation.started()
     async with down(situation.server):
         await anyio.sleep(DOWN_SECONDS)
@@ -355,7 +356,7 @@ async def test_killed_in_the_middle_of_a_call_and_down_for_long(
 
 
 async def test_killed_twice_at_once_in_a_call(situation: Situation, library: Library) -> None:
-    number = await situation.start(5)
+    number = await situation.start("sleep 5")
     await situation.started()
     await situation.server.kill()
     await situation.server.kill()
@@ -365,13 +366,14 @@ async def test_killed_twice_at_once_in_a_call(situation: Situation, library: Lib
 async def test_killed_twice_in_a_call_after_the_client_came_back(
     situation: Situation, library: Library
 ) -> None:
-    number = await situation.start(30)
+    ending = situation.runs.with_name("ending")
+    number = await situation.start(f"until [ -e {ending} ]; do sleep 0.1; done")
     await situation.started()
     for _ in range(2):
         await situation.server.kill()
         await serving_again(situation.server)
         await anyio.sleep(2.5)
-    assert number not in situation.player.outcomes
+    ending.touch()
     assert await situation.outcome(number) == Outcome.during_call(library)
 
 
