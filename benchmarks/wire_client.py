@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 PROTOCOL = "2025-11-25"
+MAX_LINE_BYTES = 1 << 20
+"""Longest line of a chunked body that is not a chunk, and of the headers."""
 
 
 class WireClient:
@@ -21,10 +23,12 @@ class WireClient:
         self._writer = writer
         self._session = ""
         self._last_id = 0
+        self.server_info: dict[str, Any] = {}
+        """The result of `initialize`."""
 
     async def initialize(self) -> None:
         client = {"name": "benchmark", "version": "1"}
-        await self.request(
+        self.server_info = await self.request(
             "initialize", {"protocolVersion": PROTOCOL, "capabilities": {}, "clientInfo": client}
         )
         await self._post({"method": "notifications/initialized"})
@@ -38,6 +42,33 @@ class WireClient:
         if "result" not in reply:
             raise RuntimeError(data.decode())
         return reply["result"]
+
+    async def cancel_last(self) -> None:
+        """Cancel the request that was sent last, over another connection. It may then get no reply."""
+        async with self.sibling() as other:
+            await other._post({"method": "notifications/cancelled", "params": {"requestId": self._last_id}})
+
+    async def end(self) -> None:
+        """End the session."""
+        self._writer.write(
+            (
+                f"DELETE {self._url.path} HTTP/1.1\r\nHost: {self._url.netloc}\r\n"
+                f"MCP-Protocol-Version: {PROTOCOL}\r\nMcp-Session-Id: {self._session}\r\n\r\n"
+            ).encode()
+        )
+        await self._read_body()
+
+    @asynccontextmanager
+    async def sibling(self) -> AsyncGenerator[WireClient]:
+        """The same session on a connection of its own."""
+        async with _connection(self._url.geturl()) as (reader, writer):
+            client = WireClient(self._url.geturl(), reader, writer)
+            client._session, client._last_id, client.server_info = (
+                self._session,
+                self._last_id,
+                self.server_info,
+            )
+            yield client
 
     async def _post(self, message: dict[str, Any]) -> bytes:
         body = json.dumps({"jsonrpc": "2.0", **message}).encode()
@@ -68,13 +99,20 @@ class WireClient:
 
 @asynccontextmanager
 async def wire_client(url: str) -> AsyncGenerator[WireClient]:
-    """Connect and initialize a session."""
-    parts = urlsplit(url)
-    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-    try:
+    """Connect and initialize a session. At the end its connection is closed, and the session goes on."""
+    async with _connection(url) as (reader, writer):
         client = WireClient(url, reader, writer)
         await client.initialize()
         yield client
+
+
+@asynccontextmanager
+async def _connection(url: str) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=MAX_LINE_BYTES)
+    try:
+        yield reader, writer
     finally:
         writer.close()
-        await writer.wait_closed()
+        with suppress(OSError):
+            await writer.wait_closed()

@@ -7,6 +7,7 @@ import: `mcp.server` and starlette take about a second, so the command line impo
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -29,6 +30,7 @@ from decathlon_mcp.episodes.recovery import Recovery
 from decathlon_mcp.episodes.registry import EpisodeRegistry, RegistryOptions
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.state import Ending
+from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import Status
 from decathlon_mcp.sandboxes.base import Limits, Provider
@@ -41,7 +43,10 @@ from decathlon_mcp.storage.retention import delete_old_episodes
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.suite import Suite
+from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import Metrics
+
+log = logging.getLogger("decathlon.app")
 
 RETENTION_SECONDS = 3600.0
 """Time between two searches for episodes that are older than `--keep-days`."""
@@ -106,7 +111,10 @@ async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGener
 
 async def _delete_old_episodes(store: Store | None, state: Path, keep_days: float) -> None:
     while True:
-        await delete_old_episodes(store, state / "episodes", keep_days)
+        try:
+            await delete_old_episodes(store, state / "episodes", keep_days)
+        except DecathlonError as error:
+            log.warning("old episodes could not be deleted", extra=fields(why=error.message))
         await anyio.sleep(RETENTION_SECONDS)
 
 

@@ -9,7 +9,9 @@ from functools import partial
 import anyio
 
 from benchmarks.survival import report
+from benchmarks.survival.deaths import measure_deaths
 from benchmarks.survival.kills import measure_kills
+from benchmarks.survival.soak import measure_soak
 
 
 def main() -> None:
@@ -20,16 +22,35 @@ def main() -> None:
     kills.add_argument("--episodes", type=int, default=64)
     kills.add_argument("--kills", type=int, default=10)
     kills.add_argument("--every", type=float, default=20, help="seconds between two kills [%(default)s]")
+    deaths = parts.add_parser("deaths", help="deaths in every phase of an episode")
+    deaths.add_argument("--provider", choices=("docker", "local"), default="docker")
+    deaths.add_argument("--count", type=int, default=300, help="number of deaths [%(default)s]")
+    deaths.add_argument("--at-once", type=int, default=8, help="episodes at the same time [%(default)s]")
+    soak = parts.add_parser("soak", help="thousands of short episodes")
+    soak.add_argument("--provider", choices=("fake", "docker", "local"), default="fake")
+    soak.add_argument("--episodes", type=int, default=10_000)
+    soak.add_argument("--at-once", type=int, default=32, help="episodes at the same time [%(default)s]")
     options = parser.parse_args()
     text = anyio.run(partial(_run, options))
     sys.stdout.write(text + "\n")
 
 
 async def _run(options: argparse.Namespace) -> str:
-    measured = await measure_kills(
-        options.provider, episodes=options.episodes, kills=options.kills, every=options.every
-    )
-    return report.kills(measured)
+    match options.part:
+        case "kills":
+            return report.kills(
+                await measure_kills(
+                    options.provider, episodes=options.episodes, kills=options.kills, every=options.every
+                )
+            )
+        case "soak":
+            return report.soak(
+                await measure_soak(options.provider, episodes=options.episodes, at_once=options.at_once)
+            )
+        case _:
+            return report.deaths(
+                await measure_deaths(options.provider, count=options.count, at_once=options.at_once)
+            )
 
 
 if __name__ == "__main__":

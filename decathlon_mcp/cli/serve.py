@@ -6,8 +6,8 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, Self
@@ -20,7 +20,7 @@ from decathlon_mcp.background import background_tasks
 from decathlon_mcp.cli import supervisor
 from decathlon_mcp.cli.doctor import require_ready
 from decathlon_mcp.episodes.registry import EpisodeRegistry
-from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.errors import DecathlonError, SettingsError
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.telemetry.logs import configure_logging, fields
 
@@ -76,7 +76,7 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
         log.warning("started again", extra=previous)
     if settings.hand_over and not settings.survive_seconds:
         raise SettingsError("--hand-over requires --survive-seconds: with 0, sandboxes end with their server")
-    async with bootstrap(settings, survives=True) as episodes:
+    async with bootstrap(settings, survives=True) as episodes, _leaving_episodes_on_failure(episodes):
         await require_ready(episodes)
         # Imported late: it takes a second, and a missing engine is reported before that.
         from decathlon_mcp.http.application import http_app
@@ -120,6 +120,24 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
     return 0
 
 
+@asynccontextmanager
+async def _leaving_episodes_on_failure(episodes: EpisodeRegistry) -> AsyncGenerator[None]:
+    """If the body fails while episodes run, end this process as a kill would: the next server has them."""
+    # A fault must not cost more than a kill. Above all at the start: a slow engine, or a port that is in use,
+    # would end every episode that was just taken back.
+    try:
+        yield
+    except Exception as error:
+        if episodes.store is None or not episodes.live:
+            raise
+        if isinstance(error, DecathlonError):
+            sys.stderr.write(f"decathlon-mcp: {' '.join(error.message.split())}\n")
+        else:
+            log.exception("the server failed")
+        log.warning("its episodes wait for the next server", extra=fields(episodes=len(episodes.live)))
+        _exit(1)
+
+
 @contextmanager
 def _listener(address: ListenAddress) -> Generator[tuple[socket.socket, ListenAddress]]:
     """The listening socket, inherited or opened here, and its address. Raises SettingsError."""
@@ -150,9 +168,14 @@ def _leave(ready_file: Path | None) -> NoReturn:
         with suppress(OSError):
             ready_file.unlink(missing_ok=True)
     log.info("handed over")
+    _exit(supervisor.HANDED_OVER_STATUS if supervisor.current() else 0)
+
+
+def _exit(status: int) -> NoReturn:
+    """End this process without any clean-up but that of its logs."""
     logging.shutdown()
     sys.stderr.flush()
-    os._exit(supervisor.HANDED_OVER_STATUS if supervisor.current() else 0)
+    os._exit(status)
 
 
 async def stdio(settings: Settings, task: str | None) -> int:

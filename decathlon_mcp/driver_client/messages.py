@@ -23,6 +23,7 @@ from decathlon_sandbox.resumable import (
     CHUNK_BYTES,
     NONCE_DIGITS,
     OVERHEAD_BYTES,
+    ConnectionFullError,
     Limits,
     ServerEnd,
     StoredState,
@@ -171,7 +172,11 @@ class MessageStream:
             await self._wait_for_room(len(payload), reserved_bytes)
         if self._closed:
             raise SandboxLostError("the sandbox is gone")
-        self._end.send(payload)
+        try:
+            self._end.send(payload)
+        except ConnectionFullError as error:
+            # Not for lack of room: to a new server process, the driver has named the highest number.
+            raise StalledError(f"the driver violated the protocol: {error}") from None
         await self._write()
 
     async def send_bytes(self, data: bytes) -> None:
@@ -403,7 +408,9 @@ class MessageStream:
     async def _attach(self) -> None:
         """Attach once, and wait for the answer. Raises StalledError."""
         stream = self._stream
-        await anyio.sleep(max(0.0, self._attached_at + ATTACH_SECONDS - time.monotonic()))
+        # Everything unacknowledged is sent again, which costs as much as reading it.
+        resent_seconds = self._reading.spend(self._end.unacknowledged_bytes if self._was_attached else 0)
+        await anyio.sleep(max(resent_seconds, self._attached_at + ATTACH_SECONDS - time.monotonic()))
         self._attached_at = time.monotonic()
         if self._unanswered_since < 0:
             self._unanswered_since = self._attached_at

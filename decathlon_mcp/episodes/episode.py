@@ -97,7 +97,7 @@ class Episode:
         self.started_at = stored.started_at
         if stored.is_closed:
             self.lease.end()
-        if stored.phase in (Phase.QUEUED, Phase.OPENING):
+        if stored.phase in (Phase.QUEUED, Phase.OPENING) and stored.verdict is None:
             self.records.progress = Progress(requested_ending=stored.progress.requested_ending)
             return
         self.records.progress = stored.progress
@@ -109,12 +109,9 @@ class Episode:
         self.lease.start(elapsed_seconds=max(0.0, time.time() - opened_at))
         # Whether a request has named it is not stored; its client gets the idle time to come back.
         self.lease.mark_used()
-        if stored.phase is Phase.READY:
-            self.state.restore(Phase.OPENING)
-            return
         if stored.tools is not None:
             self._router = ToolRouter(stored.tools.servers, self.sandbox_factory.tool_names)
-        self.state.restore(stored.phase)
+        self.state.restore(Phase.OPENING if stored.phase is Phase.READY else stored.phase)
 
     @property
     def id(self) -> str:
@@ -310,7 +307,12 @@ class Episode:
         return self._verdict
 
     def close_attempt(self) -> None:
-        """Close the attempt without a claim, if it is still open: no tool can be called any more."""
+        """Close the attempt without a claim, if it is still open: no tool can be called any more.
+
+        An attempt that a dead server left open is open, also if its sandbox cannot be taken back.
+        """
+        if self.was_ready and self.state.phase is Phase.OPENING:
+            self.state.move(Phase.READY)
         self._accept_claim(Claim(by_agent=False))
 
     def close(self, ending: Ending = Ending.CLOSED) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio
@@ -31,6 +31,9 @@ RESULTS: dict[Phase, RecoveryResult] = {
     Phase.SCORED: "graded",
 }
 """How the recovery of an episode is counted; one that was not ready starts its set-up over."""
+ENGINE_SECONDS = 30.0
+ENGINE_RETRY_SECONDS = 1.0
+"""How long, and how often, an engine is asked again that is gone in the middle of a recovery."""
 RECONCILE_SECONDS = 60.0
 """Time between two sweeps of a running server over its own sandboxes."""
 
@@ -54,20 +57,26 @@ class Recovery:
         """Continue every episode that can be continued, and remove what else the dead servers left.
 
         Returns when each of these episodes can be found; their sandboxes are taken back in the background.
-        Raises ProviderUnavailableError.
+        Raises ProviderUnavailableError, and SettingsError if the store cannot be used, before anything is
+        done: an episode that had been continued would end with this server.
         """
-        if not self.lock.dead:
+        store = self.registry.store
+        dead = {*self.lock.dead, *(set[str]() if store is None else self._ended_servers(store))}
+        if not dead:
             return
+        for provider in self.providers:
+            await provider.sweep(self.lock.name)  # has nothing yet: this asks whether the engine answers
         self.registry.recovering = True
         try:
-            stored = [] if self.registry.store is None else self._adopt(self.registry.store)
+            stored = [] if store is None else self._adopt(store, dead)
             await anyio.to_thread.run_sync(self._move_scratch, stored)
             # Those that are in play first: removing the sandboxes of the others can take seconds.
             ready = [episode for episode in stored if episode.phase is Phase.READY]
             others = [episode for episode in stored if episode.phase is not Phase.READY]
             continued = [episode for episode in ready if self._recover(episode)]
             await self._sweep(
-                {name for episode in (*continued, *others) for name in episode.surviving_sandboxes()}
+                {*self.lock.dead, *(row.owner for episode in stored for row in episode.sandboxes)},
+                {name for episode in (*continued, *others) for name in episode.surviving_sandboxes()},
             )
             for episode in others:
                 self._recover(episode)
@@ -80,18 +89,18 @@ class Recovery:
         while True:
             await anyio.sleep(RECONCILE_SECONDS)
             store = self.registry.store
-            keep = set[str]() if store is None else {row.name for row in store.sandboxes()}
             count = 0
             try:
+                keep = set[str]() if store is None else {row.name for row in store.sandboxes()}
                 for owner in (self.lock.name, *self.lock.dead):
                     count += sum([await provider.sweep(owner, keep=keep) for provider in self.providers])
-            except ProviderUnavailableError as error:
-                log.warning("sandboxes could not be swept", extra=fields(why=error.message))
-                continue
+                self.forget_owners()
+            except (DecathlonError, OSError) as error:
+                # An engine that is gone, or a damaged store. The episodes need neither of them at once.
+                log.warning("sandboxes could not be swept", extra=fields(why=str(error)))
             self.registry.metrics.swept(count)
             if count:
                 log.warning("removed sandboxes that no episode had", extra=fields(sandboxes=count))
-            self.forget_owners()
 
     def forget_owners(self) -> None:
         """Remove the lock files of dead servers none of whose sandboxes is in use."""
@@ -101,17 +110,34 @@ class Recovery:
             if owner not in in_use:
                 self.lock.forget(owner)
 
-    def _adopt(self, store: Store) -> list[StoredEpisode]:
+    def _ended_servers(self, store: Store) -> set[str]:
+        """The servers without a file that have left episodes: their start failed, or their store was full."""
+        # In this order: a server has its file before it has an episode.
+        servers = store.servers()
+        return servers - self.lock.names()
+
+    def _adopt(self, store: Store, dead: Collection[str]) -> list[StoredEpisode]:
         """The dead servers' episodes that are not over; those that cannot be read are ended."""
-        store.adopt(self.lock.dead)
+        store.adopt(dead)
         stored: list[StoredEpisode] = []
         for row in store.live_episodes():
             try:
                 sandboxes = tuple(store.sandboxes(row.id))
-                stored.append(read_episode(row, sandboxes, self.registry.catalogue))
+                episode = read_episode(row, sandboxes, self.registry.catalogue)
             except (DecathlonError, ValueError) as error:
                 self._give_up(store, row, error)
+            else:
+                stored.append(self._with_written_verdict(store, episode))
         return stored
+
+    def _with_written_verdict(self, store: Store, episode: StoredEpisode) -> StoredEpisode:
+        """The episode with the verdict from its folder, if the store could not be written any more."""
+        # Clients may have this verdict, and there must not be a second one.
+        verdict = self.registry.written_verdict(episode.spec.id) if episode.verdict is None else None
+        if verdict is None:
+            return episode
+        store.set_verdict(episode.spec.id, verdict.to_json())
+        return replace(episode, verdict=verdict)
 
     def _give_up(self, store: Store, row: EpisodeRow, error: Exception) -> None:
         self.registry.metrics.recovered("ended")
@@ -149,9 +175,20 @@ class Recovery:
                         archives.rename(self.scratch / episode.spec.label)
                 shutil.rmtree(folder, ignore_errors=True)
 
-    async def _sweep(self, keep: Collection[str]) -> None:
-        for owner in self.lock.dead:
-            count = sum([await provider.sweep(owner, keep=keep) for provider in self.providers])
-            self.registry.metrics.swept(count)
-            if count:
-                log.warning("removed the sandboxes of a server that died", extra=fields(sandboxes=count))
+    async def _sweep(self, owners: Collection[str], keep: Collection[str]) -> None:
+        """Remove the sandboxes of dead servers; waits some time for an engine that is gone for a moment."""
+        deadline = anyio.current_time() + ENGINE_SECONDS
+        while True:
+            try:
+                for owner in owners:
+                    count = sum([await provider.sweep(owner, keep=keep) for provider in self.providers])
+                    self.registry.metrics.swept(count)
+                    if count:
+                        log.warning("removed sandboxes of a server that died", extra=fields(sandboxes=count))
+            except ProviderUnavailableError as error:
+                log.warning("sandboxes could not be swept", extra=fields(why=error.message))
+                if anyio.current_time() > deadline:
+                    return  # `reconcile` goes on with it
+                await anyio.sleep(ENGINE_RETRY_SECONDS)
+            else:
+                return

@@ -7,7 +7,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -37,9 +37,10 @@ from decathlon_mcp.errors import (
 )
 from decathlon_mcp.grading.rubric import load_rubric
 from decathlon_mcp.grading.signing import Signer
+from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.storage.disk import RETRY_SECONDS, DiskSpace
-from decathlon_mcp.storage.journal import Journal
+from decathlon_mcp.storage.journal import VERDICT, Journal
 from decathlon_mcp.storage.store import ENDED, Store
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
@@ -246,6 +247,13 @@ class EpisodeRegistry:
         if episode.spec.operation is not None:
             self._by_operation[episode.spec.operation] = episode
 
+    def written_verdict(self, episode_id: str) -> Verdict | None:
+        """The verdict in an episode's folder."""
+        try:
+            return Verdict.model_validate_json((self.options.journals / episode_id / VERDICT).read_bytes())
+        except (OSError, ValueError):
+            return None
+
     def task_started_by(self, operation: str | None, principal: Principal) -> str | None:
         """The task of which an earlier request with this operation id has started an episode."""
         if operation is None:
@@ -360,25 +368,26 @@ class EpisodeRegistry:
         return suite, task
 
     def _create_episode(self, spec: EpisodeSpec, suite: Suite) -> Episode:
-        """Raises AtCapacityError, SuiteError if the prompt cannot be read, and OSError."""
+        """Raises AtCapacityError, BadRequestError, SuiteError if the prompt cannot be read, and OSError."""
         self.options.disk.refuse_if_low()
         shared = suite.shared_resources(spec.task.id)
         ticket = self.admission.reserve(spec.task_name, shared, spec.owner.share_key)
-        try:
+        with ExitStack() as on_error:
+            on_error.callback(self.admission.release, ticket)
+            journal = self._create_journal(spec.id)
+            on_error.callback(journal.discard)
             episode = Episode(
                 spec,
                 sandbox_factory=self._sandbox_factories[suite.name],
                 ticket=ticket,
-                journal=self._create_journal(spec.id),
+                journal=journal,
                 metrics=self.metrics.episode(suite.name, spec.task_name),
                 store=self.store,
             )
             # Read here, so that a task with a broken prompt fails at its start.
             _ = episode.prompt
             episode.records.insert(spec, suite.name, episode.started_at)
-        except BaseException:
-            self.admission.release(ticket)
-            raise
+            on_error.pop_all()
         return episode
 
     def _create_journal(self, episode_id: str) -> Journal:

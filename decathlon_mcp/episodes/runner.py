@@ -78,7 +78,8 @@ class EpisodeRunner:
         episode = self._episode
         # What stands if the runner is cancelled.
         ending, cause = Ending.SERVER_STOPPED, None
-        log.info("episode started", extra=fields(episode=episode.spec.label, task=episode.task_name))
+        if self._stored is None:
+            log.info("episode started", extra=fields(episode=episode.spec.label, task=episode.task_name))
         try:
             # Outside the lease: when it expires, calls fail with their sandbox and know the reason.
             async with episode.running_calls():
@@ -143,6 +144,7 @@ class EpisodeRunner:
                 episode.close_attempt()
                 if episode.claim is None:  # its lease has just expired
                     raise
+                episode.resume_calls()
                 attempt = await anyio.to_thread.run_sync(episode.attempt)
                 return verdict_without_grading(attempt, status="forfeited", detail=error.message)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
@@ -51,6 +52,9 @@ from decathlon_mcp.protocol.results import is_sessionless
 from decathlon_mcp.protocol.revival import AddressKind, SavedSession, SavedSessions, delete_unused
 from decathlon_mcp.protocol.sdk import RESUMABLE_KEY, use_json_response
 from decathlon_mcp.protocol.sessions import SessionManager, prefers_sse
+from decathlon_mcp.telemetry.logs import fields
+
+log = logging.getLogger("decathlon.edge")
 
 SESSION_HEADER = "mcp-session-id"
 STARTS_EPISODE = b"start_episode"
@@ -281,7 +285,10 @@ def http_app(
             is_open: dict[str, SavedSession] = {}
             for manager in endpoints.managers:
                 is_open |= manager.saved
-            delete_unused(registry, is_open)
+            try:
+                delete_unused(registry, is_open)
+            except DecathlonError as error:
+                log.warning("unused sessions could not be deleted", extra=fields(why=error.message))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:

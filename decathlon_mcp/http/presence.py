@@ -40,9 +40,7 @@ async def serve_start(
     A client that can come back for the reply has `grace_seconds` to do so.
     """
     stream = request_context.stream
-    reply = ReplyNaming(
-        send, lambda: [name for episode in request_context.started for name in (episode.id, episode.agent_id)]
-    )
+    reply = ReplyNaming(send, lambda: request_context.reply_names)
 
     def on_gone() -> None:
         reply.client_gone = True

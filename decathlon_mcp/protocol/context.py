@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -10,6 +12,7 @@ import anyio
 
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
+from decathlon_mcp.episodes.lease import Hold
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import EpisodeEndedError, UnknownEpisodeError
@@ -28,7 +31,9 @@ class RequestContext:
     `by_agent_id`: the address has an agent id, which needs no token.
     `can_stream`: notifications can be sent before this request's result.
     `initialize_failed`: the session that the SDK made for this request must be discarded.
-    `started`: the episodes that the request has started. `abandoned`: its client went away without a reply.
+    `started`: the episodes that the request has started, which only its reply makes known. `awaited`: the
+    episode that it waits for, and its hold on the lease, if its client may send it again on any connection.
+    `abandoned`: its client went away without a reply.
     `called_at`, `replied_at`: when a tool call was passed to its episode, and when the episode had the reply,
     as times of `perf_counter`; 0 without a call or reply.
     `stream`: the events of its answer, if the client can come back for them.
@@ -43,6 +48,7 @@ class RequestContext:
     can_stream: bool = True
     initialize_failed: bool = False
     started: list[Episode] = field(default_factory=list[Episode])
+    awaited: tuple[Episode, Hold] | None = None
     abandoned: bool = False
     called_at: float = 0.0
     replied_at: float = 0.0
@@ -54,11 +60,36 @@ class RequestContext:
         if self.abandoned:
             self.abandon()
 
+    @contextmanager
+    def awaiting(self, episode: Episode) -> Generator[None]:
+        """Hold the lease of an episode that the request waits for, as long as its client is there."""
+        hold = episode.lease.acquire(use=False)
+        self.awaited = episode, hold
+        if self.abandoned:
+            self.abandon()
+        try:
+            yield
+        finally:
+            hold.release()
+
+    @property
+    def reply_names(self) -> list[str]:
+        """The ids of episodes of which one is in the reply, if it is delivered."""
+        awaited = [] if self.awaited is None else [self.awaited[0]]
+        return [name for episode in self.started + awaited for name in (episode.id, episode.agent_id)]
+
     def abandon(self) -> None:
-        """The client gets no reply: end the episodes that nobody knows."""
+        """The client gets no reply: end the episodes that nobody knows.
+
+        One that the client may ask for again ends after the grace.
+        """
         self.abandoned = True
         for episode in self.started:
             episode.close(Ending.CLIENT_LOST)
+        if self.awaited is not None:
+            episode, hold = self.awaited
+            hold.release(answered=False)
+            episode.lease.lose_client(until_ready=True)
 
 
 # The SDK asks for a tool's input schema without passing a context, and opens sessions without the request.

@@ -228,7 +228,7 @@ class Lobby:
         )
         if not relay.has_operation(ctx):
             # A client that chose an operation comes back for the episode on any connection, so that a reply
-            # that was not delivered says nothing; if it does not, the episode ends for lack of a request.
+            # that was not delivered says little; if it does not, the grace or the first use ends the episode.
             request_context_of(ctx).add_started(episode)
         access = EpisodeAccess.by_handle(episode, principal)
         info: JsonObject = {
@@ -244,7 +244,7 @@ class Lobby:
             "lease_seconds": self._registry.idle_seconds,
         }
         if call.wait:
-            with episode.hold(use=False):
+            with request_context_of(ctx).awaiting(episode):
                 info |= await self._wait_until_ready(ctx, access)
         else:
             info |= _waits_for(episode)

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 from urllib.parse import quote, unquote
 
 import anyio
@@ -44,6 +45,12 @@ MAX_NOTIFICATION_BYTES = 256 << 10
 MAX_KEPT_BYTES = 64 << 20
 """Size of the answers of all sessions that are kept in memory. One that was dropped is made again from the
 stored request."""
+MAX_STORED_BYTES = 64 << 20
+"""Size of the requests in the store of one owner: a token, or the clients at an agent's address. Beyond it,
+answers of this owner are forgotten early, and further requests are served as without a store. Otherwise a
+client that sends long requests and fetches no answer would fill the disk."""
+ROW_BYTES = 512
+"""Counted for each stored request in addition to its body."""
 ANSWERED_SECONDS = 5.0
 """How long a request is kept after its answer was written. The answer may still be in a buffer of this
 process, or of a connection that broke without a sign; clients come back after one second."""
@@ -87,16 +94,22 @@ class EventId:
         return cls(int(match["generation"]), number, request)
 
 
+Owner: TypeAlias = "tuple[str, str] | None"
+"""Whose requests are counted together; None: those of everybody who has no other owner."""
+
+
 class RequestStream:
     """The events of one request, for any number of readers.
 
     `request`: its JSON-RPC id as JSON. `complete`: the answer is there, or none will come. `answered`: the
-    answer was written to a client.
+    answer was written to a client. `stored_bytes`: size of the request in the store, counted for `owner`.
     """
 
     def __init__(
         self, session: str, request: str, generation: int, on_answered: Callable[[RequestStream], None]
     ):
+        self.owner: Owner = None
+        self.stored_bytes = 0
         self.session = session
         self.request = request
         self.complete = False
@@ -235,14 +248,15 @@ class Resumption:
         # Those of them that are in memory, oldest first.
         self._kept: OrderedDict[RequestStream, None] = OrderedDict()
         self._kept_bytes = 0
+        self._stored_bytes: Counter[Owner] = Counter()
 
     @property
     def generation(self) -> int:
         return self._store.generation
 
-    def add_session(self, session: str) -> SessionStreams:
+    def add_session(self, session: str, owner: Owner = None) -> SessionStreams:
         """The streams of a new or revived session."""
-        self._sessions[session] = streams = SessionStreams(session, self)
+        self._sessions[session] = streams = SessionStreams(session, self, owner)
         return streams
 
     def end_session(self, session: str) -> None:
@@ -251,10 +265,29 @@ class Resumption:
             for stream in streams:
                 stream.end()
                 self._drop(stream)
+                self._release(stream)
+
+    def has_room(self, owner: Owner, body: bytes) -> bool:
+        """Whether a request can be stored; makes room for it by forgetting complete ones of its owner."""
+        allowed_bytes = MAX_STORED_BYTES - ROW_BYTES - len(body)
+        if self._stored_bytes[owner] > allowed_bytes:
+            self.forget([each for each in (*self._answered, *self._unfetched) if each.owner == owner])
+        return self._stored_bytes[owner] <= allowed_bytes
+
+    def count(self, stream: RequestStream, owner: Owner, body: bytes) -> None:
+        """Count a request that is in the store, until it is forgotten."""
+        stream.owner, stream.stored_bytes = owner, ROW_BYTES + len(body)
+        self._stored_bytes[owner] += stream.stored_bytes
 
     def insert(self, stream: RequestStream, body: bytes) -> None:
         """Keep a request in the store."""
         self._store.insert_request(RequestRow(stream.session, stream.request, body))
+
+    def _release(self, stream: RequestStream) -> None:
+        self._stored_bytes[stream.owner] -= stream.stored_bytes
+        stream.stored_bytes = 0
+        if not self._stored_bytes[stream.owner]:
+            del self._stored_bytes[stream.owner]
 
     def completed(self, stream: RequestStream) -> None:
         """The answer is there: keep it in memory for a while, at the cost of older ones."""
@@ -287,6 +320,7 @@ class Resumption:
         requests: list[tuple[str, str]] = []
         for stream in over:
             self._drop(stream)
+            self._release(stream)
             self._unfetched.pop(stream, None)
             self._answered.pop(stream, None)
             streams = self._sessions.get(stream.session)
@@ -308,8 +342,9 @@ class Resumption:
 class SessionStreams(EventStore):
     """The streams of one session. The SDK passes every message of the session to `store_event`."""
 
-    def __init__(self, session: str, resumption: Resumption) -> None:
+    def __init__(self, session: str, resumption: Resumption, owner: Owner) -> None:
         self._session = session
+        self._owner = owner
         self._resumption = resumption
         # By the SDK's name of a stream, the request's id as text: for the SDK, 5 and "5" are the same.
         self._streams: dict[str, RequestStream] = {}
@@ -342,7 +377,10 @@ class SessionStreams(EventStore):
             return None
         if len(self._streams) >= 2 * MAX_STREAMS:
             self._resumption.forget([next(stream for stream in self if stream.complete)])
+        if not stored and not self._resumption.has_room(self._owner, body):
+            return None
         stream = RequestStream(self._session, request, self._resumption.generation, self._resumption.answered)
+        self._resumption.count(stream, self._owner, body)
         if not stored:
             self._resumption.insert(stream, body)
         self._streams.pop(str(request_id), None)

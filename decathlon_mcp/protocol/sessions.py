@@ -318,7 +318,9 @@ class SessionManager(SessionManagerBase):
 
     def prepare_transport(self, transport: SessionTransport, session_id: str) -> None:
         if self._resumption is not None:
-            transport.streams = self._resumption.add_session(session_id)
+            request_context = current_request_context.get()
+            assert request_context is not None
+            transport.streams = self._resumption.add_session(session_id, _owner_key(request_context))
             transport.find_stream = partial(self._find_stream, transport)
 
     def session_closed(self, session_id: str) -> None:

@@ -124,6 +124,10 @@ class InstanceLock:
     def dead(self) -> list[str]:
         return sorted(self._taken)
 
+    def names(self) -> set[str]:
+        """The names of all servers that have a file now."""
+        return {file.name for file in _named_files(self._folder)}
+
     def forget(self, name: str) -> None:
         """Remove the file of a dead server, once its sandboxes are removed."""
         descriptor = self._taken.pop(name)

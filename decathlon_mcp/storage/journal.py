@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -26,6 +27,8 @@ MAX_CALLS_BYTES = 256 << 20
 VERDICT_BYTES = 256 << 10
 """Room on the disk that is reserved for the verdict: several times the longest that there can be."""
 _TRAJECTORY = "trajectory.jsonl"
+VERDICT = "verdict.json"
+"""Name of the file."""
 _CHUNK_BYTES = 64 << 10
 
 log = logging.getLogger("decathlon.observe")
@@ -69,7 +72,7 @@ class Journal:
         journal._trajectory.truncate(journal._size_bytes)
         for partial in folder.glob("*.partial"):
             partial.unlink(missing_ok=True)
-        if not (folder / "verdict.json").exists():
+        if not (folder / VERDICT).exists():
             try:
                 _reserve(journal._reserved)
             except OSError as error:
@@ -157,12 +160,12 @@ class Journal:
                 with self._reserved.open("r+b", buffering=0) as file:
                     _write_all(file.fileno(), data)
                     file.truncate(len(data))
-                os.replace(self._reserved, self.folder / "verdict.json")  # noqa: PTH105  (documented as atomic)
+                os.replace(self._reserved, self.folder / VERDICT)  # noqa: PTH105  (documented as atomic)
             else:
                 self._reserved.unlink(missing_ok=True)
-                self._replace("verdict.json", (data,))
+                self._replace(VERDICT, (data,))
         except OSError as error:
-            _warn_of_file("verdict.json", error)
+            _warn_of_file(VERDICT, error)
 
     def write(self, name: str, value: JsonObject) -> None:
         """Write or replace a file of the folder; readers see either the whole file or none."""
@@ -179,6 +182,11 @@ class Journal:
         """Close the trajectory; it can still be read."""
         self._trajectory.close()
         self._reserved.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Delete the folder of an episode that could not be started."""
+        self.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _calls_limit_bytes(self) -> int:
         if self.disk is not None and self.disk.is_low():

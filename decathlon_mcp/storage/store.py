@@ -186,8 +186,8 @@ class Store:
 
     A change that cannot be written (a full disk, another process's lock) is logged and tried again, before
     later ones. If the server dies before that, it costs the continuation of what it describes; it never costs
-    the running episode. `insert_episode` and `adopt` raise instead. Whatever reads raises SettingsError if the
-    database is damaged.
+    the running episode. `insert_episode` and `adopt` raise instead. Methods that read raise SettingsError if
+    the database is damaged.
     """
 
     def __init__(self, file: Path, connection: sqlite3.Connection, *, server: str) -> None:
@@ -366,6 +366,11 @@ class Store:
     def delete_ended(self, episode: str) -> None:
         """Delete an episode that is over."""
         self._write(("DELETE FROM episodes WHERE id = ? AND phase = ?", (episode, ENDED)))
+
+    def servers(self) -> set[str]:
+        """The servers that have episodes which are not over."""
+        rows = self._rows("SELECT DISTINCT server FROM episodes WHERE phase <> ?", (ENDED,))
+        return {str(row[0]) for row in rows}
 
     def adopt(self, dead: Collection[str]) -> None:
         """Make the episodes and sessions of these servers this server's own.

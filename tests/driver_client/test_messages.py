@@ -10,6 +10,7 @@ import anyio
 import pytest
 from anyio.abc import ByteStream, TaskGroup
 from decathlon_sandbox import wire
+from decathlon_sandbox.resumable import MAX_NUMBER
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver_client import messages as messages_module
@@ -158,12 +159,14 @@ async def test_peer_that_does_not_read_is_a_lost_sandbox(monkeypatch: pytest.Mon
 
 
 async def test_peer_that_does_not_acknowledge_is_a_lost_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages_module, "SEND_SECONDS", 0.05)
     async with surviving() as (rpc, source, _):
         source.peer.acknowledges = False
         text = {"text": "x" * (30 << 20)}
-        await rpc.notify("large", text)
-        await rpc.notify("large", text)
+        for _ in range(2):
+            await rpc.notify("large", text)
+            await source.peer.receive()
+        # Only now: the limit is also that for writing a message, which takes longer on a busy machine.
+        monkeypatch.setattr(messages_module, "SEND_SECONDS", 0.05)
         with pytest.raises(SandboxLostError, match="has not acknowledged its input") as error:
             await rpc.notify("large", text)
         assert error.value.data["by_driver"]
@@ -296,6 +299,23 @@ async def test_driver_that_demands_attachments_gets_few(monkeypatch: pytest.Monk
         assert outcomes == ["fine"]
 
 
+async def test_driver_that_demands_attachments_is_resent_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything that it has not acknowledged is sent again each time, up to 80 MiB."""
+    monkeypatch.setattr(messages_module, "ATTACH_SECONDS", 0.0)
+    monkeypatch.setattr(messages_module, "READ_BYTES_PER_SECOND", 1 << 20)
+    monkeypatch.setattr(messages_module, "READ_BYTES_BURST", 4 << 20)
+    async with surviving() as (rpc, source, _):
+        peer = source.peer
+        peer.acknowledges = False
+        await rpc.notify(wire.PING, {"text": "x" * (1 << 20)})
+        await peer.receive()
+        before = peer.connection.attachments
+        for _ in range(200):
+            await peer.send_bytes(b"damaged\n")
+            await anyio.sleep(0.005)
+        assert before < peer.connection.attachments <= before + 7
+
+
 # Another server process
 
 
@@ -396,3 +416,15 @@ async def test_server_that_was_replaced_loses_the_driver() -> None:
         assert not error.data["by_driver"]
         await client.aclose()
         await driver.aclose()
+
+
+async def test_driver_that_names_the_highest_number_is_lost_by_its_own_fault() -> None:
+    async with connection() as (stream, peer), background_tasks() as tasks:
+        peer.connection._delivered = peer.connection._acknowledged = MAX_NUMBER  # pyright: ignore[reportPrivateUsage]
+        messages = MessageStream(Source(stream), survival=Survival(60, 2), taken_back=True)
+        rpc = RpcClient(messages, describe_loss)
+        tasks.start_soon(rpc.read)
+        rpc.attach()
+        with pytest.raises(SandboxLostError, match="violated the protocol") as lost:
+            await rpc.request(wire.PING, {})
+        assert lost.value.data["by_driver"]

@@ -17,6 +17,7 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.recovery import Recovery
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Ending, Phase
+from decathlon_mcp.errors import ProviderUnavailableError
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.instance import create_state_folder, instance_lock
 from decathlon_mcp.storage.journal import Journal
@@ -33,9 +34,20 @@ PLAYER = Principal()
 
 @asynccontextmanager
 async def recovered(
-    tmp_path: Path, phase: Phase, progress: JsonObject, *, task: str = "find-answer"
+    tmp_path: Path,
+    phase: Phase,
+    progress: JsonObject,
+    *,
+    task: str = "find-answer",
+    verdict: JsonObject | None = None,
+    has_file: bool = True,
+    engine_is_late: bool = False,
 ) -> AsyncGenerator[EpisodeRegistry]:
-    """A registry that has taken over one episode, which a dead server left like this."""
+    """A registry that has taken over one episode, which a dead server left like this.
+
+    `has_file`: whether that server's lock file is still there. `engine_is_late`: no engine answers at the
+    first start.
+    """
     state = tmp_path / "state"
     settings = Settings.model_validate({"state": state})
     create_state_folder(state)
@@ -63,16 +75,27 @@ async def recovered(
             )
         )
         store.update_episode(HANDLE, phase=phase, progress=progress)
-    Journal(state / "episodes" / HANDLE).close()
+    journal = Journal(state / "episodes" / HANDLE)
+    if verdict is not None:
+        journal.write_verdict(verdict)
+    journal.close()
     (state / "servers").mkdir(exist_ok=True)
-    (state / "servers" / "dead").write_text('{"survives": true}')
+    if has_file:
+        (state / "servers" / "dead").write_text('{"survives": true}')
     scratch = state / "scratch" / "own"
     scratch.mkdir()
+    factories = {factory.suite.name: factory}
+    if engine_is_late:
+        with instance_lock(state, survives=True) as lock, Store.open(state, lock.name) as store:
+            registry = create_registry(Catalogue([factory.suite]), factories, settings, scratch, store)
+            provider.unavailable = True
+            async with provider, registry.running():
+                with pytest.raises(ProviderUnavailableError):
+                    await Recovery(registry, lock, [provider], scratch).run()
+            provider.unavailable = False
     with instance_lock(state, survives=True) as lock, Store.open(state, lock.name) as store:
-        assert lock.dead == ["dead"]
-        registry = create_registry(
-            Catalogue([factory.suite]), {factory.suite.name: factory}, settings, scratch, store
-        )
+        assert lock.dead == (["dead"] if has_file else [])
+        registry = create_registry(Catalogue([factory.suite]), factories, settings, scratch, store)
         async with provider, registry.running():
             await Recovery(registry, lock, [provider], scratch).run()
             yield registry
@@ -117,3 +140,38 @@ async def test_episode_of_a_task_that_is_not_served_any_more_ends(tmp_path: Path
         assert registry.live == []
         assert registry.store is not None
         assert [row.ending for row in registry.store.ended_episodes(5)] == [str(Ending.NOT_CONTINUED)]
+
+
+@pytest.mark.parametrize("phase", [Phase.OPENING, Phase.READY, Phase.CLAIMED])
+async def test_verdict_that_only_the_folder_has_is_not_made_again(tmp_path: Path, phase: Phase) -> None:
+    """The dead server could not write its store any more, for example on a full disk."""
+    (tmp_path / "first").mkdir()
+    async with recovered(tmp_path / "first", Phase.QUEUED, {}) as registry:
+        with anyio.fail_after(10):
+            verdict = await only(registry).evaluate()
+    progress: JsonObject = {"opened_at": 1e12, "agent": "gone-agent"}
+    if phase is not Phase.OPENING:
+        progress["ready_at"] = "2026-01-01T00:00:00+00:00"
+    if phase is Phase.CLAIMED:
+        progress["claim"] = {"by_agent": True, "at": "2026-01-01T00:00:00+00:00"}
+    (tmp_path / "second").mkdir()
+    async with recovered(tmp_path / "second", phase, progress, verdict=verdict.to_json()) as registry:
+        with anyio.fail_after(10):
+            assert await only(registry).evaluate() == verdict
+        only(registry).close()
+        with anyio.fail_after(10):
+            await ended(only(registry))
+    assert registry.written_verdict(HANDLE) == verdict
+
+
+async def test_start_without_an_engine_leaves_the_episode_to_the_next_one(tmp_path: Path) -> None:
+    async with recovered(tmp_path, Phase.QUEUED, {}, engine_is_late=True) as registry:
+        with anyio.fail_after(10):
+            await only(registry).state.reach(Phase.READY)
+
+
+async def test_episode_of_a_server_that_has_no_file_any_more_is_continued(tmp_path: Path) -> None:
+    """Its start failed after it had taken the episode over, or it could not write the episode's end."""
+    async with recovered(tmp_path, Phase.QUEUED, {}, has_file=False) as registry:
+        with anyio.fail_after(10):
+            await only(registry).state.reach(Phase.READY)

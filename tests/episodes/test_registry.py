@@ -10,6 +10,7 @@ import pytest
 from decathlon_mcp.catalogue.draws import Draw
 from decathlon_mcp.episodes import registry as registry_module
 from decathlon_mcp.episodes.access import Principal
+from decathlon_mcp.episodes.records import EpisodeRecords
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import (
     AccessDeniedError,
@@ -67,6 +68,22 @@ async def test_a_task_with_a_missing_requirement_is_refused_and_names_it(tmp_pat
                 refused()
             assert len(error.value.data["missing"]) == 1
         registry.refuse_unless_startable("find-answer", ADA)
+        assert registry.admission.active == 0
+
+
+async def test_an_episode_that_cannot_be_stored_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk, each refused start would take more of it."""
+    async with running_registry(tmp_path, FakeProvider()) as registry:
+
+        def refuse(*arguments: object) -> None:
+            raise AtCapacityError("the disk is full")
+
+        monkeypatch.setattr(EpisodeRecords, "insert", refuse)
+        with pytest.raises(AtCapacityError, match="the disk is full"):
+            registry.start("find-answer", ADA)
+        assert list(registry.options.journals.iterdir()) == []
         assert registry.admission.active == 0
 
 

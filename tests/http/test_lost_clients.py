@@ -328,7 +328,7 @@ async def test_attempt_claimed_by_a_killed_client_is_graded_and_its_sandbox_remo
 
 
 async def test_bridge_killed_while_start_episode_waits_leaves_no_episode(tmp_path: Path) -> None:
-    async with served_by_fake(tmp_path, max_sandboxes=1) as served:
+    async with served_by_fake(tmp_path, max_sandboxes=1, **SOON) as served:
         async with connected(served.lobby) as lobby:
             await lobby.call_tool("start_episode", {"task": "find-answer"})
             command = [sys.executable, "-m", "decathlon_mcp.cli", "stdio", "--url", served.url]

@@ -305,6 +305,32 @@ async def test_too_many_requests_in_progress_are_served_as_without_a_store(
         assert len(server.store.requests(session.id)) <= 4
 
 
+async def test_stored_requests_of_a_client_that_fetches_no_answer_are_bounded(
+    tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resumption, "MAX_STORED_BYTES", 300_000)
+    gate = Gate()
+    async with restartable(tmp_path, gate.provider()) as server:
+        sessions = [await ready_session(http, server) for _ in range(2)]
+
+        def stored() -> int:
+            rows = [row for session in sessions for row in server.store.requests(session.id)]
+            return sum(len(row.message) for row in rows)
+
+        # Those in progress stay; further requests are served as without a store.
+        events = [await broken_call(session, gate, text="x" * 100_000) for session in sessions]
+        text = "y" * 150_000
+        assert await sessions[0].call("probe__echo", request_id=50, text=text) == text
+        assert 200_000 < stored() < 300_000
+        gate.open.set()
+        for event, session in zip(events, sessions, strict=True):
+            assert len(text_of(await session.resume(event))) == 100_000
+        # Answers that nobody has fetched are forgotten early.
+        for number in range(100, 120):
+            await broken_call(sessions[number % 2], gate, request_id=number, text="x" * 50_000)
+            assert stored() < 300_000
+
+
 async def test_progress_that_was_missed_is_sent_again(tmp_path: Path, http: httpx2.AsyncClient) -> None:
     stream = resumption.RequestStream("session", "7", 3, lambda stream: None)
     sent: list[dict[str, Any]] = []

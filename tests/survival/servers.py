@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -58,7 +59,8 @@ async def supervised_server(
     state: Path, *arguments: str, provider: str = "local", suite: str = SUITE, port: int = 0
 ) -> AsyncGenerator[SupervisedServer]:
     """Start `serve` on a free port; at the end it is stopped by SIGTERM, and must end with status 0."""
-    ready = state.parent / f"{state.name}.ready"
+    # Several servers can be on one folder.
+    ready = state.parent / f"{state.name}-{secrets.token_hex(4)}.ready"
     options = [
         "--provider",
         provider,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import anyio
@@ -9,7 +11,9 @@ import pytest
 from decathlon_client import Decathlon
 from decathlon_client.errors import EpisodeEndedError, SandboxLostError
 
+from decathlon_mcp.http.server import listen
 from tests.probe.leftovers import processes_marked
+from tests.probe.serving import SUITE
 from tests.survival.servers import supervised_server
 
 pytestmark = pytest.mark.anyio
@@ -174,6 +178,70 @@ async def test_sandbox_that_ends_while_no_server_runs_is_reported_as_lost(tmp_pa
                 with pytest.raises(SandboxLostError):
                     await episode.call("probe__echo", {"text": ""})
     await assert_nothing_left(state)
+
+
+async def test_start_that_fails_leaves_the_episodes_to_the_next_one(tmp_path: Path) -> None:
+    """For example because the port is in use: it has taken the sandboxes back by then."""
+    state = tmp_path / "state"
+    async with supervised_server(state, "--no-supervisor") as server:
+        async with Decathlon(server.url) as client, client.episode("find-answer") as episode:
+            await episode.call("probe__write", {"path": "answer.txt", "text": "42"})
+            server.process.kill()
+            await server.process.wait()
+            with listen("127.0.0.1", server.port):
+                with pytest.raises(AssertionError, match="in use"):
+                    async with supervised_server(state, "--no-supervisor", port=server.port):
+                        pass
+            async with supervised_server(state, "--no-supervisor", port=server.port):
+                assert (await episode.call("probe__read", {"path": "answer.txt"})).text == "42"
+    await assert_nothing_left(state)
+
+
+async def test_server_that_runs_leaves_the_episodes_of_one_that_died(tmp_path: Path) -> None:
+    """Two servers share the folder. The episodes of the one that died wait for its own restart."""
+    state = tmp_path / "state"
+    async with supervised_server(state, "--no-supervisor") as other, Decathlon(other.url) as neighbour:
+        async with neighbour.episode("find-answer") as honest:
+            async with supervised_server(state, "--no-supervisor") as server:
+                async with Decathlon(server.url) as client, client.episode("find-answer") as episode:
+                    await episode.call("probe__write", {"path": "answer.txt", "text": "42"})
+                    server.process.kill()
+                    await server.process.wait()
+                    assert (await honest.call("probe__echo", {"text": "here"})).text == "here"
+                    async with supervised_server(state, "--no-supervisor", port=server.port):
+                        assert (await episode.call("probe__read", {"path": "answer.txt"})).text == "42"
+                        assert (await honest.call("probe__echo", {"text": "here"})).text == "here"
+    await assert_nothing_left(state)
+
+
+async def test_server_killed_during_its_recovery_loses_no_episode(tmp_path: Path) -> None:
+    state, log = tmp_path / "state", tmp_path / "state.log"
+    async with supervised_server(state, "--no-supervisor") as server:
+        async with Decathlon(server.url) as client, client.episode("find-answer") as episode:
+            await episode.call("probe__shell", {"command": ONCE})
+            server.process.kill()
+            await server.process.wait()
+            for step in range(4):
+                recoveries = log.read_text().count("continuing an episode")
+                with anyio.CancelScope() as scope:
+                    async with anyio.create_task_group() as tasks:
+                        tasks.start_soon(serve_until_killed, state, server.port)
+                        while log.read_text().count("continuing an episode") == recoveries:  # noqa: ASYNC110
+                            await anyio.sleep(0.002)
+                        await anyio.sleep(0.03 * step)
+                        scope.cancel()
+            async with supervised_server(state, "--no-supervisor", port=server.port):
+                reply = await episode.call("probe__shell", {"command": "wc -l < runs.txt"})
+                assert reply.text == "1\n"
+    await assert_nothing_left(state)
+
+
+async def serve_until_killed(state: Path, port: int) -> None:
+    """Run a server without waiting until it is ready; a cancellation kills it."""
+    options = ("--suite", SUITE, "--provider", "local", "--port", str(port), "--state", str(state))
+    command = [sys.executable, "-m", "decathlon_mcp.cli", "serve", "--no-supervisor", *options]
+    with (state.parent / "state.log").open("ab") as log:
+        await anyio.run_process(command, stdout=subprocess.DEVNULL, stderr=log)
 
 
 async def wait_for_no_process(state: Path) -> None:

@@ -1,0 +1,62 @@
+"""A server whose sandboxes are in its own process: STATE-FOLDER READY-FILE OPTIONS, a JSON object of settings."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+
+from decathlon_mcp import app
+from decathlon_mcp.http.application import http_app
+from decathlon_mcp.http.server import listen, serve_http
+from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.settings import Settings
+from tests.fakes.driver import FakeCall
+from tests.fakes.provider import FakeProvider, FakeSandbox
+from tests.probe.serving import SUITE
+
+
+class _Provider(FakeProvider):
+    """Forgets its sandboxes when they are removed; the fake itself keeps them for tests."""
+
+    @asynccontextmanager
+    async def open(self, spec: SandboxSpec) -> AsyncGenerator[FakeSandbox]:
+        async with super().open(spec) as sandbox:
+            try:
+                yield sandbox
+            finally:
+                self.opened.remove(sandbox)
+
+
+async def _echo(call: FakeCall) -> str:
+    return str(call.arguments.get("text", ""))
+
+
+async def _sleep(call: FakeCall) -> str:
+    await anyio.sleep(float(call.arguments["seconds"]))
+    return "slept"
+
+
+async def main(state: Path, ready_file: Path, options: str) -> None:
+    tools = {"probe": {"echo": _echo, "sleep": _sleep}}
+    # `bootstrap` is a server's whole composition; only its provider is another.
+    setattr(app, "_create_provider", lambda _name, owner, _settings: _Provider(owner, tools=tools))  # noqa: B010
+    values = {"suite": (SUITE,), "provider": "local", "state": state, **json.loads(options)}
+    async with app.bootstrap(Settings.model_validate(values), survives=True) as registry:
+        listener = listen("127.0.0.1", 0)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        await serve_http(
+            http_app(registry),
+            listener,
+            drain=registry.drain,
+            on_ready=lambda: ready_file.write_text(url) and None,
+            metrics=registry.metrics,
+        )
+
+
+if __name__ == "__main__":
+    anyio.run(main, Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
