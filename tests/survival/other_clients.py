@@ -267,7 +267,8 @@ async def running(command: list[str], folder: Path) -> AsyncGenerator[Player]:
                 await player.wait_connected()
                 yield player
             finally:
-                process.kill()
+                with suppress(ProcessLookupError):  # it has ended
+                    process.kill()
 
 
 @pytest.fixture

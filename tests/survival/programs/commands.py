@@ -1,6 +1,7 @@
 """Reads tool calls from stdin, one JSON object a line, and writes their outcomes to stdout."""
 
 import json
+import os
 import sys
 
 import anyio
@@ -19,6 +20,18 @@ async def on_message(message):
         write(notification=method)
 
 
+async def lines_of_stdin():
+    # A thread that reads stdin cannot be cancelled: a client that fails would wait for the next command.
+    rest = b""
+    while True:
+        await anyio.wait_readable(0)
+        if not (data := os.read(0, 65536)):
+            return
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line
+
+
 async def serve(call):
     """Pass each command to `call(tool, arguments)`, which returns a text and a structured result."""
 
@@ -32,6 +45,6 @@ async def serve(call):
 
     async with anyio.create_task_group() as tasks:
         write(connected=True)
-        async for line in anyio.wrap_file(sys.stdin):
+        async for line in lines_of_stdin():
             tasks.start_soon(run, json.loads(line))
         tasks.cancel_scope.cancel()
