@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import anyio
-import docker
 import pytest
 from decathlon_client import Decathlon
 
@@ -16,9 +16,9 @@ from tests.probe.leftovers import processes_marked
 from tests.survival.servers import SupervisedServer, supervised_server
 
 
-async def until_it_has_ended(container: str) -> None:
+async def until_it_has_ended(engine: Any, container: str) -> None:
     with anyio.fail_after(60):
-        while docker.from_env().api.inspect_container(container)["State"]["Running"]:  # noqa: ASYNC110
+        while engine.inspect_container(container)["State"]["Running"]:  # noqa: ASYNC110
             await anyio.sleep(0.1)
 
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
 
 async def test_killing_the_driver_while_no_server_runs_forfeits_the_attempt(
-    tmp_path: Path, test_image: str
+    tmp_path: Path, test_image: str, docker_engine: Any
 ) -> None:
     """The next server finds out why the sandbox has ended. A reward of 0, even for the right answer."""
     state = tmp_path / "state"
@@ -45,7 +45,7 @@ async def test_killing_the_driver_while_no_server_runs_forfeits_the_attempt(
             await episode.call("root__shell", {"command": command})
             server.process.kill()
             await server.process.wait()
-            await until_it_has_ended(f"decathlon-{episode.id[:12]}-agent")
+            await until_it_has_ended(docker_engine, f"decathlon-{episode.id[:12]}-agent")
             await servers.enter_async_context(serve(server.port))
             verdict = await episode.evaluate()
             assert verdict.status == "forfeited"
