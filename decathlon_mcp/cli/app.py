@@ -298,7 +298,7 @@ def episodes(
     json
         Print `{"episodes": [...]}`, with whole handles.
     handles
-        Print whole handles: whoever has one can use the episode.
+        Print whole handles. Each gives access to its episode.
     state
         The servers' state folder. [the default one]
     """
@@ -325,7 +325,7 @@ def show(
     json
         Print one JSON object, with whole handles.
     handles
-        Print whole handles: whoever has one can use the episode.
+        Print whole handles. Each gives access to its episode.
     state
         The servers' state folder. [the default one]
     """

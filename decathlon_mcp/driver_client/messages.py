@@ -87,7 +87,7 @@ class Loss:
     """Why a connection has closed.
 
     `reason`: None if the stream ended without one. `by_driver`: the stream was open, but the driver did not
-    read, did not answer or violated the protocol. `cause`: why the sandbox ended, if the provider said so.
+    read, did not answer or violated the protocol. `cause`: why the sandbox ended, if the provider knows.
     """
 
     reason: str | None = None

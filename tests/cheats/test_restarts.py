@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import anyio
-import docker
 import pytest
 from decathlon_client import Decathlon
 
 from tests.cheats.agent import SOLUTIONS, SUITE
 from tests.cheats.test_resources import RAISE_OOM_SCORES, SHARED_MEMORY_BOMB
 from tests.probe.leftovers import processes_marked
-from tests.survival.servers import supervised_server
+from tests.survival.servers import SupervisedServer, supervised_server
 
 
-async def until_it_has_ended(container: str) -> None:
+async def until_it_has_ended(engine: Any, container: str) -> None:
     with anyio.fail_after(60):
-        while docker.from_env().api.inspect_container(container)["State"]["Running"]:  # noqa: ASYNC110
+        while engine.inspect_container(container)["State"]["Running"]:  # noqa: ASYNC110
             await anyio.sleep(0.1)
 
 
@@ -25,26 +26,29 @@ pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
 
 async def test_killing_the_driver_while_no_server_runs_forfeits_the_attempt(
-    tmp_path: Path, test_image: str
+    tmp_path: Path, test_image: str, docker_engine: Any
 ) -> None:
     """The next server finds out why the sandbox has ended. A reward of 0, even for the right answer."""
     state = tmp_path / "state"
     options = ("--no-supervisor", "--image", test_image, "--memory-mib", "256")
-    async with supervised_server(state, *options, provider="docker", suite=SUITE) as server:
+
+    def serve(port: int = 0) -> AbstractAsyncContextManager[SupervisedServer]:
+        return supervised_server(state, *options, provider="docker", suite=SUITE, port=port)
+
+    async with AsyncExitStack() as servers:
+        server = await servers.enter_async_context(serve())
         async with Decathlon(server.url) as client, client.episode("sum-prices") as episode:
             await episode.call("root__shell", {"command": SOLUTIONS["sum-prices"]})
             await episode.call("root__shell", {"command": RAISE_OOM_SCORES})
-            program = f"import time\ntime.sleep(2)\n{SHARED_MEMORY_BOMB}"
-            command = (
-                f"cat > /tmp/bomb.py <<'END'\n{program}\nEND\nsetsid python3 /tmp/bomb.py >/dev/null 2>&1 &"
-            )
+            write = f"cat > /tmp/bomb.py <<'END'\nimport time\ntime.sleep(2)\n{SHARED_MEMORY_BOMB}\nEND\n"
+            command = f"{write}setsid python3 /tmp/bomb.py > /dev/null 2>&1 &"
             await episode.call("root__shell", {"command": command})
             server.process.kill()
             await server.process.wait()
-            await until_it_has_ended(f"decathlon-{episode.id[:12]}-agent")
-            async with supervised_server(state, *options, provider="docker", suite=SUITE, port=server.port):
-                verdict = await episode.evaluate()
-                assert verdict.status == "forfeited"
-                assert verdict.reward == 0.0
-                assert "out of memory" in verdict.raw["detail"]
+            await until_it_has_ended(docker_engine, f"decathlon-{episode.id[:12]}-agent")
+            await servers.enter_async_context(serve(server.port))
+            verdict = await episode.evaluate()
+            assert verdict.status == "forfeited"
+            assert verdict.reward == 0.0
+            assert "out of memory" in verdict.raw["detail"]
     assert processes_marked(state) == []
