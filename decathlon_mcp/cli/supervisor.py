@@ -48,7 +48,7 @@ class RestartLimits(NamedTuple):
     """
 
     # The pauses add up to 31 s, during which an engine that is restarted comes back.
-    stable_seconds: float = 10.0
+    stable_seconds: float = 5.0
     attempts: int = 7
     pause_seconds: float = 0.5
 

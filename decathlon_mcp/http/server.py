@@ -28,6 +28,8 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 GRACE_SECONDS = 5
 """How long open connections get to end, after the episodes are drained."""
 LISTEN_BACKLOG = 2048
+COLLECT_SECONDS = 30.0
+"""Time between two collections of all garbage, which the thresholds make rare."""
 
 
 class _Server(uvicorn.Server):
@@ -182,7 +184,14 @@ async def serve_http(
                 await anyio.sleep(0.02)
         tasks.cancel_scope.cancel()
 
+    async def collect_garbage() -> None:
+        # What an ended session leaves is in reference cycles. Without this, thousands of them accumulate.
+        while True:
+            await anyio.sleep(COLLECT_SECONDS)
+            gc.collect()
+
     async with anyio.create_task_group() as tasks:
+        tasks.start_soon(collect_garbage)
         tasks.start_soon(stop_on_signal)
         tasks.start_soon(drain_and_stop)
         tasks.start_soon(connections.sweep)
