@@ -184,6 +184,11 @@ async def require_ready(episodes: EpisodeRegistry) -> None:
     Raises ProviderUnavailableError saying what is missing and how to fix it.
     """
     await _require_providers(episodes)
+    await check_programs(episodes)
+
+
+async def check_programs(episodes: EpisodeRegistry) -> None:
+    """Find out which programs the MCP servers of a checkout lack. Takes seconds; failures are logged."""
     for suite in episodes.catalogue.suites:
         if suite.path == STARTER:
             continue

@@ -18,7 +18,7 @@ from decathlon_mcp import __version__
 from decathlon_mcp.app import bootstrap
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.cli import supervisor
-from decathlon_mcp.cli.doctor import require_ready
+from decathlon_mcp.cli.doctor import check_programs, require_ready
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import DecathlonError, SettingsError
 from decathlon_mcp.settings import Settings
@@ -76,8 +76,16 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
         log.warning("started again", extra=previous)
     if settings.hand_over and not settings.survive_seconds:
         raise SettingsError("--hand-over requires --survive-seconds: with 0, sandboxes end with their server")
-    async with bootstrap(settings, survives=True) as episodes, _leaving_episodes_on_failure(episodes):
-        await require_ready(episodes)
+    async with (
+        bootstrap(settings, survives=True) as episodes,
+        _leaving_episodes_on_failure(episodes),
+        background_tasks() as tasks,
+    ):
+        if supervised is not None and supervised.restarts:
+            # Clients wait, and the engine, which takes back all sandboxes now, would answer too late.
+            tasks.start_soon(check_programs, episodes)
+        else:
+            await require_ready(episodes)
         # Imported late: it takes a second, and a missing engine is reported before that.
         from decathlon_mcp.http.application import http_app
         from decathlon_mcp.http.authentication import Tokens
