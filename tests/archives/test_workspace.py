@@ -324,9 +324,9 @@ def test_hundred_thousand_files_take_seconds_and_little_memory(tmp_path: Path) -
     with tarfile.open(before, "w", format=tarfile.GNU_FORMAT) as tar:
         for number in range(100_000):
             add(tar, f"./folder{number % 100}/file{number}", b"some bytes")
-    started = time.monotonic()
+    started = time.process_time()
     assert clean_workspace(before, after, prefix="w", limit_bytes=1 << 30, limit_members=200_000) == []
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20
     with tarfile.open(before, "w") as tar:
         add(tar, "large", bytes(64 << 20))
     tracemalloc.start()
