@@ -481,7 +481,7 @@ def test_a_crash_loop_ends_with_a_message_and_the_last_status(tmp_path: Path) ->
     assert done.returncode == 3
     assert done.stdout.splitlines() == ["0 -", *(f"{number} exit status 3" for number in (1, 2, 3))]
     (line,) = done.stderr.splitlines()
-    assert "the server died 4 times in a row, each before it had served for 10 s" in line
+    assert "the server died 4 times in a row, each before it had served for 5 s" in line
     assert "exit status 3" in line
     assert not (tmp_path / "ready").exists()
 
