@@ -2,7 +2,8 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-JOBS ?= 2
+# More than the cores: most tests wait for processes and containers.
+JOBS ?= 4
 UV ?= uv
 
 .PHONY: help bundle demo test check docs format lock clean
