@@ -103,8 +103,11 @@ class Sandboxes:
         return sum(container["Labels"][OWNER_LABEL] in owners for container in containers)
 
     def count_leftovers(self) -> Leftovers:
-        with closing(sqlite3.connect(self.state / FILE_NAME)) as connection:
-            owners = {server for (server,) in connection.execute("SELECT server FROM server_starts")}
+        owners: set[str] = set()
+        # A server whose episodes end with it has no store, and no container that could be left.
+        if (self.state / FILE_NAME).exists():
+            with closing(sqlite3.connect(self.state / FILE_NAME)) as connection:
+                owners = {server for (server,) in connection.execute("SELECT server FROM server_starts")}
         folders = [*(self.state / "servers").iterdir(), *(self.state / "scratch").iterdir()]
         if (self.state / "sandboxes").is_dir():
             folders += [*(self.state / "sandboxes").iterdir()]

@@ -142,12 +142,12 @@ def test_episodes_that_can_be_continued_are_kept_unless_abandoned(
     dead.kill()
     kept = shell.run("gc").stdout
     assert kept.startswith(f"kept 1 episode of server {dead.name}, which died")
-    said = shell.run("gc", "--abandon", "--dry-run").stdout
+    printed = shell.run("gc", "--abandon", "--dry-run").stdout
     parts = "1 sandbox, 1 folder of archives, 1 unfinished episode"
-    assert f"would remove {parts} of server {dead.name}, which died\n" == said
+    assert f"would remove {parts} of server {dead.name}, which died\n" == printed
     assert dead.is_running_a_sandbox
     assert len(dead.leftovers) == 3
-    assert shell.run("gc", "--abandon").stdout == said.replace("would remove", "removed")
+    assert shell.run("gc", "--abandon").stdout == printed.replace("would remove", "removed")
     assert not dead.is_running_a_sandbox
     assert dead.leftovers == []
     assert running.is_running_a_sandbox
