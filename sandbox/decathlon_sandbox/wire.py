@@ -230,9 +230,9 @@ REASONS = {
 # Program of the sandbox's first process. It imports only `os` and `sys` before it has the sources, so that a
 # broken Python is reported as an exit code. It reads with `os.read`, because `sys.stdin.buffer` reads ahead
 # and would swallow the first message. A server that dies meanwhile need not close its stdin, hence the alarm.
-# It has a handler because the first process of a container ignores signals without one. The handler is removed
-# before the agent's processes exist, which could otherwise end the driver by this signal. `_signal` is the part
-# of `signal` that is built into the interpreter.
+# It has a handler because the first process of a container ignores signals without one. The handler is
+# removed before the agent's processes exist, which could otherwise end the driver by this signal. `_signal`
+# is the part of `signal` that is built into the interpreter.
 LOADER_SECONDS = 60
 LOADER = """\
 import os, sys, _signal

@@ -28,12 +28,12 @@ import json, sys
 log = json.load(open(sys.argv[sys.argv.index("--res_log_file") + 1]))
 launch_time = sys.argv[sys.argv.index("--launch_time") + 1]
 roles = [message["role"] for message in log["messages"]]
-said = log["messages"][-1]["content"]
+answer = log["messages"][-1]["content"]
 names = [call["function"]["name"] for m in log["messages"] for call in m.get("tool_calls", ())]
 tools = {tool["function"]["name"] for tool in log["tool_calls"]["tools"]}
-print(json.dumps([roles, said, names, sorted(tools), log["key_stats"]["tool_calls"], launch_time,
+print(json.dumps([roles, answer, names, sorted(tools), log["key_stats"]["tool_calls"], launch_time,
                   log["config"]["launch_time"], log["config"]["task_str"][:20]]))
-sys.exit(0 if said == "WORD" else 1)
+sys.exit(0 if answer == "WORD" else 1)
 """
 
 
@@ -148,8 +148,8 @@ async def test_the_evaluator_reads_the_same_log_answer_and_launch_time(checkout:
     regraded = await checkout.regrade(verdict)
     assert outcome(regraded) == ("scored", True, 1.0)
     assert json.loads(regraded.after.evaluator_output) == json.loads(verdict["evaluator_output"])
-    roles, said, names, tools, calls, *_ = json.loads(regraded.after.evaluator_output)
-    assert (roles[0], said, names, calls) == ("user", "forty-two", ["probe-write"] * 2, 2)
+    roles, answer, names, tools, calls, *_ = json.loads(regraded.after.evaluator_output)
+    assert (roles[0], answer, names, calls) == ("user", "forty-two", ["probe-write"] * 2, 2)
     assert "probe-shell" in tools
 
 

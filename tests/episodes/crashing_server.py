@@ -4,8 +4,8 @@ For each step a process begins a call and ends there, as `kill -9` would end it.
 the episode from its files, and a client repeats the request. Prints one JSON line for each step. KIND is
 `play`, `late` (the call fails) or `claim` (the attempt is closed before the calls are resumed).
 
-The sandbox is a folder: what was sent to it has happened, whoever dies afterwards. As the driver does, it
-runs each request once, by its id, and keeps its reply until it is acknowledged.
+The sandbox is a folder: what was sent to it has happened, also if its server dies afterwards. As the driver
+does, it runs each request once, by its id, and keeps its reply until it is acknowledged.
 """
 
 from __future__ import annotations
