@@ -14,7 +14,7 @@ import anyio
 import pytest
 from decathlon_sandbox import supervisor, wire
 
-from tests.driver.peer import BOUND_SECONDS, DriverPeer, WireError, driver
+from tests.driver.peer import BOUND_SECONDS, DriverPeer, WireError, driver, until
 
 pytestmark = pytest.mark.anyio
 
@@ -90,6 +90,7 @@ async def test_freeze_kills_everything_but_exempt_processes(python: str, first: 
         script = sleeps(*tokens)
         run = await peer.begin(wire.RUN, **{**shell(script), "argv": ["bash", "-c", script]})
         await peer.until_living(4)
+        await until(lambda: {"forward", "forwarder", "worker"} <= first_words(peer))
         await peer.start(peer.scripted_server("daemonic"))
         result = await peer.request(wire.FREEZE, spare=["forward --*", "nothing of this name"])
         assert result["killed"] >= 5
@@ -102,7 +103,7 @@ async def test_exempt_process_survives_later_runs_but_not_the_driver(python: str
     async with driver(python) as peer:
         script = sleeps(f"forward {peer.token}")
         await peer.begin(wire.RUN, **{**shell(script), "argv": ["bash", "-c", script]})
-        await peer.until_living(2)
+        await until(lambda: "forward" in first_words(peer))  # before exec the child has the shell's command line
         await peer.request(wire.FREEZE, spare=["forward *"])
         for _ in range(2):
             await peer.request(wire.RUN, **shell(f"sh -c 'sleep 1000; : {peer.token}' & :"))
@@ -157,6 +158,11 @@ def commands(peer: DriverPeer) -> list[str]:
     """The command lines of the peer's living processes."""
     lines = (Path(f"/proc/{pid}/cmdline").read_bytes() for pid in peer.living())
     return [line.replace(b"\0", b" ").decode() for line in lines]
+
+
+def first_words(peer: DriverPeer) -> set[str]:
+    """The names of the programs that the peer's living processes execute."""
+    return {line.split()[0] for line in commands(peer) if line.strip()}
 
 
 def first_process(*dropping: str) -> list[str]:
