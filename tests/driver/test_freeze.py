@@ -103,7 +103,7 @@ async def test_exempt_process_survives_later_runs_but_not_the_driver(python: str
     async with driver(python) as peer:
         script = sleeps(f"forward {peer.token}")
         await peer.begin(wire.RUN, **{**shell(script), "argv": ["bash", "-c", script]})
-        await until(lambda: "forward" in first_words(peer))  # before exec the child has the shell's command line
+        await until(lambda: "forward" in first_words(peer))  # until exec it has the command line of its shell
         await peer.request(wire.FREEZE, spare=["forward *"])
         for _ in range(2):
             await peer.request(wire.RUN, **shell(f"sh -c 'sleep 1000; : {peer.token}' & :"))
