@@ -18,7 +18,7 @@ import anyio
 from anyio import aclose_forcefully
 from anyio.abc import ByteStream, TaskGroup
 from decathlon_sandbox import wire
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver_client.messages import NO_SURVIVAL, Loss, MessageStream, Survival
@@ -50,6 +50,8 @@ MAX_TOOL_BYTES = 256 << 10
 """Limits on the tools of one server: their number, and the length of one definition."""
 CLEAN_SECONDS = 300.0
 """For a walk over all files of a sandbox; a million take about ten seconds."""
+MAX_PACK_NODES = 50_000
+"""Values and keys in the members of an archive of a MiB: each member counts at least 512 bytes."""
 
 
 class RunResult(BaseModel):
@@ -86,6 +88,28 @@ class CleanResult(BaseModel):
     count: int
 
 
+class PackedMember(BaseModel):
+    """A member of a packed folder, see `pack` of the wire protocol."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    name: str
+    kind: Literal["file", "folder", "symlink"]
+    mode: int = Field(ge=0, le=0o777)
+    mtime: int = Field(ge=0)
+    size: int = Field(0, ge=0)
+    link: str = ""
+
+
+class PackResult(BaseModel):
+    """The members of a folder, and the bodies of the files among them one after the other, in base64."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    members: list[PackedMember]
+    data: str
+
+
 class ServerInfo(BaseModel):
     """A started MCP server of the task; `tools` are its tool definitions as it sent them."""
 
@@ -94,7 +118,7 @@ class ServerInfo(BaseModel):
     tools: list[dict[str, Any]]
 
 
-_Reply = TypeVar("_Reply", RunResult, ServerInfo, Moment, CleanResult)
+_Reply = TypeVar("_Reply", RunResult, ServerInfo, Moment, CleanResult, PackResult)
 
 
 class DriverClient:
@@ -119,8 +143,17 @@ class DriverClient:
         return await self._rpc.closed_error()
 
     async def arrange(self, *steps: dict[str, Any]) -> None:
-        """Make, copy, remove or write files, or check that names are absent; in order, until one fails."""
+        """Make, copy, remove, write or unpack files, or check that names are absent; until one fails."""
         await self._rpc.request(wire.ARRANGE, {"steps": list(steps)})
+
+    async def pack(self, folder: str, *, max_bytes: int) -> PackResult:
+        """The files below a folder, of at most `max_bytes` with 512 for each.
+
+        Raises DriverError with reason `too_long` if there is more, and `files` for what cannot be packed.
+        """
+        params: JsonObject = {"folder": folder, "max_bytes": max_bytes}
+        reply = await self._rpc.request(wire.PACK, params, max_nodes=MAX_PACK_NODES)
+        return _validated(PackResult, reply)
 
     async def run(
         self,

@@ -30,7 +30,7 @@ async def probe_programs(sandbox_factory: SandboxFactory, catalogue: Catalogue) 
 
 async def _probe(sandbox_factory: SandboxFactory, catalogue: Catalogue) -> None:
     async with sandbox_factory.open(f"look-{secrets.token_hex(6)}", "none") as (sandbox, driver):
-        await sandbox.put(sandbox.root, sandbox_factory.common)
+        await put_archive(sandbox, driver, sandbox.root, sandbox_factory.common)
         result = await driver.run(
             probe_command(sandbox_factory.suite, root=sandbox.root),
             cwd=str(sandbox.root),
