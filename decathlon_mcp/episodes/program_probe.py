@@ -8,6 +8,7 @@ import anyio
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.requirements import parse_missing_programs, probe_command
+from decathlon_mcp.driver_client.archives import put_archive
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import DecathlonError
 

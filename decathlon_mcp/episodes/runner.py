@@ -150,7 +150,7 @@ class EpisodeRunner:
 
     async def _play_with(self, resources: EpisodeResources) -> Verdict:
         episode = self._episode
-        grader = EpisodeGrader(episode, resources, self._admission.opening)
+        grader = EpisodeGrader(episode, resources, self._admission.opening_graders)
         if episode.records.progress.captured:
             captured = CapturedWorkspace(self._scratch / WORKSPACE_FILE, self._sealed)
         else:
@@ -254,17 +254,17 @@ class EpisodeRunner:
         async def open_sandbox(name: str, image: str | None) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
             network, forwards = factory.network_for(task), resources.services.targets
             async with AsyncExitStack() as opened:
-                async with self._admission.opening:
-                    sandbox, driver = await opened.enter_async_context(
-                        factory.open(
-                            name,
-                            network,
-                            image=image,
-                            forwards=forwards,
-                            records=episode.records,
-                            role="agent" if name == agent_name else "preprocess",
-                        )
+                sandbox, driver = await opened.enter_async_context(
+                    factory.open(
+                        name,
+                        network,
+                        image=image,
+                        forwards=forwards,
+                        records=episode.records,
+                        role="agent" if name == agent_name else "preprocess",
+                        opening=self._admission.opening,
                     )
+                )
                 episode.mark_opened(name, sandbox.image_digest)
                 yield sandbox, driver
 

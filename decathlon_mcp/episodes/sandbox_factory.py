@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal
+
+from anyio import CapacityLimiter
 
 from decathlon_mcp.driver_client.driver import (
     BOOT_COMMAND,
@@ -76,18 +78,21 @@ class SandboxFactory:
         forwards: Mapping[int, Dialer] | None = None,
         records: EpisodeRecords | None = None,
         role: SandboxRole = "agent",
+        opening: CapacityLimiter | None = None,
     ) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
         """Open a sandbox and connect to its driver; both are gone on exit.
 
         `image` and `root` replace the suite's. `forwards`: ports of the sandbox's `localhost` and what they
         connect to; ignored if the sandbox shares the loopback interface of its machine. `records`: of the
-        episode to which the sandbox belongs.
+        episode to which the sandbox belongs. `opening`: limits how many the provider creates at once; the
+        place is free again before the driver has started.
         """
         spec = self.spec(name, network, image=image, root=root)
         async with AsyncExitStack() as stack:
             if records is not None:
                 stack.enter_context(records.sandbox(spec, self.provider.name, role))
-            sandbox = await stack.enter_async_context(self.provider.open(spec))
+            async with opening or nullcontext():
+                sandbox = await stack.enter_async_context(self.provider.open(spec))
             driver = await stack.enter_async_context(
                 connect(sandbox, reply_bytes=self.reply_bytes, survival=self.survival)
             )

@@ -199,7 +199,11 @@ class Tree:
                 case Folder(mode):
                     member |= {"kind": "folder", "mode": mode}
                 case Link(target):
-                    member |= {"kind": "symlink", "mode": 0o777, "link": os.fsencode(target).decode("latin-1")}
+                    member |= {
+                        "kind": "symlink",
+                        "mode": 0o777,
+                        "link": os.fsencode(target).decode("latin-1"),
+                    }
                 case File(content, mode):
                     member |= {"kind": "file", "mode": mode, "size": len(content)}
                     data += content

@@ -217,9 +217,7 @@ class Container:
             # The engine creates a missing working folder as root's.
             user, group = self.user
             folder = str(self.spec.root.relative_to("/"))
-            entries.append(
-                (Member(name=folder, kind=Kind.FOLDER, mode=0o755, user=user, group=group), ())
-            )
+            entries.append((Member(name=folder, kind=Kind.FOLDER, mode=0o755, user=user, group=group), ()))
         if self.spec.network == "none":
             # Without a network the engine writes no /etc/hosts, and the driver may not: `localhost` would not
             # resolve.

@@ -22,7 +22,7 @@ _ID_DIGITS = 10
 _TABLE_BYTES = 1 << 20
 """How much of /etc/passwd or /etc/group is read."""
 IMAGE_SECONDS = 2.0
-"""A name gets another image when it is built again. Containers that are opened at once share an inspection."""
+"""A name gets another image when it is built again. Containers opened at once share an inspection."""
 _MAX_KNOWN = 1000
 _images: WeakKeyDictionary[Api, dict[str, tuple[float, Image]]] = WeakKeyDictionary()
 _PASSWD, _GROUP = "/etc/passwd", "/etc/group"
