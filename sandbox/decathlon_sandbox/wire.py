@@ -12,9 +12,11 @@ servers above NOTIFICATIONS_PER_SECOND, after NOTIFICATIONS_BURST of them, and w
 responses.
 
 The sandbox's first process runs `BOOT_COMMAND`. It reads one line with a decimal number of bytes, then that
-many bytes: a JSON object that maps the names of this package's modules to their source code. It imports them
-from memory. The server does not wait for that: it sends `attach` after the source. `attached` is the sign
-that the driver runs, and has its VERSION. A process that has not received the whole source after
+many bytes: a JSON object that maps the names of this package's modules to their source code, which it imports
+from memory. A further member "NAME MAGIC" has the marshalled code object of a module, in zlib and base64, for
+a Python whose bytecode has that magic number (in hexadecimal): to compile the source would take longer than
+anything else in the boot. The server does not wait for that: it sends `attach` after the source. `attached`
+is the sign that the driver runs, and has its VERSION. A process that has not received the whole source after
 LOADER_SECONDS ends.
 
 Requests run concurrently and are answered in any order. An id is `generation << COUNTER_BITS | counter`: the
@@ -269,21 +271,29 @@ sources = read(int(line))
 _signal.alarm(0)
 _signal.signal(_signal.SIGALRM, _signal.SIG_DFL)
 try:
-    import json, importlib.util, subprocess, selectors
+    import json, selectors, marshal, binascii, importlib.machinery
+    from importlib._bootstrap_external import MAGIC_NUMBER
+    if not importlib.machinery.PathFinder.find_spec("subprocess"): raise ImportError("no subprocess")
 except ImportError as error:
     sys.stderr.write("decathlon: this Python lacks its standard library: %s\\n" % error)
     raise SystemExit(97)
 if sys.version_info < (3, 10):
     sys.stderr.write("decathlon: Python 3.10 or later is needed, this is %s\\n" % sys.version.split()[0])
     raise SystemExit(98)
+try: import zlib
+except ImportError: zlib = None
 sources = json.loads(sources)
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name in sources:
-            return importlib.util.spec_from_loader(name, self, origin=name, is_package="." not in name)
+            return importlib.machinery.ModuleSpec(name, self, origin=name, is_package="." not in name)
     def create_module(self, spec): return None
     def exec_module(self, module):
-        exec(compile(sources[module.__name__], module.__name__, "exec"), module.__dict__)
+        name = module.__name__
+        code = sources.get("%s %s" % (name, MAGIC_NUMBER.hex()))
+        if code and zlib: code = marshal.loads(zlib.decompress(binascii.a2b_base64(code)))
+        else: code = compile(sources[name], name, "exec")
+        exec(code, module.__dict__)
     def get_source(self, name): return sources[name]
 sys.meta_path.insert(0, Finder())
 from decathlon_sandbox.driver import main
