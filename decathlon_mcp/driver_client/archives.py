@@ -123,7 +123,7 @@ def _unpack_step(folder: PurePosixPath, archive: ArchiveSource) -> JsonObject | 
     with open_archive(archive) as reader:
         remaining_bytes = SENT_BYTES
         for member, body in checked_entries(reader):
-            remaining_bytes -= BLOCK_BYTES + member.size
+            remaining_bytes -= BLOCK_BYTES + member.size + len(member.name) + len(member.link)
             if remaining_bytes < 0:
                 return None
             members.append(_encode(member))

@@ -183,7 +183,9 @@ class Admission:
 
     def _admit(self) -> None:
         """Admit as many tickets as there are places for."""
-        while len(self._active) < self._max_sandboxes and (ticket := self._next()) is not None:
+        while (
+            self._queue and len(self._active) < self._max_sandboxes and (ticket := self._next()) is not None
+        ):
             self._queue.remove(ticket)
             self._active.add(ticket)
             ticket.admitted.set()

@@ -267,41 +267,41 @@ class Grader:
             {"make": str(root / self.job.suite.profile.workspace)},
         ]
         inside = [part for part in self.inputs.archives if not part[0].is_absolute()]
+        outside = [part for part in self.inputs.archives if part[0].is_absolute()]
         own = (top, await anyio.to_thread.run_sync(self._log_and_payloads, root))
-        workspace = self.inputs.workspace
-        if workspace is None:
-            await self._put(sandbox, driver, [*inside, own], before)
+        if self.inputs.workspace is None:
+            await self._put(sandbox, driver, root, joined([*inside, own]), before)
         else:
-            agents = (top, workspace.streamed())
+            agents = (top, self.inputs.workspace.streamed())
             try:
-                await self._put(sandbox, driver, [*inside, agents, own], before)
+                await self._put(sandbox, driver, root, joined([*inside, agents, own]), before)
             except (BadRequestError, LimitExceededError):
                 # One by one, to know which it was: a workspace that cannot be unpacked is the agent's fault.
-                await self._put(sandbox, driver, inside, before)
+                await self._put(sandbox, driver, root, joined(inside), before)
                 try:
-                    await self._put(sandbox, driver, [agents])
+                    await self._put(sandbox, driver, root, agents[1])
                 except (BadRequestError, LimitExceededError) as error:
                     raise ForfeitedError(f"the workspace cannot be unpacked: {error.message}") from error
-                await self._put(sandbox, driver, [own])
-        for folder, archive in self.inputs.archives:
-            if folder.is_absolute():
-                await sandbox.put(folder, archive)
+                await self._put(sandbox, driver, root, own[1])
+        for folder, archive in outside:
+            await self._put(sandbox, driver, folder, archive)
 
     async def _put(
         self,
         sandbox: Sandbox,
         driver: DriverClient,
-        parts: Sequence[tuple[PurePosixPath, ArchiveSource]],
+        folder: PurePosixPath,
+        archive: ArchiveSource,
         before: Sequence[JsonObject] = (),
     ) -> None:
-        """Unpack archives, each below its folder, as one. The steps `before` come first."""
-        archive = joined(parts)
+        """Unpack an archive into `folder`, after the steps `before`."""
         if self.job.in_place:
             # The agent may have replaced what the driver would unpack with.
-            await driver.arrange(*before)
-            await sandbox.put(sandbox.root, archive)
+            if before:
+                await driver.arrange(*before)
+            await sandbox.put(folder, archive)
         else:
-            await put_archive(sandbox, driver, sandbox.root, archive, before=before)
+            await put_archive(sandbox, driver, folder, archive, before=before)
 
     def _paths_to_remove(self) -> list[PurePosixPath]:
         """Paths that the image or, in place, the agent may have put where the suite's files go."""

@@ -49,11 +49,14 @@ class DriverSandbox:
         return getattr(self._sandbox, name)
 
     async def put(self, folder: PurePosixPath, archive: ArchiveSource) -> None:
-        await put_archive(_Provided(self._sandbox, self.fallbacks), self.driver, folder, archive)
+        await put_archive(self._provided, self.driver, folder, archive)
 
     async def get(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
-        sandbox = _Provided(self._sandbox, self.fallbacks)
-        await get_archive(sandbox, self.driver, folder, archive, limit_bytes)
+        await get_archive(self._provided, self.driver, folder, archive, limit_bytes)
+
+    @property
+    def _provided(self) -> Any:
+        return _Provided(self._sandbox, self.fallbacks)
 
 
 class _Provided:
