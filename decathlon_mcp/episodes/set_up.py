@@ -255,7 +255,7 @@ class SetUp:
                 "--agent_workspace",
                 str(sandbox.root / profile.workspace),
                 "--launch_time",
-                self.suite.launch_time(self.launch_time),
+                self.suite.preprocess_launch_time(self.launch_time),
             ],
             cwd=str(sandbox.root),
             env=dict(profile.environment),
