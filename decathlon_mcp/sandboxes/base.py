@@ -203,6 +203,14 @@ class Provider(Protocol):
         """Whether `localhost` inside a sandbox of this spec is the host's own."""
         ...
 
+    async def image_digest(self, image: str | None) -> str | None:
+        """The `Sandbox.image_digest` of a sandbox of this image, if it were opened now.
+
+        A name can get another image while the server runs. Raises ImageError if the image is missing, and
+        ProviderUnavailableError.
+        """
+        ...
+
     def open(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
         """Open a new sandbox. On exit, after errors and cancellation too, all of it is removed.
 

@@ -99,6 +99,9 @@ class DockerProvider:
     def shares_loopback(self, spec: SandboxSpec) -> bool:
         return self._network == "host" and spec.network != "none"
 
+    async def image_digest(self, image: str | None) -> str | None:
+        return None if image is None else await self._engine.run(lambda api: find_image(api, image).digest)
+
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncGenerator[DockerSandbox]:
         self._check_name(spec.name)
