@@ -85,7 +85,7 @@ class EpisodeGrader:
                 forwards=self.resources.services.targets,
                 records=episode.records,
                 role="grader",
-                limiter=self.opening,
+                opening=self.opening,
             ) as opened:
                 yield opened
 

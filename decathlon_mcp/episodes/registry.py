@@ -40,6 +40,7 @@ from decathlon_mcp.errors import (
 from decathlon_mcp.grading.rubric import load_rubric
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import Verdict
+from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.storage.disk import RETRY_SECONDS, DiskSpace
 from decathlon_mcp.storage.journal import VERDICT, Journal
@@ -48,7 +49,6 @@ from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import Metrics
-from decathlon_mcp.types import Network
 
 log = logging.getLogger("decathlon.episodes")
 
@@ -293,21 +293,21 @@ class EpisodeRegistry:
         Returns for how many: those that the principal's share of the sandboxes has room for. None for tasks
         whose provider has no pool. Their files are read ahead in the background.
 
-        Raises UnknownTaskError, NotRunnableError, ImageError and ProviderUnavailableError as an episode of
-        one of these tasks would.
+        Raises UnknownTaskError and NotRunnableError as an episode of one of these tasks would, and ImageError
+        if an image is missing, or the engine does not answer.
         """
         self._require_open()
         found: dict[str, tuple[Suite, Task]] = {}
         for name in dict.fromkeys(tasks):
             found[name] = self._runnable_task(name)
             await anyio.lowlevel.checkpoint()  # rubrics are read
-        counts: Counter[tuple[str, Network]] = Counter()
+        counts: Counter[tuple[str, SandboxSpec]] = Counter()
         for suite, task in (found[name] for name in tasks):
-            counts[suite.name, self._sandbox_factories[suite.name].network_for(task)] += 1
+            counts[suite.name, self._sandbox_factories[suite.name].first_spec(task)] += 1
         opened = 0
-        for (suite_name, network), count in counts.items():
+        for (suite_name, spec), count in counts.items():
             factory = self._sandbox_factories[suite_name]
-            opened += await factory.announce(network, count=count, token=principal.share_key)
+            opened += await factory.announce(spec, count=count, token=principal.share_key)
         if self._tasks is not None:
             self._tasks.start_soon(self._read_ahead, found.values())
         return opened
@@ -320,12 +320,12 @@ class EpisodeRegistry:
     async def open_ahead(self) -> None:
         """With a fixed number of sandboxes to open ahead, open those that most tasks of each suite need."""
         for factory in self._sandbox_factories.values():
-            networks = Counter[Network](factory.network_for(task) for task in factory.suite.tasks.values())
-            if not networks:
+            specs = Counter(factory.first_spec(task) for task in factory.suite.tasks.values())
+            if not specs:
                 continue
-            ((network, _),) = networks.most_common(1)
+            ((spec, _),) = specs.most_common(1)
             try:
-                await factory.expect(network)
+                await factory.expect(spec)
             except DecathlonError as error:
                 log.warning("no sandbox is opened ahead yet", extra=fields(why=error.message))
 

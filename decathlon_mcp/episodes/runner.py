@@ -260,7 +260,7 @@ class EpisodeRunner:
                 forwards=forwards,
                 records=episode.records,
                 role="agent" if name == agent_name else "preprocess",
-                limiter=self._admission.opening,
+                opening=self._admission.opening,
                 token=episode.spec.owner.share_key,
             ) as (sandbox, driver):
                 episode.mark_opened(sandbox.spec.name, sandbox.image_digest)

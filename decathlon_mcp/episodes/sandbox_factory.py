@@ -80,7 +80,7 @@ class SandboxFactory:
         forwards: Mapping[int, Dialer] | None = None,
         records: EpisodeRecords | None = None,
         role: SandboxRole = "agent",
-        limiter: CapacityLimiter | None = None,
+        opening: CapacityLimiter | None = None,
         token: str | None = None,
     ) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
         """Open a sandbox and connect to its driver; both are gone on exit.
@@ -90,7 +90,8 @@ class SandboxFactory:
         `image` and `root` replace the suite's. `forwards`: ports of the sandbox's `localhost` and what they
         connect to; ignored if the sandbox shares the loopback interface of its machine. `records`: of the
         episode to which the sandbox belongs; only those of episodes, and not of services, come from the pool.
-        `limiter`: held while a new sandbox opens. `token`: whose share of the pool the episode uses.
+        `opening`: limits how many the provider creates at once; the place is free again before the driver has
+        started. `token`: whose share of the pool the episode uses.
         """
         spec = self.spec(name, network, image=image, root=root)
         async with AsyncExitStack() as stack:
@@ -107,37 +108,43 @@ class SandboxFactory:
             if pooled is not None:
                 sandbox, driver = pooled.opened
             else:
-                async with limiter or nullcontext():
-                    sandbox, driver = await stack.enter_async_context(self.open_new(spec))
+                sandbox, driver = await stack.enter_async_context(self.open_new(spec, opening))
             await self._forward(spec, driver, forwards)
             yield sandbox, driver
 
     @asynccontextmanager
-    async def open_new(self, spec: SandboxSpec) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
+    async def open_new(
+        self, spec: SandboxSpec, opening: CapacityLimiter | None = None
+    ) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
         """Open a new sandbox and connect to its driver, without a look at the pool."""
-        async with (
-            self.provider.open(spec) as sandbox,
-            connect(sandbox, reply_bytes=self.reply_bytes, survival=self.survival) as driver,
-        ):
+        async with AsyncExitStack() as stack:
+            async with opening or nullcontext():
+                sandbox = await stack.enter_async_context(self.provider.open(spec))
+            driver = await stack.enter_async_context(
+                connect(sandbox, reply_bytes=self.reply_bytes, survival=self.survival)
+            )
             yield sandbox, driver
 
-    async def announce(self, network: Network, *, count: int, token: str | None) -> int:
+    def first_spec(self, task: Task) -> SandboxSpec:
+        """Specification, without a name, of the first sandbox that an episode of this task opens."""
+        return self.spec("", self.network_for(task))
+
+    async def announce(self, spec: SandboxSpec, *, count: int, token: str | None) -> int:
         """Open sandboxes ahead for episodes that this token will start soon; returns for how many.
 
-        Raises ImageError, ProviderUnavailableError.
+        Raises ImageError if the image is missing, or the engine does not answer.
         """
         if self.pool is None:
             return 0
-        spec = self.spec("", network)
         return await self.pool.announce(self.provider, spec, self.open_new, count=count, token=token)
 
-    async def expect(self, network: Network) -> None:
+    async def expect(self, spec: SandboxSpec) -> None:
         """Let the pool open sandboxes before the first episode, if it has a fixed size.
 
-        Raises ImageError, ProviderUnavailableError.
+        Raises ImageError if the image is missing, or the engine does not answer.
         """
         if self.pool is not None:
-            await self.pool.expect(self.provider, self.spec("", network), self.open_new)
+            await self.pool.expect(self.provider, spec, self.open_new)
 
     @asynccontextmanager
     async def take_back(

@@ -20,7 +20,7 @@ import math
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Literal, Self, TypeAlias
@@ -32,7 +32,7 @@ from anyio.abc import TaskGroup
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.episodes.admission import Admission
-from decathlon_mcp.errors import DecathlonError
+from decathlon_mcp.errors import DecathlonError, ImageError
 from decathlon_mcp.sandboxes.base import Provider, Sandbox, SandboxSpec
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import Metrics
@@ -77,14 +77,21 @@ class SandboxKind:
     async def of(cls, provider: Provider, spec: SandboxSpec) -> Self | None:
         """The kind of a sandbox with this specification; None for a provider that cannot have a pool.
 
-        Raises ImageError, ProviderUnavailableError.
+        Raises ImageError if the image is missing, or the engine does not answer.
         """
         spec = replace(spec, name="")
         # Where the root is a folder of the sandbox's own, the files in it would have other paths than those
         # that the episode was told.
         if provider.root(replace(spec, name="a")) != provider.root(replace(spec, name="b")):
             return None
-        return cls(provider.name, replace(spec, image=await provider.image_digest(spec.image)))
+        if spec.image is None:
+            return cls(provider.name, spec)
+        digest = await provider.environment(spec.image)
+        if digest is None:
+            raise ImageError(
+                f"image {spec.image} is not on the engine, or the engine does not answer", image=spec.image
+            )
+        return cls(provider.name, replace(spec, image=digest))
 
 
 class Demand:
@@ -301,22 +308,20 @@ class WarmPool:
 
         It has another name. `open_new` opens more of this kind. `token`: whose share the episode uses.
         """
-        if not self.is_open:
-            await self.make_room()
-            return None
-        stock = await self._stock(provider, spec, open_new)
-        if stock is None:
-            await self.make_room()
-            return None
-        stock.used(token, anyio.current_time())
-        pooled = await self._take(stock)
+        stock = None
+        with suppress(ImageError):  # which the opening will report
+            stock = await self._stock(provider, spec, open_new) if self.is_open else None
+        pooled = None
+        if stock is not None:
+            stock.used(token, anyio.current_time())
+            pooled = await self._take(stock)
         self._metrics.sandbox_taken("cold" if pooled is None else "warm")
         if pooled is None:
-            await self.make_room()
+            await self._make_room()
         self._wake()
         return pooled
 
-    async def make_room(self) -> None:
+    async def _make_room(self) -> None:
         """Wait until episodes and pool together are within the limit, by removing sandboxes of the pool."""
         while self._own and self._admission.active + len(self._own) > self._admission.max_sandboxes:
             excess = self._admission.active + len(self._own) - self._admission.max_sandboxes
@@ -333,7 +338,7 @@ class WarmPool:
     async def expect(self, provider: Provider, spec: SandboxSpec, open_new: OpenNew) -> None:
         """Open as many sandboxes of this kind ahead as the setting says, before the first episode needs one.
 
-        Raises ImageError, ProviderUnavailableError.
+        Raises ImageError if the image is missing, or the engine does not answer.
         """
         if self.is_open and self._setting != "auto":
             await self._stock(provider, spec, open_new)
@@ -344,8 +349,8 @@ class WarmPool:
     ) -> int:
         """Open sandboxes ahead for episodes that this token will start within `PREFETCH_SECONDS`.
 
-        Returns for how many: at most `count`, within the token's share and the limit. Raises ImageError,
-        ProviderUnavailableError.
+        Returns for how many: at most `count`, within the token's share and the limit. Raises ImageError if
+        the image is missing, or the engine does not answer.
         """
         if not self.is_open or (stock := await self._stock(provider, spec, open_new)) is None:
             return 0

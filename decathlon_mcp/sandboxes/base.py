@@ -203,11 +203,12 @@ class Provider(Protocol):
         """Whether `localhost` inside a sandbox of this spec is the host's own."""
         ...
 
-    async def image_digest(self, image: str | None) -> str | None:
-        """The `Sandbox.image_digest` of a sandbox of this image, if it were opened now.
+    async def environment(self, image: str | None) -> str | None:
+        """Identifies what programs find in a sandbox of that image, before one is open.
 
-        A name can get another image while the server runs. Raises ImageError if the image is missing, and
-        ProviderUnavailableError.
+        With images it is the `Sandbox.image_digest` of the next one. Without, it is a text that changes when
+        the programs of the machine do, as far as that is seen within some milliseconds. None if it is not
+        known; never raises.
         """
         ...
 

@@ -85,7 +85,7 @@ class Pooled:
         async with admission.admit(admission.reserve("task")):
             records = records or EpisodeRecords(None, "e")
             async with self.factory.open(
-                f"own-{next(NUMBERS)}", network, image=image, records=records, limiter=admission.opening
+                f"own-{next(NUMBERS)}", network, image=image, records=records, opening=admission.opening
             ) as (sandbox, driver):
                 await driver.ping()
                 yield sandbox.spec.name
@@ -267,7 +267,7 @@ async def test_a_name_that_has_another_image_now_gets_no_sandbox_of_the_old_one(
     digest = "sha256:1"
 
     class Renamed(FakeProvider):
-        async def image_digest(self, image: str | None) -> str | None:
+        async def environment(self, image: str | None) -> str | None:
             return digest if image == "fake" else image
 
     async with pooled(tmp_path, 1, provider=Renamed()) as pool:
@@ -387,8 +387,9 @@ async def test_local_sandboxes_are_not_opened_ahead(tmp_path: Path) -> None:
         await stack.enter_async_context(pool.running())
         factory = create_sandbox_factory(suite, provider, common, Settings.model_validate({}))
         factory = replace(factory, pool=pool)
-        await factory.expect("none")
-        assert await factory.announce("none", count=3, token=None) == 0
+        spec = factory.first_spec(suite.tasks["find-answer"])
+        await factory.expect(spec)
+        assert await factory.announce(spec, count=3, token=None) == 0
         async with factory.open("own-agent", "none", records=EpisodeRecords(None, "e")) as (sandbox, _):
             assert sandbox.spec.name == "own-agent"
         assert (pool.idle, pool.opening) == (0, 0)

@@ -312,10 +312,8 @@ class FakeProvider:
     def root(self, spec: SandboxSpec) -> PurePosixPath:
         return spec.root
 
-    async def image_digest(self, image: str | None) -> str | None:
-        await anyio.lowlevel.checkpoint()
-        self.check_available()
-        return _digest(image)
+    async def environment(self, image: str | None) -> str | None:
+        return None if self.unavailable else _digest(image)
 
     def shares_loopback(self, spec: SandboxSpec) -> bool:
         return False

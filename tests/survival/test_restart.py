@@ -124,13 +124,9 @@ async def test_sandbox_that_was_opened_ahead_is_taken_back_and_the_idle_ones_are
     async def until_one_is_idle(server: SupervisedServer) -> None:
         async with httpx2.AsyncClient() as http:
             with anyio.fail_after(60):
-                while (
-                    "\ndecathlon_pool_idle 1.0\n"
-                    not in (  # noqa: ASYNC110  (nothing announces it)
-                        await http.get(f"{server.url}/metrics")
-                    ).text
-                ):
-                    await anyio.sleep(0.05)
+                text = ""
+                while "\ndecathlon_pool_idle 1.0\n" not in text:
+                    text = (await http.get(f"{server.url}/metrics")).text
 
     async with supervised_server(state, "--warm", "1", provider="docker") as server:
         await until_one_is_idle(server)

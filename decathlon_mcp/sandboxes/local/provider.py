@@ -86,7 +86,7 @@ class LocalProvider:
     def root(self, spec: SandboxSpec) -> PurePosixPath:
         return PurePosixPath(self._folder / spec.name / "root")
 
-    async def image_digest(self, image: str | None) -> str | None:
+    async def environment(self, image: str | None) -> str | None:
         return None
 
     def shares_loopback(self, spec: SandboxSpec) -> bool:
