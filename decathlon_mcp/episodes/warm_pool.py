@@ -48,8 +48,11 @@ REFILLS_AT_ONCE = 2
 """Sandboxes that are opened ahead at a time, at most. More would only slow down the episodes."""
 RETRY_SECONDS = (1.0, 60.0)
 """Time until the next try after a sandbox could not be opened ahead: doubled from the first to the second."""
+BUSY_SECONDS = 2.0
+"""While episodes are set up, one sandbox is opened ahead in this time. The episode that has just taken one needs
+the processors for its set-up; but under a steady load there is always one that is being set up."""
 BLOCKED_SECONDS = 0.5
-"""How often the pool looks for a place among the openings while episodes have all of them."""
+"""How often the pool looks whether it may open a sandbox while episodes are opened or set up."""
 LOOK_SECONDS = 10.0
 """How often it looks for what is not needed any more."""
 CHECK_SECONDS = 2.0
@@ -262,6 +265,8 @@ class WarmPool:
         self._removed = anyio.Event()
         self._tasks: TaskGroup | None = None
         self._closed = False
+        # Since when sandboxes are wanted and none has been opened.
+        self._wanting_since: float | None = None
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[Self]:
@@ -444,21 +449,30 @@ class WarmPool:
             if target == 0 and not stock.sandboxes:
                 del self._stocks[kind]
         while (stock := self._neediest(now)) is not None:
-            if not self._may_open():
+            if self._wanting_since is None:
+                self._wanting_since = now
+            if not self._may_open(now - self._wanting_since):
                 return BLOCKED_SECONDS
             self._begin(stock)
+            self._wanting_since = now
+        self._wanting_since = None
         if not self._stocks:
             return math.inf
         retries = (stock.retry_at - now for stock in self._stocks.values() if stock.retry_at > now)
         return min([LOOK_SECONDS, *retries])
 
-    def _may_open(self) -> bool:
-        """Whether a sandbox may be opened ahead now: there is room for it, and no episode waits to open."""
-        limiter = self._admission.opening
+    def _may_open(self, wanting_seconds: float) -> bool:
+        """Whether a sandbox may be opened ahead now: there is room for it, and no episode waits for that.
+
+        `wanting_seconds`: how long one has been wanted.
+        """
+        admission = self._admission
+        limiter = admission.opening
         spare = 1 if limiter.total_tokens > 1 else 0
         return (
-            self._admission.active + len(self._own) < self._admission.max_sandboxes
+            admission.active + len(self._own) < admission.max_sandboxes
             and self.opening < REFILLS_AT_ONCE
+            and (admission.set_ups.borrowed_tokens == 0 or wanting_seconds >= BUSY_SECONDS)
             and limiter.statistics().tasks_waiting == 0
             and limiter.available_tokens > spare
         )

@@ -238,15 +238,21 @@ async def test_pool_and_episodes_together_keep_the_limit_and_episodes_come_first
     assert most == 3
 
 
-async def test_refills_wait_for_episodes_that_open(tmp_path: Path) -> None:
-    provider = FakeProvider()
-    async with pooled(tmp_path, 2, provider=provider, max_opening=2) as pool:
+@pytest.mark.parametrize("limit", ["opening", "set_ups"])
+async def test_refills_wait_for_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    """The last place among the openings is for episodes, and so are the processors during a set-up."""
+    monkeypatch.setattr(warm_pool, "BUSY_SECONDS", 3600.0)
+    async with pooled(tmp_path, 2, max_opening=2) as pool:
+        limiter: anyio.CapacityLimiter = getattr(pool.admission, limit)
         episode = object()
-        pool.admission.opening.acquire_on_behalf_of_nowait(episode)
+        limiter.acquire_on_behalf_of_nowait(episode)
         async with pool.opened():
             await anyio.wait_all_tasks_blocked()
-            assert pool.pool.opening == 0  # the last place is for episodes
-        pool.admission.opening.release_on_behalf_of(episode)
+            assert (pool.pool.opening, pool.pool.idle) == (0, 0)
+        if limit == "set_ups":
+            monkeypatch.setattr(warm_pool, "BUSY_SECONDS", 0.0)
+        else:
+            limiter.release_on_behalf_of(episode)
         await pool.until_idle(2)
 
 
