@@ -49,8 +49,8 @@ REFILLS_AT_ONCE = 2
 RETRY_SECONDS = (1.0, 60.0)
 """Time until the next try after a sandbox could not be opened ahead: doubled from the first to the second."""
 BUSY_SECONDS = 2.0
-"""While episodes are set up, one sandbox is opened ahead in this time. The episode that has just taken one needs
-the processors for its set-up; but under a steady load there is always one that is being set up."""
+"""While episodes are set up, one sandbox is opened ahead in this time. The episode that has just taken one
+needs the processors for its set-up; but under a steady load there is always one that is being set up."""
 BLOCKED_SECONDS = 0.5
 """How often the pool looks whether it may open a sandbox while episodes are opened or set up."""
 LOOK_SECONDS = 10.0
