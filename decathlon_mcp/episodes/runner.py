@@ -253,19 +253,17 @@ class EpisodeRunner:
         @asynccontextmanager
         async def open_sandbox(name: str, image: str | None) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
             network, forwards = factory.network_for(task), resources.services.targets
-            async with AsyncExitStack() as opened:
-                async with self._admission.opening:
-                    sandbox, driver = await opened.enter_async_context(
-                        factory.open(
-                            name,
-                            network,
-                            image=image,
-                            forwards=forwards,
-                            records=episode.records,
-                            role="agent" if name == agent_name else "preprocess",
-                        )
-                    )
-                episode.mark_opened(name, sandbox.image_digest)
+            async with factory.open(
+                name,
+                network,
+                image=image,
+                forwards=forwards,
+                records=episode.records,
+                role="agent" if name == agent_name else "preprocess",
+                opening=self._admission.opening,
+                token=episode.spec.owner.share_key,
+            ) as (sandbox, driver):
+                episode.mark_opened(sandbox.spec.name, sandbox.image_digest)
                 yield sandbox, driver
 
         async with self._admission.set_ups:

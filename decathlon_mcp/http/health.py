@@ -177,6 +177,8 @@ def current_values(registry: EpisodeRegistry) -> Iterator[Metric]:
     for name, documentation, value in (
         ("sandboxes", "Episodes that have a sandbox or open one.", admission.active),
         ("sandboxes_limit", "The setting `--max-sandboxes`.", admission.max_sandboxes),
+        ("pool_idle", "Sandboxes that were opened ahead and are not used yet.", registry.pool.idle),
+        ("pool_opening", "Sandboxes that are being opened ahead.", registry.pool.opening),
         ("queue_length", "Episodes that wait until they may open their sandbox.", admission.queued),
         ("disk_free_bytes", "Free space in the state folder.", _free_bytes(registry)),
         ("disk_floor_bytes", "Free space below which no episode starts.", disk.floor_bytes),
