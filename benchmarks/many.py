@@ -1,0 +1,338 @@
+"""`python -m benchmarks.many N`: many live episodes on one server, and what each of them weighs.
+
+All episodes are opened at once; each is called and stays open until all are. Then the memory is measured, and
+all are claimed, graded and closed. Every other episode writes a wrong answer, so that a verdict of another
+episode would be noticed. Memory is the machine's available memory (MemAvailable), so that nothing else may
+run meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import docker
+import httpx2
+
+from benchmarks.machine import machine
+from benchmarks.wire_client import WireClient, wire_client
+
+SUITE = Path(__file__).parent / "suite"
+OWNER_LABEL = "decathlon.owner"
+TASKS = {1: "note", 2: "pair"}
+"""The task with so many servers, each a process that imports the MCP SDK."""
+CALLS = {"note": ("note",), "pair": ("notes__note", "echo__echo")}
+LEASE_SECONDS = 36_000
+"""Limits of an episode: the last one of many may open an hour after the first."""
+START_SECONDS = 60.0
+END_SECONDS = 1_800.0
+"""How long the removal of all sandboxes may take."""
+POLL_SECONDS = 0.5
+STEADY_MIB = 64
+"""Memory counts as steady when it has grown less than this in `STEADY_SECONDS`."""
+STEADY_SECONDS = 20.0
+KSM = Path("/sys/kernel/mm/ksm")
+
+
+@dataclass(slots=True)
+class Counts:
+    """How many episodes have got how far. `wrong`: graded with another reward than their answer deserves."""
+
+    opened: int = 0
+    called: int = 0
+    claimed: int = 0
+    graded: int = 0
+    wrong: int = 0
+    closed: int = 0
+    errors: list[str] = field(default_factory=list[str])
+
+
+@dataclass(slots=True)
+class Many:
+    """The result. Memory in MiB, times in seconds.
+
+    `per_episode_mib`: available memory that all episodes took, with the engine's share and the server's, for
+    each; `server_kib`: growth of the server's resident memory for each. `lowest_mib`: the lowest available
+    memory on the way. `remaining`: what is left at the end.
+    """
+
+    episodes: int
+    provider: str
+    task: str
+    dense: bool
+    counts: Counts = field(default_factory=Counts)
+    open_seconds: float = 0.0
+    calls_seconds: float = 0.0
+    settle_seconds: float = 0.0
+    grade_seconds: float = 0.0
+    close_seconds: float = 0.0
+    per_episode_mib: float = 0.0
+    server_kib: float = 0.0
+    lowest_mib: float = 0.0
+    merged_mib: float = 0.0
+    remaining: dict[str, int] = field(default_factory=dict[str, int])
+
+    def to_json(self) -> dict[str, Any]:
+        rates = {
+            "openings_per_second": self.counts.opened / self.open_seconds if self.open_seconds else 0.0,
+            "gradings_per_second": self.counts.graded / self.grade_seconds if self.grade_seconds else 0.0,
+        }
+        return {**asdict(self), **rates}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The server under test. `owner`: label of its containers."""
+
+    url: str
+    pid: int
+    owner: str
+
+    async def health(self) -> dict[str, Any]:
+        async with httpx2.AsyncClient(timeout=60) as client:
+            return (await client.get(f"{self.url}/healthz")).json()
+
+    @property
+    def resident_kib(self) -> int:
+        return _field(Path(f"/proc/{self.pid}/status"), "VmRSS")
+
+
+@asynccontextmanager
+async def _server(options: argparse.Namespace) -> AsyncGenerator[Server]:
+    """Start the server as a user does, without a supervisor, which a measurement does not need."""
+    size = str(options.episodes)
+    with tempfile.TemporaryDirectory(prefix="decathlon-many-", ignore_cleanup_errors=True) as name:
+        state, ready = Path(name) / "state", Path(name) / "ready"
+        flags = {
+            "--suite": str(SUITE),
+            "--provider": options.provider,
+            "--port": "0",
+            "--state": str(state),
+            "--ready-file": str(ready),
+            "--max-sandboxes": size,
+            "--max-queue": size,
+            "--log-level": "warning",
+            **{
+                f"--{limit}-seconds": str(LEASE_SECONDS)
+                for limit in ("idle", "first-use", "grace", "episode", "set-up", "servers", "evaluation")
+            },
+        }
+        if options.provider == "docker":
+            flags["--image"] = options.image
+        command = [sys.executable, "-m", "decathlon_mcp.cli", "serve", "--no-supervisor"]
+        command += [part for flag in flags.items() for part in flag]
+        command += ["--dense"] if options.dense else []
+        command += options.options.split()
+        async with await anyio.open_process(command, stdin=None, stdout=subprocess.DEVNULL, stderr=None) as process:
+            try:
+                with anyio.fail_after(START_SECONDS):
+                    while not (ready.exists() and ready.read_text()):  # noqa: ASYNC110
+                        await anyio.sleep(0.05)
+                (owner,) = (file.name for file in (state / "servers").iterdir())
+                yield Server(ready.read_text().strip(), process.pid, owner)
+            finally:
+                with suppress(ProcessLookupError):
+                    process.terminate()
+                with anyio.CancelScope(shield=True):
+                    await process.wait()
+
+
+class _Player:
+    """One episode. Each step is done by all players before the next."""
+
+    def __init__(self, number: int, server: Server, many: Many) -> None:
+        self._server = server
+        self._many = many
+        self._is_right = number % 2 == 0
+        self._client: WireClient | None = None
+
+    async def open(self, release: anyio.Event, opened: Callable[[], None]) -> None:
+        """Open the episode, and keep its connection until `release`."""
+        async with wire_client(f"{self._server.url}/tasks/{self._many.task}/mcp") as client:
+            await client.request("tools/list", {})
+            self._client = client
+            self._many.counts.opened += 1
+            opened()
+            await release.wait()
+
+    async def call(self) -> None:
+        for name in CALLS[self._many.task]:
+            await self._call(name, {"text": "right" if self._is_right else "wrong"})
+        self._many.counts.called += 1
+
+    async def grade(self) -> None:
+        await self._call("claim_done", {})
+        self._many.counts.claimed += 1
+        verdict = (await self._call("evaluate", {})).get("structuredContent", {})
+        self._many.counts.graded += verdict.get("status") == "scored"
+        self._many.counts.wrong += verdict.get("reward") != float(self._is_right)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.end()
+            self._many.counts.closed += 1
+
+    async def _call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        if self._client is None:
+            raise RuntimeError("it was not opened")
+        return await self._client.request("tools/call", {"name": name, "arguments": arguments})
+
+
+async def measure_many(options: argparse.Namespace) -> Many:
+    """Open the episodes, and so on until nothing is left; see the module."""
+    many = Many(options.episodes, options.provider, options.task, options.dense)
+    async with _server(options) as server:
+        players = [_Player(number, server, many) for number in range(options.episodes)]
+        available_mib, resident_kib = _available_mib(), server.resident_kib
+        many.lowest_mib = available_mib
+        merged_mib = _merged_mib()
+        release = anyio.Event()
+        async with anyio.create_task_group() as background:
+            watching = anyio.CancelScope()
+
+            async def watch() -> None:
+                with watching:
+                    while True:
+                        many.lowest_mib = min(many.lowest_mib, _available_mib())
+                        if options.progress:
+                            sys.stderr.write(f"{many.counts} {_available_mib():.0f} MiB available\n")
+                        await anyio.sleep(POLL_SECONDS * 10 if options.progress else POLL_SECONDS)
+
+            background.start_soon(watch)
+            started = time.perf_counter()
+            remaining = len(players)
+            all_opened = anyio.Event()
+
+            def opened() -> None:
+                nonlocal remaining
+                remaining -= 1
+                if not remaining:
+                    all_opened.set()
+
+            async def hold(player: _Player) -> None:
+                try:
+                    await player.open(release, opened)
+                except (OSError, EOFError, RuntimeError, ValueError) as error:
+                    many.counts.errors.append(f"open: {type(error).__name__}: {error}"[:300])
+                    opened()
+
+            for player in players:
+                background.start_soon(hold, player)
+            await all_opened.wait()
+            many.open_seconds = time.perf_counter() - started
+            many.calls_seconds = await _all(players, _Player.call, many)
+            many.settle_seconds = await _settle(many, options.settle)
+            many.per_episode_mib = (available_mib - _available_mib()) / options.episodes
+            many.server_kib = (server.resident_kib - resident_kib) / options.episodes
+            many.merged_mib = _merged_mib() - merged_mib
+            many.grade_seconds = await _all(players, _Player.grade, many)
+            many.close_seconds = await _all(players, _Player.close, many)
+            with anyio.move_on_after(END_SECONDS):
+                while (await server.health())["sandboxes"]:  # noqa: ASYNC110
+                    await anyio.sleep(POLL_SECONDS)
+            many.close_seconds += 0.0
+            release.set()
+            watching.cancel()
+        many.remaining = await _remaining(server, options.provider)
+    return many
+
+
+async def _all(
+    players: list[_Player], step: Callable[[_Player], Awaitable[None]], many: Many
+) -> float:
+    """Let all players do a step at once; returns the seconds that the last of them needed."""
+
+    async def run(player: _Player) -> None:
+        try:
+            await step(player)
+        except (OSError, EOFError, RuntimeError, ValueError) as error:
+            many.counts.errors.append(f"{step.__name__}: {type(error).__name__}: {error}"[:300])
+
+    started = time.perf_counter()
+    async with anyio.create_task_group() as tasks:
+        for player in players:
+            tasks.start_soon(run, player)
+    return time.perf_counter() - started
+
+
+async def _settle(many: Many, limit_seconds: float) -> float:
+    """Wait until merging has ended: the available memory grows no more. Returns the seconds."""
+    started = time.perf_counter()
+    before = _available_mib()
+    while many.dense and time.perf_counter() - started < limit_seconds:
+        await anyio.sleep(STEADY_SECONDS)
+        now = _available_mib()
+        if now - before < STEADY_MIB:
+            break
+        before = now
+    return time.perf_counter() - started
+
+
+async def _remaining(server: Server, provider: str) -> dict[str, int]:
+    health = await server.health()
+    counts = {"episodes": int(health["episodes"]), "sandboxes": int(health["sandboxes"])}
+    if provider == "docker":
+        api: Any = docker.APIClient()
+        filters = {"label": f"{OWNER_LABEL}={server.owner}"}
+        counts["containers"] = len(await anyio.to_thread.run_sync(lambda: api.containers(all=True, filters=filters)))
+        api.close()
+    return counts
+
+
+def _available_mib() -> float:
+    return _field(Path("/proc/meminfo"), "MemAvailable") / 1024
+
+
+def _merged_mib() -> float:
+    """Memory that merging saves now."""
+    try:
+        return int((KSM / "general_profit").read_text()) / (1 << 20)
+    except (OSError, ValueError):
+        return 0.0
+
+
+def _field(file: Path, name: str) -> int:
+    """A value in KiB of a file in the format of /proc/meminfo."""
+    for line in file.read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return int(value.split()[0])
+    raise ValueError(f"{file} has no {name}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.many", description=__doc__)
+    parser.add_argument("episodes", type=int, metavar="N", help="number of episodes at the same time")
+    parser.add_argument("--dense", action="store_true", help="merge equal pages of the sandboxes' memory")
+    parser.add_argument("--servers", type=int, choices=TASKS, default=2, help="servers a task [%(default)s]")
+    parser.add_argument("--provider", choices=("docker", "local"), default="docker")
+    parser.add_argument("--image", default="decathlon-test:latest", help="[%(default)s]")
+    parser.add_argument("--settle", type=float, default=300, help="seconds to wait for merging [%(default)s]")
+    parser.add_argument("--options", default="", help="more options of `serve`, in one argument")
+    parser.add_argument("--progress", action="store_true", help="print how far it is to stderr")
+    options = parser.parse_args()
+    options.task = TASKS[options.servers]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    before = machine()
+    many = anyio.run(measure_many, options)
+    json.dump({**before, **many.to_json()}, sys.stdout, indent=2)
+    sys.stdout.write("\n")
+    sys.exit(0 if many.counts.graded == options.episodes and not any(many.remaining.values()) else 1)
+
+
+if __name__ == "__main__":
+    main()
