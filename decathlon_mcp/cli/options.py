@@ -33,6 +33,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "image",
         "network",
         "docker_network",
+        "dense",
         "memory_mib",
         "cpus",
         "pids",
@@ -49,6 +50,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "max_reply_mib",
         "max_log_mib",
         "min_free_mib",
+        "min_available_mib",
     ),
     "Time limits (seconds)": (
         "idle_seconds",

@@ -253,6 +253,8 @@ class EpisodeRunner:
         @asynccontextmanager
         async def open_sandbox(name: str, image: str | None) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
             network, forwards = factory.network_for(task), resources.services.targets
+            # Before it takes a place among the openings, which graders need to end other episodes.
+            await self._admission.memory.wait()
             async with AsyncExitStack() as opened:
                 async with self._admission.opening:
                     sandbox, driver = await opened.enter_async_context(
@@ -263,6 +265,8 @@ class EpisodeRunner:
                             forwards=forwards,
                             records=episode.records,
                             role="agent" if name == agent_name else "preprocess",
+                            # A task that is graded in place is graded in this sandbox.
+                            dense=name == agent_name and not task.in_place,
                         )
                     )
                 episode.mark_opened(name, sandbox.image_digest)

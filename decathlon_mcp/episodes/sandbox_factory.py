@@ -32,7 +32,7 @@ class SandboxFactory:
     `image` is None for a provider without images. `common` is the archive of the files that every sandbox of
     the suite needs, `common_digest` identifies them. `cuts_overlong`: whether overlong replies of tools are
     cut, as Toolathlon does. `reply_bytes`: longest reply of a tool, after that. `survival`: how long
-    sandboxes wait for another server. `local_tools` holds the definitions that all episodes of the suite
+    sandboxes wait for another server. `dense`: whether the memory of agents' sandboxes is merged. `local_tools` holds the definitions that all episodes of the suite
     share.
     """
 
@@ -47,6 +47,7 @@ class SandboxFactory:
     cuts_overlong: bool = False
     reply_bytes: int = DEFAULT_REPLY_BYTES
     survival: Survival = field(default_factory=Survival)
+    dense: bool = False
     local_tools: LocalTools = field(default_factory=LocalTools)
 
     def network_for(self, task: Task) -> Network:
@@ -76,14 +77,16 @@ class SandboxFactory:
         forwards: Mapping[int, Dialer] | None = None,
         records: EpisodeRecords | None = None,
         role: SandboxRole = "agent",
+        dense: bool = False,
     ) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
         """Open a sandbox and connect to its driver; both are gone on exit.
 
         `image` and `root` replace the suite's. `forwards`: ports of the sandbox's `localhost` and what they
         connect to; ignored if the sandbox shares the loopback interface of its machine. `records`: of the
-        episode to which the sandbox belongs.
+        episode to which the sandbox belongs. `dense`: if the settings allow that, merge its memory with that
+        of other sandboxes; never for one that grades.
         """
-        spec = self.spec(name, network, image=image, root=root)
+        spec = self.spec(name, network, image=image, root=root, dense=dense)
         async with AsyncExitStack() as stack:
             if records is not None:
                 stack.enter_context(records.sandbox(spec, self.provider.name, role))
@@ -134,7 +137,13 @@ class SandboxFactory:
             await driver.forward(forwards)
 
     def spec(
-        self, name: str, network: Network, *, image: str | None = None, root: PurePosixPath | None = None
+        self,
+        name: str,
+        network: Network,
+        *,
+        image: str | None = None,
+        root: PurePosixPath | None = None,
+        dense: bool = False,
     ) -> SandboxSpec:
         """Specification of a sandbox whose first process is the driver; `root` defaults to the suite's."""
         return SandboxSpec(
@@ -145,4 +154,5 @@ class SandboxFactory:
             network=network,
             limits=self.limits,
             survives=self.survival.seconds > 0,
+            dense=dense and self.dense,
         )
