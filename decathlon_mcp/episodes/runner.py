@@ -269,7 +269,7 @@ class EpisodeRunner:
                             dense=name == agent_name and not task.in_place,
                         )
                     )
-                episode.mark_opened(name, sandbox.image_digest)
+                episode.mark_opened(name, sandbox.image_digest, dense=sandbox.spec.dense)
                 yield sandbox, driver
 
         async with self._admission.set_ups:

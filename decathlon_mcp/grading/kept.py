@@ -55,6 +55,7 @@ class KeptAttempt:
             "suite_revision": attempt.suite_revision,
             "suite_changed": attempt.suite_changed,
             "isolation": attempt.isolation,
+            "dense": attempt.dense,
             "agent_network": attempt.agent_network,
             "grader_network": attempt.grader_network,
             "image_digest": attempt.image_digest,
@@ -99,6 +100,7 @@ class KeptAttempt:
             suite_revision=str(values["suite_revision"]),
             suite_changed=bool(values["suite_changed"]),
             isolation=_one_of(values["isolation"], get_args(Isolation)),
+            dense=values.get("dense") is True,  # files of older releases do not have it
             agent_network=_one_of(values["agent_network"], get_args(Network)),
             grader_network=_one_of(values["grader_network"], get_args(Network)),
             image_digest=_optional(values["image_digest"], str),

@@ -87,8 +87,8 @@ class Verdict(BaseModel):
     `suite_changed` is present and true if the checkout changed between the server's start and the set-up, or
     between the set-up and the grading, so that some of the files used are of another revision. `seconds` is
     the duration of the grading. `evaluator_digest` covers the evaluator's files and the groundtruth that were
-    used, `image_digest` identifies the image of the sandboxes; None if there was none. `regrading` is present
-    if the attempt was graded again later; the episode's own verdict has none.
+    used, `image_digest` identifies the image of the sandboxes; None if there was none. `dense` is present and
+    true if memory of the agent's sandbox could be merged with that of others. `regrading` is present if the attempt was graded again later; the episode's own verdict has none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -110,6 +110,7 @@ class Verdict(BaseModel):
     truncated: bool
     in_place: bool = False
     isolation: Isolation
+    dense: bool = False
     agent_network: Network
     grader_network: Network
     evaluator_output: str = ""
@@ -136,11 +137,13 @@ class Verdict(BaseModel):
         """The JSON form.
 
         Without `success`, `reward`, `uncaught`, `regrading` and `signature` where there are none, and
-        without `suite_changed` unless it is true.
+        without `suite_changed` and `dense` unless they are true.
         """
         absent = set[str]() if self.status in REWARDED else {"success", "reward"}
         if not self.suite_changed:
             absent.add("suite_changed")
+        if not self.dense:
+            absent.add("dense")
         if not self.uncaught:
             absent.add("uncaught")
         if self.regrading is None:
@@ -222,6 +225,7 @@ def build_verdict(
         truncated=attempt.truncated,
         in_place=in_place,
         isolation=attempt.isolation,
+        dense=attempt.dense,
         agent_network=attempt.agent_network,
         grader_network=attempt.grader_network,
         evaluator_output=_without_surrogates(outcome.output[-OUTPUT_CHARACTERS:]),
