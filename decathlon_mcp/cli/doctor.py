@@ -21,6 +21,7 @@ from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.requirements import HostInfo, MissingRequirement
 from decathlon_mcp.cli.options import unknown_variables
 from decathlon_mcp.cli.tasks import summarize_missing
+from decathlon_mcp.driver_client.merging import check_merging
 from decathlon_mcp.episodes.program_probe import probe_programs
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError
@@ -37,7 +38,7 @@ from decathlon_mcp.telemetry.logs import fields
 
 STARTER_SERVERS = ("excel_mcp", "mcp_server_git")
 """Modules of the extra `starter`."""
-WARNINGS = ("time", "disk")
+WARNINGS = ("time", "disk", "merging thread", "merging in a sandbox")
 """Findings with which a server can still start."""
 
 log = logging.getLogger("decathlon.cli")
@@ -115,7 +116,7 @@ async def _check_providers(suites: list[Suite], settings: Settings) -> AsyncGene
         image = (settings.image or suite.profile.image) if name == "docker" else None
         if (name, image) not in checked:
             checked.add((name, image))
-            for result in await _check_provider(name, image, settings):
+            for result in await _check_provider(name, image, suite, settings):
                 yield Finding(f"{name} {result.what}", result.ok, result.detail, result.cure)
         if name == "local" and suite.profile.name == "starter":
             absent = [module for module in STARTER_SERVERS if find_spec(module) is None]
@@ -127,13 +128,19 @@ async def _check_providers(suites: list[Suite], settings: Settings) -> AsyncGene
             )
 
 
-async def _check_provider(name: ProviderName, image: str | None, settings: Settings) -> list[Finding]:
+async def _check_provider(
+    name: ProviderName, image: str | None, suite: Suite, settings: Settings
+) -> list[Finding]:
     owner = f"doctor-{os.getpid()}"
     if name == "local":
-        return await LocalProvider(owner, settings.state / "sandboxes").check(None)
-    network = settings.docker_network or DEFAULT_NETWORK
-    async with DockerProvider(owner, network=network) as provider:
-        return await provider.check(image)
+        opened = LocalProvider(owner, settings.state / "sandboxes")
+    else:
+        opened = DockerProvider(owner, network=settings.docker_network or DEFAULT_NETWORK)
+    async with opened as provider:
+        findings = await provider.check(image)
+        if settings.dense and all(result.ok for result in findings):
+            findings += await check_merging(provider, image, suite.profile.root)
+        return findings
 
 
 def _check_state(folder: Path) -> Finding:
@@ -204,7 +211,11 @@ async def _require_providers(episodes: EpisodeRegistry) -> None:
         if (sandbox_factory.provider.name, sandbox_factory.image) in checked:
             continue
         checked.add((sandbox_factory.provider.name, sandbox_factory.image))
-        for result in await sandbox_factory.provider.check(sandbox_factory.image):
+        results = await sandbox_factory.provider.check(sandbox_factory.image)
+        if sandbox_factory.dense and all(result.ok for result in results):
+            root = sandbox_factory.suite.profile.root
+            results += await check_merging(sandbox_factory.provider, sandbox_factory.image, root)
+        for result in results:
             if result.ok:
                 continue
             if result.what in WARNINGS:

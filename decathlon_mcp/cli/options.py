@@ -145,7 +145,7 @@ ServerOptions = _model("ServerOptions")
 TasksOptions = _model(
     "TasksOptions", ("suite", "language", "results", "provider", "image", "network", "state", "config")
 )
-DoctorOptions = _model("DoctorOptions", ("suite", "provider", "image", "state", "tokens", "config"))
+DoctorOptions = _model("DoctorOptions", ("suite", "provider", "image", "dense", "state", "tokens", "config"))
 RegradeOptions = _model(
     "RegradeOptions",
     (
