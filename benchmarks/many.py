@@ -2,15 +2,13 @@
 
 All episodes are opened at once; each is called and stays open until all are. Then the memory is measured, and
 all are claimed, graded and closed. Every other episode writes a wrong answer, so that a verdict of another
-episode would be noticed. Memory is the machine's available memory (MemAvailable), so that nothing else may
-run meanwhile.
+episode would be noticed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import docker
 import httpx2
 
@@ -63,9 +62,11 @@ class Counts:
 class Many:
     """The result. Memory in MiB, times in seconds.
 
-    `per_episode_mib`: available memory that all episodes took, with the engine's share and the server's, for
-    each; `server_kib`: growth of the server's resident memory for each. `lowest_mib`: the lowest available
-    memory on the way. `remaining`: what is left at the end.
+    For each episode: `available_mib` is what is missing in the machine's available memory (MemAvailable, so
+    that nothing else may run meanwhile), which includes the engine's and the kernel's share; `processes_mib`
+    is the proportional share (PSS) of the processes in its sandbox and of the engine's process for it;
+    `server_kib` is the growth of the server's resident memory. `lowest_mib`: the lowest available memory on
+    the way. `merged_mib`: what merging saved by then. `remaining`: what is left at the end.
     """
 
     episodes: int
@@ -78,7 +79,8 @@ class Many:
     settle_seconds: float = 0.0
     grade_seconds: float = 0.0
     close_seconds: float = 0.0
-    per_episode_mib: float = 0.0
+    available_mib: float = 0.0
+    processes_mib: float = 0.0
     server_kib: float = 0.0
     lowest_mib: float = 0.0
     merged_mib: float = 0.0
@@ -135,7 +137,9 @@ async def _server(options: argparse.Namespace) -> AsyncGenerator[Server]:
         command += [part for flag in flags.items() for part in flag]
         command += ["--dense"] if options.dense else []
         command += options.options.split()
-        async with await anyio.open_process(command, stdin=None, stdout=subprocess.DEVNULL, stderr=None) as process:
+        async with await anyio.open_process(
+            command, stdin=None, stdout=subprocess.DEVNULL, stderr=None
+        ) as process:
             try:
                 with anyio.fail_after(START_SECONDS):
                     while not (ready.exists() and ready.read_text()):  # noqa: ASYNC110
@@ -234,7 +238,9 @@ async def measure_many(options: argparse.Namespace) -> Many:
             many.open_seconds = time.perf_counter() - started
             many.calls_seconds = await _all(players, _Player.call, many)
             many.settle_seconds = await _settle(many, options.settle)
-            many.per_episode_mib = (available_mib - _available_mib()) / options.episodes
+            many.available_mib = (available_mib - _available_mib()) / options.episodes
+            many.processes_mib = await anyio.to_thread.run_sync(_processes_mib, server, options.provider)
+            many.processes_mib /= options.episodes
             many.server_kib = (server.resident_kib - resident_kib) / options.episodes
             many.merged_mib = _merged_mib() - merged_mib
             many.grade_seconds = await _all(players, _Player.grade, many)
@@ -250,9 +256,7 @@ async def measure_many(options: argparse.Namespace) -> Many:
     return many
 
 
-async def _all(
-    players: list[_Player], step: Callable[[_Player], Awaitable[None]], many: Many
-) -> float:
+async def _all(players: list[_Player], step: Callable[[_Player], Awaitable[None]], many: Many) -> float:
     """Let all players do a step at once; returns the seconds that the last of them needed."""
 
     async def run(player: _Player) -> None:
@@ -287,9 +291,45 @@ async def _remaining(server: Server, provider: str) -> dict[str, int]:
     if provider == "docker":
         api: Any = docker.APIClient()
         filters = {"label": f"{OWNER_LABEL}={server.owner}"}
-        counts["containers"] = len(await anyio.to_thread.run_sync(lambda: api.containers(all=True, filters=filters)))
+        containers = await anyio.to_thread.run_sync(lambda: api.containers(all=True, filters=filters))
+        counts["containers"] = len(containers)
         api.close()
     return counts
+
+
+def _processes_mib(server: Server, provider: str) -> float:
+    """PSS of the sandboxes' processes, and of the engine's process for each container."""
+    children: dict[int, list[int]] = {}
+    roots, containers = {server.pid}, set[bytes]()
+    if provider == "docker":
+        api: Any = docker.APIClient()
+        filters = {"label": f"{OWNER_LABEL}={server.owner}"}
+        containers = {container["Id"].encode() for container in api.containers(filters=filters)}
+        api.close()
+        roots = set[int]()
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdecimal():
+            continue
+        with suppress(OSError, IndexError):
+            stat = (folder / "stat").read_text()
+            children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(folder.name))
+            if provider == "docker" and "containerd-shim" in stat:
+                arguments = (folder / "cmdline").read_bytes().split(b"\0")
+                if arguments[arguments.index(b"-id") + 1] in containers:
+                    roots.add(int(folder.name))
+    pending, pids = [*roots], set(roots)
+    while pending:
+        below = children.get(pending.pop(), [])
+        pids.update(below)
+        pending += below
+    return sum(_share_kib(pid) for pid in pids - {server.pid}) / 1024
+
+
+def _share_kib(pid: int) -> int:
+    try:
+        return _field(Path(f"/proc/{pid}/smaps_rollup"), "Pss")
+    except (OSError, ValueError):
+        return 0
 
 
 def _available_mib() -> float:

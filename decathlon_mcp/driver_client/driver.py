@@ -319,8 +319,9 @@ async def connect(
     sent again with `DriverClient.call(request_id=...)`. Replies to other requests of that process are
     ignored, but nothing else ends because of the change, except for tunnels.
 
-    Yields at once, unless the sandbox is `dense`: requests wait until the driver is up. If it never comes up, requests raise ImageError if
-    the sandbox's Python cannot run the driver, else SandboxLostError.
+    Yields at once: requests wait until the driver is up. If it never comes up, requests raise ImageError if
+    the sandbox's Python cannot run the driver, else SandboxLostError. For a `dense` sandbox it sends the
+    first request itself.
     """
 
     async def describe_loss(loss: Loss) -> SandboxLostError:

@@ -1,4 +1,4 @@
-"""The memory floor: no sandbox opens, and no server of a task starts, while the machine has little memory left.
+"""The memory floor: no agent's sandbox opens while the machine has little memory left.
 
 With merging (`--dense`) memory comes back by itself, some time after it was taken. So whoever needs more
 waits, instead of being refused or bringing the machine down.
@@ -16,8 +16,8 @@ from decathlon_mcp.errors import AtCapacityError
 DENSE_FLOOR_MIB = 1024
 """Floor with `--dense`: four set-ups at once, of four servers with 60 MiB each."""
 STALLED_SECONDS = 300.0
-"""How long nobody may pass before those who wait are refused. Merging looks at every page twice, which takes a
-minute or two with a thousand sandboxes."""
+"""How long nobody may pass before those who wait are refused. Merging looks at every page twice, which takes
+a minute or two with a thousand sandboxes."""
 INTERVAL_SECONDS = 0.5
 """How often memory is looked at while it is low, and the time between two that pass then: what the first one
 takes must be seen before the second."""
@@ -41,7 +41,10 @@ class MemoryFloor:
         self._passed_at = 0.0
 
     async def wait(self) -> None:
-        """Return when there is enough memory. Raises AtCapacityError if nobody could pass for a long time."""
+        """Return when there is enough memory.
+
+        Raises AtCapacityError if nobody could pass for STALLED_SECONDS.
+        """
         if not self.waiting and self._is_enough():
             return
         if not self.waiting:
@@ -63,8 +66,8 @@ class MemoryFloor:
             if anyio.current_time() - self._passed_at > STALLED_SECONDS:
                 raise AtCapacityError(
                     f"this machine has {(self._read() or 0) >> 20} MiB of memory available, and needs "
-                    f"{self.floor_bytes >> 20} MiB (--min-available-mib) for another sandbox; end episodes, or "
-                    "start fewer at once",
+                    f"{self.floor_bytes >> 20} MiB (--min-available-mib) for another sandbox; "
+                    "end episodes, or start fewer at once",
                     retryAfterSeconds=RETRY_SECONDS,
                 )
 

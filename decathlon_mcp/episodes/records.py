@@ -32,8 +32,9 @@ class Progress:
     """What changes in the course of an episode, except for its phase. Times in Unix seconds.
 
     `opened_at`: when the absolute time limit started. `slots`: of the shared resources that the episode has.
-    `agent`: name of the agent's sandbox. `dense`: that of its specification. `sealed`, `captured`: the archive of the task's folder after
-    preprocess, and that of the agent's workspace, are in the episode's scratch folder.
+    `agent`: name of the agent's sandbox. `dense`: whether its memory can be merged with that of others.
+    `sealed`, `captured`: the archive of the task's folder after preprocess, and that of the agent's
+    workspace, are in the episode's scratch folder.
     """
 
     opened_at: float | None = None

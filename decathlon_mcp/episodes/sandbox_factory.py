@@ -32,8 +32,8 @@ class SandboxFactory:
     `image` is None for a provider without images. `common` is the archive of the files that every sandbox of
     the suite needs, `common_digest` identifies them. `cuts_overlong`: whether overlong replies of tools are
     cut, as Toolathlon does. `reply_bytes`: longest reply of a tool, after that. `survival`: how long
-    sandboxes wait for another server. `dense`: whether the memory of agents' sandboxes is merged. `local_tools` holds the definitions that all episodes of the suite
-    share.
+    sandboxes wait for another server. `dense`: whether the memory of agents' sandboxes is merged.
+    `local_tools` holds the definitions that all episodes of the suite share.
     """
 
     suite: Suite

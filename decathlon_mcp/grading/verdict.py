@@ -88,7 +88,8 @@ class Verdict(BaseModel):
     between the set-up and the grading, so that some of the files used are of another revision. `seconds` is
     the duration of the grading. `evaluator_digest` covers the evaluator's files and the groundtruth that were
     used, `image_digest` identifies the image of the sandboxes; None if there was none. `dense` is present and
-    true if memory of the agent's sandbox could be merged with that of others. `regrading` is present if the attempt was graded again later; the episode's own verdict has none.
+    true if memory of the agent's sandbox could be merged with that of others. `regrading` is present if the
+    attempt was graded again later; the episode's own verdict has none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -23,7 +23,7 @@ async def list_tools(ctx: Context, params: types.PaginatedRequestParams | None) 
 
 async def call_tool(ctx: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
     text = str((params.arguments or {}).get("text", ""))
-    Path("note.txt").write_text(text)
+    Path("note.txt").write_text(text)  # noqa: ASYNC240  (one client, one call at a time)
     return types.CallToolResult(content=[types.TextContent(type="text", text=text)])
 
 
