@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import anyio.to_thread
@@ -27,6 +28,8 @@ import httpx2
 
 from benchmarks.machine import machine
 from benchmarks.wire_client import WireClient, wire_client
+
+ProviderName = Literal["docker", "local"]
 
 SUITE = Path(__file__).parent / "suite"
 OWNER_LABEL = "decathlon.owner"
@@ -43,6 +46,23 @@ STEADY_MIB = 64
 """Memory counts as steady when it has grown less than this in `STEADY_SECONDS`."""
 STEADY_SECONDS = 20.0
 KSM = Path("/sys/kernel/mm/ksm")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to measure.
+
+    `settle_seconds`: limit on the wait for merging. `more`: further options of `serve`.
+    """
+
+    episodes: int
+    dense: bool = False
+    servers: int = 2
+    provider: ProviderName = "docker"
+    image: str = "decathlon-test:latest"
+    settle_seconds: float = 300.0
+    more: tuple[str, ...] = ()
+    progress: bool = False
 
 
 @dataclass(slots=True)
@@ -86,6 +106,18 @@ class Many:
     merged_mib: float = 0.0
     remaining: dict[str, int] = field(default_factory=dict[str, int])
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every episode was opened, called, graded correctly and closed, and nothing is left."""
+        counts = self.counts
+        steps = (counts.opened, counts.called, counts.claimed, counts.graded, counts.closed)
+        return (
+            all(step == self.episodes for step in steps)
+            and not counts.wrong
+            and not counts.errors
+            and not any(self.remaining.values())
+        )
+
     def to_json(self) -> dict[str, Any]:
         rates = {
             "openings_per_second": self.counts.opened / self.open_seconds if self.open_seconds else 0.0,
@@ -112,7 +144,7 @@ class Server:
 
 
 @asynccontextmanager
-async def _server(options: argparse.Namespace) -> AsyncGenerator[Server]:
+async def _server(options: Options) -> AsyncGenerator[Server]:
     """Start the server as a user does, without a supervisor, which a measurement does not need."""
     size = str(options.episodes)
     with tempfile.TemporaryDirectory(prefix="decathlon-many-", ignore_cleanup_errors=True) as name:
@@ -136,7 +168,7 @@ async def _server(options: argparse.Namespace) -> AsyncGenerator[Server]:
         command = [sys.executable, "-m", "decathlon_mcp.cli", "serve", "--no-supervisor"]
         command += [part for flag in flags.items() for part in flag]
         command += ["--dense"] if options.dense else []
-        command += options.options.split()
+        command += options.more
         async with await anyio.open_process(
             command, stdin=None, stdout=subprocess.DEVNULL, stderr=None
         ) as process:
@@ -194,9 +226,9 @@ class _Player:
         return await self._client.request("tools/call", {"name": name, "arguments": arguments})
 
 
-async def measure_many(options: argparse.Namespace) -> Many:
+async def measure_many(options: Options) -> Many:
     """Open the episodes, and so on until nothing is left; see the module."""
-    many = Many(options.episodes, options.provider, options.task, options.dense)
+    many = Many(options.episodes, options.provider, TASKS[options.servers], options.dense)
     async with _server(options) as server:
         players = [_Player(number, server, many) for number in range(options.episodes)]
         available_mib, resident_kib = _available_mib(), server.resident_kib
@@ -237,7 +269,7 @@ async def measure_many(options: argparse.Namespace) -> Many:
             await all_opened.wait()
             many.open_seconds = time.perf_counter() - started
             many.calls_seconds = await _all(players, _Player.call, many)
-            many.settle_seconds = await _settle(many, options.settle)
+            many.settle_seconds = await _settle(many, options.settle_seconds)
             many.available_mib = (available_mib - _available_mib()) / options.episodes
             many.processes_mib = await anyio.to_thread.run_sync(_processes_mib, server, options.provider)
             many.processes_mib /= options.episodes
@@ -361,10 +393,19 @@ def main() -> None:
     parser.add_argument("--provider", choices=("docker", "local"), default="docker")
     parser.add_argument("--image", default="decathlon-test:latest", help="[%(default)s]")
     parser.add_argument("--settle", type=float, default=300, help="seconds to wait for merging [%(default)s]")
-    parser.add_argument("--options", default="", help="more options of `serve`, in one argument")
+    parser.add_argument("--serve", default="", help="more options of `serve`, in one argument")
     parser.add_argument("--progress", action="store_true", help="print how far it is to stderr")
-    options = parser.parse_args()
-    options.task = TASKS[options.servers]
+    given = parser.parse_args()
+    options = Options(
+        episodes=given.episodes,
+        dense=given.dense,
+        servers=given.servers,
+        provider=given.provider,
+        image=given.image,
+        settle_seconds=given.settle,
+        more=tuple(shlex.split(given.serve)),
+        progress=given.progress,
+    )
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -372,7 +413,7 @@ def main() -> None:
     many = anyio.run(measure_many, options)
     json.dump({**before, **many.to_json()}, sys.stdout, indent=2)
     sys.stdout.write("\n")
-    sys.exit(0 if many.counts.graded == options.episodes and not any(many.remaining.values()) else 1)
+    sys.exit(0 if many.is_complete else 1)
 
 
 if __name__ == "__main__":
