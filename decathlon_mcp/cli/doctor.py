@@ -27,6 +27,8 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.sandboxes.base import Finding, finding
+from decathlon_mcp.sandboxes.docker.engine import engine_address
+from decathlon_mcp.sandboxes.docker.limits import check_engine_limits
 from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvider
 from decathlon_mcp.sandboxes.kernel_limits import check_kernel_limits
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
@@ -79,6 +81,10 @@ async def _findings(settings: Settings, host: str, port: int) -> AsyncGenerator[
         yield result
     if suites:
         yield check_kernel_limits(settings.max_sandboxes)
+        if any(provider_for(suite, settings) == "docker" for suite in suites):
+            engine = check_engine_limits(settings.max_sandboxes, engine_address())
+            if engine is not None:
+                yield engine
     yield _check_state(settings.state)
     yield _check_key(settings.state)
     yield _check_address(settings, host, port)
