@@ -42,8 +42,9 @@ START_SECONDS = 60.0
 END_SECONDS = 1_800.0
 """How long the removal of all sandboxes may take."""
 POLL_SECONDS = 0.5
+PROGRESS_SECONDS = 5.0
 STEADY_MIB = 64
-"""Memory counts as steady when it has grown less than this in `STEADY_SECONDS`."""
+"""Merging has ended when it saved less than this in `STEADY_SECONDS`."""
 STEADY_SECONDS = 20.0
 KSM = Path("/sys/kernel/mm/ksm")
 
@@ -194,14 +195,11 @@ class _Player:
         self._is_right = number % 2 == 0
         self._client: WireClient | None = None
 
-    async def open(self, release: anyio.Event, opened: Callable[[], None]) -> None:
-        """Open the episode, and keep its connection until `release`."""
+    async def open(self) -> None:
         async with wire_client(f"{self._server.url}/tasks/{self._many.task}/mcp") as client:
             await client.request("tools/list", {})
             self._client = client
-            self._many.counts.opened += 1
-            opened()
-            await release.wait()
+        self._many.counts.opened += 1
 
     async def call(self) -> None:
         for name in CALLS[self._many.task]:
@@ -216,14 +214,21 @@ class _Player:
         self._many.counts.wrong += verdict.get("reward") != float(self._is_right)
 
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.end()
-            self._many.counts.closed += 1
+        async with self._connected() as client:
+            await client.end()
+        self._many.counts.closed += 1
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        async with self._connected() as client:
+            return await client.request("tools/call", {"name": name, "arguments": arguments})
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncGenerator[WireClient]:
+        """The session on a new connection: the server closes those that are unused for a minute."""
         if self._client is None:
             raise RuntimeError("it was not opened")
-        return await self._client.request("tools/call", {"name": name, "arguments": arguments})
+        async with self._client.sibling() as self._client:
+            yield self._client
 
 
 async def measure_many(options: Options) -> Many:
@@ -234,7 +239,6 @@ async def measure_many(options: Options) -> Many:
         available_mib, resident_kib = _available_mib(), server.resident_kib
         many.lowest_mib = available_mib
         merged_mib = _merged_mib()
-        release = anyio.Event()
         async with anyio.create_task_group() as background:
             watching = anyio.CancelScope()
 
@@ -243,31 +247,11 @@ async def measure_many(options: Options) -> Many:
                     while True:
                         many.lowest_mib = min(many.lowest_mib, _available_mib())
                         if options.progress:
-                            sys.stderr.write(f"{many.counts} {_available_mib():.0f} MiB available\n")
-                        await anyio.sleep(POLL_SECONDS * 10 if options.progress else POLL_SECONDS)
+                            sys.stderr.write(f"{many.counts}, {_available_mib():.0f} MiB available\n")
+                        await anyio.sleep(PROGRESS_SECONDS if options.progress else POLL_SECONDS)
 
             background.start_soon(watch)
-            started = time.perf_counter()
-            remaining = len(players)
-            all_opened = anyio.Event()
-
-            def opened() -> None:
-                nonlocal remaining
-                remaining -= 1
-                if not remaining:
-                    all_opened.set()
-
-            async def hold(player: _Player) -> None:
-                try:
-                    await player.open(release, opened)
-                except (OSError, EOFError, RuntimeError, ValueError) as error:
-                    many.counts.errors.append(f"open: {type(error).__name__}: {error}"[:300])
-                    opened()
-
-            for player in players:
-                background.start_soon(hold, player)
-            await all_opened.wait()
-            many.open_seconds = time.perf_counter() - started
+            many.open_seconds = await _all(players, _Player.open, many)
             many.calls_seconds = await _all(players, _Player.call, many)
             many.settle_seconds = await _settle(many, options.settle_seconds)
             many.available_mib = (available_mib - _available_mib()) / options.episodes
@@ -278,11 +262,11 @@ async def measure_many(options: Options) -> Many:
             many.grade_seconds = await _all(players, _Player.grade, many)
             started = time.perf_counter()
             await _all(players, _Player.close, many)
-            with anyio.move_on_after(END_SECONDS):
+            # Episodes of failed players end with the server.
+            with anyio.move_on_after(END_SECONDS if not many.counts.errors else 0):
                 while (await server.health())["sandboxes"]:  # noqa: ASYNC110
                     await anyio.sleep(POLL_SECONDS)
             many.close_seconds = time.perf_counter() - started
-            release.set()
             watching.cancel()
         many.remaining = await _remaining(server, options.provider)
     return many
@@ -305,15 +289,13 @@ async def _all(players: list[_Player], step: Callable[[_Player], Awaitable[None]
 
 
 async def _settle(many: Many, limit_seconds: float) -> float:
-    """Wait until merging has ended: the available memory grows no more. Returns the seconds."""
-    started = time.perf_counter()
-    before = _available_mib()
+    """Wait until merging saves no more. Returns the seconds."""
+    started, before = time.perf_counter(), 0.0
     while many.dense and time.perf_counter() - started < limit_seconds:
         await anyio.sleep(STEADY_SECONDS)
-        now = _available_mib()
-        if now - before < STEADY_MIB:
+        if _merged_mib() - before < STEADY_MIB:
             break
-        before = now
+        before = _merged_mib()
     return time.perf_counter() - started
 
 
