@@ -86,6 +86,12 @@ class Settings(BaseModel):
     max_opening: Count = Field(
         4, description="Maximum number of sandboxes being opened, and of set-ups, at the same time."
     )
+    warm: Literal["auto"] | Annotated[int, Field(ge=0)] = Field(
+        "auto",
+        description="Number of sandboxes opened ahead, of each kind that is used (image, limits, network). "
+        "`auto`: as many as were needed at once in the last five minutes. They count against "
+        "`--max-sandboxes` and give way to episodes. 0: none.",
+    )
     max_queue: int = Field(
         256, ge=0, description="Maximum number of episodes waiting for a sandbox. More are refused."
     )

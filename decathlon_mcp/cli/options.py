@@ -42,6 +42,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Limits": (
         "max_sandboxes",
         "max_opening",
+        "warm",
         "max_queue",
         "max_sessions",
         "share_per_token",

@@ -40,12 +40,17 @@ class MemoryFloor:
         self._turn = anyio.Lock()
         self._passed_at = 0.0
 
+    @property
+    def is_low(self) -> bool:
+        """Whether a caller would have to wait now."""
+        return self.waiting > 0 or not self._is_enough()
+
     async def wait(self) -> None:
         """Return when there is enough memory.
 
         Raises AtCapacityError if nobody could pass for STALLED_SECONDS.
         """
-        if not self.waiting and self._is_enough():
+        if not self.is_low:
             return
         if not self.waiting:
             self._passed_at = anyio.current_time()

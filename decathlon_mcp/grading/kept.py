@@ -54,6 +54,7 @@ class KeptAttempt:
             "language": self.language,
             "suite_revision": attempt.suite_revision,
             "suite_changed": attempt.suite_changed,
+            "preprocess_failure": attempt.preprocess_failure,
             "isolation": attempt.isolation,
             "dense": attempt.dense,
             "agent_network": attempt.agent_network,
@@ -99,6 +100,7 @@ class KeptAttempt:
             suite=str(values["suite"]),
             suite_revision=str(values["suite_revision"]),
             suite_changed=bool(values["suite_changed"]),
+            preprocess_failure=str(values.get("preprocess_failure", "")),
             isolation=_one_of(values["isolation"], get_args(Isolation)),
             dense=values.get("dense") is True,  # files of older releases do not have it
             agent_network=_one_of(values["agent_network"], get_args(Network)),

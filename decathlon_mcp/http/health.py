@@ -178,6 +178,8 @@ def current_values(registry: EpisodeRegistry) -> Iterator[Metric]:
     for name, documentation, value in (
         ("sandboxes", "Episodes that have a sandbox or open one.", admission.active),
         ("sandboxes_limit", "The setting `--max-sandboxes`.", admission.max_sandboxes),
+        ("pool_idle", "Sandboxes that were opened ahead and are not used yet.", registry.pool.idle),
+        ("pool_opening", "Sandboxes that are being opened ahead.", registry.pool.opening),
         ("queue_length", "Episodes that wait until they may open their sandbox.", admission.queued),
         ("memory_available_bytes", "Available memory of the machine.", _available_bytes()),
         ("memory_floor_bytes", "Available memory below which openings wait.", admission.memory.floor_bytes),

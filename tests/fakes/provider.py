@@ -44,6 +44,10 @@ def _succeed(request: FakeRun) -> int:
     return 0
 
 
+def _digest(image: str | None) -> str | None:
+    return image if image is None or image.startswith("sha256:") else f"sha256:{image}"
+
+
 class ProcessStream(ByteStream):
     """stdin and stdout of a first process, over the streams that servers attach one after the other.
 
@@ -190,7 +194,7 @@ class FakeSandbox:
 
     @property
     def image_digest(self) -> str | None:
-        return f"sha256:{self.spec.image}" if self.spec.image else None
+        return _digest(self.spec.image)
 
     async def reopen(self) -> None:
         self._check(self.root)
@@ -315,6 +319,9 @@ class FakeProvider:
 
     def root(self, spec: SandboxSpec) -> PurePosixPath:
         return spec.root
+
+    async def environment(self, image: str | None) -> str | None:
+        return None if self.unavailable else _digest(image)
 
     def shares_loopback(self, spec: SandboxSpec) -> bool:
         return False
