@@ -26,6 +26,7 @@ from decathlon_mcp.catalogue.requirements import HostInfo
 from decathlon_mcp.driver_client.driver import Survival
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.limits import EpisodeLimits
+from decathlon_mcp.episodes.memory import DENSE_FLOOR_MIB, MemoryFloor
 from decathlon_mcp.episodes.recovery import Recovery
 from decathlon_mcp.episodes.registry import EpisodeRegistry, RegistryOptions
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
@@ -137,6 +138,7 @@ def create_sandbox_factory(
         common_digest=suite.common_digest(),
         cuts_overlong=cuts_overlong,
         reply_bytes=settings.max_reply_mib << 20,
+        dense=settings.dense,
     )
 
 
@@ -165,6 +167,7 @@ def create_registry(
         max_opening=settings.max_opening,
         max_queue=settings.max_queue,
         share_per_token=settings.share_per_token,
+        memory=MemoryFloor(_min_available_mib(settings) << 20),
     )
     metrics = _create_metrics(catalogue, settings)
     pool = WarmPool(settings.warm, admission, metrics)
@@ -189,6 +192,12 @@ def create_registry(
         metrics=metrics,
         store=store,
     )
+
+
+def _min_available_mib(settings: Settings) -> int:
+    if settings.min_available_mib is None:
+        return DENSE_FLOOR_MIB if settings.dense else 0
+    return settings.min_available_mib
 
 
 def _create_metrics(catalogue: Catalogue, settings: Settings) -> Metrics:

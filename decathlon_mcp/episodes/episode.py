@@ -354,6 +354,7 @@ class Episode:
             started_at=progress.ready_at,
             claimed_at=claim.at if claim else None,
             image_digest=progress.image_digest,
+            dense=progress.dense,
         )
 
     def mark_opening(self) -> None:
@@ -363,9 +364,9 @@ class Episode:
         self.state.move(Phase.OPENING)
         self.metrics.admitted()
 
-    def mark_opened(self, agent: str, image_digest: str | None) -> None:
+    def mark_opened(self, agent: str, image_digest: str | None, *, dense: bool = False) -> None:
         """The agent's sandbox, or that of preprocess, is open under this name and will be set up now."""
-        self.records.update(self.state.phase, agent=agent, image_digest=image_digest)
+        self.records.update(self.state.phase, agent=agent, image_digest=image_digest, dense=dense)
 
     def read_revision(self) -> None:
         """Note the revision of the files that the set-up is about to read. Blocks: run it in a thread."""

@@ -35,8 +35,9 @@ class SandboxFactory:
     `image` is None for a provider without images. `common` is the archive of the files that every sandbox of
     the suite needs, `common_digest` identifies them. `cuts_overlong`: whether overlong replies of tools are
     cut, as Toolathlon does. `reply_bytes`: longest reply of a tool, after that. `survival`: how long
-    sandboxes wait for another server. `local_tools` holds the definitions that all episodes of the suite
-    share. `pool` has sandboxes that were opened ahead.
+    sandboxes wait for another server. `dense`: whether the memory of agents' sandboxes is merged.
+    `local_tools` holds the definitions that all episodes of the suite share. `pool` has sandboxes that were
+    opened ahead.
     """
 
     suite: Suite
@@ -50,6 +51,7 @@ class SandboxFactory:
     cuts_overlong: bool = False
     reply_bytes: int = DEFAULT_REPLY_BYTES
     survival: Survival = field(default_factory=Survival)
+    dense: bool = False
     local_tools: LocalTools = field(default_factory=LocalTools)
     pool: WarmPool | None = None
 
@@ -80,6 +82,7 @@ class SandboxFactory:
         forwards: Mapping[int, Dialer] | None = None,
         records: EpisodeRecords | None = None,
         role: SandboxRole = "agent",
+        dense: bool = False,
         opening: CapacityLimiter | None = None,
         token: str | None = None,
     ) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
@@ -90,10 +93,11 @@ class SandboxFactory:
         `image` and `root` replace the suite's. `forwards`: ports of the sandbox's `localhost` and what they
         connect to; ignored if the sandbox shares the loopback interface of its machine. `records`: of the
         episode to which the sandbox belongs; only those of episodes, and not of services, come from the pool.
-        `opening`: limits how many the provider creates at once; the place is free again before the driver has
-        started. `token`: whose share of the pool the episode uses.
+        `dense`: if the settings allow that, merge its memory with that of other sandboxes; never for one that
+        grades. `opening`: limits how many the provider creates at once; the place is free again before the
+        driver has started. `token`: whose share of the pool the episode uses.
         """
-        spec = self.spec(name, network, image=image, root=root)
+        spec = self.spec(name, network, image=image, root=root, dense=dense)
         async with AsyncExitStack() as stack:
             # Rows are written before a sandbox can be used, and deleted after it is gone.
             rows = stack.enter_context(ExitStack())
@@ -127,7 +131,9 @@ class SandboxFactory:
 
     def first_spec(self, task: Task) -> SandboxSpec:
         """Specification, without a name, of the first sandbox that an episode of this task opens."""
-        return self.spec("", self.network_for(task))
+        # Preprocess has a sandbox of its own, which is not dense.
+        dense = not task.in_place and not task.has_preprocess
+        return self.spec("", self.network_for(task), dense=dense)
 
     async def announce(self, spec: SandboxSpec, *, count: int, token: str | None) -> int:
         """Open sandboxes ahead for episodes that this token will start soon; returns for how many.
@@ -186,7 +192,13 @@ class SandboxFactory:
             await driver.forward(forwards)
 
     def spec(
-        self, name: str, network: Network, *, image: str | None = None, root: PurePosixPath | None = None
+        self,
+        name: str,
+        network: Network,
+        *,
+        image: str | None = None,
+        root: PurePosixPath | None = None,
+        dense: bool = False,
     ) -> SandboxSpec:
         """Specification of a sandbox whose first process is the driver; `root` defaults to the suite's."""
         return SandboxSpec(
@@ -197,4 +209,5 @@ class SandboxFactory:
             network=network,
             limits=self.limits,
             survives=self.survival.seconds > 0,
+            dense=dense and self.dense,
         )

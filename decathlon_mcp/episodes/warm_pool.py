@@ -475,6 +475,7 @@ class WarmPool:
             and (admission.set_ups.borrowed_tokens == 0 or wanting_seconds >= BUSY_SECONDS)
             and limiter.statistics().tasks_waiting == 0
             and limiter.available_tokens > spare
+            and not admission.memory.is_low
         )
 
     def _neediest(self, now: float) -> _Stock | None:

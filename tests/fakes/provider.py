@@ -124,6 +124,7 @@ class FakeContainer:
         self.process_stream = ProcessStream(survives=spec.survives)
         self.tree = Tree()
         self.tree.make(spec.root)
+        self.first_process: FakeDriver | FakeProbe | None = None
         self.exit: ProcessExit | None = None
         self.paused = False
         self.failed_removals = 0
@@ -132,6 +133,7 @@ class FakeContainer:
 
     async def run(self, first_process: FakeDriver | FakeProbe) -> None:
         """Run the first process. Close its end of the stream when it ends, but not when it is paused."""
+        self.first_process = first_process
         try:
             with self._process:
                 self.exit = await first_process.run()
@@ -166,6 +168,12 @@ class FakeSandbox:
     @property
     def tree(self) -> Tree:
         return self.container.tree
+
+    @property
+    def merges(self) -> bool:
+        """Whether its memory is merged with that of others."""
+        driver = self.container.first_process
+        return isinstance(driver, FakeDriver) and driver.merges
 
     @property
     def exit(self) -> ProcessExit | None:
