@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver_client.messages import NO_SURVIVAL, Loss, MessageStream, Survival
-from decathlon_mcp.driver_client.replies import Cut, read_reply, without_own_keys
+from decathlon_mcp.driver_client.replies import Cut, Reply, read_reply, without_own_keys
 from decathlon_mcp.driver_client.rpc import Message, NotificationHandler, RpcClient
 from decathlon_mcp.driver_client.tunnels import Dialer
 from decathlon_mcp.errors import (
@@ -94,7 +94,7 @@ class ServerInfo(BaseModel):
     tools: list[dict[str, Any]]
 
 
-_Reply = TypeVar("_Reply", RunResult, ServerInfo, Moment, CleanResult)
+_Result = TypeVar("_Result", RunResult, ServerInfo, Moment, CleanResult)
 
 
 class DriverClient:
@@ -209,16 +209,17 @@ class DriverClient:
         on_message: NotificationHandler | None = None,
         request_id: int | None = None,
         before_send: Callable[[int], object] | None = None,
-        on_reply: Callable[[JsonObject], object] | None = None,
-    ) -> JsonObject:
-        """Relay one request to a server of the task; returns its reply, an object with `result` or `error`.
+        on_reply: Callable[[Reply], object] | None = None,
+    ) -> Reply:
+        """Relay one request to a server of the task; returns its reply.
 
-        Members of `_meta` that look like this server's own are removed; nothing else is changed, unless `cut`
-        makes the driver shorten the result. `on_progress` and `on_message` are called, in order, with the
-        params of the notifications that come before the reply. `before_send` is called with the request's id
-        before anything is sent, and can prevent that with an exception; `on_reply` with what will be
-        returned, before the driver may forget the reply. `request_id` sends the call of an earlier server
-        process again, under the id that this had: the driver runs it only if it did not get it before.
+        `params` may contain `msgspec.Raw`. Members of the reply's `_meta` that look like this server's own
+        are removed; nothing else is changed, unless `cut` makes the driver shorten the result. `on_progress`
+        and `on_message` are called, in order, with the params of the notifications that come before the
+        reply. `before_send` is called with the request's id before anything is sent, and can prevent that
+        with an exception; `on_reply` with what will be returned, before the driver may forget the reply.
+        `request_id` sends the call of an earlier server process again, under the id that this had: the driver
+        runs it only if it did not get it before.
 
         Raises CallTimeoutError, and LimitExceededError for a reply that is too long, too deep or has too many
         values. The driver may forget the reply then; a caller that logs the error without awaiting anything
@@ -232,7 +233,7 @@ class DriverClient:
             "max_bytes": self._reply_bytes,
         }
 
-        def read(message: Message) -> JsonObject:
+        def read(message: Message) -> Reply:
             reply = read_reply(message, server=server, limit_bytes=self._reply_bytes)
             if on_reply is not None:
                 on_reply(reply)
@@ -386,7 +387,7 @@ async def _boot_error(sandbox: Sandbox, rpc: RpcClient) -> ImageError | SandboxL
     )
 
 
-def _validated(kind: type[_Reply], reply: Any) -> _Reply:
+def _validated(kind: type[_Result], reply: Any) -> _Result:
     try:
         return kind.model_validate(reply)
     except ValidationError as error:

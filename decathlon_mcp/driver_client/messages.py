@@ -32,7 +32,7 @@ from decathlon_sandbox.resumable import (
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver_client.rates import TokenBucket
 from decathlon_mcp.errors import LimitExceededError, ProviderUnavailableError, SandboxLostError
-from decathlon_mcp.types import JsonObject, as_json
+from decathlon_mcp.types import JsonObject, as_json_with_raw
 
 SEND_SECONDS = 30.0
 """Time limit for writing one message; a driver that does not read or acknowledge for so long is lost."""
@@ -160,11 +160,11 @@ class MessageStream:
     async def send(self, message: JsonObject, *, urgent: bool = False) -> None:
         """Send one message; a cancelled call sends all of it or nothing.
 
-        Waits while too much is not acknowledged; `urgent` messages have some room of their own. Raises
-        LimitExceededError for a message that is too long, and SandboxLostError if the sandbox is gone or the
-        driver does not read.
+        It may contain `msgspec.Raw` without line feeds. Waits while too much is not acknowledged; `urgent`
+        messages have some room of their own. Raises LimitExceededError for a message that is too long, and
+        SandboxLostError if the sandbox is gone or the driver does not read.
         """
-        payload = as_json(message)
+        payload = as_json_with_raw(message)
         if len(payload) > wire.MAX_LINE_BYTES:
             raise LimitExceededError(
                 f"a message of {len(payload)} bytes exceeds the limit of {wire.MAX_LINE_BYTES} bytes"

@@ -24,6 +24,7 @@ import anyio
 from decathlon_mcp.app import create_registry
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver_client.replies import CallParams
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.operations import Caller
@@ -135,11 +136,11 @@ async def begin(folder: Path, step: int, arguments: Any) -> None:
     episode.mark_opening()
     episode.become_ready(tools(folder, Crash(0), 1))
     async with episode.running_calls():
-        await episode.call("probe__tool", {}, caller=Caller(operation="before"))
+        await episode.call("probe__tool", CallParams.of({}), caller=Caller(operation="before"))
         episode._tool_session = tools(folder, crash, 2)  # pyright: ignore[reportPrivateUsage]
         journal_module._write_all = crash.write_all  # pyright: ignore[reportPrivateUsage]
         with suppress(CallTimeoutError):
-            await episode.call("probe__tool", arguments, caller=Caller(operation="one"))
+            await episode.call("probe__tool", CallParams.of(arguments), caller=Caller(operation="one"))
 
 
 async def resume(folder: Path, kind: str, arguments: Any) -> Any:
@@ -152,7 +153,9 @@ async def resume(folder: Path, kind: str, arguments: Any) -> Any:
 
     async def repeat(operation: str, arguments: Any) -> None:
         try:
-            reply = await episode.call("probe__tool", arguments, caller=Caller(operation=operation))
+            reply = await episode.call(
+                "probe__tool", CallParams.of(arguments), caller=Caller(operation=operation)
+            )
             replies.append(reply["result"]["content"][0]["text"])
         except DecathlonError as error:
             replies.append(error.message)
