@@ -120,17 +120,21 @@ class JsonCall(FastCall):
 
     async def serve(self, receive: Receive, send: Send, on_gone: OnGone) -> None:
         with self.transport.serving(self.call.id) as request:
-            status, message = await self._answer_in_session(request, receive, self._notify)
+            is_gone = partial(is_disconnected, receive)
+            status, message = await self._answer_in_session(request, is_gone, self._notify)
             await _send_json(send, status, message, self.transport.mcp_session_id or "")
 
     async def _answer_in_session(
-        self, request: SessionRequest, receive: Receive, on_message: Callable[[JsonObject], Awaitable[None]]
+        self,
+        request: SessionRequest,
+        is_gone: Callable[[], Awaitable[bool]],
+        on_message: Callable[[JsonObject], Awaitable[None]],
     ) -> tuple[int, bytes]:
         """Make the call until it is cancelled, by the client or by the end of the session."""
         operation = self.call.meta.get(OPERATION_KEY)
         if operation is None:
             operation = f"{self.transport.mcp_session_id}:{request_id_text(self.call.id)}"
-        caller = Caller(operation=operation, is_gone=partial(is_disconnected, receive), on_message=on_message)
+        caller = Caller(operation=operation, is_gone=is_gone, on_message=on_message)
         with request.scope:
             return await self.answer(caller)
         if request.session_ended:
@@ -171,6 +175,10 @@ class StreamedCall(JsonCall):
         stream = self.stream
         follower = _Follower(self.start_soon, partial(self._follow, receive, send, on_gone))
 
+        async def is_gone() -> bool:
+            # A client that came back reads the stream on another connection.
+            return not stream.readers and await is_disconnected(receive)
+
         async def on_message(params: JsonObject) -> None:
             if self._accepts(params):
                 follower.start()
@@ -183,7 +191,7 @@ class StreamedCall(JsonCall):
                 # Before the call is made, so that a client whose server dies can come back with its id.
                 await start_stream(send, stream.session, stream, self.streams.generation)
                 with follower:
-                    _, message = await self._answer_in_session(request, receive, on_message)
+                    _, message = await self._answer_in_session(request, is_gone, on_message)
             except BaseException:
                 stream.end()
                 raise
