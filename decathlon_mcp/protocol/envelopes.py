@@ -9,6 +9,7 @@ import msgspec
 import pydantic_core
 from msgspec import UNSET, Raw, UnsetType
 
+from decathlon_mcp.json_limits import check_undecoded
 from decathlon_mcp.types import JsonObject, as_object
 
 PROGRESS_TOKEN = "progressToken"
@@ -77,8 +78,7 @@ class ToolCall:
         These are messages with members that the protocol does not have, and JSON that some decoders refuse.
         """
         try:
-            if not body.isascii():
-                body.decode("utf-8")  # not checked in a `Raw`
+            check_undecoded(body)
             message = _decode_call(body)
         except _UNREADABLE:
             return None

@@ -127,7 +127,7 @@ class FastPath:
             headers.get(b"host", b"") in self._hosts
             and (origin is None or origin in self._origins)
             and headers.get(b"content-type", b"").partition(b";")[0].rstrip() == b"application/json"
-            and _MEDIA_TYPES.issubset(part.partition(";")[0].strip().lower() for part in accept.split(","))
+            and _MEDIA_TYPES.issubset(part.partition(";")[0].strip() for part in accept.split(","))
         )
 
     def _is_plain(self, call: ToolCall, access: EpisodeAccess) -> bool:

@@ -239,7 +239,7 @@ class RawSession:
 def events_of(response: Any) -> list[dict[str, str]]:
     """The events of a response."""
     blocks = response.text.replace("\r\n", "\n").split("\n\n")
-    return [dict(line.split(": ", 1) for line in block.splitlines()) for block in blocks if block.strip()]
+    return [dict(line.split(": ", 1) for line in block.split("\n")) for block in blocks if block.strip()]
 
 
 def answer_of(response: Any) -> Any:
