@@ -35,7 +35,7 @@ from decathlon_mcp.episodes.records import EpisodeRecords, OfferedTools, Progres
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import Claim, EpisodeSpec
 from decathlon_mcp.episodes.state import Ending, Phase, State
-from decathlon_mcp.episodes.tools import ToolRouter, ToolSession
+from decathlon_mcp.episodes.tools import ToolRoute, ToolRouter, ToolSession
 from decathlon_mcp.errors import (
     DecathlonError,
     DriverError,
@@ -230,7 +230,8 @@ class Episode:
         digest = await call_digest_of_any_size(name, params.arguments)
         call = await self._operations.find(caller.operation, digest)
         if call is None:
-            call = self._begin_call(router, name, params.on_one_line(), digest, caller.operation)
+            route = router.route(name)
+            call = self._begin_call(route, name, params.on_one_line(), digest, caller.operation)
         if not isinstance(call, RunningCall):
             return await self._first_reply(call)
         if caller.operation is not None and not self._operations.has(caller.operation):
@@ -458,14 +459,14 @@ class Episode:
         return self._tool_session
 
     def _begin_call(
-        self, router: ToolRouter, name: str, params: CallParams, digest: str, operation: str | None
+        self, route: ToolRoute, name: str, params: CallParams, digest: str, operation: str | None
     ) -> RunningCall:
         """Start the task of a new call. Raises what `_require_open` raises."""
         session = self._require_open()
         self._recorder.last += 1
         call = RunningCall(
             seq=self._recorder.last,
-            route=router.route(name),
+            route=route,
             name=name,
             params=params,
             digest=digest,

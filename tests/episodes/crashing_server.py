@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import anyio
+import msgspec
 
 from decathlon_mcp.app import create_registry
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.driver_client.driver import DriverClient
-from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.driver_client.replies import CallParams, Reply
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.operations import Caller
@@ -95,8 +96,8 @@ class FolderDriver:
             reply.write_text(json.dumps({"result": {"content": [{"type": "text", "text": f"run {count}"}]}}))
         await anyio.lowlevel.checkpoint()
         self._crash.step()
-        answer = json.loads(reply.read_text())
-        if params.get("arguments") == {"late": True}:
+        answer = Reply.from_result(msgspec.json.encode(json.loads(reply.read_text())["result"]))
+        if json.loads(bytes(params["arguments"])) == {"late": True}:
             raise CallTimeoutError("the tool took too long")
         on_reply(answer)
         self._crash.step()
@@ -156,7 +157,7 @@ async def resume(folder: Path, kind: str, arguments: Any) -> Any:
             reply = await episode.call(
                 "probe__tool", CallParams.of(arguments), caller=Caller(operation=operation)
             )
-            replies.append(reply["result"]["content"][0]["text"])
+            replies.append(reply.decoded()["result"]["content"][0]["text"])
         except DecathlonError as error:
             replies.append(error.message)
 

@@ -31,7 +31,7 @@ async def test_a_call_without_a_reply_is_counted_as_lost_or_cancelled(tmp_path: 
         episode = registry.start("find-answer", CLIENT)
         await episode.ready()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(episode.call, "probe__hang", None)
+            tasks.start_soon(episode.call, "probe__hang", CallParams())
             await anyio.wait_all_tasks_blocked()
             tasks.cancel_scope.cancel()
         with pytest.raises(DecathlonError):

@@ -244,7 +244,7 @@ async def test_invalid_messages_and_failing_removals_do_not_stop_an_episode(tmp_
     async with running_registry(tmp_path, provider) as registry:
         episode = registry.start("find-answer", PLAYER)
         reply = await episode.call("probe__echo", CallParams.of({"text": "through"}))
-        assert reply["result"]["content"][0]["text"] == "through"
+        assert reply.decoded()["result"]["content"][0]["text"] == "through"
         assert (await episode.evaluate()).reward == 0.0
 
 
@@ -286,7 +286,7 @@ async def test_a_cancelled_call_is_recorded_and_the_episode_continues(tmp_path: 
     async with running_registry(tmp_path, provider) as registry:
         episode = registry.start("find-answer", PLAYER)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(episode.call, "probe__hang", None)
+            tasks.start_soon(episode.call, "probe__hang", CallParams())
             await running.wait()
             tasks.cancel_scope.cancel()
         await episode.call("probe__echo", CallParams.of({"text": "still here"}))
