@@ -14,12 +14,14 @@ import anyio
 import httpx2
 import pytest
 
+from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.protocol import fast_calls, resumption
 from decathlon_mcp.protocol.fast_path import FastPath
 from tests.fakes.driver import FakeCall, FakeTool, ToolError
 from tests.fakes.provider import FakeProvider
 from tests.http.messages import ACCEPT
-from tests.http.restarting import RawSession, events_of, restartable
-from tests.http.test_lost_clients import served_by_fake
+from tests.http.restarting import RawSession, answer_of, events_of, restartable
+from tests.http.test_lost_clients import served_by_fake, until
 from tests.probe.serving import Served
 
 pytestmark = pytest.mark.anyio
