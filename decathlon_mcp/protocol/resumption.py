@@ -133,7 +133,8 @@ class RequestStream:
         self._events: deque[tuple[int, bytes]] = deque()
         self._answer: bytes | None = None
         self._next = 1
-        self._changed = anyio.Event()
+        # Most streams are complete before anybody waits.
+        self._changed: anyio.Event | None = None
 
     def add_notification(self, message: JSONRPCMessage) -> str:
         """Keep an event other than the answer, and return its id."""
@@ -170,6 +171,7 @@ class RequestStream:
     async def wait(self, condition: Callable[[], bool]) -> None:
         """Wait until a condition on this stream holds."""
         while not condition():
+            self._changed = self._changed or anyio.Event()
             await self._changed.wait()
 
     async def is_abandoned(self, grace_seconds: float) -> bool:
@@ -246,8 +248,9 @@ class RequestStream:
             self._notify()
 
     def _notify(self) -> None:
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
 
 
 @dataclass(slots=True)
