@@ -184,8 +184,8 @@ class McpEndpoints:
     async def _serve(
         self, manager: SessionManager, request_context: RequestContext, request: Request, send: Send
     ) -> None:
-        """Pass a request to the SDK, in its request context."""
-        session_id = request.headers.get(SESSION_HEADER)
+        """Serve a request in its request context."""
+        session_id = request_context.principal.session
         await manager.revive(session_id, request_context, request)
         if manager.belongs_to_other(session_id, request_context):
             await session_not_found()(request.scope, request.receive, send)
@@ -259,21 +259,21 @@ class McpEndpoints:
             request.scope,
             request.receive,
             send,
-            session=self._episode_session(manager, request),
+            session=self._episode_session(manager, request_context),
         )
 
     async def _serve_call(
         self, manager: SessionManager, call: FastCall, request: Request, send: Send
     ) -> None:
         """Serve a call without the SDK."""
-        session = self._episode_session(manager, request)
+        session = self._episode_session(manager, call.request_context)
         episode = call.access.episode
         with self._presence.holding(episode, request.receive, send, session=session) as in_progress:
             await call.serve(request.receive, in_progress.send, in_progress.release)
 
-    def _episode_session(self, manager: SessionManager, request: Request) -> str | None:
+    def _episode_session(self, manager: SessionManager, request_context: RequestContext) -> str | None:
         """The id of the request's session if the session is the episode."""
-        session_id = request.headers.get(SESSION_HEADER)
+        session_id = request_context.principal.session
         return session_id if manager is self._tasks and manager.opener(session_id) is not None else None
 
 

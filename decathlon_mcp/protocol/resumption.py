@@ -413,7 +413,8 @@ class SessionStreams(EventStore):
         if len(request) > MAX_REQUEST_ID_BYTES or self._in_progress >= MAX_STREAMS:
             return None
         if len(self._streams) >= 2 * MAX_STREAMS:
-            self._resumption.forget([next(stream for stream in self if stream.complete)])
+            # Many at once, because that is one transaction.
+            self._resumption.forget([stream for stream in self if stream.complete][:MAX_STREAMS])
         if not stored and not self._resumption.has_room(self._owner, body):
             return None
         stream = RequestStream(self._session, request, self._resumption.generation, self._resumption.answered)

@@ -124,7 +124,7 @@ async def ready_session(http: httpx2.AsyncClient, served: Served, **options: Any
     return session
 
 
-def called(name: str = "probe__params", **members: Any) -> dict[str, Any]:
+def called(name: Any = "probe__params", **members: Any) -> dict[str, Any]:
     """The message of a call. `members` replace those of the message, or of its params."""
     params: dict[str, Any] = {"name": name, "arguments": {"text": "a"}}
     message: dict[str, Any] = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}
@@ -154,12 +154,14 @@ def cases_of_bodies() -> Iterator[Case]:
     """Bodies that are alike in both eras; ids differ, because in a session an id names one call."""
     for request_id in (7, "7", "a", "\u00fc", -1, 2**70, 0):
         yield Case(called(id=request_id), is_fast=True)
-    for request_id in (None, 1.0, 1.5, True, [], "x" * 200, "x" * 199):
+    odd_ids: tuple[Any, ...] = (None, 1.0, 1.5, True, [], "x" * 200, "x" * 199)
+    for request_id in odd_ids:
         yield Case(called(id=request_id), is_fast=request_id == "x" * 199)
     yield Case({key: value for key, value in called().items() if key != "id"})
     for number, arguments in enumerate(({}, None, {"a": [1, {"b": None}], "\u00fc": "\U0001f600"})):
         yield Case(called(id=100 + number, arguments=arguments), is_fast=True)
-    for arguments in ([], "x", 1, True):
+    no_objects: tuple[Any, ...] = ([], "x", 1, True)
+    for arguments in no_objects:
         yield Case(called(arguments=arguments))
     for number, arguments in enumerate(
         (b'{"a": "\\ud83d\\ude00"}', b'{\n "a":\r\n 1}', b'{"a": 12345678901234567890}', b'{"a": 1, "a": 2}')
@@ -202,7 +204,8 @@ def cases_of_bodies() -> Iterator[Case]:
 
 def session_cases() -> Iterator[Case]:
     yield from cases_of_bodies()
-    for meta in (None, [], {"progressToken": 5}, {"decathlon/operation": ""}):
+    metas: tuple[Any, ...] = (None, [], {"progressToken": 5}, {"decathlon/operation": ""})
+    for meta in metas:
         yield Case(called(id=400, _meta=meta, arguments={"meta": str(meta)}), is_fast=False)
     for number, meta in enumerate(({}, {"a/b": 1}, {"decathlon/operation": "one", "traceparent": "00"})):
         yield Case(called(id=500 + number, _meta=meta), is_fast=True)
@@ -243,7 +246,7 @@ def session_cases() -> Iterator[Case]:
 def sessionless_cases() -> Iterator[Case]:
     for case in cases_of_bodies():
         body = case.body
-        if isinstance(body, dict):
+        if not isinstance(body, bytes):
             params = {**body["params"], "_meta": META}
             name = params["name"] if isinstance(params["name"], str) else None
             yield Case({**body, "params": params}, case.is_fast, {"Mcp-Name": name})
