@@ -21,12 +21,12 @@ from decathlon_sandbox import wire
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from decathlon_mcp.background import background_tasks
+from decathlon_mcp.driver_client.heartbeat import Heartbeat
 from decathlon_mcp.driver_client.messages import NO_SURVIVAL, Loss, MessageStream, Survival
 from decathlon_mcp.driver_client.replies import Cut, Reply, read_reply, without_own_keys
 from decathlon_mcp.driver_client.rpc import Message, NotificationHandler, RpcClient
 from decathlon_mcp.driver_client.tunnels import Dialer
 from decathlon_mcp.errors import (
-    CallTimeoutError,
     DecathlonError,
     DriverError,
     ImageError,
@@ -324,12 +324,13 @@ async def connect(
     rpc = RpcClient(messages, describe_loss, unanswered=unanswered)
     async with background_tasks() as tasks:
         driver = DriverClient(rpc, tasks, reply_bytes=reply_bytes)
+        heartbeat = Heartbeat(rpc, survival, boot_seconds=None if taken_back else BOOT_SECONDS)
         tasks.start_soon(rpc.read)
         try:
             if not taken_back:
                 await rpc.send_bytes(boot_message())
             rpc.attach()
-            tasks.start_soon(_keep_alive, driver, rpc, survival, taken_back)
+            heartbeat.start()
             yield driver
         except DecathlonError:
             # A failed write can be noticed before the end of the stream, which says why.
@@ -339,6 +340,7 @@ async def connect(
                 raise await _boot_error(sandbox, rpc) from None
             raise
         finally:
+            heartbeat.stop()
             rpc.close("the episode ended")
 
 
@@ -355,24 +357,6 @@ def boot_message() -> bytes:
     }
     body = json.dumps(sources).encode()
     return b"%d\n%s" % (len(body), body)
-
-
-async def _keep_alive(driver: DriverClient, rpc: RpcClient, survival: Survival, taken_back: bool) -> None:
-    """Renew the driver's lease; close the connection if the driver does not start or does not answer."""
-    with anyio.move_on_after(None if taken_back else BOOT_SECONDS) as boot:
-        await rpc.ready_or_closed.wait()
-    if boot.cancelled_caught:
-        rpc.close(f"the driver did not come up within {BOOT_SECONDS:.0f} s")
-    lease_seconds = min(wire.LEASE_SECONDS, survival.seconds or wire.LEASE_SECONDS)
-    while not rpc.closed.is_set():
-        await anyio.sleep(lease_seconds / 3)
-        try:
-            await driver.ping()
-        except CallTimeoutError:
-            rpc.close(f"the driver has not answered for {wire.LEASE_SECONDS:.0f} s", by_driver=True)
-        except (SandboxLostError, DriverError):
-            # A lost sandbox ends the loop; a driver that refuses a ping is alive.
-            pass
 
 
 async def _boot_error(sandbox: Sandbox, rpc: RpcClient) -> ImageError | SandboxLostError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
@@ -166,6 +167,8 @@ class RpcClient:
         self._pending: dict[int, _PendingRequest] = {}
         # A value is None until the reply has come.
         self._unanswered: dict[int, _Reply | None] = dict.fromkeys(unanswered)
+        # Requests for whose replies nothing waits.
+        self._posted: dict[int, Callable[[], object]] = {}
         self._loss = Loss()
         self.tunnels = Tunnels(self.notify, first_id)
         self.ready = False
@@ -252,6 +255,21 @@ class RpcClient:
             # failure without a pause is done before the driver gets the acknowledgement.
             if pending.reply is not None and pending.reply.number is not None:
                 self._messages.acknowledge(pending.reply.number)
+
+    def post(self, method: str, params: JsonObject, on_answer: Callable[[], object]) -> bool:
+        """Send a short request without waiting; False if that is not possible now.
+
+        `on_answer` is called when the driver has answered it, with whatever.
+        """
+        number = next(self._ids)
+        sent = self._messages.post({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
+        if sent:
+            self._posted[number] = on_answer
+        return sent
+
+    def attached_clock(self) -> float:
+        """Seconds of a clock that stops while the driver is not attached."""
+        return time.monotonic() - self._messages.detached_seconds()
 
     async def notify(self, method: str, params: JsonObject) -> None:
         """Send a notification. Raises SandboxLostError."""
@@ -374,6 +392,9 @@ class RpcClient:
 
     def _resolve(self, request_id: int, reply: _Reply) -> bool:
         """Pass a reply to its request; returns whether that needs it."""
+        if (on_answer := self._posted.pop(request_id, None)) is not None:
+            on_answer()
+            return False
         pending = self._pending.get(request_id)
         if pending is not None and pending.reply is None:
             pending.reply = reply
