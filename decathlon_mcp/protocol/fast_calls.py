@@ -193,9 +193,11 @@ class StreamedCall(JsonCall):
                 with follower:
                     _, message = await self._answer_in_session(request, is_gone, on_message)
             except BaseException:
-                stream.end()
+                self.streams.abandon(stream)
                 raise
-            if not stream.complete:  # as it is after the end of the session
+            if request.session_ended:
+                stream.end()
+            elif not stream.complete:
                 self.streams.answer(stream, message)
             if follower.started:
                 await follower.wait()
@@ -225,9 +227,12 @@ class SessionlessCall(FastCall):
             is_gone=partial(is_disconnected, receive),
         )
         answer: tuple[int, bytes] | None = None
-        with anyio.CancelScope() as scope:
-            with _Follower(self.start_soon, partial(self._follow, receive, send, scope)) as follower:
+        scope = anyio.CancelScope()
+        follower = _Follower(self.start_soon, partial(self._follow, receive, send, scope))
+        try:
+            with scope, follower:
                 answer = await self.answer(caller)
+        finally:
             await follower.stop()
         if answer is None:
             return  # the client is gone
@@ -250,51 +255,62 @@ class SessionlessCall(FastCall):
 
 
 class _Follower:
-    """A task beside a call, which starts when the call has taken FAST_SECONDS, or on request.
+    """A task that accompanies a call, from FAST_SECONDS after its beginning, or from `start` on.
 
     As a context manager it includes the call. The task may go on afterwards.
     """
 
     def __init__(self, start_soon: StartSoon, follow: Callable[[], Awaitable[None]]) -> None:
-        self.started = False
         self._start_soon = start_soon
         self._follow = follow
-        self._scope = anyio.CancelScope()
-        self._ended = anyio.Event()
+        self._task: _Task | None = None
 
     def __enter__(self) -> _Follower:
-        # A timer costs a tenth of a task.
+        # Most calls end before. A timer costs a tenth of a task.
         self._timer = asyncio.get_running_loop().call_later(FAST_SECONDS, self.start)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._timer.cancel()
 
+    @property
+    def started(self) -> bool:
+        return self._task is not None
+
     def start(self) -> None:
         """Start the task, if it has not been started."""
-        if not self.started:
-            self.started = True
-            self._start_soon(self._run)
+        if self._task is None:
+            task = _Task()
+            self._start_soon(task.run, self._follow)
+            self._task = task
 
     async def wait(self) -> None:
-        """Wait for the end of the task, which must have been started."""
-        await self._ended.wait()
+        """Wait for the end of the task, if it was started."""
+        if self._task is not None:
+            await self._task.ended.wait()
 
     async def stop(self) -> None:
         """End the task, if it was started."""
-        if self.started:
-            self._scope.cancel()
-            await self._ended.wait()
+        if self._task is not None:
+            self._task.scope.cancel()
+            with anyio.CancelScope(shield=True):
+                await self._task.ended.wait()
 
-    async def _run(self) -> None:
+
+class _Task:
+    def __init__(self) -> None:
+        self.scope = anyio.CancelScope()
+        self.ended = anyio.Event()
+
+    async def run(self, function: Callable[[], Awaitable[None]]) -> None:
         try:
-            with self._scope:
-                await self._follow()
+            with self.scope:
+                await function()
         except Exception:  # noqa: BLE001
             # In the session manager's task group it would end all sessions.
             _log.exception("a response could not be sent")
         finally:
-            self._ended.set()
+            self.ended.set()
 
 
 async def _send_json(send: Send, status: int, message: bytes, session_id: str = "") -> None:

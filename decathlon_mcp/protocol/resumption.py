@@ -434,6 +434,13 @@ class SessionStreams(EventStore):
         self._resumption.completed(stream)
         return event_id
 
+    def abandon(self, stream: RequestStream) -> None:
+        """Forget a request in progress, to which this server will have no answer. The store keeps it."""
+        if not stream.complete:
+            self._in_progress -= 1
+            stream.end()
+            self.remove(stream)
+
     def remove(self, stream: RequestStream) -> None:
         """Forget a stream, if it is here."""
         key = str(json.loads(stream.request))

@@ -523,6 +523,35 @@ async def lines_until_ping(stream: httpx2.Response, tools: Tools) -> AsyncGenera
         yield line
 
 
+async def test_no_task_remains_of_a_long_call_whose_client_is_gone(
+    tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast_calls, "FAST_SECONDS", 0.02)
+    monkeypatch.setattr(fast_calls, "PING_SECONDS", 0.05)
+    following: list[bool] = []
+    follow = fast_calls.SessionlessCall._follow  # pyright: ignore[reportPrivateUsage]
+
+    async def counted(*arguments: Any) -> None:
+        following.append(True)
+        try:
+            await follow(*arguments)
+        finally:
+            following.pop()
+
+    monkeypatch.setattr(fast_calls.SessionlessCall, "_follow", counted)
+    tools = Tools()
+    async with serving(tmp_path, tools) as served:
+        await ready_session(http, served)
+        url = served.episode(served.episodes.live[-1].id)
+        headers = {**ACCEPT, "mcp-protocol-version": MODERN, "Mcp-Method": "tools/call"}
+        headers["Mcp-Name"] = "probe__slow"
+        message = called("probe__slow", _meta=META)
+        async with http.stream("POST", url, json=message, headers=headers) as stream:
+            assert stream.headers["content-type"] == "text/event-stream"
+            assert following
+        await until(lambda: tools.cancelled == 1 and not following)
+
+
 async def test_call_of_a_client_that_came_back_is_not_joined(
     tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
