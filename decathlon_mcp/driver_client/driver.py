@@ -86,6 +86,15 @@ class CleanResult(BaseModel):
     count: int
 
 
+class Merging(BaseModel):
+    """What the kernel and the sandbox allow of `merge`: pages are merged, and they are alike."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    merging: bool
+    fixed_addresses: bool
+
+
 class ServerInfo(BaseModel):
     """A started MCP server of the task; `tools` are its tool definitions as it sent them."""
 
@@ -94,7 +103,7 @@ class ServerInfo(BaseModel):
     tools: list[dict[str, Any]]
 
 
-_Result = TypeVar("_Result", RunResult, ServerInfo, Moment, CleanResult)
+_Result = TypeVar("_Result", RunResult, ServerInfo, Moment, CleanResult, Merging)
 
 
 class DriverClient:
@@ -178,6 +187,13 @@ class DriverClient:
         reply = await self._rpc.request(wire.CLEAN, params, timeout_seconds=CLEAN_SECONDS)
         return _validated(CleanResult, reply)
 
+    async def merge(self) -> Merging:
+        """Let the kernel merge memory pages of this sandbox with those of others.
+
+        Only for processes that are started after it.
+        """
+        return _validated(Merging, await self._rpc.request(wire.MERGE, {}))
+
     async def start(
         self, servers: Sequence[Mapping[str, Any]], *, deadline_seconds: float
     ) -> dict[str, ServerInfo]:
@@ -234,16 +250,14 @@ class DriverClient:
         }
 
         def read(message: Message) -> Reply:
-            reply = read_reply(message, server=server, limit_bytes=self._reply_bytes)
-            if on_reply is not None:
-                on_reply(reply)
-            return reply
+            return read_reply(message, server=server, limit_bytes=self._reply_bytes)
 
         try:
             return await self._rpc.request_message(
                 wire.CALL,
                 request if cut is None else {**request, "cut": cut.to_json()},
                 read,
+                on_result=on_reply,
                 timeout_seconds=None if timeout_seconds is None else timeout_seconds + GRACE_SECONDS,
                 handlers={wire.PROGRESS: _cleaning(on_progress), wire.MESSAGE: _cleaning(on_message)},
                 request_id=request_id,
@@ -305,7 +319,8 @@ async def connect(
     ignored, but nothing else ends because of the change, except for tunnels.
 
     Yields at once: requests wait until the driver is up. If it never comes up, requests raise ImageError if
-    the sandbox's Python cannot run the driver, else SandboxLostError.
+    the sandbox's Python cannot run the driver, else SandboxLostError. For a `dense` sandbox it sends the
+    first request itself.
     """
 
     async def describe_loss(loss: Loss) -> SandboxLostError:
@@ -331,6 +346,9 @@ async def connect(
                 await rpc.send_bytes(boot_message())
             rpc.attach()
             heartbeat.start()
+            if sandbox.spec.dense and not taken_back:
+                # Before anything can start a server.
+                await driver.merge()
             yield driver
         except DecathlonError:
             # A failed write can be noticed before the end of the stream, which says why.

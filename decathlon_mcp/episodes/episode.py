@@ -338,6 +338,7 @@ class Episode:
             suite=factory.suite.name,
             suite_revision=progress.suite_revision or revision,
             suite_changed=changed,
+            preprocess_failure=progress.preprocess_failure,
             isolation=factory.provider.isolation,
             agent_network=network,
             grader_network=network if spec.task.in_place else factory.grader_network_for(spec.task),
@@ -353,6 +354,7 @@ class Episode:
             started_at=progress.ready_at,
             claimed_at=claim.at if claim else None,
             image_digest=progress.image_digest,
+            dense=progress.dense,
         )
 
     def mark_opening(self) -> None:
@@ -362,9 +364,9 @@ class Episode:
         self.state.move(Phase.OPENING)
         self.metrics.admitted()
 
-    def mark_opened(self, agent: str, image_digest: str | None) -> None:
+    def mark_opened(self, agent: str, image_digest: str | None, *, dense: bool = False) -> None:
         """The agent's sandbox, or that of preprocess, is open under this name and will be set up now."""
-        self.records.update(self.state.phase, agent=agent, image_digest=image_digest)
+        self.records.update(self.state.phase, agent=agent, image_digest=image_digest, dense=dense)
 
     def read_revision(self) -> None:
         """Note the revision of the files that the set-up is about to read. Blocks: run it in a thread."""
@@ -375,6 +377,16 @@ class Episode:
             suite_revision=factory.suite.revision_of(self.spec.task),
             suite_changed=factory.suite.common_digest() != factory.common_digest,
         )
+
+    def note_preprocess_failure(self, failure: str) -> None:
+        """Preprocess failed, and the suite plays on."""
+        log.warning(
+            "preprocess failed, which its suite ignores",
+            extra=fields(episode=self.spec.label, task=self.task_name, why=failure),
+        )
+        self.journal.add("preprocess_failed", failure=failure)
+        # It is written when the episode becomes ready; until then the set-up starts over.
+        self.records.progress = replace(self.records.progress, preprocess_failure=failure)
 
     def mark_ready(self, tool_session: ToolSession, tools: OfferedTools, *, sealed: bool) -> None:
         """The set-up is done: OPENING to READY. `sealed`: see `Progress`."""
