@@ -98,11 +98,12 @@ class WireClient:
 
 
 @asynccontextmanager
-async def wire_client(url: str) -> AsyncGenerator[WireClient]:
+async def wire_client(url: str, *, initialize: bool = True) -> AsyncGenerator[WireClient]:
     """Connect and initialize a session. At the end its connection is closed, and the session goes on."""
     async with _connection(url) as (reader, writer):
         client = WireClient(url, reader, writer)
-        await client.initialize()
+        if initialize:
+            await client.initialize()
         yield client
 
 
