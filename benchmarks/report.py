@@ -38,7 +38,8 @@ def machine_list(machine: Mapping[str, str]) -> str:
 
 def figures_table(figures: Iterable[Figure]) -> str:
     """A row for each figure: median and range of the repeats, its floor, their ratio, and its target."""
-    names = list(dict.fromkeys(figure.name for figure in (figures := list(figures))))
+    figures = list(figures)
+    names = list(dict.fromkeys(figure.name for figure in figures))
     figures.sort(key=lambda figure: (names.index(figure.name), figure.size or 0))
     has_sizes = any(figure.size is not None for figure in figures)
     has_floors = any(figure.floor for figure in figures)
