@@ -38,8 +38,7 @@ is in both. Values are medians of the repeats, with the lowest and the highest i
 bound on the ratio, or on the quantity where there is no floor; ✓ and ✗ say whether the median meets it. No
 test asserts a time.
 
-See also what [attacks](../benchmarks/ATTACKS.md) and [killed servers](../benchmarks/SURVIVAL.md) cost, and how
-long the [first reward](../benchmarks/FIRST_REWARD.md) takes."""
+See also what [attacks](../benchmarks/ATTACKS.md) and [killed servers](../benchmarks/SURVIVAL.md) cost."""
 
 
 def files(results: Sequence[SectionResult]) -> dict[Path, str]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 600, 320
-LEFT, RIGHT, BOTTOM = 62, 16, 44
+LEFT, RIGHT, BOTTOM = 62, 28, 44
 LINE_HEIGHT = 18
-TEXT = "#6e7781"
+TEXT = "#767e88"
 """Grey with a contrast of more than 4 against white and against the dark theme's background: a picture cannot
 know which of them the page has. The lines' colours have more than 3 against both."""
 COLOURS = ("#1a936f", "#d1702a", "#5b7fd6", "#c0559b")
