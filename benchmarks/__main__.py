@@ -6,6 +6,7 @@ Status 1 if a section failed or left anything behind.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from dataclasses import replace
 
@@ -44,6 +45,8 @@ def main() -> None:
     if arguments.sizes:
         options = replace(options, sizes=tuple(sorted(arguments.sizes)))
     raise_file_limit()
+    # So that everything is closed, as after Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     failed = False
     for name in arguments.sections or SECTIONS:
         result = anyio.run(measure, name, options, backend_options={"use_uvloop": True})

@@ -14,8 +14,7 @@ from typing import Any
 
 from benchmarks.figures import Figures, Target
 from benchmarks.load import for_each, wire_sessions
-from benchmarks.running import Run, ServerProcess, UnavailableError, started, wait_for_file
-from benchmarks.sizes import LONG_SECONDS
+from benchmarks.running import LONG_SECONDS, Run, ServerProcess, UnavailableError, started, wait_for_file
 
 IDLE_TARGET = Target("at most", 150.0)
 WARM_UP_EPISODES = 16

@@ -10,7 +10,7 @@ from benchmarks.floors import docker_run
 from benchmarks.load import for_each, wire_sessions
 from benchmarks.running import Run, Server, decathlon
 from benchmarks.samples import Samples, measure_in_turns, timed
-from benchmarks.sizes import LONG_SECONDS, grade
+from benchmarks.sizes import grade
 from benchmarks.wire_client import wire_client
 
 COLD_TARGET = Target("at most", 0.5)
@@ -59,8 +59,7 @@ async def open_episode(server: Server, task: str) -> float:
 async def measure_gradings(run: Run, figures: Figures) -> None:
     """Open a batch of episodes without servers at once, then claim and grade all of them at once."""
     size = run.options.batch
-    leases = {"idle_seconds": LONG_SECONDS, "first_use_seconds": LONG_SECONDS}
-    async with decathlon(run, max_sandboxes=size, max_queue=size, **leases) as server:
+    async with decathlon(run, max_sandboxes=size, max_queue=size) as server:
         await open_episode(server, "bare")
         for _ in range(run.options.repeats):
             await server.wait_until_empty()

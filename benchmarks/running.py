@@ -33,6 +33,9 @@ REMOVAL_SECONDS = 30.0
 """How long removals that were under way may take before what remains counts as left behind."""
 RUN_VARIABLE = "DECATHLON_BENCHMARK_RUN"
 """In the environment of every process that a run starts."""
+LONG = ("idle", "first_use", "grace", "servers", "set_up", "evaluation")
+LONG_SECONDS = 3600
+"""Time limits of servers: in a large batch an episode waits long until the others are open or graded."""
 OWNER_LABEL = "decathlon.owner"
 RUN_LABEL = "decathlon.benchmark"
 """Label of the containers that a run creates itself, as floors."""
@@ -166,6 +169,7 @@ async def decathlon(run: Run, **settings: object) -> AsyncGenerator[Server]:
     if missing:
         raise UnavailableError(f"this version has no setting {missing[0]}")
     defaults: dict[str, object] = {"provider": "docker", "image": run.options.image, "log_level": "warning"}
+    defaults |= {f"{name}_seconds": LONG_SECONDS for name in LONG}
     # Sandboxes that were opened ahead would make what is measured depend on what was measured before.
     if "warm" in Settings.model_fields:
         defaults["warm"] = 0

@@ -18,8 +18,6 @@ SDK_SERVER_MAX_SIZE = 64
 """A tool server that imports the MCP SDK needs about 50 MiB and half a second of CPU time."""
 REPEATED_MAX_SIZE = 64
 """Larger batches are measured once: they take minutes, and their figures are means over many episodes."""
-LONG_SECONDS = "3600"
-"""Leases: in a large batch an episode waits long until the others are open or graded."""
 CPU_TARGET = Target("at most", 0.75)
 CALLS_TARGET = Target("at least", 0.8)
 LABELS = {"plain": "standard library's server", "echo": "MCP SDK's server"}
@@ -127,12 +125,7 @@ async def _measure_attached(run: Run, name: str, size: int) -> tuple[Load, float
 
 
 async def _measure_batch(run: Run, name: str, size: int) -> Batch:
-    leases = {
-        "idle_seconds": LONG_SECONDS,
-        "first_use_seconds": LONG_SECONDS,
-        "episode_seconds": LONG_SECONDS,
-    }
-    async with decathlon(run, max_sandboxes=size, max_queue=size, **leases) as server:
+    async with decathlon(run, max_sandboxes=size, max_queue=size) as server:
         await cache_tool_lists(server, name)
         memory_before, times = available_memory_mib(), [time.perf_counter()]
         async with wire_sessions([server.task(name)] * size) as episodes:

@@ -45,7 +45,7 @@ def files(results: Sequence[SectionResult]) -> dict[Path, str]:
     """The page and its plots, by path."""
     found: dict[Path, str] = {}
     common = results[0].machine if results else {}
-    parts = [INTRODUCTION, report.machine_list(common)]
+    parts = [INTRODUCTION, report.machine_list(common)] if results else [INTRODUCTION]
     for result in results:
         images: list[str] = []
         for name in PLOTS:
