@@ -45,8 +45,9 @@ def main() -> None:
     if arguments.sizes:
         options = replace(options, sizes=tuple(sorted(arguments.sizes)))
     raise_file_limit()
-    # So that everything is closed, as after Ctrl-C.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    # So that everything is closed, as after Ctrl-C, which a shell lets background jobs ignore.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _interrupt)
     failed = False
     for name in arguments.sections or SECTIONS:
         result = anyio.run(measure, name, options, backend_options={"use_uvloop": True})
@@ -56,6 +57,10 @@ def main() -> None:
         if arguments.write and not result.failed and result.figures:
             figures.write(result)
     sys.exit(failed)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    signal.raise_signal(signal.SIGINT)
 
 
 if __name__ == "__main__":

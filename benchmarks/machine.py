@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -57,8 +56,8 @@ def resident_memory_kib(pid: int) -> int:
     return _kib(f"/proc/{pid}/status", "VmRSS")
 
 
-def processes_with(marks: Sequence[bytes]) -> int:
-    """Number of processes, except this one, with one of the marks in their environment or command line."""
+def processes_with(mark: bytes) -> int:
+    """Number of processes, except this one, with the mark in their environment or command line."""
     count = 0
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal() and int(folder.name) != os.getpid():
@@ -66,7 +65,7 @@ def processes_with(marks: Sequence[bytes]) -> int:
                 texts = (folder / "environ").read_bytes() + b"\0" + (folder / "cmdline").read_bytes()
             except OSError:
                 continue
-            count += any(mark in texts for mark in marks)
+            count += mark in texts
     return count
 
 

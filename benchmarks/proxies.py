@@ -37,7 +37,6 @@ from benchmarks.wire_client import wire_client
 
 SESSIONS = 16
 INSTALL_SECONDS = 600.0
-ECHO = (sys.executable, str(TOOL_SERVER))
 FASTMCP = """\
 import sys
 from fastmcp.server import create_proxy
@@ -48,11 +47,15 @@ create_proxy({"mcpServers": {"echo": server}}).run("http", host="127.0.0.1", por
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy that runs a stdio server. `command` gets the folder it is installed in and a port."""
+    """A proxy that runs a stdio server.
+
+    `install`: commands that install it in a folder. `command` gets that folder, a port, and the command of the
+    stdio server.
+    """
 
     name: str
     install: Callable[[Path], Sequence[Sequence[str]]]
-    command: Callable[[Path, int], Sequence[str]]
+    command: Callable[[Path, int, Sequence[str]], Sequence[str]]
     env: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
@@ -72,20 +75,26 @@ PROXIES = (
     Proxy(
         "FastMCP's proxy",
         _pip("fastmcp"),
-        lambda folder, port: (f"{folder}/bin/python", "-c", FASTMCP, str(port), *ECHO),
+        lambda folder, port, server: (f"{folder}/bin/python", "-c", FASTMCP, str(port), *server),
         {"FASTMCP_SHOW_SERVER_BANNER": "false", "FASTMCP_CHECK_FOR_UPDATES": "off"},
     ),
     Proxy(
         "mcp-proxy",
         _pip("mcp-proxy", "mcp<2"),
-        lambda folder, port: (f"{folder}/bin/mcp-proxy", "--host=127.0.0.1", f"--port={port}", "--", *ECHO),
+        lambda folder, port, server: (
+            f"{folder}/bin/mcp-proxy",
+            "--host=127.0.0.1",
+            f"--port={port}",
+            "--",
+            *server,
+        ),
     ),
     Proxy(
         "supergateway",
         _npm("supergateway"),
-        lambda folder, port: (
+        lambda folder, port, server: (
             *(shutil.which("node") or "node", f"{folder}/node_modules/supergateway/dist/index.js"),
-            *("--stdio", " ".join(ECHO), "--outputTransport", "streamableHttp", "--stateful"),
+            *("--stdio", " ".join(server), "--outputTransport", "streamableHttp", "--stateful"),
             *("--port", str(port), "--logLevel", "none"),
         ),
     ),
@@ -179,7 +188,8 @@ async def _serve(run: Run, proxy: Proxy, folder: Path) -> AsyncGenerator[ServerP
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     url = f"http://127.0.0.1:{port}/mcp"
-    command = proxy.command(folder, port)
+    # Python ignores this option. It marks the process for `Run`: not every proxy passes its environment on.
+    command = proxy.command(folder, port, (sys.executable, "-X", run.id, str(TOOL_SERVER)))
     async with started(run, command, env=proxy.env, output=subprocess.DEVNULL) as process:
         try:
             with anyio.fail_after(START_SECONDS):

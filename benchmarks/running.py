@@ -75,7 +75,11 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of one section. `id` marks the processes and containers that it starts itself."""
+    """One run of one section.
+
+    `id` is in the labels of the containers, and in the environment or command line of the processes, that it
+    starts itself.
+    """
 
     options: Options
     id: str
@@ -103,8 +107,8 @@ class Run:
             api.close()
         labels: list[dict[str, str]] = [container["Labels"] or {} for container in containers]
         ours = [one for one in labels if one.get(OWNER_LABEL) in self.owners or one.get(RUN_LABEL) == self.id]
-        marks = (f"{RUN_VARIABLE}={self.id}".encode(), os.fsencode(TOOL_SERVER))
-        return {"containers": len(ours), "processes": processes_with(marks), "files": self.left.total()}
+        processes = processes_with(self.id.encode())
+        return {"containers": len(ours), "processes": processes, "files": self.left.total()}
 
 
 @dataclass(frozen=True, slots=True)
