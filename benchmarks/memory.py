@@ -19,9 +19,9 @@ from benchmarks.running import LONG_SECONDS, Run, ServerProcess, UnavailableErro
 IDLE_TARGET = Target("at most", 150.0)
 WARM_UP_EPISODES = 16
 """Open before measuring, so that the server has imported and allocated what it needs in any case."""
-DENSITY_SIZES = (16, 128)
+DENSITY_SIZES = (64, 128)
 """Smallest and largest number of episodes to compare. Without merging, one of them takes 100 MiB."""
-SETTLE_SECONDS = 120
+SETTLE_SECONDS = 60
 """How long the kernel may merge pages before memory is measured."""
 KSM = Path("/sys/kernel/mm/ksm/run")
 

@@ -49,8 +49,8 @@ create_proxy({"mcpServers": {"echo": server}}).run("http", host="127.0.0.1", por
 class Proxy:
     """A proxy that runs a stdio server.
 
-    `install`: commands that install it in a folder. `command` gets that folder, a port, and the command of the
-    stdio server.
+    `install`: commands that install it in a folder. `command` gets that folder, a port, and the command of
+    the stdio server.
     """
 
     name: str

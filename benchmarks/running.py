@@ -59,9 +59,9 @@ class Options:
     repeats: int = 3
     sizes: tuple[int, ...] = (1, 4, 16, 64)
     rounds: int = 300
-    openings: int = 10
-    batch: int = 32
-    load_seconds: float = 4.0
+    openings: int = 8
+    batch: int = 24
+    load_seconds: float = 3.0
     tool_servers: tuple[str, ...] = ("plain", "echo")
     """Of `sizes`; each is also the name of a task."""
 

@@ -16,8 +16,8 @@ from benchmarks.wire_client import WireClient
 
 SDK_SERVER_MAX_SIZE = 64
 """A tool server that imports the MCP SDK needs about 50 MiB and half a second of CPU time."""
-REPEATED_MAX_SIZE = 64
-"""Larger batches are measured once: they take minutes, and their figures are means over many episodes."""
+TWICE_ABOVE_SIZE, ONCE_ABOVE_SIZE = 16, 64
+"""Larger batches are measured twice or once: they take minutes, and their figures are means over many episodes."""
 CPU_TARGET = Target("at most", 0.75)
 CALLS_TARGET = Target("at least", 0.8)
 LABELS = {"plain": "standard library's server", "echo": "MCP SDK's server"}
@@ -42,8 +42,14 @@ async def measure_sizes(run: Run, figures: Figures) -> None:
         for name in run.options.tool_servers:
             if name == "echo" and size > SDK_SERVER_MAX_SIZE:
                 continue
-            for _ in range(run.options.repeats if size <= REPEATED_MAX_SIZE else 1):
+            for _ in range(_repeats(run, size)):
                 await _measure_size(run, figures, name, size)
+
+
+def _repeats(run: Run, size: int) -> int:
+    if size > ONCE_ABOVE_SIZE:
+        return 1
+    return min(2, run.options.repeats) if size > TWICE_ABOVE_SIZE else run.options.repeats
 
 
 async def _measure_size(run: Run, figures: Figures, name: str, size: int) -> None:
