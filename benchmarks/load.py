@@ -82,7 +82,8 @@ async def wire_sessions(urls: Sequence[str]) -> AsyncGenerator[list[WireClient]]
     """A session with handshake at each address, in the order of the addresses. They are not ended."""
     async with AsyncExitStack() as stack:
         clients: list[WireClient] = [
-            await stack.enter_async_context(wire_client(url, initialize=False)) for url in urls
+            await stack.enter_async_context(wire_client(url, initialize=False, reconnects=True))
+            for url in urls
         ]
         await for_each([client.initialize for client in clients], at_once=CONNECTING)
         yield clients

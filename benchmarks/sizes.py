@@ -17,7 +17,7 @@ from benchmarks.wire_client import WireClient
 SDK_SERVER_MAX_SIZE = 64
 """A tool server that imports the MCP SDK needs about 50 MiB and half a second of CPU time."""
 TWICE_ABOVE_SIZE, ONCE_ABOVE_SIZE = 16, 64
-"""Larger batches are measured twice or once: they take minutes, and their figures are means over many episodes."""
+"""Larger batches are measured twice or once: they take minutes, and are means over many episodes."""
 CPU_TARGET = Target("at most", 0.75)
 CALLS_TARGET = Target("at least", 0.8)
 LABELS = {"plain": "standard library's server", "echo": "MCP SDK's server"}
