@@ -61,7 +61,7 @@ async def measure_calls(run: Run, figures: Figures) -> None:
             name = "echo__echo" if (endpoint, era) in SERVER_PATHS else "echo"
             measurements[endpoint, era] = over_http(client, name)
         for _ in range(run.options.repeats):
-            samples = await measure_in_turns(measurements, rounds=rounds, warm_up=rounds // 10)
+            samples = await measure_in_turns(measurements, rounds=rounds, warm_up=max(1, rounds // 10))
             _add_calls(figures, samples)
         await _measure_processes(run, figures, stream_server, measurements["task address", "handshake"])
     for _ in range(run.options.repeats):

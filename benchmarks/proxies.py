@@ -14,6 +14,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -21,7 +22,7 @@ import anyio.to_thread
 
 from benchmarks.calls import connected, over_http
 from benchmarks.figures import Figures
-from benchmarks.load import closed_loop, wire_sessions
+from benchmarks.load import closed_loop, echo, for_each, wire_sessions
 from benchmarks.running import (
     START_SECONDS,
     TOOL_SERVER,
@@ -132,7 +133,7 @@ async def _measure_single_calls(
             client = await clients.enter_async_context(connected(process.url, "handshake"))
             measurements[name] = over_http(client, tool)
         rounds = run.options.rounds
-        samples = await measure_in_turns(measurements, rounds=rounds, warm_up=rounds // 10)
+        samples = await measure_in_turns(measurements, rounds=rounds, warm_up=max(1, rounds // 10))
     floor = ("direct", samples["direct"].p50 * 1e3)
     for name in processes:
         if name != "direct":
@@ -148,7 +149,7 @@ async def _measure_load(
             clients = await stack.enter_async_context(wire_sessions([process.url] * SESSIONS))
             for client in clients:
                 stack.push_async_callback(client.end)
-                await client.request("tools/list", {})
+            await for_each([partial(echo, client, tool) for client in clients])
             load = await closed_loop(
                 clients, tool, seconds=run.options.load_seconds, cpu=lambda of=process: of.cpu_seconds
             )

@@ -69,7 +69,14 @@ class Options:
     def short(cls, image: str) -> Options:
         """Every operation a few times: shows that everything works, not how fast."""
         return cls(
-            image, 1, sizes=(2,), rounds=5, openings=1, batch=2, load_seconds=0.2, tool_servers=("plain",)
+            image,
+            repeats=1,
+            sizes=(2,),
+            rounds=5,
+            openings=1,
+            batch=1,
+            load_seconds=0.2,
+            tool_servers=("plain",),
         )
 
 

@@ -44,7 +44,8 @@ async def measure_stalls(run: Run, figures: Figures) -> None:
         wire_client(server.task("plain")) as neighbour,
         _long_replies(run, server.task("hostile")) as get_long_replies,
     ):
-        await neighbour.request("tools/list", {})
+        # Its server may start with the first call.
+        await echo(neighbour, "plain__echo")
         for _ in range(run.options.repeats):
             during = await _call_during(neighbour, get_long_replies)
             without = await _call_during(neighbour, partial(anyio.sleep, during.total_seconds))
