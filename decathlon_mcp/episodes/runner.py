@@ -273,6 +273,8 @@ class EpisodeRunner:
             prepared = await set_up.run(
                 stack, partial(open_sandbox, first_name), partial(open_sandbox, agent_name)
             )
+            if prepared.preprocess_failure:
+                episode.note_preprocess_failure(prepared.preprocess_failure)
             if episode.spec.keeps_workspace and prepared.sealed is not None:
                 await keep_sealed(episode, prepared.sealed, prepared.original)
             tools = await self._offered_tools(prepared.sandbox, prepared.driver, prepared.servers)
