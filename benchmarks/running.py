@@ -8,7 +8,7 @@ import socket
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,9 @@ from decathlon_mcp.settings import Settings
 SUITE = Path(__file__).parent / "suite"
 TOOL_SERVER = SUITE / "local_servers" / "echo_server.py"
 START_SECONDS = 60.0
-POLL_SECONDS = 0.01
+POLL_SECONDS = 0.005
+POLL_PART = 0.02
+"""Time between two polls, as a part of the time that has passed: the error of what is measured by polling."""
 LOG_CHARACTERS = 10_000
 """How much of a server's log is printed if a benchmark fails."""
 REMOVAL_SECONDS = 30.0
@@ -102,7 +104,7 @@ class Run:
         remaining = await anyio.to_thread.run_sync(self._count)
         with anyio.move_on_after(REMOVAL_SECONDS):
             while any(remaining.values()):
-                await anyio.sleep(20 * POLL_SECONDS)
+                await anyio.sleep(40 * POLL_SECONDS)
                 remaining = await anyio.to_thread.run_sync(self._count)
         return remaining
 
@@ -148,12 +150,12 @@ class Server(ServerProcess):
 
     async def wait_until_empty(self) -> None:
         """Wait until no episode is open and no sandbox is in use."""
-        async with httpx2.AsyncClient() as client:
-            while True:
-                health = json.loads((await client.get(f"{self.url}/healthz")).content)
-                if not (health["sandboxes"] or health["episodes"]):
-                    return
-                await anyio.sleep(POLL_SECONDS)
+
+        def is_empty(text: str) -> bool:
+            health = json.loads(text)
+            return not (health["sandboxes"] or health["episodes"])
+
+        await self._poll("healthz", is_empty)
 
     async def wait_until_ready(self, count: int) -> None:
         """Wait until this many episodes are ready: a tool list is no sign of it if it was known before."""
@@ -161,12 +163,19 @@ class Server(ServerProcess):
 
     async def wait_for_metric(self, prefix: str, value: float) -> None:
         """Wait until the values of the metrics that begin with `prefix` add up to `value` at least."""
-        async with httpx2.AsyncClient() as client:
-            while True:
-                lines = (await client.get(f"{self.url}/metrics")).text.splitlines()
-                if sum(float(line.split()[-1]) for line in lines if line.startswith(prefix)) >= value:
-                    return
-                await anyio.sleep(POLL_SECONDS)
+
+        def is_reached(text: str) -> bool:
+            lines = [line for line in text.splitlines() if line.startswith(prefix)]
+            return sum(float(line.split()[-1]) for line in lines) >= value
+
+        await self._poll("metrics", is_reached)
+
+    async def _poll(self, path: str, is_over: Callable[[str], bool]) -> None:
+        """Request a path until its text is as expected, ever less often: each answer costs the server time."""
+        start = anyio.current_time()
+        async with httpx2.AsyncClient(timeout=START_SECONDS) as client:
+            while not is_over((await client.get(f"{self.url}/{path}")).text):  # noqa: ASYNC110
+                await anyio.sleep(max(POLL_SECONDS, POLL_PART * (anyio.current_time() - start)))
 
 
 @asynccontextmanager

@@ -28,6 +28,7 @@ OTHER_PROGRAMS = {
     *("--fail-on-error", "--log-dir", "--max-samples"),
     *("--cn_mode", "--env", "--internal", "--add-mcp"),
     *("--no-config", "--userns-remap"),
+    *("--rm", "--sizes"),
     *("--agent_workspace", "--launch_time", "--res_log_file", "--groundtruth_workspace"),
 }
 """Options of other programs, among them a task's own scripts."""
