@@ -20,7 +20,7 @@ DOCKER_RUN = "`docker run --rm --network none IMAGE python3 -c pass`"
 
 async def measure_openings(run: Run, figures: Figures) -> None:
     """Open one episode at a time; as `removed`, `docker run --rm` waits until the container is gone."""
-    # A tool list that is known is sent before the sandbox is open, except by a server that starts all servers.
+    # A tool list that is known is sent before the sandbox is open, unless all servers start at set-up.
     async with decathlon(run, servers="eager") as server:
         removed: list[float] = []
 

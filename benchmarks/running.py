@@ -171,7 +171,7 @@ class Server(ServerProcess):
         await self._poll("metrics", is_reached)
 
     async def _poll(self, path: str, is_over: Callable[[str], bool]) -> None:
-        """Request a path until its text is as expected, ever less often: each answer costs the server time."""
+        """Request a path until its text is as expected, ever less often: answers cost the server time."""
         start = anyio.current_time()
         async with httpx2.AsyncClient(timeout=START_SECONDS) as client:
             while not is_over((await client.get(f"{self.url}/{path}")).text):  # noqa: ASYNC110
