@@ -25,10 +25,9 @@ TEST_NAMES = ("require_docker",)
 """Of variables that the tests read."""
 OTHER_PROGRAMS = {
     *("--cli", "--header", "--tool-arg", "--transport", "--silent"),
-    *("--fail-on-error", "--log-dir", "--max-samples"),
+    *("--fail-on-error", "--log-dir", "--max-samples", "--rm", "--sizes"),
     *("--cn_mode", "--env", "--internal", "--add-mcp"),
     *("--no-config", "--userns-remap"),
-    *("--rm", "--sizes"),
     *("--agent_workspace", "--launch_time", "--res_log_file", "--groundtruth_workspace"),
 }
 """Options of other programs, among them a task's own scripts."""
