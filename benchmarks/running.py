@@ -158,17 +158,25 @@ class Server(ServerProcess):
         await self._poll("healthz", is_empty)
 
     async def wait_until_ready(self, count: int) -> None:
-        """Wait until this many episodes are ready: a tool list is no sign of it if it was known before."""
-        await self.wait_for_metric('decathlon_episodes{phase="ready",', count)
+        """Wait until this many episodes are ready: a tool list is no sign of it if it was known before.
+
+        Raises RuntimeError if one of them has ended.
+        """
+
+        def are_ready(text: str) -> bool:
+            queued, opening, ready = (
+                _metric(text, f'decathlon_episodes{{phase="{phase}",')
+                for phase in ("queued", "opening", "ready")
+            )
+            if queued + opening + ready < count:
+                raise RuntimeError("an episode has ended before it was ready")
+            return ready >= count
+
+        await self._poll("metrics", are_ready)
 
     async def wait_for_metric(self, prefix: str, value: float) -> None:
         """Wait until the values of the metrics that begin with `prefix` add up to `value` at least."""
-
-        def is_reached(text: str) -> bool:
-            lines = [line for line in text.splitlines() if line.startswith(prefix)]
-            return sum(float(line.split()[-1]) for line in lines) >= value
-
-        await self._poll("metrics", is_reached)
+        await self._poll("metrics", lambda text: _metric(text, prefix) >= value)
 
     async def _poll(self, path: str, is_over: Callable[[str], bool]) -> None:
         """Request a path until its text is as expected, ever less often: answers cost the server time."""
@@ -286,3 +294,8 @@ async def wait_for_file(file: Path, process: Process) -> None:
 
 def _has_content(file: Path) -> bool:
     return file.exists() and bool(file.read_text())
+
+
+def _metric(text: str, prefix: str) -> float:
+    """The sum of the values whose names begin with `prefix`, in Prometheus's text format."""
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(prefix))
