@@ -1,83 +1,66 @@
-"""`python -m benchmarks [--write]`: run the benchmarks and print each result as it is ready."""
+"""`python -m benchmarks [SECTION...]`: measure, and print each section as it is ready.
+
+Status 1 if a section failed or left anything behind.
+"""
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
-from collections.abc import AsyncGenerator
-from pathlib import Path
+from dataclasses import replace
 
 import anyio
 
-from benchmarks import report
-from benchmarks.batch import measure_batch
-from benchmarks.calls import measure_calls, measure_processes
-from benchmarks.machine import machine
-from benchmarks.metering import measure_metering
-from benchmarks.openings import measure_openings
-from benchmarks.running import Server, decathlon
-from benchmarks.servers import measure_servers
+from benchmarks import figures, report
+from benchmarks.running import Options
+from benchmarks.sections import SECTIONS, measure, raise_file_limit
 
-PARTS = ("calls", "metering", "processes", "openings", "servers", "batch")
-RESULTS = Path(__file__).parent / "RESULTS.md"
+DEFAULTS = Options()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--write", action="store_true", help=f"write the results to {RESULTS.name}")
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"{', '.join(SECTIONS)} [all]")
+    parser.add_argument("--write", action="store_true", help="write the results to benchmarks/results")
     parser.add_argument(
-        "--image", default="decathlon-test:latest", help="image with Python and the MCP SDK [%(default)s]"
+        "--short", action="store_true", help="do everything a few times, to see that it works"
     )
-    parser.add_argument("--calls", type=int, default=1000, help="rounds of calls [%(default)s]")
-    parser.add_argument("--openings", type=int, default=40, help="rounds of openings [%(default)s]")
-    parser.add_argument("--set-ups", type=int, default=10, help="rounds of set-ups [%(default)s]")
-    parser.add_argument("--processes", type=int, default=15, help="rounds of processes [%(default)s]")
-    parser.add_argument("--batch", type=int, default=64, help="number of concurrent episodes [%(default)s]")
     parser.add_argument(
-        "--load-seconds", type=float, default=10, help="duration of the load test [%(default)s]"
+        "--image", default=DEFAULTS.image, help="image with Python and the MCP SDK [%(default)s]"
     )
-    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="run only these parts [all]")
-    anyio.run(_run, parser.parse_args())
-
-
-async def _run(options: argparse.Namespace) -> None:
-    parts: list[str] = []
-    async for part in _results(options):
-        sys.stdout.write(part + "\n\n")
+    parser.add_argument("--repeats", type=int, help=f"how often each figure is measured [{DEFAULTS.repeats}]")
+    parser.add_argument(
+        "--sizes",
+        type=int,
+        nargs="+",
+        help=f"numbers of concurrent episodes [{' '.join(map(str, DEFAULTS.sizes))}]",
+    )
+    arguments = parser.parse_args()
+    if unknown := [name for name in arguments.sections if name not in SECTIONS]:
+        parser.error(f"no section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
+    options = Options.short(arguments.image) if arguments.short else Options(arguments.image)
+    if arguments.repeats:
+        options = replace(options, repeats=arguments.repeats)
+    if arguments.sizes:
+        options = replace(options, sizes=tuple(sorted(arguments.sizes)))
+    raise_file_limit()
+    # So that everything is closed, as after Ctrl-C, which a shell lets background jobs ignore.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _interrupt)
+    failed = False
+    for name in arguments.sections or SECTIONS:
+        result = anyio.run(measure, name, options, backend_options={"use_uvloop": True})
+        sys.stdout.write(report.section(result, SECTIONS[name].title, SECTIONS[name].text) + "\n\n")
         sys.stdout.flush()
-        parts.append(part)
-    if options.write:
-        RESULTS.write_text("\n\n".join(parts) + "\n")
+        failed = failed or result.failed
+        if arguments.write and not result.failed and result.figures:
+            figures.write(result)
+    sys.exit(failed)
 
 
-async def _results(options: argparse.Namespace) -> AsyncGenerator[str]:
-    image: str = options.image
-    yield report.head(machine())
-    async with decathlon(image, sandboxes=options.batch) as server:
-        for part in options.only:
-            yield await _run_part(part, server, options)
-
-
-async def _run_part(part: str, server: Server, options: argparse.Namespace) -> str:
-    image: str = options.image
-    match part:
-        case "calls":
-            warm_up: int = options.calls // 10
-            return report.calls(await measure_calls(server, image, rounds=options.calls, warm_up=warm_up))
-        case "metering":
-            return report.metering(await measure_metering(rounds=100, warm_up=10))
-        case "processes":
-            return report.processes(
-                await measure_processes(server, image, rounds=options.processes, warm_up=2)
-            )
-        case "openings":
-            return report.openings(await measure_openings(server, image, rounds=options.openings, warm_up=3))
-        case "servers":
-            return report.servers(await measure_servers(server, rounds=options.set_ups, warm_up=1))
-        case _:
-            return report.batch(
-                await measure_batch(server, size=options.batch, load_seconds=options.load_seconds)
-            )
+def _interrupt(_number: int, _frame: object) -> None:
+    signal.raise_signal(signal.SIGINT)
 
 
 if __name__ == "__main__":

@@ -18,14 +18,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import report
 from benchmarks.machine import machine
+from benchmarks.report import table
 from benchmarks.running import SUITE
 
 RESULTS = Path(__file__).parent / "ATTACKS.md"
@@ -39,6 +39,9 @@ NEIGHBOUR_SECONDS = 60.0
 STALLED_CONNECTIONS = 200
 STALL_SECONDS = 130.0
 """How long the connections that never complete a request are watched."""
+INTRODUCTION = """\
+Each attack runs against a fresh server of the local provider with {limit:g} GiB of address space. The
+neighbour is an episode that was open before; it is played and graded after the attack."""
 
 Address = tuple[str, int]
 
@@ -299,7 +302,7 @@ def measure(attack: str, *, python: str, limit_bytes: int) -> Outcome:
             attacker = subprocess.run(command, capture_output=True, text=True, check=False)
         reply = attacker.stdout.strip() or attacker.stderr.strip().rpartition("\n")[2]
         try:
-            neighbour.call("plain__rest", {})
+            neighbour.call("plain__echo", {"text": ""})
             verdict = neighbour.call("evaluate", {})
             end = f"reward {verdict['structuredContent'].get('reward')}"
         except (OSError, http.client.HTTPException, RuntimeError, ValueError) as error:
@@ -309,6 +312,22 @@ def measure(attack: str, *, python: str, limit_bytes: int) -> Outcome:
             status = Path(f"/proc/{process.pid}/status").read_text()
             peak_mib = int(status.partition("VmHWM:")[2].split()[0]) / 1024
         return Outcome(attack, reply, peak_mib, probe.worst_seconds, end)
+
+
+def _report(machine: dict[str, str], outcomes: Sequence[Outcome], limit_gib: float) -> str:
+    rows = (
+        (
+            outcome.attack,
+            outcome.reply,
+            "ended" if outcome.peak_mib is None else f"{outcome.peak_mib:.0f}",
+            f"{outcome.worst_health_seconds * 1e3:.0f}",
+            outcome.neighbour,
+        )
+        for outcome in outcomes
+    )
+    columns = ("attack", "reply", "peak memory MiB", "worst `/healthz` ms", "neighbour")
+    head = "\n".join(f"- {name}: {value}" for name, value in machine.items())
+    return f"# Attacks\n\n{head}\n\n{INTRODUCTION.format(limit=limit_gib)}\n\n{table(columns, rows)}"
 
 
 def main() -> None:
@@ -329,7 +348,7 @@ def main() -> None:
     for attack in options.only:
         outcomes.append(measure(attack, python=options.python, limit_bytes=int(options.limit_gib * GIB)))
         sys.stderr.write(f"{outcomes[-1]}\n")
-    text = report.attacks(machine(), outcomes, options.limit_gib)
+    text = _report(machine(), outcomes, options.limit_gib)
     sys.stdout.write(text + "\n")
     if options.write:
         RESULTS.write_text(text + "\n")

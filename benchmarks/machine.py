@@ -1,4 +1,4 @@
-"""Description of the machine that a result was measured on."""
+"""The machine that a result was measured on: what it is, its CPU time and its memory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import docker
 
 PACKAGES = ("mcp", "uvicorn", "uvloop", "httptools")
+KIB_PER_MIB = 1024
 
 
 def machine() -> dict[str, str]:
@@ -25,6 +26,52 @@ def machine() -> dict[str, str]:
         "python": f"Python {'.'.join(map(str, sys.version_info[:3]))}, " + ", ".join(map(_version, PACKAGES)),
         "load before": f"{os.getloadavg()[0]:.1f}",
     }
+
+
+def busy_cpu_seconds() -> float:
+    """CPU time that the whole machine has used since it started, of all cores.
+
+    It contains what no process of ours accounts for: the engine, its shims, and the kernel's work for
+    namespaces and file systems. What else runs on the machine is in it too.
+    """
+    user, nice, system, _idle, _wait, irq, soft_irq = map(
+        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]
+    )
+    return (user + nice + system + irq + soft_irq) / os.sysconf("SC_CLK_TCK")
+
+
+def process_cpu_seconds(pid: int) -> float:
+    """User and system time that a process has used, without its children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def available_memory_mib() -> float:
+    """Memory that could be used without swapping."""
+    return _kib("/proc/meminfo", "MemAvailable") / KIB_PER_MIB
+
+
+def resident_memory_kib(pid: int) -> int:
+    """Resident memory of a process."""
+    return _kib(f"/proc/{pid}/status", "VmRSS")
+
+
+def processes_with(mark: bytes) -> int:
+    """Number of processes, except this one, with the mark in their environment or command line."""
+    count = 0
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal() and int(folder.name) != os.getpid():
+            try:
+                texts = (folder / "environ").read_bytes() + b"\0" + (folder / "cmdline").read_bytes()
+            except OSError:
+                continue
+            count += mark in texts
+    return count
+
+
+def _kib(file: str, name: str) -> int:
+    lines = Path(file).read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 def _processor() -> str:

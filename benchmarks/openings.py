@@ -1,51 +1,82 @@
-"""Opening an episode without MCP servers, compared with `docker run` of the same image."""
+"""Openings and gradings without MCP servers, compared with `docker run` and with each other."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from functools import partial
 
-import httpx2
-from mcp import Client
-from mcp.client.streamable_http import streamable_http_client
-
+from benchmarks.figures import Figures, Target
 from benchmarks.floors import docker_run
-from benchmarks.running import Server
+from benchmarks.load import for_each, wire_sessions
+from benchmarks.running import Run, Server, decathlon
 from benchmarks.samples import Samples, measure_in_turns, timed
+from benchmarks.sizes import grade
+from benchmarks.wire_client import wire_client
 
-SET_UP_SECONDS = 120.0
+COLD_TARGET = Target("at most", 0.5)
+GRADING_TARGET = Target("at least", 0.7)
+DOCKER_RUN = "`docker run --rm --network none IMAGE python3 -c pass`"
 
 
-@dataclass(frozen=True, slots=True)
-class Openings:
-    """`opened`: from `initialize` to the reply of `tools/list`; `removed`: until the sandbox is gone."""
+async def measure_openings(run: Run, figures: Figures) -> None:
+    """Open one episode at a time; as `removed`, `docker run --rm` waits until the container is gone."""
+    # A tool list that is known is sent before the sandbox is open, unless all servers start at set-up.
+    async with decathlon(run, servers="eager") as server:
+        removed: list[float] = []
 
-    opened: Samples
-    removed: Samples
-    docker_run: Samples
+        async def opening() -> float:
+            start = time.perf_counter()
+            seconds = await open_episode(server, "bare")
+            await server.wait_until_empty()
+            removed.append(time.perf_counter() - start)
+            return seconds
+
+        measurements = {"docker run": timed(lambda: docker_run(run)), "opening": opening}
+        await measure_in_turns(measurements, rounds=1, warm_up=0)
+        for _ in range(run.options.repeats):
+            removed.clear()
+            samples = await measure_in_turns(measurements, rounds=run.options.openings, warm_up=0)
+            floor = samples["docker run"]
+            for name, of, target in (
+                ("`initialize` to the tool list", samples["opening"], COLD_TARGET),
+                ("`initialize` until the sandbox is removed", Samples(tuple(removed)), None),
+            ):
+                figures.add(
+                    f"{name}: p50", "ms", of.p50 * 1e3, floor=(DOCKER_RUN, floor.p50 * 1e3), target=target
+                )
 
 
 async def open_episode(server: Server, task: str) -> float:
     """Return the seconds from `initialize` to the reply of `tools/list`, then end the episode."""
-    async with httpx2.AsyncClient(timeout=SET_UP_SECONDS) as http:
-        start = time.perf_counter()
-        transport = streamable_http_client(server.task(task), http_client=http)
-        async with Client(transport, mode="legacy") as client:
-            await client.list_tools()
-            return time.perf_counter() - start
+    start = time.perf_counter()
+    async with wire_client(server.task(task)) as client:
+        await client.request("tools/list", {})
+        seconds = time.perf_counter() - start
+        await client.end()
+    return seconds
 
 
-async def measure_openings(server: Server, image: str, *, rounds: int, warm_up: int) -> Openings:
-    """Open one episode at a time; like `removed`, `docker run --rm` waits until the container is gone."""
-    removed: list[float] = []
-
-    async def opening() -> float:
-        start = time.perf_counter()
-        seconds = await open_episode(server, "bare")
-        await server.wait_until_empty()
-        removed.append(time.perf_counter() - start)
-        return seconds
-
-    measurements = {"docker run": timed(lambda: docker_run(image)), "opening": opening}
-    samples = await measure_in_turns(measurements, rounds=rounds, warm_up=warm_up)
-    return Openings(samples["opening"], Samples(tuple(removed[warm_up:])), samples["docker run"])
+async def measure_gradings(run: Run, figures: Figures) -> None:
+    """Open a batch of episodes without servers at once, then claim and grade all of them at once."""
+    size = run.options.batch
+    async with decathlon(run, max_sandboxes=size, max_queue=size) as server:
+        await open_episode(server, "bare")
+        for _ in range(run.options.repeats):
+            await server.wait_until_empty()
+            times, rewards = [time.perf_counter()], list[float]()
+            async with wire_sessions([server.task("bare")] * size) as episodes:
+                await server.wait_until_ready(size)
+                times.append(time.perf_counter())
+                await for_each([partial(grade, one, rewards) for one in episodes])
+                times.append(time.perf_counter())
+                await for_each([one.end for one in episodes])
+            if rewards != [1.0] * size:
+                raise RuntimeError(f"unexpected rewards: {rewards}")
+            figures.add(
+                "gradings per second of a trivial evaluator",
+                "/s",
+                size / (times[2] - times[1]),
+                floor=("openings per second without servers", size / (times[1] - times[0])),
+                target=GRADING_TARGET,
+                size=size,
+            )

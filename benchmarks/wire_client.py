@@ -15,12 +15,24 @@ MAX_LINE_BYTES = 1 << 20
 
 
 class WireClient:
-    """One session with handshake on one keep-alive connection; one request at a time."""
+    """One session with handshake on one keep-alive connection; one request at a time.
 
-    def __init__(self, url: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    `reconnects`: a request that the server did not answer because it had closed the idle connection, as many
+    do after 5 s, is sent again over a new one.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        reconnects: bool = False,
+    ) -> None:
         self._url = urlsplit(url)
         self._reader = reader
         self._writer = writer
+        self._reconnects = reconnects
         self._session = ""
         self._last_id = 0
         self.server_info: dict[str, Any] = {}
@@ -50,38 +62,54 @@ class WireClient:
 
     async def end(self) -> None:
         """End the session."""
-        self._writer.write(
-            (
-                f"DELETE {self._url.path} HTTP/1.1\r\nHost: {self._url.netloc}\r\n"
-                f"MCP-Protocol-Version: {PROTOCOL}\r\nMcp-Session-Id: {self._session}\r\n\r\n"
-            ).encode()
+        head = (
+            f"DELETE {self._url.path} HTTP/1.1\r\nHost: {self._url.netloc}\r\n"
+            f"MCP-Protocol-Version: {PROTOCOL}\r\nMcp-Session-Id: {self._session}\r\n\r\n"
         )
-        await self._read_body()
+        await self._exchange(head.encode())
 
     @asynccontextmanager
     async def sibling(self) -> AsyncGenerator[WireClient]:
         """The same session on a connection of its own."""
-        async with _connection(self._url.geturl()) as (reader, writer):
-            client = WireClient(self._url.geturl(), reader, writer)
-            client._session, client._last_id, client.server_info = (
-                self._session,
-                self._last_id,
-                self.server_info,
-            )
+        client = WireClient(self._url.geturl(), *await _connect(self._url.geturl()))
+        client._session, client._last_id, client.server_info = (
+            self._session,
+            self._last_id,
+            self.server_info,
+        )
+        try:
             yield client
+        finally:
+            await client.close()
 
     async def _post(self, message: dict[str, Any]) -> bytes:
         body = json.dumps({"jsonrpc": "2.0", **message}).encode()
         session = f"Mcp-Session-Id: {self._session}\r\n" if self._session else ""
-        self._writer.write(
-            (
-                f"POST {self._url.path} HTTP/1.1\r\nHost: {self._url.netloc}\r\n"
-                "Accept: application/json, text/event-stream\r\nContent-Type: application/json\r\n"
-                f"MCP-Protocol-Version: {PROTOCOL}\r\n{session}Content-Length: {len(body)}\r\n\r\n"
-            ).encode()
-            + body
+        head = (
+            f"POST {self._url.path} HTTP/1.1\r\nHost: {self._url.netloc}\r\n"
+            "Accept: application/json, text/event-stream\r\nContent-Type: application/json\r\n"
+            f"MCP-Protocol-Version: {PROTOCOL}\r\n{session}Content-Length: {len(body)}\r\n\r\n"
         )
+        return await self._exchange(head.encode() + body)
+
+    async def _exchange(self, request: bytes) -> bytes:
+        """Send a request; returns the body of its response."""
+        try:
+            self._writer.write(request)
+            return await self._read_body()
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            if not self._reconnects or getattr(error, "partial", b""):
+                raise
+        await self.close()
+        self._reader, self._writer = await _connect(self._url.geturl())
+        self._writer.write(request)
         return await self._read_body()
+
+    async def close(self) -> None:
+        """Close the connection. The session goes on."""
+        self._writer.close()
+        with suppress(OSError):
+            await self._writer.wait_closed()
 
     async def _read_body(self) -> bytes:
         head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
@@ -98,21 +126,19 @@ class WireClient:
 
 
 @asynccontextmanager
-async def wire_client(url: str) -> AsyncGenerator[WireClient]:
+async def wire_client(
+    url: str, *, initialize: bool = True, reconnects: bool = False
+) -> AsyncGenerator[WireClient]:
     """Connect and initialize a session. At the end its connection is closed, and the session goes on."""
-    async with _connection(url) as (reader, writer):
-        client = WireClient(url, reader, writer)
-        await client.initialize()
-        yield client
-
-
-@asynccontextmanager
-async def _connection(url: str) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    parts = urlsplit(url)
-    reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=MAX_LINE_BYTES)
+    client = WireClient(url, *await _connect(url), reconnects=reconnects)
     try:
-        yield reader, writer
+        if initialize:
+            await client.initialize()
+        yield client
     finally:
-        writer.close()
-        with suppress(OSError):
-            await writer.wait_closed()
+        await client.close()
+
+
+async def _connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    parts = urlsplit(url)
+    return await asyncio.open_connection(parts.hostname, parts.port, limit=MAX_LINE_BYTES)

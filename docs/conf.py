@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 FIRST_PAGE = "docs/quickstart"
 PAGES_ELSEWHERE = (
     "CHANGELOG.md",
-    "benchmarks/RESULTS.md",
     "benchmarks/ATTACKS.md",
     "benchmarks/SURVIVAL.md",
     "decathlon_mcp/starter/suite/README.md",
@@ -58,14 +57,13 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "trainers/*",
     ),
     "Suites": ("toolathlon", "gym", "/decathlon_mcp/starter/suite/README", "writing-tasks"),
-    "Serve": ("operating", "monitoring", "reliability", "troubleshooting", "protocol"),
+    "Serve": ("operating", "monitoring", "performance", "reliability", "troubleshooting", "protocol"),
     "Reference": (
         "reference/settings",
         "reference/client",
         "reference/errors",
         "reference/verdict",
         "architecture",
-        "/benchmarks/RESULTS",
         "/benchmarks/ATTACKS",
         "/benchmarks/SURVIVAL",
         "/CHANGELOG",

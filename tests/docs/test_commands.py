@@ -25,7 +25,7 @@ TEST_NAMES = ("require_docker",)
 """Of variables that the tests read."""
 OTHER_PROGRAMS = {
     *("--cli", "--header", "--tool-arg", "--transport", "--silent"),
-    *("--fail-on-error", "--log-dir", "--max-samples"),
+    *("--fail-on-error", "--log-dir", "--max-samples", "--rm", "--sizes"),
     *("--cn_mode", "--env", "--internal", "--add-mcp"),
     *("--no-config", "--userns-remap"),
     *("--agent_workspace", "--launch_time", "--res_log_file", "--groundtruth_workspace"),

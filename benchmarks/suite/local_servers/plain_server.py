@@ -1,10 +1,14 @@
-"""An MCP server that needs only the standard library, and so starts fast. Its one tool does nothing."""
+"""An MCP server that needs only the standard library, and so starts fast. Its one tool is `echo`."""
 
 import json
 import sys
 from typing import Any
 
-TOOL = {"name": "rest", "description": "Do nothing.", "inputSchema": {"type": "object"}}
+TOOL = {
+    "name": "echo",
+    "description": "Say it again.",
+    "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+}
 
 
 def handle(method: str, params: dict[str, Any]) -> dict[str, Any]:
@@ -16,7 +20,7 @@ def handle(method: str, params: dict[str, Any]) -> dict[str, Any]:
         case "tools/list":
             return {"tools": [TOOL]}
         case _:
-            return {"content": []}
+            return {"content": [{"type": "text", "text": params["arguments"]["text"]}]}
 
 
 for line in sys.stdin:

@@ -1,0 +1,121 @@
+"""Memory of the server for each idle episode, and of the machine for each live one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Figures, Target
+from benchmarks.load import for_each, wire_sessions
+from benchmarks.running import LONG_SECONDS, Run, ServerProcess, UnavailableError, started, wait_for_file
+
+IDLE_TARGET = Target("at most", 150.0)
+WARM_UP_EPISODES = 16
+"""Open before measuring, so that the server has imported and allocated what it needs in any case."""
+DENSITY_SIZES = (64, 128)
+"""Smallest and largest number of episodes to compare. Without merging, one of them takes 100 MiB."""
+SETTLE_SECONDS = 60
+"""How long the kernel may merge pages before memory is measured."""
+KSM = Path("/sys/kernel/mm/ksm/run")
+
+
+async def measure_memory(run: Run, figures: Figures) -> None:
+    """Growth of the server's resident memory, with sandboxes and drivers of the tests in its own process."""
+    size = max(2, *run.options.sizes)
+    for _ in range(run.options.repeats):
+        async with _fake_server(run, size + WARM_UP_EPISODES) as server:
+            url = f"{server.url}/tasks/find-answer/mcp"
+            async with wire_sessions([url] * WARM_UP_EPISODES) as warm_up:
+                await for_each([partial(one.request, "tools/list", {}) for one in warm_up])
+                before_kib = server.memory_kib
+                async with wire_sessions([url] * size) as episodes:
+                    await for_each([partial(one.request, "tools/list", {}) for one in episodes])
+                    figures.add(
+                        "server memory per idle episode, connection and fake sandbox included",
+                        "KiB",
+                        (server.memory_kib - before_kib) / size,
+                        # A few episodes fit into memory that was allocated before.
+                        target=IDLE_TARGET if size >= 64 else None,
+                        size=size,
+                    )
+                    await for_each([one.end for one in (*warm_up, *episodes)])
+
+
+@asynccontextmanager
+async def _fake_server(run: Run, sandboxes: int) -> AsyncGenerator[ServerProcess]:
+    with tempfile.TemporaryDirectory(prefix="decathlon-benchmark-") as name:
+        ready = Path(name) / "ready"
+        settings = {"max_sandboxes": sandboxes, "max_queue": sandboxes}
+        settings |= dict.fromkeys(("idle_seconds", "first_use_seconds"), float(LONG_SECONDS))
+        module = "benchmarks.survival.fake_server"
+        command = [sys.executable, "-m", module, f"{name}/state", str(ready), json.dumps(settings)]
+        async with started(run, command) as process:
+            await wait_for_file(ready, process)
+            yield ServerProcess(ready.read_text(), process.pid)
+
+
+async def measure_density(run: Run, figures: Figures) -> None:
+    """Whole batches with two tool servers of the SDK in each episode, by `python -m benchmarks.many`."""
+    smallest, largest = DENSITY_SIZES
+    sizes = [size for size in run.options.sizes if size >= smallest]
+    can_merge = _kernel_merges()
+    if not can_merge:
+        run.skipped["--dense"] = f"the kernel does not merge pages: {KSM} is not 1"
+    if not sizes:
+        raise UnavailableError(f"no size is {smallest} or more")
+    for size in sizes:
+        for dense in (False, True):
+            if (dense and can_merge) or (not dense and size <= largest):
+                _add_many(figures, await _many(run, size, dense), size, dense)
+
+
+def _kernel_merges() -> bool:
+    return KSM.exists() and KSM.read_text().strip() == "1"
+
+
+def _add_many(figures: Figures, many: dict[str, Any], size: int, dense: bool) -> None:
+    with_merging = "with `--dense`" if dense else "without merging"
+    figures.add(
+        f"memory per episode with two servers, {with_merging}",
+        "MiB",
+        many["per_episode_mib"],
+        size=size,
+        plot="density",
+    )
+    figures.add(f"server memory per live episode, {with_merging}", "KiB", many["server_kib"], size=size)
+    for rate in ("openings", "gradings"):
+        figures.add(f"{rate} per second, {with_merging}", "/s", many[f"{rate}_per_second"], size=size)
+    counts = many["counts"]
+    right = counts["graded"] - counts["wrong"]
+    figures.add(
+        f"graded correctly, {with_merging}",
+        "",
+        right,
+        floor=("episodes", size),
+        target=Target("at least", 1.0),
+        size=size,
+    )
+
+
+async def _many(run: Run, size: int, dense: bool) -> dict[str, Any]:
+    flags = ["--dense"] if dense else []
+    command = [sys.executable, "-m", "benchmarks.many", str(size), *flags, "--image", run.options.image]
+    command += ["--settle", str(SETTLE_SECONDS)]
+    with tempfile.TemporaryFile() as output:
+        async with started(run, command, output=output.fileno(), errors=subprocess.DEVNULL) as process:
+            status = await process.wait()
+        output.seek(0)
+        text = output.read().decode()
+    if not text:
+        raise RuntimeError(f"`python -m benchmarks.many {size}` ended with status {status}")
+    result = json.loads(text)
+    if status:
+        raise RuntimeError(f"{result['counts']['errors'][:3]}, remaining: {result['remaining']}")
+    return result

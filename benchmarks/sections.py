@@ -1,0 +1,144 @@
+"""The parts of the benchmarks, and how one of them is run."""
+
+from __future__ import annotations
+
+import resource
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import cast
+
+from benchmarks.calls import measure_calls
+from benchmarks.figures import Figures, SectionResult
+from benchmarks.lazy import measure_lazy
+from benchmarks.machine import machine
+from benchmarks.memory import measure_density, measure_memory
+from benchmarks.openings import measure_gradings, measure_openings
+from benchmarks.proxies import measure_proxies
+from benchmarks.running import Options, Run, UnavailableError
+from benchmarks.sizes import measure_sizes
+from benchmarks.stalls import measure_stalls
+from benchmarks.store import measure_store
+from benchmarks.warm import measure_warm
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """`text`: what is measured and what with, in Markdown."""
+
+    title: str
+    text: str
+    measure: Callable[[Run, Figures], Awaitable[None]]
+
+
+SECTIONS: dict[str, Section] = {
+    "calls": Section(
+        "One tool call",
+        """\
+A call of 100 bytes takes turns with its two legs: the same tool server called directly over the SDK's HTTP
+on loopback (with JSON responses, the SDK's fastest format, and with events, its default), and the same call
+over a container's attached stream (the tool server is the first process; raw lines on a blocking socket).
+The client is the SDK's, one for each path, all in one process.""",
+        measure_calls,
+    ),
+    "stalls": Section(
+        "Long replies of other episodes",
+        """\
+One episode calls without pause while another gets replies of 4 MiB, whose client is in another process.""",
+        measure_stalls,
+    ),
+    "store": Section(
+        "The store",
+        """\
+Calls to a server whose sandboxes survive it, in turns with calls to one with `--survive-seconds 0`.""",
+        measure_store,
+    ),
+    "openings": Section(
+        "Opening a sandbox",
+        """\
+Episodes without MCP servers, one after another, without sandboxes that were opened ahead, in turns with
+`docker run` of the same image.""",
+        measure_openings,
+    ),
+    "lazy": Section(
+        "Servers that start when they are called",
+        """\
+A task with four MCP servers, three of them on the MCP SDK, whose tool lists are known, against the same
+with `--servers eager`. CPU time is that of the whole machine, with the engine's and the kernel's part, for
+each episode of a batch.""",
+        measure_lazy,
+    ),
+    "warm": Section(
+        "Sandboxes opened ahead",
+        """\
+From `initialize` to the first result of a tool, with `--warm` and without. The tool server starts with its
+first call in both.""",
+        measure_warm,
+    ),
+    "grading": Section(
+        "Gradings",
+        """\
+A batch of episodes without MCP servers is opened at once, then claimed and graded at once.""",
+        measure_gradings,
+    ),
+    "memory": Section(
+        "Memory of the server",
+        """\
+Growth of the server's resident memory with the number of open episodes. The sandboxes are those of the
+tests, in the server's own process, so that an episode weighs a little less than measured.""",
+        measure_memory,
+    ),
+    "sizes": Section(
+        "Cost against size",
+        """\
+Batches of episodes are opened at once, each is called, all are called without pause by a minimal client,
+claimed, graded and closed. Floors are measured at the same number of sessions in the same run: *a* is the
+SDK's own server called directly over HTTP (JSON responses, uvloop, the same HTTP parser), *b* the same tool
+server as the first process of as many containers, over their attached streams.""",
+        measure_sizes,
+    ),
+    "density": Section(
+        "Memory of live episodes",
+        """\
+Episodes with two tool servers that import the MCP SDK, all called once. Memory is what the whole machine
+has less, with the engine's part, after the kernel has merged pages.""",
+        measure_density,
+    ),
+    "proxies": Section(
+        "Other proxies",
+        """\
+The same tool server behind other MCP proxies, called by the same client, in turns. They run it as a process
+of their own: mcp-proxy one for all sessions, the others one for each.""",
+        measure_proxies,
+    ),
+}
+"""By name, in the order of the page."""
+
+
+async def measure(name: str, options: Options) -> SectionResult:
+    """Run one section. What goes wrong is in the result's `errors`."""
+    before, start = machine(), time.perf_counter()
+    run, figures, errors = Run(options, secrets.token_hex(8)), Figures(), list[str]()
+    try:
+        await SECTIONS[name].measure(run, figures)
+    except UnavailableError as error:
+        run.skipped[SECTIONS[name].title] = str(error)
+    except Exception as error:  # noqa: BLE001  (the other sections are still measured)
+        errors += [f"{type(one).__name__}: {one}" for one in _leaves(error)]
+    remaining = await run.count_remaining()
+    seconds = time.perf_counter() - start
+    return SectionResult(name, before, seconds, figures.all(), remaining, tuple(errors), run.skipped)
+
+
+def raise_file_limit() -> None:
+    """Raise the soft limit of open files, which a thousand sessions exceed, to the hard limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _leaves(error: Exception) -> list[Exception]:
+    if isinstance(error, ExceptionGroup):
+        group = cast("ExceptionGroup[Exception]", error)
+        return [leaf for inner in group.exceptions for leaf in _leaves(inner)]
+    return [error]

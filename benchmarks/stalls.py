@@ -1,0 +1,124 @@
+"""How long replies of 4 MiB delay the calls of other episodes.
+
+python -m benchmarks.stalls URL COUNT   (used by this module: the client that gets the long replies)
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from urllib.parse import urlsplit
+
+import anyio
+from anyio.abc import Process
+
+from benchmarks.attacks import Session
+from benchmarks.figures import Figures, Target
+from benchmarks.load import echo
+from benchmarks.running import Run, decathlon
+from benchmarks.samples import Samples
+from benchmarks.wire_client import WireClient, wire_client
+
+REPLY_BYTES = (4 << 20) - (1 << 16)
+"""Close to the default of `--max-reply-mib`."""
+REPLIES = 5
+TARGET = Target("at most", 20.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Delays:
+    longest_seconds: float
+    median_seconds: float
+    total_seconds: float
+
+
+async def measure_stalls(run: Run, figures: Figures) -> None:
+    """The longest call of an episode while another one gets long replies, and without them."""
+    async with (
+        decathlon(run, overlong="raw") as server,
+        wire_client(server.task("plain")) as neighbour,
+        _long_replies(run, server.task("hostile")) as get_long_replies,
+    ):
+        # Its server may start with the first call.
+        await echo(neighbour, "plain__echo")
+        for _ in range(run.options.repeats):
+            during = await _call_during(neighbour, get_long_replies)
+            without = await _call_during(neighbour, partial(anyio.sleep, during.total_seconds))
+            for name, delays, target in (
+                ("longest delay of another episode's call by replies of 4 MiB", during, TARGET),
+                ("longest delay without such replies", without, None),
+            ):
+                delay_seconds = delays.longest_seconds - without.median_seconds
+                figures.add(name, "ms", delay_seconds * 1e3, target=target)
+        await neighbour.end()
+
+
+async def _call_during(session: WireClient, operation: Callable[[], Awaitable[object]]) -> _Delays:
+    """Call without pause while an operation runs."""
+    seconds: list[float] = []
+    over = False
+
+    async def call() -> None:
+        while not over:
+            sent = time.perf_counter()
+            await echo(session, "plain__echo")
+            seconds.append(time.perf_counter() - sent)
+
+    start = time.perf_counter()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call)
+        await operation()
+        over = True
+    return _Delays(max(seconds), Samples(tuple(seconds)).p50, time.perf_counter() - start)
+
+
+@asynccontextmanager
+async def _long_replies(run: Run, url: str) -> AsyncGenerator[Callable[[], Awaitable[None]]]:
+    """A session that gets long replies, in another process: reading them would delay the other client."""
+    command = [sys.executable, "-m", "benchmarks.stalls", url, str(REPLIES)]
+    async with await anyio.open_process(command, stdout=subprocess.PIPE, stderr=None) as process:
+        try:
+
+            async def get() -> None:
+                assert process.stdin is not None
+                await process.stdin.send(b"\n")
+                await _wait_until_done(process)
+
+            await _wait_until_done(process)
+            yield get
+        finally:
+            if process.returncode is None:
+                process.terminate()
+
+
+async def _wait_until_done(process: Process) -> None:
+    assert process.stdout is not None
+    try:
+        await process.stdout.receive()
+    except anyio.EndOfStream:
+        raise RuntimeError("the client of the long replies has failed") from None
+
+
+def main(url: str, count: int) -> None:
+    """Get one long reply, then `count` of them for each line of stdin. Writes a line when it has them."""
+    parts = urlsplit(url)
+    session = Session((str(parts.hostname), int(parts.port or 80)), parts.path)
+    session.request("tools/list", {})
+    arguments = {"pattern": "text", "size_bytes": REPLY_BYTES}
+    session.call("hostile__reply", arguments)
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    for _ in sys.stdin:
+        for _ in range(count):
+            session.call("hostile__reply", arguments)
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
