@@ -93,7 +93,7 @@ async def test_no_module_is_imported_from_the_file_system_after_the_first_child(
     async with driver(python, options=["-X", "importtime"]) as peer:
         await peer.start(peer.scripted_server("plain"))
         await peer.request(wire.RUN, **slow_run(0))
-        steps = [
+        steps: list[dict[str, Any]] = [
             {"make": f"{tmp_path}/a"},
             {"unpack": f"{tmp_path}/a", "members": [], "data": ""},
             {"copy": "/etc/default", "to": f"{tmp_path}/b"},
