@@ -65,6 +65,9 @@ class Admission:
         self._active: set[Ticket] = set()
         self.opening = anyio.CapacityLimiter(max_opening)
         """Hold it while a sandbox opens."""
+        self.starts_ahead = anyio.CapacityLimiter(max(1, max_opening // 2))
+        """Hold it, and then `set_ups`, while a server starts ahead of its first call. So a set-up,
+        for which a client waits, has at most this many of them before it."""
         self.set_ups = anyio.CapacityLimiter(max_opening)
         """Hold it while an episode is set up. Apart from `opening`, so that a grader's sandbox does not wait
         for scripts that run for minutes."""

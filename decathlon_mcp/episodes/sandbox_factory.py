@@ -17,12 +17,13 @@ from decathlon_mcp.driver_client.driver import (
 )
 from decathlon_mcp.driver_client.tunnels import Dialer
 from decathlon_mcp.episodes.records import EpisodeRecords, SandboxRole, sandbox_spec
+from decathlon_mcp.episodes.tool_lists import ToolLists
 from decathlon_mcp.episodes.tools import LocalTools
 from decathlon_mcp.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
 from decathlon_mcp.storage.store import SandboxRow
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
-from decathlon_mcp.types import Names, Network
+from decathlon_mcp.types import Names, Network, ServerStart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,8 @@ class SandboxFactory:
     the suite needs, `common_digest` identifies them. `cuts_overlong`: whether overlong replies of tools are
     cut, as Toolathlon does. `reply_bytes`: longest reply of a tool, after that. `survival`: how long
     sandboxes wait for another server. `local_tools` holds the definitions that all episodes of the suite
-    share.
+    share. `servers`: when the task's servers start. `tool_lists`: the suite's cached ones; None: every set-up
+    starts all servers.
     """
 
     suite: Suite
@@ -48,6 +50,8 @@ class SandboxFactory:
     reply_bytes: int = DEFAULT_REPLY_BYTES
     survival: Survival = field(default_factory=Survival)
     local_tools: LocalTools = field(default_factory=LocalTools)
+    servers: ServerStart = "lazy"
+    tool_lists: ToolLists | None = None
 
     def network_for(self, task: Task) -> Network:
         """The network of the agent's sandbox; `auto` gives one only to tasks that need one."""

@@ -118,7 +118,9 @@ class StartEpisode(Draw, LobbyTool, _TaskName):
 
     tool = "start_episode"
     wait: bool = Field(
-        True, description="Wait until the episode is ready. If false, return at once, without tools."
+        True,
+        description="Wait until the episode's tools are known, at the latest when it is ready. If false, "
+        "return at once, without tools.",
     )
     launch_time: datetime | None = Field(
         None, description="The current time as the task sees it, ISO 8601. Default: now."

@@ -203,6 +203,15 @@ class Provider(Protocol):
         """Whether `localhost` inside a sandbox of this spec is the host's own."""
         ...
 
+    async def environment(self, image: str | None) -> str | None:
+        """Identifies what programs find in a sandbox of that image, before one is open.
+
+        With images it is the `Sandbox.image_digest` of the next one. Without, it is a text that changes when
+        the programs of the machine do, as far as that is seen within some milliseconds. None if it is not
+        known; never raises.
+        """
+        ...
+
     def open(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
         """Open a new sandbox. On exit, after errors and cancellation too, all of it is removed.
 

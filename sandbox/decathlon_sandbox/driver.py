@@ -100,6 +100,7 @@ class Driver:
             wire.RUN: self._run,
             wire.SNAPSHOT: self._snapshot,
             wire.CLEAN: self._clean,
+            wire.DEFINE: self._define,
             wire.START: self._start,
             wire.CALL: self._call,
             wire.FREEZE: self._freeze,
@@ -238,6 +239,9 @@ class Driver:
         from decathlon_sandbox.changes import clean
 
         clean(self._loop, request, params)
+
+    def _define(self, request: Request, params: Params) -> None:
+        self._servers.define(request, params)
 
     def _start(self, request: Request, params: Params) -> None:
         self._servers.start(request, params)

@@ -66,21 +66,27 @@ Requests: params -> result
             is the number of files. All other changed files, links, empty folders and bound sockets stay:
             `count` is their number, `paths` the first 100. Other changed folders get the present time. Fails
             with FILES if the clock was set back meanwhile.
-`start`     {"servers": [SERVER...], "deadline_seconds": NUM} -> {"servers": {NAME: INFO}}
-            Starts the task's MCP servers concurrently, initializes them and lists their tools (all pages).
+`define`    {"servers": [SERVER...]} -> {}
+            Keeps the specifications of the task's MCP servers, so that they can be started by name, also by a
+            server process that does not have them and their secrets. Starts nothing. A name that was defined
+            before gets the new specification, which holds from its next start on.
             SERVER: {"name": STR, "type": "stdio", "command": STR, "args": [STR...], "env": {STR: STR},
                      "inherit": "minimal" | "all", "cwd": DIR, "path": STR?, "request_seconds": NUM?}
                  or {"name": STR, "type": "sse" | "streamable_http", "url": STR, "headers": {STR: STR},
                      "request_seconds": NUM?}
-            INFO: {"protocolVersion": STR, "serverInfo": {...}, "capabilities": {...}, "tools": [RAW...],
-                   "seconds": NUM}
             "minimal" passes what the MCP SDK's stdio client passes (HOME, LOGNAME, PATH, SHELL, TERM, USER),
             plus `env`. `path` replaces the inherited PATH, but not a PATH in `env`. The program is looked up
-            in the resulting PATH. A server that exits, answers with an error or is not initialized before the
-            deadline fails the request (code SERVER) with data {"server": NAME, "stderr": STR (its end),
-            "exit_code": INT | null (negative: the signal)}; all servers of the request are then stopped.
-            `start` can be called again with names that are not running. A name that is in use fails it (code
-            BAD_PARAMS) with data {"server": NAME, "running": BOOL}; false while that server is starting.
+            in the resulting PATH.
+`start`     {"names": [NAME...], "deadline_seconds": NUM, "again": BOOL?} -> {"servers": {NAME: INFO}}
+            Makes sure that these servers run. Those that do not are started concurrently, initialized, and
+            asked for their tools (all pages); the result has them only. One that another request is starting
+            is waited for. One that has ended fails the request (code SERVER), unless `again` is true.
+            INFO: {"protocolVersion": STR, "serverInfo": {...}, "capabilities": {...}, "tools": [RAW...],
+                   "seconds": NUM}
+            A server that exits, answers with an error or is not initialized before the deadline fails the
+            request (code SERVER) with data {"server": NAME, "stderr": STR (its end), "exit_code": INT | null
+            (negative: the signal)}; all servers that the request was starting are then stopped, and another
+            request can start them. A name that was not defined fails it (code BAD_PARAMS).
 `call`      {"server": NAME, "method": STR, "params": {...}, "timeout_seconds": NUM | null,
              "max_bytes": INT?, "cut": {"folder": DIR, "characters": INT}?}
             -> the task server's whole reply: {"jsonrpc": "2.0", "id": ..., "result" | "error": ...}
@@ -148,7 +154,7 @@ MARK_VARIABLE in its environment, by which the driver recognizes it, and SANDBOX
 has it, by which a provider finds leftover processes after the driver was killed.
 """
 
-VERSION = 2
+VERSION = 3
 LEASE_SECONDS = 60.0
 LEASE_VARIABLE = "DECATHLON_LEASE_SECONDS"
 CHANNEL_VARIABLE = "DECATHLON_CHANNEL"
@@ -177,6 +183,7 @@ ARRANGE = "arrange"
 RUN = "run"
 SNAPSHOT = "snapshot"
 CLEAN = "clean"
+DEFINE = "define"
 START = "start"
 CALL = "call"
 FREEZE = "freeze"
