@@ -431,7 +431,8 @@ class Episode:
 
     def become_ready(self, tool_session: ToolSession) -> None:
         """The tools can be called: OPENING to READY, as at the end of the set-up or of a recovery."""
-        self._tool_session = tool_session
+        self._tool_session, self._router = tool_session, tool_session.router
+        self._tools_known.set()
         self.state.move(Phase.READY)
         self.metrics.ready()
 
