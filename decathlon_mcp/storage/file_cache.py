@@ -65,7 +65,7 @@ class FileCache:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Not synchronised: a file that a power cut leaves incomplete does not match its digest.
-            with new.open("xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(data)
             new.replace(self.folder / key)
             self._limit(spared=key)
