@@ -123,8 +123,8 @@ class ServerStarts:
                 # Calls that waited for an attempt share its failure: one after another they would wait long.
                 raise DriverError(server.failure.message, **server.failure.data)
             # Shielded: a caller that is cancelled must not stop a server for which others wait. The end of
-            # the sandbox ends it.
-            with anyio.CancelScope(shield=True):
+            # the sandbox ends the start. One that is ahead ends with the attempt, before the sandbox.
+            with anyio.CancelScope(shield=not ahead):
                 await self._start(name, server, ahead=ahead)
             server.is_running = True
 
