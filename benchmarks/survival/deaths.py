@@ -1,4 +1,4 @@
-"""Deaths in every phase of an episode: of the server, a driver, a tool server, the client."""
+"""Deaths in every phase of an episode: of the server, a driver, a tool server, the client, or its batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.wire_client import wire_client
 from decathlon_mcp.cli.supervisor import DEFAULT_LIMITS
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow
 
-Victim = Literal["server", "driver", "tool server", "client"]
+Victim = Literal["server", "driver", "tool server", "client", "batch"]
 Moment = Literal["queued", "opening", "preprocess", "ready", "in a call", "capture", "grading", "scored"]
 Outcome = Literal["continued", "forfeited", "lost"]
 Inject = Callable[[KillableServer, Decathlon, int], Awaitable[None]]
@@ -34,6 +34,8 @@ STABLE_SECONDS = DEFAULT_LIMITS.stable_seconds + 0.5
 """How long a server serves before it is killed: the supervisor gives up if too many die earlier in a row."""
 SECOND_KILL_SECONDS = 3.0
 """Within this time after a kill, the next server is killed too: while it starts, recovers, or serves."""
+BATCH_SECONDS = 6.0
+"""Within this time after its first episode appears, a program with a batch is killed."""
 STEP_SECONDS = 0.05
 STEPS = 12
 """Deaths are stepped: the n-th is injected n % STEPS steps after its moment begins."""
@@ -52,6 +54,8 @@ class Deaths:
     )
     leftovers: dict[Victim, Leftovers] = field(default_factory=dict[Victim, Leftovers])
     errors: list[str] = field(default_factory=list[str])
+    missed: int = 0
+    """Episodes that had no first process at the moment at which it was to be killed."""
 
     def count(self, victim: Victim, moment: Moment, outcome: Outcome) -> None:
         self.outcomes.setdefault((victim, moment), Counter())[outcome] += 1
@@ -83,12 +87,17 @@ def moment_of(row: EpisodeRow, sandboxes: list[SandboxRow], calling: bool) -> Mo
 
 
 async def measure_deaths(provider: ProviderName, *, count: int, at_once: int) -> Deaths:
-    """Inject deaths: half of them of the server, a quarter of drivers, an eighth each of the others."""
+    """Inject deaths: half of them of the server, a quarter of drivers, the rest of the others.
+
+    The numbers are exact except for servers and batches, where each open episode counts.
+    """
     deaths = Deaths(provider)
+    others = max(2, count // 12)
     await _kill_servers(deaths, count=count // 2, at_once=at_once)
     await _kill_drivers(deaths, count=count // 4, at_once=at_once)
-    await _kill_tool_servers(deaths, count=count // 8, at_once=at_once)
-    await _lose_clients(deaths, count=count - count // 2 - count // 4 - count // 8, at_once=at_once)
+    await _kill_tool_servers(deaths, count=others, at_once=at_once)
+    await _lose_clients(deaths, count=others, at_once=at_once)
+    await _kill_batches(deaths, count=others, at_once=at_once)
     return deaths
 
 
@@ -190,9 +199,10 @@ async def _kill_drivers(deaths: Deaths, *, count: int, at_once: int) -> None:
             await anyio.sleep(number % STEPS * STEP_SECONDS)
             for row, sandboxes in server.live_episodes():
                 if row.id == handle:
-                    injected.append(moment_of(row, sandboxes, calling[0]))
-                    for sandbox in sandboxes:
-                        await server.sandboxes.kill_first_process(sandbox)
+                    moment = moment_of(row, sandboxes, calling[0])
+                    killed = [await server.sandboxes.kill_first_process(sandbox) for sandbox in sandboxes]
+                    if any(killed):
+                        injected.append(moment)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(kill)
@@ -202,7 +212,12 @@ async def _kill_drivers(deaths: Deaths, *, count: int, at_once: int) -> None:
             tasks.cancel_scope.cancel()
         if not in_time:
             deaths.errors.append(f"driver, {target}: no outcome within {END_SECONDS:.0f} s")
-        for moment in injected or [target]:
+        if not injected:
+            # The sandbox had ended by itself, or was not there yet: nothing died.
+            deaths.missed += 1
+            if outcome != "continued":
+                deaths.errors.append(f"driver, {target}: {outcome} although nothing was killed")
+        for moment in injected:
             deaths.count("driver", moment, outcome)
         with suppress(ClientError):
             await client.ask("close_episode", {"episode": handle})
@@ -339,6 +354,41 @@ async def _vanish(url: str, task: str, moment: Moment, delay: float) -> str:
 async def _give_up(request: Awaitable[object], seconds: float) -> None:
     with anyio.move_on_after(max(seconds, POLL_SECONDS)):
         await request
+
+
+# A program with a batch
+
+
+async def _kill_batches(deaths: Deaths, *, count: int, at_once: int) -> None:
+    """Kill a client program while it plays a batch; the leases have to end all of its episodes."""
+    rng = random.Random(2)
+    arguments = (",".join(TASKS), str(at_once))
+    async with killable_server(deaths.provider, *LEASE_OPTIONS) as server:
+        while deaths.total("batch") < count:
+            program = [sys.executable, "-m", "benchmarks.survival.batch_client", server.url, *arguments]
+            async with await anyio.open_process(program, stdout=None, stderr=None) as process:
+                try:
+                    with anyio.fail_after(END_SECONDS):
+                        while not server.live_episodes():  # noqa: ASYNC110  (in a database)
+                            await anyio.sleep(POLL_SECONDS)
+                    await anyio.sleep(rng.uniform(0, BATCH_SECONDS))
+                finally:
+                    process.kill()
+                    await process.wait()
+            moments: dict[str, Moment] = {
+                row.id: moment_of(row, sandboxes, False) for row, sandboxes in server.live_episodes()
+            }
+            with anyio.move_on_after(END_SECONDS):
+                while server.live_episodes():  # noqa: ASYNC110  (in a database)
+                    await anyio.sleep(0.1)
+            open_still = {row.id for row, _ in server.live_episodes()}
+            for handle, moment in moments.items():
+                outcome: Outcome = "lost" if handle in open_still else "continued"
+                deaths.count("batch", moment, outcome)
+            if open_still:
+                deaths.errors.append(f"batch: {len(open_still)} episodes are open after {END_SECONDS:.0f} s")
+                break
+    deaths.leftovers["batch"] = server.leftovers[0]
 
 
 # All of one victim

@@ -45,7 +45,8 @@ class Play:
 class Kills:
     """The plays of all episodes, and the kills of their server.
 
-    `next_reply_seconds`: for each kill, from the kill until the reply to a call that was sent right after it.
+    `next_reply_seconds`: for each kill, from the kill until the reply to a call that was sent right after it,
+    which may come after further kills.
     """
 
     provider: ProviderName
@@ -84,7 +85,10 @@ class Kills:
 
 
 async def measure_kills(provider: ProviderName, *, episodes: int, kills: int, every: float) -> Kills:
-    """Play until the last kill is over, then read back what ran, claim and grade."""
+    """Play until the last kill is over, then read back what ran, claim and grade.
+
+    The server is killed every `every` seconds, whatever the state of its recovery from the last time.
+    """
     plays = [Play() for _ in range(episodes)]
     all_ready, over = anyio.Event(), anyio.Event()
     ready = 0
@@ -108,6 +112,10 @@ async def measure_kills(provider: ProviderName, *, episodes: int, kills: int, ev
             own.error = f"{type(error).__name__}: {error}"
             all_ready.set()
 
+    async def wait_for_reply(probe: Episode, kill: float) -> None:
+        await probe.call("probe__echo", {"text": ""})
+        next_reply_seconds.append(time.perf_counter() - kill)
+
     sandboxes = ("--max-sandboxes", str(episodes + 1))
     async with killable_server(provider, *OPTIONS, *sandboxes) as server:  # noqa: SIM117  (clearer)
         async with Decathlon(server.url) as client, client.episode("find-answer") as probe:
@@ -115,12 +123,13 @@ async def measure_kills(provider: ProviderName, *, episodes: int, kills: int, ev
                 for seed, own in enumerate(plays):
                     tasks.start_soon(play, client, own, seed)
                 await all_ready.wait()
-                for _ in range(kills):
-                    await anyio.sleep(every)
-                    killed_at.append(time.perf_counter())
-                    server.process.kill_at_once()
-                    await probe.call("probe__echo", {"text": ""})
-                    next_reply_seconds.append(time.perf_counter() - killed_at[-1])
+                all_ready_at = anyio.current_time()
+                async with anyio.create_task_group() as replies:
+                    for number in range(1, kills + 1):
+                        await anyio.sleep_until(all_ready_at + number * every)
+                        server.process.kill_at_once()
+                        killed_at.append(time.perf_counter())
+                        replies.start_soon(wait_for_reply, probe, killed_at[-1])
                 over.set()
     return Kills(provider, plays, killed_at, next_reply_seconds, server.leftovers[0])
 

@@ -67,7 +67,8 @@ def deaths(measured: Deaths) -> str:
         (f"after deaths of: {victim}", str(leftovers)) for victim, leftovers in measured.leftovers.items()
     ]
     by_moment = table(("victim and moment", "continued", "forfeited", "lost"), rows)
-    return "\n\n".join((by_moment, table(("left behind", ""), left), *measured.errors))
+    missed = f"Moments at which there was no driver to kill: {measured.missed}; they are not counted."
+    return "\n\n".join((by_moment, missed, table(("left behind", ""), left), *measured.errors))
 
 
 def soak(measured: Soak) -> str:

@@ -375,6 +375,7 @@ class Episode:
             suite=factory.suite.name,
             suite_revision=progress.suite_revision or revision,
             suite_changed=changed,
+            preprocess_failure=progress.preprocess_failure,
             isolation=factory.provider.isolation,
             agent_network=network,
             grader_network=network if spec.task.in_place else factory.grader_network_for(spec.task),
@@ -412,6 +413,16 @@ class Episode:
             suite_revision=factory.suite.revision_of(self.spec.task),
             suite_changed=factory.suite.common_digest() != factory.common_digest,
         )
+
+    def note_preprocess_failure(self, failure: str) -> None:
+        """Preprocess failed, and the suite plays on."""
+        log.warning(
+            "preprocess failed, which its suite ignores",
+            extra=fields(episode=self.spec.label, task=self.task_name, why=failure),
+        )
+        self.journal.add("preprocess_failed", failure=failure)
+        # It is written when the episode becomes ready; until then the set-up starts over.
+        self.records.progress = replace(self.records.progress, preprocess_failure=failure)
 
     def offer(self, tools: OfferedTools, router: ToolRouter) -> None:
         """List these tools from now on, if none are listed yet: a list that was given never changes."""

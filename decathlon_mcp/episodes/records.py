@@ -32,8 +32,9 @@ class Progress:
     """What changes in the course of an episode, except for its phase. Times in Unix seconds.
 
     `opened_at`: when the absolute time limit started. `slots`: of the shared resources that the episode has.
-    `agent`: name of the agent's sandbox. `sealed`, `captured`: the archive of the task's folder after
-    preprocess, and that of the agent's workspace, are in the episode's scratch folder.
+    `preprocess_failure`: how preprocess failed. `agent`: name of the agent's sandbox. `sealed`, `captured`:
+    the archive of the task's folder after preprocess, and that of the agent's workspace, are in the episode's
+    scratch folder.
     """
 
     opened_at: float | None = None
@@ -41,6 +42,7 @@ class Progress:
     image_digest: str | None = None
     suite_revision: str | None = None
     suite_changed: bool = False
+    preprocess_failure: str = ""
     slots: Mapping[str, str] = field(default_factory=dict[str, str])
     agent: str | None = None
     sealed: bool = False

@@ -274,6 +274,8 @@ class EpisodeRunner:
                 partial(open_sandbox, agent_name),
                 self._offer.servers_to_start,
             )
+            if prepared.preprocess_failure:
+                episode.note_preprocess_failure(prepared.preprocess_failure)
             if episode.spec.keeps_workspace and prepared.sealed is not None:
                 await keep_sealed(episode, prepared.sealed, prepared.original)
             await self._offer.complete(prepared)

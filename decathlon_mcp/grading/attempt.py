@@ -69,7 +69,8 @@ class Attempt:
     have. `turns` is None unless a controller reports it. `started_at` is the time when the
     tools were ready, `claimed_at` the time when they were closed. `claimed`: the agent called `claim_done`.
     `truncated`: a limit ended the attempt. `suite_revision` is that of the files at the set-up;
-    `suite_changed`: not all files that were used are of that revision. `image_digest`: the agent's image,
+    `suite_changed`: not all files that were used are of that revision. `preprocess_failure`: how preprocess
+    failed, if the suite ignores that. `image_digest`: the agent's image,
     None without one.
     """
 
@@ -93,6 +94,7 @@ class Attempt:
     claimed_at: datetime | None = None
     image_digest: str | None = None
     suite_changed: bool = False
+    preprocess_failure: str = ""
 
     @property
     def counts(self) -> dict[str, float]:

@@ -275,6 +275,8 @@ class Resumption:
                 stream.end()
                 self._drop(stream)
                 self._release(stream)
+                self._unfetched.pop(stream, None)
+                self._answered.pop(stream, None)
 
     def has_room(self, owner: Owner, body: bytes) -> bool:
         """Whether a request can be stored; makes room for it by forgetting complete ones of its owner."""
@@ -300,6 +302,8 @@ class Resumption:
 
     def completed(self, stream: RequestStream) -> None:
         """The answer is there: keep it in memory for a while, at the cost of older ones."""
+        if stream.session not in self._sessions:
+            return  # nobody can fetch it any more
         self._unfetched[stream] = anyio.current_time() + UNFETCHED_SECONDS
         self._kept[stream] = None
         self._kept_bytes += stream.size_bytes

@@ -90,8 +90,12 @@ class Suite:
         return credential_archives(self.resources, task, slots)
 
     def launch_time(self, when: datetime) -> str:
-        """A time in the format of `--launch_time` and of the prompt."""
+        """A time in the format of the prompt and of the evaluator's `--launch_time`."""
         return when.strftime(self.profile.launch_time_format)
+
+    def preprocess_launch_time(self, when: datetime) -> str:
+        """A time in the format of preprocess's `--launch_time`."""
+        return when.strftime(self.profile.preprocess_launch_time_format or self.profile.launch_time_format)
 
     def task_dir(self, task: Task) -> str:
         """The task's `task_dir` in Toolathlon's terms."""

@@ -32,3 +32,9 @@ async def server_process(state: Path) -> AsyncGenerator[tuple[Process, str]]:
         yield process, entry["url"]
         if process.returncode is None:
             process.kill()
+
+
+async def collect_garbage(state: Path) -> None:
+    """Remove the sandboxes of a server that was killed; one that was paused does not end by itself."""
+    command = [sys.executable, "-m", "decathlon_mcp.cli", "gc", "--abandon", "--state", str(state)]
+    await anyio.run_process(command)

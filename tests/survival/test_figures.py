@@ -23,9 +23,9 @@ async def test_no_episode_is_lost_by_the_death_of_a_server_and_nothing_is_left_b
     deaths = await measure_deaths("local", count=16, at_once=4)
     assert deaths.errors == []
     assert deaths.lost("server") == 0
-    assert deaths.lost("client") == 0
+    assert deaths.lost("client") == deaths.lost("batch") == 0
     assert {victim: left.count for victim, left in deaths.leftovers.items()} == dict.fromkeys(
-        ("server", "driver", "tool server", "client"), 0
+        ("server", "driver", "tool server", "client", "batch"), 0
     )
 
 
