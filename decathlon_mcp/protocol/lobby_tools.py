@@ -111,10 +111,10 @@ class _TaskName(BaseModel):
 
 class StartEpisode(Draw, LobbyTool, _TaskName):
     """Start a task in a new sandbox. Returns the episode's handle, its address, the prompt and, once they are
-    known, its tools; the first call waits until it is ready. `agent_address` is for an agent that plays the episode but cannot evaluate or close it.
-    The handle is valid until the episode is closed, has not been used for `lease_seconds` (30 minutes by
-    default), or was ready for `first_use_seconds` (5 minutes by default) without any use. Call
-    `close_episode` when you are done."""
+    known, its tools; the first call waits until it is ready. `agent_address` is for an agent that plays the
+    episode but cannot evaluate or close it. The handle is valid until the episode is closed, has not been
+    used for `lease_seconds` (30 minutes by default), or was ready for `first_use_seconds` (5 minutes by
+    default) without any use. Call `close_episode` when you are done."""
 
     tool = "start_episode"
     wait: bool = Field(

@@ -146,7 +146,7 @@ async def test_servers_ahead_start_without_a_call_while_no_tool_is_called(tmp_pa
                 episode = on.registry.start("find-answer", PLAYER)
                 await episode.known_tools()
             await episode.ready()
-            tasks.start_soon(episode.call, "probe__slow", {})
+            tasks.start_soon(episode.call, "probe__slow", None)
             while episode.calls == 0:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
             finish.set()
