@@ -138,6 +138,11 @@ class ServerStarts:
                 await self._report(name, None)
                 return
             except DriverError as error:
+                about = as_object(error.data.get("about")) or {}
+                if about.get("ended") is True:
+                    # An earlier server process has started it; for a call it is a server that died.
+                    server.is_running = True
+                    raise
                 server.attempts += 1
                 server.failure = error
                 if name in self.optional or error.data.get("reason") == "frozen":

@@ -78,7 +78,8 @@ class Servers:
             known = self._servers.get(name)
             if known is None or known.state is ServerState.ENDED:
                 if known is not None and known.was_running and not again:
-                    raise known.error
+                    data = {**known.error.data, "ended": True}
+                    raise RequestError(known.error.code, known.error.message, data)
                 servers.append(self._create(self._definitions[name]))
         self._servers.update({server.name: server for server in servers})
         startup = Startup(self._loop, request, servers, deadline_seconds, self._startups.discard)

@@ -80,7 +80,8 @@ Requests: params -> result
 `start`     {"names": [NAME...], "deadline_seconds": NUM, "again": BOOL?} -> {"servers": {NAME: INFO}}
             Makes sure that these servers run. Those that do not are started concurrently, initialized, and
             asked for their tools (all pages); the result has them only. One that another request is starting
-            is waited for. One that has ended fails the request (code SERVER), unless `again` is true.
+            is waited for. One that ran and has ended fails the request (code SERVER, "ended": true in its
+            data), unless `again` is true.
             INFO: {"protocolVersion": STR, "serverInfo": {...}, "capabilities": {...}, "tools": [RAW...],
                    "seconds": NUM}
             A server that exits, answers with an error or is not initialized before the deadline fails the

@@ -316,7 +316,8 @@ async def test_server_that_has_ended_is_started_again_only_on_request(peer: Driv
     await peer.start(peer.scripted_server("plain"))
     with pytest.raises(WireError):
         await peer.tool("scripted", "die")
-    with pytest.raises(WireError, match="exit code 3"):
+    with pytest.raises(WireError, match="exit code 3") as error:
         await peer.request(wire.START, names=["scripted"], deadline_seconds=30)
+    assert error.value.data["ended"] is True
     await peer.start(peer.scripted_server("plain"))
     assert await peer.text("scripted", "text", unit="back", times=1) == "back"

@@ -117,9 +117,11 @@ async def connected() -> AsyncGenerator[tuple[FakeSandbox, DriverClient]]:
                 yield sandbox, driver
 
 
-def tool_session(driver: DriverClient, *, start_seconds: float = 5, **options: Any) -> ToolSession:
-    """A session with a server `local` that may end."""
-    starts = ServerStarts(driver, start_seconds=start_seconds, optional=["local"])
+def tool_session(
+    driver: DriverClient, *, start_seconds: float = 5, optional: Sequence[str] = ("local",), **options: Any
+) -> ToolSession:
+    """A session with a server `local`, which may end and is started again."""
+    starts = ServerStarts(driver, start_seconds=start_seconds, optional=optional)
     return ToolSession(driver, router(), starts, **options)
 
 
@@ -235,6 +237,17 @@ async def test_local_server_that_always_dies_is_an_error_for_each_call(tmp_path:
     async with scripted_local_server(tmp_path, "dies") as session:
         for _ in range(3):
             await fails(session, "text")
+
+
+@pytest.mark.anyio
+async def test_server_that_died_before_a_restart_is_an_error_of_its_calls(tmp_path: Path) -> None:
+    """The next server does not know which servers run; one that ran is not started again."""
+    async with scripted_local_server(tmp_path, "normal", start_seconds=60) as session:
+        await fails(session, "die")
+        next_session = tool_session(session._driver, optional=())  # pyright: ignore[reportPrivateUsage]
+        for _ in range(2):
+            await fails(next_session, "text")
+        assert not next_session.starts.failed.is_set()
 
 
 @pytest.mark.anyio
