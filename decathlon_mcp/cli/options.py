@@ -34,6 +34,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "network",
         "docker_network",
         "servers",
+        "dense",
         "memory_mib",
         "cpus",
         "pids",
@@ -42,6 +43,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Limits": (
         "max_sandboxes",
         "max_opening",
+        "warm",
         "max_queue",
         "max_sessions",
         "share_per_token",
@@ -50,6 +52,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "max_reply_mib",
         "max_log_mib",
         "min_free_mib",
+        "min_available_mib",
     ),
     "Time limits (seconds)": (
         "idle_seconds",
@@ -144,7 +147,7 @@ ServerOptions = _model("ServerOptions")
 TasksOptions = _model(
     "TasksOptions", ("suite", "language", "results", "provider", "image", "network", "state", "config")
 )
-DoctorOptions = _model("DoctorOptions", ("suite", "provider", "image", "state", "tokens", "config"))
+DoctorOptions = _model("DoctorOptions", ("suite", "provider", "image", "dense", "state", "tokens", "config"))
 RegradeOptions = _model(
     "RegradeOptions",
     (

@@ -70,8 +70,8 @@ class Attempt:
     tools were ready, `claimed_at` the time when they were closed. `claimed`: the agent called `claim_done`.
     `truncated`: a limit ended the attempt. `suite_revision` is that of the files at the set-up;
     `suite_changed`: not all files that were used are of that revision. `preprocess_failure`: how preprocess
-    failed, if the suite ignores that. `image_digest`: the agent's image,
-    None without one.
+    failed, if the suite ignores that. `image_digest`: the agent's image, None without one. `dense`: memory of
+    the agent's sandbox could be merged with that of others.
     """
 
     episode: str
@@ -94,6 +94,7 @@ class Attempt:
     claimed_at: datetime | None = None
     image_digest: str | None = None
     suite_changed: bool = False
+    dense: bool = False
     preprocess_failure: str = ""
 
     @property

@@ -56,6 +56,7 @@ class KeptAttempt:
             "suite_changed": attempt.suite_changed,
             "preprocess_failure": attempt.preprocess_failure,
             "isolation": attempt.isolation,
+            "dense": attempt.dense,
             "agent_network": attempt.agent_network,
             "grader_network": attempt.grader_network,
             "image_digest": attempt.image_digest,
@@ -101,6 +102,7 @@ class KeptAttempt:
             suite_changed=bool(values["suite_changed"]),
             preprocess_failure=str(values.get("preprocess_failure", "")),
             isolation=_one_of(values["isolation"], get_args(Isolation)),
+            dense=values.get("dense") is True,  # files of older releases do not have it
             agent_network=_one_of(values["agent_network"], get_args(Network)),
             grader_network=_one_of(values["grader_network"], get_args(Network)),
             image_digest=_optional(values["image_digest"], str),

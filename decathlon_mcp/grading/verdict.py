@@ -89,8 +89,9 @@ class Verdict(BaseModel):
     `preprocess_failure` is present if preprocess failed in a suite that ignores that: the exit code and the
     end of what it printed. `seconds` is the duration of the grading. `evaluator_digest` covers the
     evaluator's files and the groundtruth that were used, `image_digest` identifies the image of the
-    sandboxes; None if there was none. `regrading` is present if the attempt was graded again later; the
-    episode's own verdict has none.
+    sandboxes; None if there was none. `dense` is present and true if memory of the agent's sandbox could be
+    merged with that of others. `regrading` is present if the attempt was graded again later; the episode's
+    own verdict has none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -113,6 +114,7 @@ class Verdict(BaseModel):
     truncated: bool
     in_place: bool = False
     isolation: Isolation
+    dense: bool = False
     agent_network: Network
     grader_network: Network
     evaluator_output: str = ""
@@ -139,11 +141,13 @@ class Verdict(BaseModel):
         """The JSON form.
 
         Without `success`, `reward`, `uncaught`, `preprocess_failure`, `regrading` and `signature` where there
-        are none, and without `suite_changed` unless it is true.
+        are none, and without `suite_changed` and `dense` unless they are true.
         """
         absent = set[str]() if self.status in REWARDED else {"success", "reward"}
         if not self.suite_changed:
             absent.add("suite_changed")
+        if not self.dense:
+            absent.add("dense")
         if not self.uncaught:
             absent.add("uncaught")
         if not self.preprocess_failure:
@@ -228,6 +232,7 @@ def build_verdict(
         truncated=attempt.truncated,
         in_place=in_place,
         isolation=attempt.isolation,
+        dense=attempt.dense,
         agent_network=attempt.agent_network,
         grader_network=attempt.grader_network,
         evaluator_output=_without_surrogates(outcome.output[-OUTPUT_CHARACTERS:]),

@@ -28,7 +28,8 @@ from mcp.server.streamable_http import EventCallback, EventStore
 from mcp_types import INVALID_REQUEST, ErrorData, JSONRPCError, JSONRPCMessage, JSONRPCResponse
 from starlette.types import Receive, Send
 
-from decathlon_mcp.storage.store import RequestRow, Store
+from decathlon_mcp.storage.request_log import RequestRow
+from decathlon_mcp.storage.store import Store
 
 LAST_EVENT_KEY = "decathlon.last_event_id"
 """Key of the header `Last-Event-ID` in the ASGI scope."""

@@ -54,6 +54,9 @@ class SandboxSpec:
     survives: bool = False
     """Whether the first process goes on when its stream ends or the server dies, until it ends by itself or
     is removed. Otherwise the end of its stdin tells it that the server is gone."""
+    dense: bool = False
+    """Whether processes inside may fix their addresses and let the kernel merge equal pages of their memory
+    with those of other sandboxes. Never for a sandbox that grades."""
 
 
 class Sandbox(Protocol):

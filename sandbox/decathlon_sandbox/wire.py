@@ -66,6 +66,10 @@ Requests: params -> result
             is the number of files. All other changed files, links, empty folders and bound sockets stay:
             `count` is their number, `paths` the first 100. Other changed folders get the present time. Fails
             with FILES if the clock was set back meanwhile.
+`merge`     {} -> {"merging": BOOL, "fixed_addresses": BOOL}
+            Lets the kernel merge equal memory pages of the driver, and of what it starts from now on, with
+            those of other sandboxes, and fixes the addresses and the hash seed of the task's servers, so that
+            their pages are equal. The result says which of the two the kernel and the sandbox allow.
 `define`    {"servers": [SERVER...]} -> {}
             Keeps the specifications of the task's MCP servers, so that they can be started by name, also by a
             server process that does not have them and their secrets. Starts nothing. A name that was defined
@@ -184,6 +188,7 @@ ARRANGE = "arrange"
 RUN = "run"
 SNAPSHOT = "snapshot"
 CLEAN = "clean"
+MERGE = "merge"
 DEFINE = "define"
 START = "start"
 CALL = "call"

@@ -14,6 +14,7 @@ import anyio
 import pytest
 
 from decathlon_mcp.app import create_tool_lists
+from decathlon_mcp.driver_client.replies import CallParams
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.records import OfferedTools
@@ -101,8 +102,8 @@ async def test_servers_start_with_their_first_call_once_the_lists_are_known(tmp_
         assert on.provider.starts == ["probe", "second"]
         assert second.router is first.router  # one object for all episodes with these tools
         for _ in range(2):
-            reply = await second.call("second__echo", {"text": "late"})
-            assert reply["result"]["content"][0]["text"] == "late"
+            reply = await second.call("second__echo", CallParams.of({"text": "late"}))
+            assert reply.decoded()["result"]["content"][0]["text"] == "late"
         assert on.provider.starts == ["probe", "second", "second"]
         assert (await second.evaluate()).reward == 1.0
 
@@ -146,7 +147,7 @@ async def test_servers_ahead_start_without_a_call_while_no_tool_is_called(tmp_pa
                 episode = on.registry.start("find-answer", PLAYER)
                 await episode.known_tools()
             await episode.ready()
-            tasks.start_soon(episode.call, "probe__slow", None)
+            tasks.start_soon(episode.call, "probe__slow", CallParams())
             while episode.calls == 0:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
             finish.set()
@@ -179,9 +180,9 @@ async def test_other_tools_than_the_cached_ones_are_noticed_and_the_episode_keep
         tools["second"] = {"echo": echo, "added": echo}
         episode = await on.ready()
         given = [tool["name"] for tool in (await episode.known_tools()).tools]
-        await episode.call("probe__echo", {"text": "same"})
+        await episode.call("probe__echo", CallParams.of({"text": "same"}))
         assert len(on.kept()) == 1
-        await episode.call("second__echo", {"text": "still there"})
+        await episode.call("second__echo", CallParams.of({"text": "still there"}))
         assert on.kept() == []
         assert [tool["name"] for tool in (await episode.known_tools()).tools] == given
         on.provider.starts.clear()
@@ -210,7 +211,9 @@ async def test_server_that_does_not_start_is_started_once_more(tmp_path: Path) -
         await on.play()
         failing.failures = 1
         episode = await on.ready()
-        assert (await episode.call("second__echo", {"text": "up"}))["result"]["content"][0]["text"] == "up"
+        assert (await episode.call("second__echo", CallParams.of({"text": "up"}))).decoded()["result"][
+            "content"
+        ][0]["text"] == "up"
         assert on.provider.starts == ["second", "second"]
         assert (await episode.evaluate()).reward == 1.0
 
@@ -222,7 +225,7 @@ async def test_server_that_never_starts_loses_an_episode_without_calls(tmp_path:
         failing.failures = 2
         episode = await on.ready()
         with pytest.raises(SandboxLostError, match="server second did not come up; stderr: no memory"):
-            await episode.call("second__echo", {})
+            await episode.call("second__echo", CallParams.of({}))
         await ended(episode)
         assert episode.state.ending is Ending.SANDBOX_LOST
         verdict = await episode.evaluate()
@@ -239,10 +242,10 @@ async def test_server_that_never_starts_forfeits_an_attempt_with_calls(tmp_path:
     async with scene(tmp_path, faults=Faults(servers_that_fail=failing)) as on:
         await on.play()
         episode = await on.ready()
-        await episode.call("probe__echo", {"text": "something"})
+        await episode.call("probe__echo", CallParams.of({"text": "something"}))
         failing.failures = 2
         with pytest.raises(EpisodeClaimedError, match="closed while the call ran"):
-            await episode.call("second__echo", {})
+            await episode.call("second__echo", CallParams.of({}))
         verdict = await episode.evaluate()
         assert (verdict.status, verdict.reward) == ("forfeited", 0.0)
         assert verdict.detail is not None
@@ -255,7 +258,7 @@ async def test_calls_that_wait_for_the_same_start_share_it(tmp_path: Path) -> No
         episode = await on.ready()
         async with anyio.create_task_group() as tasks:
             for number in range(5):
-                tasks.start_soon(episode.call, "second__echo", {"text": str(number)})
+                tasks.start_soon(episode.call, "second__echo", CallParams.of({"text": str(number)}))
         assert on.provider.starts == ["second"]
 
 
