@@ -31,6 +31,7 @@ from decathlon_mcp.episodes.recovery import Recovery
 from decathlon_mcp.episodes.registry import EpisodeRegistry, RegistryOptions
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.state import Ending
+from decathlon_mcp.episodes.tool_lists import ToolLists
 from decathlon_mcp.episodes.warm_pool import WarmPool
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.grading.signing import Signer
@@ -40,6 +41,7 @@ from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvi
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.settings import ProviderName, Settings
 from decathlon_mcp.storage.disk import DiskSpace
+from decathlon_mcp.storage.file_cache import FileCache
 from decathlon_mcp.storage.instance import create_state_folder, instance_lock
 from decathlon_mcp.storage.retention import delete_old_episodes
 from decathlon_mcp.storage.store import Store
@@ -95,7 +97,8 @@ async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGener
             common = scratch / f"{suite.name}.tar"
             await anyio.to_thread.run_sync(suite.common_archive, common)
             factory = create_sandbox_factory(suite, providers[name], common, settings)
-            factories[suite.name] = replace(factory, survival=survival)
+            tool_lists = create_tool_lists(factory, settings.state)
+            factories[suite.name] = replace(factory, survival=survival, tool_lists=tool_lists)
         registry = create_registry(catalogue, factories, settings, scratch, store)
         registry.metrics.set_generation(survival.generation)
         recovery = Recovery(registry, lock, providers.values(), scratch)
@@ -139,6 +142,19 @@ def create_sandbox_factory(
         cuts_overlong=cuts_overlong,
         reply_bytes=settings.max_reply_mib << 20,
         dense=settings.dense,
+        servers=settings.servers,
+    )
+
+
+def create_tool_lists(factory: SandboxFactory, state: Path) -> ToolLists:
+    """The cache of tool lists of one suite."""
+    return ToolLists(
+        FileCache(state / "tool-lists"),
+        factory.suite,
+        factory.provider,
+        factory.image,
+        factory.tool_names,
+        factory.cuts_overlong,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from decathlon_mcp.types import Language, Names
+from decathlon_mcp.types import Language, Names, ServerStart
 
 ProviderName = Literal["docker", "local"]
 RewardPolicy = Literal["visible", "meta", "controller"]
@@ -65,6 +65,12 @@ class Settings(BaseModel):
     results: Path | None = Field(
         None,
         description="File of verdicts (JSON objects) to compute pass rates from, for draws by difficulty.",
+    )
+    servers: ServerStart = Field(
+        "lazy",
+        description="When a task's MCP servers start, once its tool list is known from an earlier episode. "
+        "`lazy`: each at its first call. `ahead`: one after the other while the sandbox is idle. "
+        "`eager`: all at set-up.",
     )
     language: Language = Field(
         "en",

@@ -13,6 +13,9 @@ JsonObject: TypeAlias = dict[str, Any]
 Names: TypeAlias = Literal["decathlon", "toolathlon", "raw"]
 Language: TypeAlias = Literal["en", "cn"]
 Network: TypeAlias = Literal["none", "outbound"]
+ServerStart: TypeAlias = Literal["lazy", "ahead", "eager"]
+"""When a task's MCP servers start, if its tool list is known. `lazy`: each at its first call. `ahead`: one
+after the other once the episode is ready, or at its first call. `eager`: all at set-up."""
 PreprocessSandbox: TypeAlias = Literal["auto", "own", "snapshot"]
 """Where a preprocess runs. `own`: in a sandbox of its own; processes that it leaves running end with it.
 `snapshot`: in the agent's sandbox; what it changed there is removed or refused. `auto`: like `own`, but like

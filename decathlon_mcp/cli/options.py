@@ -33,6 +33,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "image",
         "network",
         "docker_network",
+        "servers",
         "dense",
         "memory_mib",
         "cpus",

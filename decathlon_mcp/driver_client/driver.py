@@ -231,17 +231,24 @@ class DriverClient:
         """
         return _validated(Merging, await self._rpc.request(wire.MERGE, {}))
 
-    async def start(
-        self, servers: Sequence[Mapping[str, Any]], *, deadline_seconds: float
-    ) -> dict[str, ServerInfo]:
-        """Start the task's MCP servers concurrently and list their tools.
+    async def define(self, servers: Sequence[Mapping[str, Any]]) -> None:
+        """Give the driver the specifications of the task's MCP servers, secrets included; starts none."""
+        await self._rpc.request(wire.DEFINE, {"servers": [dict(server) for server in servers]})
 
-        Raises DriverError with reason `server` and data `server`, `stderr` if one does not start, and
-        LimitExceededError for a list of tools over MAX_TOOLS or a definition over MAX_TOOL_BYTES.
+    async def start(
+        self, names: Sequence[str], *, deadline_seconds: float, again: bool = False
+    ) -> dict[str, ServerInfo]:
+        """Make sure that these servers run; returns the tools of those that were started now.
+
+        They must have been defined. `again`: also start one that has ended.
+
+        Raises DriverError with reason `server` and data `about` (`server`, `stderr`) if one does not start or
+        has ended, and LimitExceededError for a list of tools over MAX_TOOLS or a definition over
+        MAX_TOOL_BYTES; then the servers run.
         """
         reply = await self._rpc.request(
             wire.START,
-            {"servers": [dict(server) for server in servers], "deadline_seconds": deadline_seconds},
+            {"names": list(names), "deadline_seconds": deadline_seconds, "again": again},
             timeout_seconds=deadline_seconds + GRACE_SECONDS,
             max_nodes=MAX_NODES,
         )

@@ -80,6 +80,9 @@ class Admission:
         """Hold it while the provider creates an agent's sandbox, and nothing longer."""
         self.opening_graders = anyio.CapacityLimiter(max_opening)
         """The same for a grader's sandbox: a claimed attempt does not wait behind hundreds of openings."""
+        self.starts_ahead = anyio.CapacityLimiter(max(1, max_opening // 2))
+        """Hold it, and then `set_ups`, while a server starts ahead of its first call. So a set-up,
+        for which a client waits, has at most this many of them before it."""
         self.set_ups = anyio.CapacityLimiter(SET_UPS_PER_OPENING * max_opening)
         """Hold it while an episode is set up, `opening` included. It bounds how many scripts of tasks run and
         how many of their servers start at once."""

@@ -33,8 +33,10 @@ from decathlon_mcp.episodes.operations import (
 from decathlon_mcp.episodes.recording import CallRecorder, unanswered_call
 from decathlon_mcp.episodes.records import EpisodeRecords, OfferedTools, Progress, StoredEpisode
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.server_starts import ServerStarts
 from decathlon_mcp.episodes.specification import Claim, EpisodeSpec
 from decathlon_mcp.episodes.state import Ending, Phase, State
+from decathlon_mcp.episodes.tool_lists import shared_router
 from decathlon_mcp.episodes.tools import ToolRoute, ToolRouter, ToolSession
 from decathlon_mcp.errors import (
     DecathlonError,
@@ -88,7 +90,10 @@ class Episode:
         self.state = State()
         self.started_at = time.time()
         self.records = EpisodeRecords(store, spec.id)
+        self._tools: OfferedTools | None = None
         self._router: ToolRouter | None = None
+        self._tools_known = anyio.Event()
+        self._has_called = False
         self._tool_session: ToolSession | None = None
         self._verdict: Verdict | None = None
         self._recorder = CallRecorder(journal)
@@ -104,6 +109,9 @@ class Episode:
         self.started_at = stored.started_at
         if stored.is_closed:
             self.lease.end()
+        if stored.tools is not None and stored.phase is not Phase.ENDED:
+            router = shared_router(stored.tools.servers, self.sandbox_factory.tool_names)
+            self._set_tools(stored.tools, router)
         if stored.phase in (Phase.QUEUED, Phase.OPENING) and stored.verdict is None:
             self.records.progress = Progress(requested_ending=stored.progress.requested_ending)
             return
@@ -116,8 +124,7 @@ class Episode:
         self.lease.start(elapsed_seconds=max(0.0, time.time() - opened_at))
         # Whether a request has named it is not stored; its client gets the idle time to come back.
         self.lease.mark_used()
-        if stored.tools is not None:
-            self._router = ToolRouter(stored.tools.servers, self.sandbox_factory.tool_names)
+        self._tools_known.set()
         self.state.restore(Phase.OPENING if stored.phase is Phase.READY else stored.phase)
 
     @property
@@ -158,8 +165,23 @@ class Episode:
 
     @property
     def router(self) -> ToolRouter | None:
-        """The tools' names, from READY until the end."""
+        """The tools' names, once they are known and until the end."""
         return self._router
+
+    @property
+    def tools(self) -> OfferedTools | None:
+        """The tools, once they are known and until the end."""
+        return self._tools
+
+    @property
+    def server_starts(self) -> ServerStarts | None:
+        """What starts the servers of a ready episode."""
+        return None if self._tool_session is None else self._tool_session.starts
+
+    @property
+    def has_called(self) -> bool:
+        """Whether a tool's call has been sent to its server, so that the agent may have run something."""
+        return self._has_called
 
     @property
     def calls(self) -> int:
@@ -193,8 +215,19 @@ class Episode:
         """Keep the lease from expiring while a request is served. `use`: see `Lease.acquire`."""
         return self.lease.hold(use=use)
 
+    async def known_tools(self) -> ToolRouter:
+        """Wait until the tools are known, which may be before they can be called; they stay listed after the
+        claim.
+
+        Raises the cause of a failed set-up, or EpisodeEndedError.
+        """
+        await self._tools_known.wait()
+        if self._router is None:
+            raise self._end_error()
+        return self._router
+
     async def ready(self) -> ToolRouter:
-        """Wait until the tools are known; they stay listed after the claim.
+        """Wait until the tools can be called.
 
         Raises the cause of a failed set-up, or EpisodeEndedError.
         """
@@ -251,6 +284,7 @@ class Episode:
     async def restore_calls(self) -> None:
         """Read the calls of a server that died from the trajectory, before the episode is READY again."""
         logged = await anyio.to_thread.run_sync(self.journal.read_calls)
+        self._has_called = logged.calls > 0
         self._recorder.restore(logged)
         self._operations.restore(logged.operations, map(unanswered_call, logged.unanswered))
 
@@ -388,15 +422,26 @@ class Episode:
         # It is written when the episode becomes ready; until then the set-up starts over.
         self.records.progress = replace(self.records.progress, preprocess_failure=failure)
 
-    def mark_ready(self, tool_session: ToolSession, tools: OfferedTools, *, sealed: bool) -> None:
-        """The set-up is done: OPENING to READY. `sealed`: see `Progress`."""
-        self.records.update(Phase.READY, tools=tools, ready_at=datetime.now(UTC), sealed=sealed)
+    def offer(self, tools: OfferedTools, router: ToolRouter) -> None:
+        """List these tools from now on, if none are listed yet: a list that was given never changes."""
+        if self._tools is None and self.state.phase is not Phase.ENDED:
+            self.records.update(self.state.phase, tools=tools)
+            self._set_tools(tools, router)
+
+    def _set_tools(self, tools: OfferedTools, router: ToolRouter) -> None:
+        self._tools, self._router = tools, router
+        self._tools_known.set()
+
+    def mark_ready(self, tool_session: ToolSession, *, sealed: bool) -> None:
+        """The set-up is done, and the tools are listed: OPENING to READY. `sealed`: see `Progress`."""
+        self.records.update(Phase.READY, ready_at=datetime.now(UTC), sealed=sealed)
         self.lease.mark_ready()
         self.become_ready(tool_session)
 
     def become_ready(self, tool_session: ToolSession) -> None:
         """The tools can be called: OPENING to READY, as at the end of the set-up or of a recovery."""
         self._tool_session, self._router = tool_session, tool_session.router
+        self._tools_known.set()
         self.state.move(Phase.READY)
         self.metrics.ready()
 
@@ -424,7 +469,8 @@ class Episode:
         self.records.end(ending)
         self.state.end(ending, None if cause is None else _without_frames(cause))
         self.metrics.ended(ending.name.lower())
-        self._tool_session = self._router = None
+        self._tool_session = self._router = self._tools = None
+        self._tools_known.set()
         for call in self._operations.running:
             self._end_call(call, self._end_error())
         self._recorder.forget()
@@ -516,6 +562,7 @@ class Episode:
             call.request = request
             if call.kept is None and not self._recorder.add_call(call):
                 raise self._close_for_limit()
+            self._has_called = True
             sent_at = time.perf_counter()
 
         def on_reply(reply: Reply) -> None:

@@ -13,16 +13,16 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from decathlon_mcp.driver_client.driver import DriverClient, ServerInfo
+from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.grading import WORKSPACE_FILE, EpisodeGrader, capture_workspace
 from decathlon_mcp.episodes.keeping import keep_sealed
-from decathlon_mcp.episodes.records import OfferedTools, StoredEpisode
+from decathlon_mcp.episodes.records import StoredEpisode
 from decathlon_mcp.episodes.services import EpisodeResources, open_services, read_credentials
 from decathlon_mcp.episodes.set_up import SEALED_FILE, SetUp
 from decathlon_mcp.episodes.state import Ending, Phase
-from decathlon_mcp.episodes.tools import ToolRouter, ToolSession
+from decathlon_mcp.episodes.tool_offer import ToolOffer
 from decathlon_mcp.errors import (
     CallTimeoutError,
     DecathlonError,
@@ -35,9 +35,6 @@ from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import REWARDED, Status, Verdict, verdict_without_grading
 from decathlon_mcp.sandboxes.base import Sandbox, ended_from_inside
 from decathlon_mcp.storage.store import SandboxRow
-from decathlon_mcp.suites.local_tools import local_spec
-from decathlon_mcp.suites.tool_names import LOCAL
-from decathlon_mcp.suites.truncation import without_output_schemas
 from decathlon_mcp.telemetry.logs import fields
 
 log = logging.getLogger("decathlon.episodes")
@@ -72,6 +69,7 @@ class EpisodeRunner:
         self._admission = admission
         self._signer = signer
         self._scratch = scratch / episode.spec.label
+        self._offer = ToolOffer(episode)
 
     async def run(self) -> None:
         """Run from QUEUED to ENDED. Raises nothing but its own cancellation."""
@@ -112,6 +110,7 @@ class EpisodeRunner:
             with episode.lease.limit():
                 if episode.claim is not None:
                     episode.lease.suspend()
+                await self._offer.offer_early()
                 async with self._admission.admit(episode.ticket):
                     self._record_verdict(await self._play())
         if episode.verdict is None:
@@ -221,8 +220,7 @@ class EpisodeRunner:
         if episode.claim is None:
             if driver is None:
                 raise SandboxLostError("the agent's sandbox does not run any more")
-            tool_session = self._create_tool_session(sandbox, driver, self._stored.tools)
-            episode.become_ready(tool_session)
+            episode.become_ready(await self._offer.tool_session(sandbox, driver))
             episode.resume_calls()
             log.info("episode taken back", extra=fields(episode=episode.spec.label))
         return sandbox, driver
@@ -273,62 +271,55 @@ class EpisodeRunner:
         async with self._admission.set_ups:
             await anyio.to_thread.run_sync(episode.read_revision)
             prepared = await set_up.run(
-                stack, partial(open_sandbox, first_name), partial(open_sandbox, agent_name)
+                stack,
+                partial(open_sandbox, first_name),
+                partial(open_sandbox, agent_name),
+                self._offer.servers_to_start,
             )
             if prepared.preprocess_failure:
                 episode.note_preprocess_failure(prepared.preprocess_failure)
             if episode.spec.keeps_workspace and prepared.sealed is not None:
                 await keep_sealed(episode, prepared.sealed, prepared.original)
-            tools = await self._offered_tools(prepared.sandbox, prepared.driver, prepared.servers)
-            tool_session = self._create_tool_session(prepared.sandbox, prepared.driver, tools)
-        episode.mark_ready(tool_session, tools, sealed=prepared.sealed is not None)
+            await self._offer.complete(prepared)
+            session = await self._offer.tool_session(
+                prepared.sandbox, prepared.driver, running=prepared.servers
+            )
+        episode.mark_ready(session, sealed=prepared.sealed is not None)
         log.info(
             "episode ready",
             extra=fields(episode=episode.spec.label, seconds=round(time.time() - episode.started_at, 3)),
         )
         return prepared.sandbox, prepared.driver
 
-    async def _offered_tools(
-        self, sandbox: Sandbox, driver: DriverClient, servers: Mapping[str, ServerInfo]
-    ) -> OfferedTools:
-        """The tools of the task's servers and the suite's local tools."""
-        factory, seconds = self._episode.sandbox_factory, self._episode.spec.limits.servers_seconds
-        local = await factory.local_tools.describe(
-            factory.suite, self._episode.spec.task, driver, root=sandbox.root, timeout_seconds=seconds
-        )
-        offered = {name: server.tools for name, server in servers.items()}
-        if factory.cuts_overlong:
-            offered = {name: without_output_schemas(tools) for name, tools in offered.items()}
-        if local:
-            offered[LOCAL] = [tool for tools in local.values() for tool in tools]
-        return OfferedTools(offered, local)
-
-    def _create_tool_session(
-        self, sandbox: Sandbox, driver: DriverClient, tools: OfferedTools
-    ) -> ToolSession:
-        factory, seconds = self._episode.sandbox_factory, self._episode.spec.limits.servers_seconds
-        profile = factory.suite.profile
-        return ToolSession(
-            driver,
-            ToolRouter(tools.servers, factory.tool_names),
-            local_server=local_spec(profile, tools.local, sandbox.root) if tools.local else None,
-            start_seconds=seconds,
-            workspace=sandbox.root / profile.workspace if factory.cuts_overlong else None,
-        )
-
     async def _wait_for_claim(self, driver: DriverClient) -> None:
-        """Wait for the claim. Raises SandboxLostError if the sandbox is lost before."""
+        """Wait for the claim; meanwhile servers may start ahead of their first calls.
+
+        Raises SandboxLostError if the sandbox is lost before. If a server cannot be started, it raises
+        SandboxLostError too where no tool has been called, else the server's error.
+        """
+        episode, admission = self._episode, self._admission
+        starts = episode.server_starts
         async with anyio.create_task_group() as tasks:
 
-            async def watch() -> None:
-                await driver.closed.wait()
+            async def watch(event: anyio.Event) -> None:
+                await event.wait()
                 tasks.cancel_scope.cancel()
 
-            tasks.start_soon(watch)
-            await self._episode.state.reach(Phase.CLAIMED)
+            tasks.start_soon(watch, driver.closed)
+            if starts is not None:
+                tasks.start_soon(watch, starts.failed)
+                if episode.sandbox_factory.servers == "ahead":
+                    names = episode.spec.task.needs.servers
+                    tasks.start_soon(starts.start_ahead, names, admission.starts_ahead, admission.set_ups)
+            await episode.state.reach(Phase.CLAIMED)
             tasks.cancel_scope.cancel()
-        if self._episode.claim is None:
+        if episode.claim is not None:
+            return
+        if starts is None or starts.failure is None:
             raise await driver.closed_error()
+        if episode.has_called:
+            raise DriverError(starts.failure.message, **starts.failure.data)
+        raise SandboxLostError(starts.failure.message)
 
     def _record_verdict(self, verdict: Verdict) -> None:
         self._episode.record_verdict(self._signer.sign(verdict))

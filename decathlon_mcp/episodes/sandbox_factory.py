@@ -19,13 +19,14 @@ from decathlon_mcp.driver_client.driver import (
 )
 from decathlon_mcp.driver_client.tunnels import Dialer
 from decathlon_mcp.episodes.records import EpisodeRecords, SandboxRole, sandbox_spec
+from decathlon_mcp.episodes.tool_lists import ToolLists
 from decathlon_mcp.episodes.tools import LocalTools
 from decathlon_mcp.episodes.warm_pool import WarmPool
 from decathlon_mcp.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
 from decathlon_mcp.storage.store import SandboxRow
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
-from decathlon_mcp.types import Names, Network
+from decathlon_mcp.types import Names, Network, ServerStart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,8 @@ class SandboxFactory:
     cut, as Toolathlon does. `reply_bytes`: longest reply of a tool, after that. `survival`: how long
     sandboxes wait for another server. `dense`: whether the memory of agents' sandboxes is merged.
     `local_tools` holds the definitions that all episodes of the suite share. `pool` has sandboxes that were
-    opened ahead.
+    opened ahead. `servers`: when the task's servers start. `tool_lists`: the suite's cached ones; None:
+    every set-up starts all servers.
     """
 
     suite: Suite
@@ -53,6 +55,8 @@ class SandboxFactory:
     survival: Survival = field(default_factory=Survival)
     dense: bool = False
     local_tools: LocalTools = field(default_factory=LocalTools)
+    servers: ServerStart = "lazy"
+    tool_lists: ToolLists | None = None
     pool: WarmPool | None = None
 
     def network_for(self, task: Task) -> Network:

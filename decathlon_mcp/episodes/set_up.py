@@ -1,8 +1,8 @@
 """Set-up of a task: opens the agent's sandbox and prepares it in Toolathlon's order.
 
 As in `utils/roles/task_agent.py`: copy the initial workspace, run preprocess, make the folders that some
-servers need, read the suite's tokens, remove what only grading needs (sealing), start the task's servers and
-list their tools.
+servers need, read the suite's tokens, remove what only grading needs (sealing), and start those of the task's
+servers that have to run from the beginning.
 
 Preprocess normally has a sandbox of its own, of which the agent's gets the workspace and part of the task's
 folder. Where that sandbox has to become the agent's, since processes run in it that belong to the task, what
@@ -12,7 +12,7 @@ preprocess changed elsewhere is removed or refused.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -46,6 +46,8 @@ MAX_LISTED = 10
 """Paths that an error message names."""
 
 
+ServersToStart: TypeAlias = Callable[[Sandbox], Awaitable[Collection[str]]]
+"""Chooses the servers that start at set-up, once the agent's sandbox is open."""
 OpenSandbox: TypeAlias = Callable[[str | None], AbstractAsyncContextManager[tuple[Sandbox, DriverClient]]]
 """Opens a sandbox of an image, by default the suite's, and connects to its driver."""
 
@@ -54,7 +56,7 @@ OpenSandbox: TypeAlias = Callable[[str | None], AbstractAsyncContextManager[tupl
 class PreparedTask:
     """The result of a set-up: the agent's sandbox.
 
-    `servers`: what each of the task's servers reported when it started. `sealed`: tar of the task's folder as
+    `servers`: what each server reported that the set-up has started. `sealed`: tar of the task's folder as
     preprocess left it, None for a task without preprocess. `original`: with `notes_original`, the content ids
     (see `archives.overlay`) of that folder before preprocess. `preprocess_failure`: how preprocess failed,
     where the suite ignores that; empty if it did not.
@@ -122,7 +124,11 @@ class SetUp:
     notes_original: bool = False
 
     async def run(
-        self, stack: AsyncExitStack, open_first: OpenSandbox, open_second: OpenSandbox
+        self,
+        stack: AsyncExitStack,
+        open_first: OpenSandbox,
+        open_second: OpenSandbox,
+        servers_to_start: ServersToStart,
     ) -> PreparedTask:
         """Open the agent's sandbox on `stack` and set it up.
 
@@ -144,7 +150,8 @@ class SetUp:
                 await self._fill(sandbox, driver, done.carried)
                 await self._seal(sandbox, driver, done.values)
         with limit.part():
-            servers = await self._start_servers(sandbox, driver, done.values)
+            names = await servers_to_start(sandbox)
+            servers = await self._start_servers(sandbox, driver, done.values, names)
         return PreparedTask(sandbox, driver, servers, done.sealed, done.original, done.failure)
 
     async def _prepare(self, sandbox: Sandbox, driver: DriverClient) -> _Preprocessed:
@@ -362,13 +369,17 @@ class SetUp:
         return self.suite.parse_values(result.channel or "")
 
     async def _start_servers(
-        self, sandbox: Sandbox, driver: DriverClient, values: Mapping[str, str]
+        self, sandbox: Sandbox, driver: DriverClient, values: Mapping[str, str], names: Collection[str]
     ) -> dict[str, ServerInfo]:
+        """Define all of the task's servers, and start those with these names."""
         specs = self.suite.server_specs(self.task, root=sandbox.root, values=values)
         if not specs:
             return {}
         try:
-            return await driver.start(specs, deadline_seconds=self.limits.servers_seconds)
+            await driver.define(specs)
+            if not names:
+                return {}
+            return await driver.start([*names], deadline_seconds=self.limits.servers_seconds)
         except DriverError as error:
             about = error.data.get("about", {})
             stderr = str(about.get("stderr", "")).strip()[-OUTPUT_TAIL:]

@@ -1,8 +1,7 @@
 """An episode's tools: their names for clients, the routes to the task's servers, and the calls.
 
 The task's servers come with their own tools; `claim_done` and `evaluate` are ours. The suite's local tools
-run in one more server, named `local`. It starts with the first call of a local tool, because most attempts
-never call one.
+run in one more server, named `local`, which starts with the first call of one of them.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import anyio
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.driver_client.replies import CallParams, Cut, Reply
 from decathlon_mcp.driver_client.rpc import NotificationHandler
+from decathlon_mcp.episodes.server_starts import ServerStarts
 from decathlon_mcp.errors import DriverError, SetUpError, SuiteError, UnknownToolError
 from decathlon_mcp.foreign_names import quoted, similar
 from decathlon_mcp.suites.local_tools import (
@@ -27,7 +27,7 @@ from decathlon_mcp.suites.local_tools import (
 from decathlon_mcp.suites.profile import SuiteProfile
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
-from decathlon_mcp.suites.tool_names import LOCAL, spell
+from decathlon_mcp.suites.tool_names import spell
 from decathlon_mcp.suites.truncation import FOLDER, LIMIT_CHARACTERS
 from decathlon_mcp.types import JsonObject, Names, as_object
 
@@ -142,28 +142,22 @@ def _renamed(tool: JsonObject, name: str, route: ToolRoute) -> JsonObject:
 class ToolSession:
     """The tools of one ready episode and the connection that calls them.
 
-    `local_server`: how to start the server of the local tools (a SERVER object of the wire), None if the task
-    has none; it has `start_seconds` to start. `workspace`: overlong replies are saved below this folder of
-    the sandbox and cut; None passes every reply on whole.
+    `starts` starts the servers that do not run yet. `workspace`: overlong replies of the task's servers are
+    saved below this folder of the sandbox and cut; None passes every reply on whole.
     """
 
     def __init__(
         self,
         driver: DriverClient,
         router: ToolRouter,
+        starts: ServerStarts,
         *,
-        local_server: JsonObject | None = None,
-        start_seconds: float = 60.0,
         workspace: PurePosixPath | None = None,
     ) -> None:
         self.router = router
+        self.starts = starts
         self._driver = driver
-        self._local_server = local_server
-        self._start_seconds = start_seconds
         self._cut = None if workspace is None else Cut(workspace / FOLDER, LIMIT_CHARACTERS)
-        self._local_running = False
-        self._start_failure: DriverError | None = None
-        self._starting = anyio.Lock()
 
     async def call(
         self,
@@ -179,19 +173,20 @@ class ToolSession:
         """Send `tools/call` and return the reply.
 
         `request_id`, `before_send` and `on_reply` as for `DriverClient.call`. Raises what it and
-        `DriverClient.start` raise.
+        `ServerStarts.ensure` raise.
         """
-        is_local = route.server == LOCAL and self._local_server is not None
         # A call that a dead server has sent has its reply already, or its server runs.
-        if is_local and request_id is None:
-            await self._ensure_local_server()
+        if request_id is None and not self.starts.is_running(route.server):
+            await self.starts.ensure(route.server)
+        self.starts.begin_call()
+        failure: DriverError | None = None
         try:
             return await self._driver.call(
                 route.server,
                 "tools/call",
                 params.for_tool(route.tool),
                 timeout_seconds=None,
-                cut=None if is_local else self._cut,
+                cut=None if route.server in self.starts.optional else self._cut,
                 request_id=request_id,
                 before_send=before_send,
                 on_reply=on_reply,
@@ -199,35 +194,10 @@ class ToolSession:
                 on_message=on_message,
             )
         except DriverError as error:
-            if is_local and error.data.get("reason") == "server":
-                # The server may have died: the next call starts it, unless it still runs.
-                self._local_running = False
+            failure = error
             raise
-
-    async def _ensure_local_server(self) -> None:
-        failure = self._start_failure
-        async with self._starting:
-            if self._local_running or self._local_server is None:
-                return
-            if self._start_failure not in (None, failure):
-                # Calls that waited for an attempt share its failure: one after another they would wait long.
-                raise DriverError(self._start_failure.message, **self._start_failure.data)
-            # Shielded: a caller that is cancelled must not leave a half-started server behind, because the
-            # driver refuses to start a second one of the same name.
-            with anyio.CancelScope(shield=True):
-                try:
-                    await self._driver.start([self._local_server], deadline_seconds=self._start_seconds)
-                except DriverError as error:
-                    if not _is_running(error):
-                        self._start_failure = error
-                        raise
-            self._local_running = True
-
-
-def _is_running(error: DriverError) -> bool:
-    """Whether the driver refused to start a server because it runs."""
-    about = as_object(error.data.get("about")) or {}
-    return error.data.get("reason") == "bad_params" and about.get("running") is True
+        finally:
+            self.starts.end_call(route.server, failure)
 
 
 @dataclass(slots=True)

@@ -112,15 +112,17 @@ class _TaskName(BaseModel):
 
 
 class StartEpisode(Draw, LobbyTool, _TaskName):
-    """Start a task in a new sandbox. Returns the episode's handle, its address, the prompt and, once it is
-    ready, its tools. `agent_address` is for an agent that plays the episode but cannot evaluate or close it.
-    The handle is valid until the episode is closed, has not been used for `lease_seconds` (30 minutes by
-    default), or was ready for `first_use_seconds` (5 minutes by default) without any use. Call
-    `close_episode` when you are done."""
+    """Start a task in a new sandbox. Returns the episode's handle, its address, the prompt and, once they are
+    known, its tools; the first call waits until it is ready. `agent_address` is for an agent that plays the
+    episode but cannot evaluate or close it. The handle is valid until the episode is closed, has not been
+    used for `lease_seconds` (30 minutes by default), or was ready for `first_use_seconds` (5 minutes by
+    default) without any use. Call `close_episode` when you are done."""
 
     tool = "start_episode"
     wait: bool = Field(
-        True, description="Wait until the episode is ready. If false, return at once, without tools."
+        True,
+        description="Wait until the episode's tools are known, at the latest when it is ready. If false, "
+        "return at once, without tools.",
     )
     launch_time: datetime | None = Field(
         None, description="The current time as the task sees it, ISO 8601. Default: now."
@@ -170,7 +172,8 @@ class EpisodeStatus(LobbyTool):
 
 
 class ListTools(LobbyTool):
-    """List an episode's tools with their schemas. Waits until the episode is ready."""
+    """List an episode's tools with their schemas. Waits until they are known, at the latest when the episode
+    is ready."""
 
     tool = "list_tools"
     read_only = True

@@ -50,10 +50,10 @@ LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert"
 
 
 async def list_tools(access: EpisodeAccess, ctx: Context) -> JsonObject:
-    """The episode's tools; waits until the episode is ready."""
+    """The episode's tools; waits until they are known, which can be before the episode is ready."""
     with translate_errors():
         async with report_waiting(ctx, access.episode):
-            router = await access.episode.ready()
+            router = await access.episode.known_tools()
         return {"tools": router.evaluator_tools if access.can_evaluate else router.tools}
 
 

@@ -255,6 +255,15 @@ async def root_is_known_before_opening(target: ProviderUnderTest) -> None:
 
 
 @_check()
+async def environment_is_known_before_opening(target: ProviderUnderTest) -> None:
+    """`Provider.environment` is the digest of the image that the sandbox then has; it stays the same."""
+    environment = await target.provider.environment(target.image)
+    async with target.provider.open(target.new_spec()) as sandbox:
+        assert sandbox.image_digest in (None, environment)
+    assert await target.provider.environment(target.image) == environment
+
+
+@_check()
 async def end_of_input_ends_the_first_process(target: ProviderUnderTest) -> None:
     """After `send_eof` the first process exits, the stream ends, and the cause is its exit code."""
     async with target.provider.open(target.new_spec()) as sandbox:

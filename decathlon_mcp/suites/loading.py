@@ -85,6 +85,7 @@ def _task(
         leaves_running=profile.leaves_running if settings.leaves_running is None else settings.leaves_running,
         preprocess_sandbox=settings.preprocess_sandbox or profile.preprocess_sandbox,
         kept=settings.kept,
+        eager_servers=tuple(name for name in needs.servers if settings.eager or resources.is_eager(name)),
         grader_network=needs.network if settings.grader_network is None else settings.grader_network,
         deadlines=settings.deadlines,
         max_turns=folder.config.max_turns,

@@ -15,6 +15,7 @@ from decathlon_mcp.suites.suite_file import (
     Account,
     Credentials,
     ExternalNeeds,
+    ServerNeeds,
     Service,
     SuiteFile,
     TaskSettings,
@@ -144,11 +145,16 @@ class SuiteResources:
             return is_filled_in(credential, values, self.profile.placeholders)
         return (self.checkout / credential).exists()
 
+    def is_eager(self, server: str) -> bool:
+        """Whether suite.yaml says that a server starts at set-up."""
+        needs = self._external_needs_of("servers", server)
+        return isinstance(needs, ServerNeeds) and needs.eager
+
     def _external_needs_of(self, table: Literal["servers", "local_tools"], name: str) -> ExternalNeeds:
         if (cached := self._external_needs.get((table, name))) is not None:
             return cached
         patterns = self.settings.servers if table == "servers" else self.settings.local_tools
-        needs = settings_for(patterns, name, ExternalNeeds)
+        needs = settings_for(patterns, name, ServerNeeds if table == "servers" else ExternalNeeds)
         server = self.servers.get(name) if table == "servers" else None
         if needs.network is None and server is not None:
             needs = needs.model_copy(update={"network": server.remote})

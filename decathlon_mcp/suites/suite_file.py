@@ -17,8 +17,8 @@ overrides the profile's value.
         slots: {first: {values: {token.key: abc}}, second: {values: {...}}}
     services:                           # hosted services; ports of the sandbox's localhost lead to them
       canvas: {available: true, ports: {10001: 10001, 20001: "canvas.example.org:443"}}
-    servers: {my-server: {network: true, credentials: [token.my_key], services: [canvas]}}
-    local_tools: {web_search: {network: true}}                        # same fields as for a server
+    servers: {my-server: {network: true, credentials: [token.my_key], services: [canvas], eager: true}}
+    local_tools: {web_search: {network: true}}       # same fields as for a server, except `eager`
     pages: {token.my_key: docs/keys.md, "service.*": "https://..."}   # how to get what is missing
     tasks: {"k8s-*": {in_place: true, spared: ["kubectl port-forward*"], deadlines: {...}}}
 
@@ -112,6 +112,15 @@ class ExternalNeeds(Model):
     files: Files = {}
 
 
+class ServerNeeds(ExternalNeeds):
+    """The same for a server. `eager`: it starts at set-up, also with `--servers lazy`.
+
+    For servers whose start changes something that the agent or the evaluator can see.
+    """
+
+    eager: bool = False
+
+
 class Credentials(Model):
     """One set of credentials. `values` override those in the suite's token files.
 
@@ -186,7 +195,7 @@ class TaskSettings(Model):
     `credentials`, `services`: what it needs besides what its servers need; `services` replaces theirs.
     `leaves_running`: processes that its preprocess started keep running while the agent plays.
     `preprocess_sandbox`: where its preprocess runs. `kept`: entries of its folder that are not removed,
-    besides the profile's.
+    besides the profile's. `eager`: all of its servers start at set-up, also with `--servers lazy`.
     """
 
     in_place: bool | None = None
@@ -198,6 +207,7 @@ class TaskSettings(Model):
     leaves_running: bool | None = None
     preprocess_sandbox: PreprocessSandbox | None = None
     kept: Strings = ()
+    eager: bool | None = None
     deadlines: Deadlines = Deadlines()
 
 
@@ -212,7 +222,7 @@ class SuiteFile(Model):
     conflicts: tuple[Strings, ...] = ()
     accounts: dict[str, Account] = {}
     services: dict[str, Service] = {}
-    servers: dict[str, ExternalNeeds] = {}
+    servers: dict[str, ServerNeeds] = {}
     local_tools: dict[str, ExternalNeeds] = {}
     pages: dict[str, str] = {}
     tasks: dict[str, TaskSettings] = {}

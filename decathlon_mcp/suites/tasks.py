@@ -75,6 +75,8 @@ class Task:
     preprocess_sandbox: PreprocessSandbox = "auto"
     kept: tuple[str, ...] = ()
     """Entries of its folder that are not removed, besides the profile's `kept`."""
+    eager_servers: tuple[str, ...] = ()
+    """The servers that start at set-up in any case, because their start changes something."""
     grader_network: bool = False
     deadlines: Deadlines = field(default_factory=Deadlines)
     max_turns: int | None = None

@@ -102,6 +102,7 @@ class Driver:
             wire.SNAPSHOT: self._snapshot,
             wire.CLEAN: self._clean,
             wire.MERGE: self._merge,
+            wire.DEFINE: self._define,
             wire.START: self._start,
             wire.CALL: self._call,
             wire.FREEZE: self._freeze,
@@ -252,6 +253,9 @@ class Driver:
         merging, fixed_addresses = enable_merging()
         self._supervisor.server_variables = VARIABLES
         request.reply({"merging": merging, "fixed_addresses": fixed_addresses})
+
+    def _define(self, request: Request, params: Params) -> None:
+        self._servers.define(request, params)
 
     def _start(self, request: Request, params: Params) -> None:
         self._servers.start(request, params)

@@ -45,6 +45,7 @@ class Server:
         self.name = name
         self.request_seconds = request_seconds
         self.state = ServerState.STARTING
+        self.was_running = False
         self.started_at = time.monotonic()
         # Why the server cannot be called; meaningful while it is not running.
         self.error = RequestError(wire.SERVER, f"server {name} is not up")

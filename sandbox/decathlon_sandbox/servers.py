@@ -1,4 +1,4 @@
-"""`start`, `call` and `freeze`: all of the task's MCP servers."""
+"""`define`, `start`, `call` and `freeze`: all of the task's MCP servers."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ CLOSE_SECONDS = 1.0
 EXIT_POLL_SECONDS = 0.01
 MAX_TEXT_GROWTH = 8
 """How much longer than a reply's line the text of its result can be (`9e15` becomes 9000000000000000.0)."""
+TRANSPORTS = ("stdio", "sse", "streamable_http")
 CALLABLE_METHODS = ("tools/call", "tools/list")
 
 
@@ -42,22 +43,44 @@ class Servers:
         self._supervisor = supervisor
         self._backpressure = backpressure
         self._notify = notify
+        self._definitions: dict[str, Params] = {}
         self._servers: dict[str, Server] = {}
         self._startups: set[Startup] = set()
         self._calls: dict[str, dict[int, RelayedCall]] = {}
         self._frozen = False
 
+    def define(self, request: Request, params: Params) -> None:
+        definitions = {settings.string("name"): settings for settings in params.objects("servers")}
+        for settings in definitions.values():
+            # Servers reached by URL are checked when they start: their HTTP client takes long to import.
+            if settings.one_of("type", *TRANSPORTS) == "stdio":
+                self._create(settings)
+        self._definitions.update(definitions)
+        request.reply({})
+
     def start(self, request: Request, params: Params) -> None:
+        names = list(dict.fromkeys(params.strings("names")))
+        deadline_seconds, again = params.number("deadline_seconds"), params.boolean("again")
+        self._start(request, names, deadline_seconds, again)
+
+    def _start(self, request: Request, names: Sequence[str], deadline_seconds: float, again: bool) -> None:
         self._check_not_frozen()
-        deadline_seconds = params.number("deadline_seconds")
-        servers = [self._create(settings) for settings in params.objects("servers")]
-        names = [server.name for server in servers]
+        for startup in self._startups:
+            if not startup.names.isdisjoint(names):
+                startup.waiting.append(
+                    _WaitingStart(request, lambda: self._start(request, names, deadline_seconds, again))
+                )
+                return
+        servers: list[Server] = []
         for name in names:
+            if name not in self._definitions:
+                raise RequestError(wire.BAD_PARAMS, f"no server named {name} is defined", {"server": name})
             known = self._servers.get(name)
-            if names.count(name) > 1 or (known is not None and known.state is not ServerState.ENDED):
-                running = known is not None and known.state is ServerState.RUNNING
-                message = f"there is already a server named {name}"
-                raise RequestError(wire.BAD_PARAMS, message, {"server": name, "running": running})
+            if known is None or known.state is ServerState.ENDED:
+                if known is not None and known.was_running and not again:
+                    data = {**known.error.data, "ended": True}
+                    raise RequestError(known.error.code, known.error.message, data)
+                servers.append(self._create(self._definitions[name]))
         self._servers.update({server.name: server for server in servers})
         startup = Startup(self._loop, request, servers, deadline_seconds, self._startups.discard)
         self._startups.add(startup)
@@ -116,7 +139,7 @@ class Servers:
             server.wait_closed(deadline)
 
     def _create(self, settings: Params) -> Server:
-        transport = settings.one_of("type", "stdio", "sse", "streamable_http")
+        transport = settings.one_of("type", *TRANSPORTS)
         if transport == "stdio":
             server: Server = StdioServer(self._loop, self._supervisor, self._backpressure, settings)
         else:
@@ -162,8 +185,40 @@ class Servers:
             self._notify(wire.MESSAGE, {"id": request_id, "server": server.name, "params": params})
 
 
+class _WaitingStart:
+    """A `start` request that waits for the end of another one, after which `begin` is called."""
+
+    def __init__(self, request: Request, begin: Callable[[], object]) -> None:
+        self._request = request
+        self._begin = begin
+        self._ended = False
+        cancelled = RequestError(wire.CANCELLED, "the start was cancelled")
+        request.on_cancel = lambda: self._fail(cancelled)
+
+    def go_on(self, error: RequestError | None) -> None:
+        """The other request has ended with this error, if any."""
+        if self._ended:
+            return
+        # One that was cancelled says nothing about its servers.
+        if error is not None and error.code != wire.CANCELLED:
+            self._fail(error)
+            return
+        self._ended = True
+        try:
+            self._begin()
+        except RequestError as begin_error:
+            self._request.fail(begin_error)
+
+    def _fail(self, error: RequestError) -> None:
+        self._ended = True
+        self._request.fail(error)
+
+
 class Startup:
-    """One `start` request: succeeds once all servers run, or stops all of them after the first failure."""
+    """One `start` request: succeeds once all servers run, or stops all of them after the first failure.
+
+    `waiting`: requests that want some of the same servers, in the order of their arrival.
+    """
 
     def __init__(
         self,
@@ -178,6 +233,8 @@ class Startup:
         self._servers = servers
         self._deadline_seconds = deadline_seconds
         self._on_end = on_end
+        self.names = {server.name for server in servers}
+        self.waiting: list[_WaitingStart] = []
         self._infos: dict[str, dict[str, Any]] = {}
         self._opened: list[Server] = []
         self._ended = False
@@ -213,6 +270,7 @@ class Startup:
             remaining -= 1
             if remaining <= 0:
                 self._request.fail(error)
+                self._let_others_go_on(error)
 
         for server in self._opened:
             server.stop(on_stopped)
@@ -239,7 +297,9 @@ class Startup:
         self._end()
         for server in self._servers:
             server.state = ServerState.RUNNING
+            server.was_running = True
         self._request.reply({"servers": self._infos})
+        self._let_others_go_on(None)
 
     def _on_deadline(self) -> None:
         silent = next(server for server in self._servers if server.name not in self._infos)
@@ -249,7 +309,11 @@ class Startup:
     def _end(self) -> None:
         self._ended = True
         self._deadline.cancel()
+
+    def _let_others_go_on(self, error: RequestError | None) -> None:
         self._on_end(self)
+        for waiting in self.waiting:
+            waiting.go_on(error)
 
 
 class ReplyLimits:

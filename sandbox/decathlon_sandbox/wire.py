@@ -87,21 +87,28 @@ Requests: params -> result
             Lets the kernel merge equal memory pages of the driver, and of what it starts from now on, with
             those of other sandboxes, and fixes the addresses and the hash seed of the task's servers, so that
             their pages are equal. The result says which of the two the kernel and the sandbox allow.
-`start`     {"servers": [SERVER...], "deadline_seconds": NUM} -> {"servers": {NAME: INFO}}
-            Starts the task's MCP servers concurrently, initializes them and lists their tools (all pages).
+`define`    {"servers": [SERVER...]} -> {}
+            Keeps the specifications of the task's MCP servers, so that they can be started by name, also by a
+            server process that does not have them and their secrets. Starts nothing. A name that was defined
+            before gets the new specification, which holds from its next start on.
             SERVER: {"name": STR, "type": "stdio", "command": STR, "args": [STR...], "env": {STR: STR},
                      "inherit": "minimal" | "all", "cwd": DIR, "path": STR?, "request_seconds": NUM?}
                  or {"name": STR, "type": "sse" | "streamable_http", "url": STR, "headers": {STR: STR},
                      "request_seconds": NUM?}
-            INFO: {"protocolVersion": STR, "serverInfo": {...}, "capabilities": {...}, "tools": [RAW...],
-                   "seconds": NUM}
             "minimal" passes what the MCP SDK's stdio client passes (HOME, LOGNAME, PATH, SHELL, TERM, USER),
             plus `env`. `path` replaces the inherited PATH, but not a PATH in `env`. The program is looked up
-            in the resulting PATH. A server that exits, answers with an error or is not initialized before the
-            deadline fails the request (code SERVER) with data {"server": NAME, "stderr": STR (its end),
-            "exit_code": INT | null (negative: the signal)}; all servers of the request are then stopped.
-            `start` can be called again with names that are not running. A name that is in use fails it (code
-            BAD_PARAMS) with data {"server": NAME, "running": BOOL}; false while that server is starting.
+            in the resulting PATH.
+`start`     {"names": [NAME...], "deadline_seconds": NUM, "again": BOOL?} -> {"servers": {NAME: INFO}}
+            Makes sure that these servers run. Those that do not are started concurrently, initialized, and
+            asked for their tools (all pages); the result has them only. One that another request is starting
+            is waited for. One that ran and has ended fails the request (code SERVER, "ended": true in its
+            data), unless `again` is true.
+            INFO: {"protocolVersion": STR, "serverInfo": {...}, "capabilities": {...}, "tools": [RAW...],
+                   "seconds": NUM}
+            A server that exits, answers with an error or is not initialized before the deadline fails the
+            request (code SERVER) with data {"server": NAME, "stderr": STR (its end), "exit_code": INT | null
+            (negative: the signal)}; all servers that the request was starting are then stopped, and another
+            request can start them. A name that was not defined fails it (code BAD_PARAMS).
 `call`      {"server": NAME, "method": STR, "params": {...}, "timeout_seconds": NUM | null,
              "max_bytes": INT?, "cut": {"folder": DIR, "characters": INT}?}
             -> the task server's whole reply: {"jsonrpc": "2.0", "id": ..., "result" | "error": ...}
@@ -202,6 +209,7 @@ RUN = "run"
 SNAPSHOT = "snapshot"
 CLEAN = "clean"
 MERGE = "merge"
+DEFINE = "define"
 START = "start"
 CALL = "call"
 FREEZE = "freeze"

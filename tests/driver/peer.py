@@ -172,7 +172,15 @@ class DriverPeer:
         return stdio_server(name, sys.executable, program, "stdio", self.token, **settings)
 
     async def start(self, *servers: dict[str, Any], deadline_seconds: float = 30.0) -> dict[str, Any]:
-        return (await self.request(wire.START, servers=servers, deadline_seconds=deadline_seconds))["servers"]
+        """Define servers and start them; returns what each that was started says about itself."""
+        request_id = await self.begin_start(*servers, deadline_seconds=deadline_seconds)
+        return (await self.result(request_id))["servers"]
+
+    async def begin_start(self, *servers: dict[str, Any], deadline_seconds: float = 30.0) -> int:
+        """Define servers and begin to start them; returns the id of the request."""
+        await self.request(wire.DEFINE, servers=servers)
+        names = [server["name"] for server in servers]
+        return await self.begin(wire.START, names=names, deadline_seconds=deadline_seconds, again=True)
 
     async def begin_tool(
         self,

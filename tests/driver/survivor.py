@@ -69,7 +69,8 @@ async def first(arguments: dict[str, Any], log: Log) -> None:
     provider = LocalProvider(arguments["owner"], Path(arguments["folder"]))
     async with provider, provider.open(spec_of(arguments["name"])) as sandbox:
         async with connect(sandbox, survival=survival) as driver:
-            await driver.start([arguments["server"]], deadline_seconds=30)
+            await driver.define([arguments["server"]])
+            await driver.start([arguments["server"]["name"]], deadline_seconds=30)
             log.write(ready=True)
             await call(driver, log, arguments["tool"], kill_at=arguments.get("kill_at"))
             await anyio.sleep_forever()

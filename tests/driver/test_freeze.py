@@ -38,9 +38,7 @@ async def test_freeze_kills_everything_and_refuses_calls(peer: DriverPeer, tmp_p
     )
     run = await peer.begin(wire.RUN, **shell(f"sleep 1000; : {peer.token}"))
     call = await peer.begin_tool("scripted", "hang")
-    start = await peer.begin(
-        wire.START, servers=[peer.scripted_server("silent", "silent")], deadline_seconds=1000
-    )
+    start = await peer.begin_start(peer.scripted_server("silent", "silent"), deadline_seconds=1000)
     await peer.until_living(6)
     result = await peer.request(wire.FREEZE)
     assert result["killed"] >= 6
@@ -54,9 +52,10 @@ async def test_freeze_kills_everything_and_refuses_calls(peer: DriverPeer, tmp_p
 
 
 async def test_freeze_is_permanent_but_run_and_arrange_still_work(peer: DriverPeer, tmp_path: Path) -> None:
+    await peer.request(wire.DEFINE, servers=[peer.scripted_server("plain")])
     assert await peer.request(wire.FREEZE) == {"killed": 0}
     refused_requests: list[tuple[str, dict[str, Any]]] = [
-        (wire.START, {"servers": [peer.scripted_server("plain")], "deadline_seconds": 30}),
+        (wire.START, {"names": ["scripted"], "deadline_seconds": 30}),
         (wire.CALL, {"server": "scripted", "method": "tools/call", "params": {}, "timeout_seconds": 1}),
     ]
     for method, params in refused_requests:

@@ -227,7 +227,7 @@ async def test_start_waits_for_a_server_that_does_not_listen_yet(peer: DriverPee
     async with web_server("scripted_http.py", "plain") as plain:
         port = plain.url.split(":")[2].split("/")[0]
         plain.kill()
-    number = await peer.begin(wire.START, servers=[plain.settings()], deadline_seconds=60)
+    number = await peer.begin_start(plain.settings(), deadline_seconds=60)
     script = (SERVERS / "scripted_http.py").read_text().replace('("127.0.0.1", 0)', f'("127.0.0.1", {port})')
     (tmp_path / "late.py").write_text(script)
     async with await anyio.open_process([sys.executable, str(tmp_path / "late.py"), "plain"]) as late:

@@ -83,9 +83,7 @@ async def test_noise_before_the_handshake_is_ignored(peer: DriverPeer) -> None:
 async def test_server_that_exits_while_others_start_fails_the_start(peer: DriverPeer) -> None:
     """It was initialized already; a silent server keeps the start from ending."""
     mortal = peer.scripted_server("plain", "mortal")
-    number = await peer.begin(
-        wire.START, servers=[mortal, peer.scripted_server("silent")], deadline_seconds=1000
-    )
+    number = await peer.begin_start(mortal, peer.scripted_server("silent"), deadline_seconds=1000)
     await peer.until_living(2)
     result = await peer.request(
         wire.RUN,

@@ -233,8 +233,10 @@ async def test_unknown_methods_and_invalid_params_fail_the_request(peer: DriverP
         (wire.RUN, slow_run(channel=1), "channel"),
         (wire.ARRANGE, {"steps": {}}, "steps"),
         (wire.ARRANGE, {"steps": [{"make": "relative"}]}, "make"),
-        (wire.START, {"servers": [], "deadline_seconds": "soon"}, "deadline_seconds"),
-        (wire.START, {"servers": [{"name": "a", "type": "carrier pigeon"}], "deadline_seconds": 1}, "type"),
+        (wire.DEFINE, {"servers": [{"name": "a", "type": "carrier pigeon"}]}, "type"),
+        (wire.DEFINE, {"servers": [peer.scripted_server("plain", cwd="relative")]}, "cwd"),
+        (wire.START, {"names": [], "deadline_seconds": "soon"}, "deadline_seconds"),
+        (wire.START, {"names": ["nobody"], "deadline_seconds": 1}, "nobody"),
         (wire.CALL, {"server": "nobody", "method": "tools/call", "params": {}}, "nobody"),
     ]
     for method, params, about in invalid_requests:
@@ -338,7 +340,8 @@ async def test_backpressure_bounds_memory_and_loses_no_reply(python: str) -> Non
         assert process.stdout is not None
         while not unread.end.attached:
             unread.end.receive(await process.stdout.receive())
-        await unread.begin(wire.START, servers=[unread.scripted_server("plain")], deadline_seconds=30)
+        await unread.begin(wire.DEFINE, servers=[unread.scripted_server("plain")])
+        await unread.begin(wire.START, names=["scripted"], deadline_seconds=30)
         received = b""
         while b'"servers"' not in received:
             received = await process.stdout.receive()
@@ -351,9 +354,9 @@ async def test_backpressure_bounds_memory_and_loses_no_reply(python: str) -> Non
         assert _resident_mib(process.pid) < 60
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(unread.receive_messages)
-            for number in range(FIRST_ID + 1, FIRST_ID + 11):
+            for number in range(FIRST_ID + 2, FIRST_ID + 12):
                 assert len((await unread.result(number))["result"]["content"][0]["text"]) == 1_000_000
-            await unread.result(FIRST_ID + 11)
+            await unread.result(FIRST_ID + 12)
             await unread.close()
         messages = sum(method == wire.MESSAGE for method, _ in unread.notifications)
         assert wire.NOTIFICATIONS_BURST <= messages < 20_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -220,25 +221,72 @@ async def test_all_pages_of_tools_are_listed_unchanged(peer: DriverPeer) -> None
     assert info["none"]["tools"] == []
 
 
-async def test_servers_can_be_added_but_names_must_be_unique(peer: DriverPeer) -> None:
-    await peer.start(peer.scripted_server("plain", "one"))
-    await peer.start(peer.scripted_server("plain", "two"))
-    for servers in (
-        [peer.scripted_server("plain", "one")],
-        [peer.scripted_server("plain", "three"), peer.scripted_server("plain", "three")],
-    ):
-        with pytest.raises(WireError, match="already") as error:
-            await peer.start(*servers)
-        assert error.value.reason == "bad_params"
+async def test_only_servers_that_do_not_run_are_started(peer: DriverPeer) -> None:
+    one, two = peer.scripted_server("plain", "one"), peer.scripted_server("plain", "two")
     assert await peer.start() == {}
+    assert set(await peer.start(one)) == {"one"}
+    assert set(await peer.start(one, two)) == {"two"}
+    assert await peer.start(one, two) == {}
     assert len(peer.living()) == 2
 
 
+async def test_definition_starts_nothing_and_the_newest_one_holds(peer: DriverPeer) -> None:
+    for name in ("plain", "toolless"):
+        await peer.request(wire.DEFINE, servers=[peer.scripted_server(name)])
+    assert peer.living() == []
+    started = await peer.request(wire.START, names=["scripted"], deadline_seconds=30)
+    assert started["servers"]["scripted"]["tools"] == []
+
+
+async def test_start_waits_for_one_that_is_under_way(peer: DriverPeer) -> None:
+    """As after the death of a server process that was starting a server."""
+    first = await peer.begin_start(peer.scripted_server("stopped"))
+    await peer.until_living(1)
+    second = await peer.begin(wire.START, names=["scripted"], deadline_seconds=30)
+    cancelled = await peer.begin(wire.START, names=["scripted"], deadline_seconds=30)
+    await peer.cancel(cancelled)
+    with pytest.raises(WireError) as error:
+        await peer.result(cancelled)
+    assert error.value.reason == "cancelled"
+    (server,) = peer.living()
+    await until(lambda: " T " in Path(f"/proc/{server}/stat").read_text())
+    os.kill(server, signal.SIGCONT)
+    assert set((await peer.result(first))["servers"]) == {"scripted"}
+    assert (await peer.result(second))["servers"] == {}
+    assert len(peer.living()) == 1
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_failure_of_a_start_fails_those_that_wait_but_its_cancellation_does_not(
+    peer: DriverPeer, is_cancelled: bool
+) -> None:
+    first = await peer.begin_start(
+        peer.scripted_server("silent"), deadline_seconds=1000 if is_cancelled else 1
+    )
+    await peer.until_living(1)
+    second = await peer.begin(wire.START, names=["scripted"], deadline_seconds=1)
+    if is_cancelled:
+        await peer.cancel(first)
+    with pytest.raises(WireError) as first_error:
+        await peer.result(first)
+    with pytest.raises(WireError, match="was not up after 1 s") as second_error:
+        await peer.result(second)
+    assert first_error.value.reason == ("cancelled" if is_cancelled else "server")
+    assert second_error.value.data["server"] == "scripted"
+    assert peer.living() == []
+
+
+async def test_server_that_failed_to_start_can_be_started_by_name(peer: DriverPeer) -> None:
+    with pytest.raises(WireError):
+        await peer.start(peer.scripted_server("dies"))
+    await peer.request(wire.DEFINE, servers=[peer.scripted_server("plain")])
+    await peer.request(wire.START, names=["scripted"], deadline_seconds=30)
+    assert await peer.text("scripted", "text", unit="up", times=1) == "up"
+
+
 async def test_cancelled_start_leaves_no_process(peer: DriverPeer) -> None:
-    number = await peer.begin(
-        wire.START,
-        servers=[peer.scripted_server("plain", "one"), peer.scripted_server("silent", "two")],
-        deadline_seconds=1000,
+    number = await peer.begin_start(
+        peer.scripted_server("plain", "one"), peer.scripted_server("silent", "two"), deadline_seconds=1000
     )
     await peer.until_living(2)
     await peer.cancel(number)
@@ -256,7 +304,7 @@ async def test_start_cancelled_at_any_moment_leaves_no_process(peer: DriverPeer)
             peer.scripted_server("daemonic", f"one{step}"),
             peer.scripted_server("silent", f"two{step}"),
         ]
-        number = await peer.begin(wire.START, servers=servers, deadline_seconds=1000)
+        number = await peer.begin_start(*servers, deadline_seconds=1000)
         await anyio.sleep(0.01 * step)
         await peer.cancel(number)
         with pytest.raises(WireError):
@@ -264,9 +312,12 @@ async def test_start_cancelled_at_any_moment_leaves_no_process(peer: DriverPeer)
         assert peer.living() == []
 
 
-async def test_name_of_a_server_that_has_ended_can_be_reused(peer: DriverPeer) -> None:
+async def test_server_that_has_ended_is_started_again_only_on_request(peer: DriverPeer) -> None:
     await peer.start(peer.scripted_server("plain"))
     with pytest.raises(WireError):
         await peer.tool("scripted", "die")
+    with pytest.raises(WireError, match="exit code 3") as error:
+        await peer.request(wire.START, names=["scripted"], deadline_seconds=30)
+    assert error.value.data["ended"] is True
     await peer.start(peer.scripted_server("plain"))
     assert await peer.text("scripted", "text", unit="back", times=1) == "back"

@@ -105,15 +105,18 @@ async def test_run_sends_the_command_and_returns_the_result() -> None:
     assert result == RunResult(exit_code=3, signal=None, timed_out=False, stdout="out", stderr="err")
 
 
-async def test_start_sends_the_servers_and_returns_their_tools() -> None:
+async def test_define_sends_the_servers_and_start_returns_their_tools() -> None:
     servers = [{"name": "files", "command": ["files"]}]
     async with connected() as (driver, peer):
+        definition, _ = await answered(peer, lambda: driver.define(servers), result={})
         request, infos = await answered(
             peer,
-            lambda: driver.start(servers, deadline_seconds=5),
+            lambda: driver.start(["files"], deadline_seconds=5),
             result={"servers": {"files": SERVER_INFO}},
         )
-    assert request == {"method": "start", "params": {"servers": servers, "deadline_seconds": 5}}
+    assert definition == {"method": "define", "params": {"servers": servers}}
+    params = {"names": ["files"], "deadline_seconds": 5, "again": False}
+    assert request == {"method": "start", "params": params}
     assert infos == {"files": ServerInfo(tools=[{"name": "read", "unknown": [1]}])}
 
 

@@ -29,6 +29,7 @@ from decathlon_mcp.driver_client.replies import CallParams, Reply
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.operations import Caller
+from decathlon_mcp.episodes.server_starts import ServerStarts
 from decathlon_mcp.episodes.specification import EpisodeSpec
 from decathlon_mcp.episodes.tools import ToolRouter, ToolSession
 from decathlon_mcp.errors import CallTimeoutError, DecathlonError
@@ -128,7 +129,8 @@ def episode_of(folder: Path, journal: Journal) -> Episode:
 
 def tools(folder: Path, crash: Crash, generation: int) -> ToolSession:
     driver = cast("DriverClient", FolderDriver(folder / "sandbox", crash, generation << 32 | 1))
-    return ToolSession(driver, ToolRouter({"probe": [{"name": "tool"}]}, "decathlon"))
+    starts = ServerStarts(driver, start_seconds=5, running=["probe"])
+    return ToolSession(driver, ToolRouter({"probe": [{"name": "tool"}]}, "decathlon"), starts)
 
 
 async def begin(folder: Path, step: int, arguments: Any) -> None:

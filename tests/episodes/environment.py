@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import yaml
 
-from decathlon_mcp.app import create_registry, create_sandbox_factory
+from decathlon_mcp.app import create_registry, create_sandbox_factory, create_tool_lists
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
@@ -49,25 +49,36 @@ def exits_with(exit_code: int) -> Callable[[FakeRun], int]:
 
 
 def sandbox_factory(
-    tmp_path: Path, provider: FakeProvider, *, suite: str | Path = SUITE, **settings: Any
+    tmp_path: Path,
+    provider: FakeProvider,
+    *,
+    suite: str | Path = SUITE,
+    caches: bool = False,
+    **settings: Any,
 ) -> SandboxFactory:
-    """The sandboxes of a suite over a fake provider."""
+    """The sandboxes of a suite over a fake provider. `caches`: tool lists are kept in `state/`."""
     loaded = load_suite(suite)
     common = tmp_path / "common.tar"
     loaded.common_archive(common)
     factory = create_sandbox_factory(loaded, provider, common, Settings.model_validate(settings))
-    return replace(factory, image="fake")
+    factory = replace(factory, image="fake")
+    return replace(factory, tool_lists=create_tool_lists(factory, tmp_path / "state")) if caches else factory
 
 
 @asynccontextmanager
 async def running_registry(
-    tmp_path: Path, provider: FakeProvider, *, suite: str | Path = SUITE, **settings: Any
+    tmp_path: Path,
+    provider: FakeProvider,
+    *,
+    suite: str | Path = SUITE,
+    caches: bool = False,
+    **settings: Any,
 ) -> AsyncGenerator[EpisodeRegistry]:
     """A running registry with one suite; checks at its end that no sandbox is left."""
-    factory = sandbox_factory(tmp_path, provider, suite=suite, **settings)
+    factory = sandbox_factory(tmp_path, provider, suite=suite, caches=caches, **settings)
     values = {"state": tmp_path / "state", "drain_seconds": 5, "warm": 0, **settings}
     scratch = tmp_path / "scratch"
-    scratch.mkdir()
+    scratch.mkdir(exist_ok=True)
     registry = create_registry(
         Catalogue([factory.suite]),
         {factory.suite.name: factory},

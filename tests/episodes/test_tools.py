@@ -15,6 +15,7 @@ import pytest
 
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, ServerInfo, connect
 from decathlon_mcp.driver_client.replies import CallParams, Reply
+from decathlon_mcp.episodes.server_starts import ServerStarts
 from decathlon_mcp.episodes.tools import ORIGINAL_KEY, LocalTools, ToolRoute, ToolRouter, ToolSession
 from decathlon_mcp.errors import DriverError, SetUpError, UnknownToolError
 from decathlon_mcp.sandboxes.base import SandboxSpec
@@ -29,7 +30,6 @@ from tests.localtools.conftest import SUITE as LOCAL_TOOLS_SUITE
 
 ROOT = PurePosixPath("/suite")
 WORKSPACE = ROOT / "workspace"
-LOCAL_SERVER = {"name": "local", "type": "stdio", "command": "local"}
 
 
 def tool(name: str, **fields: Any) -> JsonObject:
@@ -109,13 +109,21 @@ async def big(call: FakeCall) -> str:
 
 @asynccontextmanager
 async def connected() -> AsyncGenerator[tuple[FakeSandbox, DriverClient]]:
-    """A sandbox whose server `files` is running; `local` can be started."""
+    """A sandbox whose servers `files` and `local` can be started."""
     tools = {"files": {"big": big}, "local": {"echo": echo, "big": big}}
     async with FakeProvider(tools=tools) as provider:
         async with provider.open(SandboxSpec("tools", ("driver",), ROOT)) as sandbox:
             async with connect(sandbox) as driver:
-                await driver.start([{"name": "files"}], deadline_seconds=5)
+                await driver.define([{"name": "files"}, {"name": "local"}])
                 yield sandbox, driver
+
+
+def tool_session(
+    driver: DriverClient, *, start_seconds: float = 5, optional: Sequence[str] = ("local",), **options: Any
+) -> ToolSession:
+    """A session with a server `local`, which may end and is started again."""
+    starts = ServerStarts(driver, start_seconds=start_seconds, optional=optional)
+    return ToolSession(driver, router(), starts, **options)
 
 
 def text_of(reply: Reply) -> str:
@@ -130,12 +138,12 @@ async def test_the_server_of_the_local_tools_starts_with_the_first_call(
     async with connected() as (_, driver):
         start = driver.start
 
-        async def count(servers: Sequence[JsonObject], *, deadline_seconds: float) -> dict[str, ServerInfo]:
-            started.extend(server["name"] for server in servers)
-            return await start(servers, deadline_seconds=deadline_seconds)
+        async def count(names: Sequence[str], **options: Any) -> dict[str, ServerInfo]:
+            started.extend(names)
+            return await start(names, **options)
 
         monkeypatch.setattr(driver, "start", count)
-        session = ToolSession(driver, router(), local_server=LOCAL_SERVER)
+        session = tool_session(driver)
         assert started == []
         for _ in range(2):
             params = CallParams.of({"text": "hello"})
@@ -153,9 +161,9 @@ async def test_the_server_of_the_local_tools_is_started_again_after_it_died(
         died = DriverError("server local ended with exit code 7", reason="server")
         failures = [died]
 
-        async def count(servers: Sequence[JsonObject], *, deadline_seconds: float) -> dict[str, ServerInfo]:
-            started.extend(server["name"] for server in servers)
-            return await start(servers, deadline_seconds=deadline_seconds)
+        async def count(names: Sequence[str], **options: Any) -> dict[str, ServerInfo]:
+            started.extend(names)
+            return await start(names, **options)
 
         async def fail_once(*arguments: Any, **options: Any) -> Reply:
             if failures:
@@ -164,7 +172,7 @@ async def test_the_server_of_the_local_tools_is_started_again_after_it_died(
 
         monkeypatch.setattr(driver, "start", count)
         monkeypatch.setattr(driver, "call", fail_once)
-        session, route = ToolSession(driver, router(), local_server=LOCAL_SERVER), ToolRoute("local", "echo")
+        session, route = tool_session(driver), ToolRoute("local", "echo")
         with pytest.raises(DriverError, match="exit code 7"):
             await session.call(route, CallParams())
         await session.call(route, CallParams.of({"text": "again"}))
@@ -190,7 +198,8 @@ async def scripted_local_server(folder: Path, behaviour: str, **options: Any) ->
     spec = SandboxSpec("local-tools", BOOT_COMMAND, ROOT)
     async with LocalProvider(f"test-{secrets.token_hex(4)}", folder) as provider:
         async with provider.open(spec) as sandbox, connect(sandbox) as driver:
-            yield ToolSession(driver, router(), local_server=server, **options)
+            await driver.define([server])
+            yield tool_session(driver, **options)
 
 
 def called(name: str, **arguments: Any) -> tuple[ToolRoute, CallParams]:
@@ -200,7 +209,7 @@ def called(name: str, **arguments: Any) -> tuple[ToolRoute, CallParams]:
 @pytest.mark.anyio
 async def test_local_tools_still_work_after_an_invalid_reply(tmp_path: Path) -> None:
     """The driver reports an invalid reply like the end of the server, which still runs."""
-    async with scripted_local_server(tmp_path, "normal") as session:
+    async with scripted_local_server(tmp_path, "normal", start_seconds=60) as session:
         for _ in range(2):
             with pytest.raises(DriverError) as error:
                 await session.call(*called("half_utf8"))
@@ -211,7 +220,7 @@ async def test_local_tools_still_work_after_an_invalid_reply(tmp_path: Path) -> 
 @pytest.mark.anyio
 async def test_local_tools_work_again_after_calls_that_failed_together(tmp_path: Path) -> None:
     """One of the calls may learn of the server's end after another call has started it again."""
-    async with scripted_local_server(tmp_path, "normal") as session:
+    async with scripted_local_server(tmp_path, "normal", start_seconds=60) as session:
         for _ in range(3):
             async with anyio.create_task_group() as tasks:
                 for name in ("hang", "hang", "hang", "die"):
@@ -229,6 +238,17 @@ async def test_local_server_that_always_dies_is_an_error_for_each_call(tmp_path:
     async with scripted_local_server(tmp_path, "dies") as session:
         for _ in range(3):
             await fails(session, "text")
+
+
+@pytest.mark.anyio
+async def test_server_that_died_before_a_restart_is_an_error_of_its_calls(tmp_path: Path) -> None:
+    """The next server does not know which servers run; one that ran is not started again."""
+    async with scripted_local_server(tmp_path, "normal", start_seconds=60) as session:
+        await fails(session, "die")
+        next_session = tool_session(session._driver, optional=())  # pyright: ignore[reportPrivateUsage]
+        for _ in range(2):
+            await fails(next_session, "text")
+        assert not next_session.starts.failed.is_set()
 
 
 @pytest.mark.anyio
@@ -253,7 +273,7 @@ async def test_calls_that_wait_for_a_start_share_its_failure(tmp_path: Path) -> 
 @pytest.mark.anyio
 async def test_an_overlong_reply_is_cut_and_saved_in_the_workspace() -> None:
     async with connected() as (sandbox, driver):
-        session = ToolSession(driver, router(), workspace=WORKSPACE)
+        session = tool_session(driver, workspace=WORKSPACE)
         reply = await session.call(ToolRoute("files", "big"), CallParams())
         saved = reply.meta[OVERLONG_KEY]
         assert PurePosixPath(saved["path"]).parent == WORKSPACE / FOLDER
@@ -264,9 +284,9 @@ async def test_an_overlong_reply_is_cut_and_saved_in_the_workspace() -> None:
 @pytest.mark.anyio
 async def test_overlong_replies_of_local_tools_and_without_a_workspace_are_passed_on_whole() -> None:
     async with connected() as (_, driver):
-        cutting = ToolSession(driver, router(), local_server=LOCAL_SERVER, workspace=WORKSPACE)
+        cutting = tool_session(driver, workspace=WORKSPACE)
         local = await cutting.call(ToolRoute("local", "big"), CallParams())
-        raw = await ToolSession(driver, router()).call(ToolRoute("files", "big"), CallParams())
+        raw = await tool_session(driver).call(ToolRoute("files", "big"), CallParams())
     assert text_of(local) == text_of(raw) == "x" * (LIMIT_CHARACTERS + 1)
 
 

@@ -140,19 +140,31 @@ class _RequestError(Exception):
 class FakeDriver:
     """A driver from boot to the end of its stream. A test provides its tools and processes as callables.
 
-    `stream` can lose bytes, but ends only if no server will come any more.
+    `stream` can lose bytes, but ends only if no server will come any more. `on_start` is called with the
+    name of each server whose start is tried.
     """
 
-    def __init__(self, stream: ByteStream, tree: Tree, *, tools: Tools, run: Run, faults: Faults) -> None:
+    def __init__(
+        self,
+        stream: ByteStream,
+        tree: Tree,
+        *,
+        tools: Tools,
+        run: Run,
+        faults: Faults,
+        on_start: Callable[[str], object] = lambda name: None,
+    ) -> None:
         self._stream = stream
         self._tree = tree
         self._tools = tools
         self._process_handler = run
         self._faults = faults
+        self._on_start = on_start
         self._send_lock = anyio.Lock()
         self._end = DriverEnd(LIMITS)
         self._used_ids: set[int] = set()
         self._requests: dict[int, CancelScope] = {}
+        self._defined: set[str] = set()
         self._started: set[str] = set()
         self._frozen = False
         self.merges = False
@@ -264,6 +276,9 @@ class FakeDriver:
             case wire.MERGE:
                 self.merges = True
                 return {"merging": True, "fixed_addresses": True}
+            case wire.DEFINE:
+                self._defined |= {server["name"] for server in params["servers"]}
+                return {}
             case wire.START:
                 return self._start(params)
             case wire.CALL:
@@ -312,11 +327,12 @@ class FakeDriver:
     def _start(self, params: Json) -> Json:
         if self._frozen:
             raise _RequestError(wire.FROZEN, "frozen")
-        names: list[str] = [server["name"] for server in params["servers"]]
+        for name in params["names"]:
+            if name not in self._defined:
+                raise _RequestError(wire.BAD_PARAMS, f"no server named {name} is defined", {"server": name})
+        names: list[str] = [name for name in params["names"] if name not in self._started]
         for name in names:
-            if name in self._started:
-                data = {"server": name, "running": True}
-                raise _RequestError(wire.BAD_PARAMS, f"there is already a server named {name}", data)
+            self._on_start(name)
             stderr = self._faults.servers_that_fail.get(name)
             if stderr is None and name not in self._tools:
                 stderr = f"no server {name!r} in this test"

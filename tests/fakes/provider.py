@@ -279,8 +279,8 @@ class FakeProvider:
     """Opens sandboxes in this process.
 
     `run` returns the result of a process; by default exit code 0. `opened` has all sandboxes that this
-    provider opened or took back, `machine.sandboxes` those that are still there. While `unavailable` is set,
-    there is no engine.
+    provider opened or took back, `machine.sandboxes` those that are still there. `starts`: the names of the
+    servers that were started, or tried to, in order. While `unavailable` is set, there is no engine.
     """
 
     name = "fake"
@@ -298,6 +298,7 @@ class FakeProvider:
         self.isolation: Isolation = isolation
         self.machine = machine or FakeMachine()
         self.opened: list[FakeSandbox] = []
+        self.starts: list[str] = []
         self.unavailable = False
         self._dead = False
         self._owner = owner
@@ -342,7 +343,12 @@ class FakeProvider:
             first_process = FakeProbe(container.process_stream, container.tree)
         else:
             first_process = FakeDriver(
-                container.process_stream, container.tree, tools=self._tools, run=self._run, faults=faults
+                container.process_stream,
+                container.tree,
+                tools=self._tools,
+                run=self._run,
+                faults=faults,
+                on_start=self.starts.append,
             )
         async with AsyncExitStack() as stack:
             # The first attachment does not wait, so no cancellation can come before `_enter`.

@@ -20,6 +20,7 @@ from decathlon_sandbox.truncation import CutResult, cut
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.driver_client.replies import CallParams
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.server_starts import ServerStarts
 from decathlon_mcp.episodes.tools import LocalTools, ToolRoute, ToolRouter, ToolSession
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.suites.local_tools import ToolDescriptions, local_spec
@@ -143,7 +144,9 @@ async def local_tools(
                 suite, task, driver, root=sandbox.root, timeout_seconds=60
             )
             spec = local_spec(suite.profile, descriptions, sandbox.root)
-            session = ToolSession(driver, ToolRouter({}, "decathlon"), local_server=spec)
+            await driver.define([spec])
+            starts = ServerStarts(driver, start_seconds=60, optional=["local"])
+            session = ToolSession(driver, ToolRouter({}, "decathlon"), starts)
             yield LocalToolsSandbox(sandbox_factory, sandbox, driver, descriptions, session)
 
 

@@ -52,7 +52,9 @@ async def serving(
     state: Path, *, tokens: Tokens | None = None, limits: ConnectionLimits | None = None, **settings: Any
 ) -> AsyncGenerator[Served]:
     """Serve until the context exits, then drain as after SIGTERM."""
-    values = {"suite": (SUITE,), "state": state, "drain_seconds": 5, **settings}
+    # Eager, so that an episode that lists its tools is ready.
+    defaults = {"suite": (SUITE,), "state": state, "drain_seconds": 5, "servers": "eager"}
+    values = {**defaults, **settings}
     listener = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     configured = Settings.model_validate(values)

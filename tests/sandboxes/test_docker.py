@@ -96,7 +96,8 @@ async def test_limits_of_the_drivers_threads_cannot_be_set(docker: Bench) -> Non
             async with anyio.create_task_group() as tasks:
                 # The driver's requests to a server by HTTP are made in threads, and this one waits.
                 server = {"name": "silent", "type": "sse", "url": f"http://127.0.0.1:{SILENT_PORT}/sse"}
-                tasks.start_soon(partial(driver.start, [server], deadline_seconds=100))
+                await driver.define([server])
+                tasks.start_soon(partial(driver.start, ["silent"], deadline_seconds=100))
                 await driver.ping()
                 result = await driver.run(
                     ["python3", "attacks.py"], cwd=root, timeout_seconds=100, env={"HOME": root}

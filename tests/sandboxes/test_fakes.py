@@ -64,7 +64,8 @@ async def test_tools_are_listed_and_called_with_progress_and_messages() -> None:
     with anyio.fail_after(10):
         async with FakeProvider(tools=TOOLS) as provider, provider.open(SPEC) as sandbox:
             async with connect(sandbox) as driver:
-                infos = (await driver.start(FILES, deadline_seconds=5))["files"]
+                await driver.define(FILES)
+                infos = (await driver.start(["files"], deadline_seconds=5))["files"]
                 assert infos.tools[0]["description"] == "Repeats the text."
                 assert infos.tools[0]["x-unknown"] == [1]
                 params = {"name": "echo", "arguments": {"text": "hi"}}
@@ -82,7 +83,8 @@ async def test_tool_errors_timeouts_and_cancellation_leave_the_driver_alive() ->
     with anyio.fail_after(10):
         async with FakeProvider(tools=TOOLS) as provider, provider.open(SPEC) as sandbox:
             async with connect(sandbox) as driver:
-                await driver.start(FILES, deadline_seconds=5)
+                await driver.define(FILES)
+                await driver.start(["files"], deadline_seconds=5)
                 reply = await driver.call("files", "tools/call", {"name": "refuse"}, timeout_seconds=5)
                 assert reply.decoded()["error"]["message"] == "no such file"
                 with pytest.raises(CallTimeoutError):
@@ -96,7 +98,8 @@ async def test_frozen_driver_refuses_calls_and_still_runs_processes() -> None:
     with anyio.fail_after(10):
         async with FakeProvider(tools=TOOLS, run=lambda request: RunReply(3)) as provider:
             async with provider.open(SPEC) as sandbox, connect(sandbox) as driver:
-                await driver.start(FILES, deadline_seconds=5)
+                await driver.define(FILES)
+                await driver.start(["files"], deadline_seconds=5)
 
                 async def expect_frozen() -> None:
                     with pytest.raises(DriverError) as caught:
@@ -118,7 +121,8 @@ async def test_sandbox_dies_in_a_call_in_a_process_or_at_a_method() -> None:
     with anyio.fail_after(10):
         async with FakeProvider(tools=TOOLS, run=run) as provider:
             async with provider.open(SPEC) as sandbox, connect(sandbox) as driver:
-                await driver.start(FILES, deadline_seconds=5)
+                await driver.define(FILES)
+                await driver.start(["files"], deadline_seconds=5)
                 with pytest.raises(SandboxLostError, match="out of memory"):
                     await driver.call("files", "tools/call", {"name": "die"}, timeout_seconds=5)
             async with provider.open(SPEC) as sandbox, connect(sandbox) as driver:
@@ -180,8 +184,9 @@ async def test_server_that_does_not_start_reports_its_stderr() -> None:
     with anyio.fail_after(10):
         async with FakeProvider(tools=TOOLS, faults=faults) as provider:
             async with provider.open(SPEC) as sandbox, connect(sandbox) as driver:
+                await driver.define(FILES)
                 with pytest.raises(DriverError) as caught:
-                    await driver.start(FILES, deadline_seconds=5)
+                    await driver.start(["files"], deadline_seconds=5)
                 assert caught.value.data["about"]["stderr"] == "no such module"
 
 

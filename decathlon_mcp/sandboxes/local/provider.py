@@ -28,6 +28,7 @@ from anyio.abc import TaskGroup
 
 from decathlon_mcp.errors import BadRequestError, SandboxLostError
 from decathlon_mcp.sandboxes.base import Finding, Isolation, SandboxSpec, finding
+from decathlon_mcp.sandboxes.local.environment import LocalEnvironment
 from decathlon_mcp.sandboxes.local.first_process import FirstProcess
 from decathlon_mcp.sandboxes.local.process_signals import ProcessSignaller
 from decathlon_mcp.sandboxes.local.process_table import is_stopped, sandboxes_with_processes
@@ -64,6 +65,7 @@ class LocalProvider:
         # Never waited for: the clock of a deletion, which has its place by then, would already run.
         self._threads = CapacityLimiter(math.inf)
         self._signaller = ProcessSignaller()
+        self._environment = LocalEnvironment()
         self._open_names: set[str] = set()
         self._tasks: TaskGroup | None = None
 
@@ -86,11 +88,11 @@ class LocalProvider:
     def root(self, spec: SandboxSpec) -> PurePosixPath:
         return PurePosixPath(self._folder / spec.name / "root")
 
-    async def environment(self, image: str | None) -> str | None:
-        return None
-
     def shares_loopback(self, spec: SandboxSpec) -> bool:
         return True
+
+    async def environment(self, image: str | None) -> str | None:
+        return await self._environment.identity()
 
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncGenerator[LocalSandbox]:

@@ -1,0 +1,167 @@
+"""Tool lists that are known before a task's servers run: the cache of the lists, and the tools of an episode.
+
+A list is kept under a key of everything that normally decides it: the suite's revision, the image, the task
+and its servers' configurations with their templates unfilled. No credential is in the key. A list is written
+only by a set-up that has started the servers, before any tool can be called, so that no agent can write one.
+A server that starts later and has other tools has the list deleted; the next episode starts its servers at
+set-up again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b, sha256
+from pathlib import PurePosixPath
+from weakref import WeakValueDictionary
+
+import anyio
+import anyio.to_thread
+
+from decathlon_mcp import __version__
+from decathlon_mcp.driver_client.driver import ServerInfo
+from decathlon_mcp.episodes.records import OfferedTools
+from decathlon_mcp.episodes.tools import ToolRouter
+from decathlon_mcp.sandboxes.base import Provider
+from decathlon_mcp.storage.file_cache import FileCache
+from decathlon_mcp.suites.suite import Suite
+from decathlon_mcp.suites.tasks import Task
+from decathlon_mcp.suites.truncation import without_output_schemas
+from decathlon_mcp.telemetry.logs import fields
+from decathlon_mcp.types import JsonObject, Names, as_json
+
+log = logging.getLogger("decathlon.episodes")
+
+ROOT = b"\\u0000root\\u0000"
+"""Stands in a file for the suite's root in the sandbox, which some providers choose for each sandbox. As JSON
+text; no server has NUL in a description."""
+MEMO_SECONDS = 2.0
+"""How long an answer before the set-up may rely on the revision and the image that an earlier episode of the
+task has found. The set-up looks again, at what it uses."""
+
+
+class _Routers:
+    """Routers by content, as long as an episode has them: a batch has hundreds of episodes of one task."""
+
+    def __init__(self) -> None:
+        self._routers: WeakValueDictionary[bytes, ToolRouter] = WeakValueDictionary()
+
+    def get(self, offered: Mapping[str, Sequence[JsonObject]], names: Names) -> ToolRouter:
+        content = blake2b(as_json([names, offered])).digest()
+        router = self._routers.get(content)
+        if router is None:
+            router = self._routers[content] = ToolRouter(offered, names)
+        return router
+
+
+shared_router = _Routers().get
+"""The router of these tools, which episodes with the same tools share. Raises SetUpError as `ToolRouter`."""
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class KnownTools:
+    """The tools of a task from the cache. `key`: where they are kept."""
+
+    key: str
+    tools: OfferedTools
+    router: ToolRouter
+
+
+@dataclass(frozen=True)
+class ToolLists:
+    """The cached tool lists of one suite."""
+
+    cache: FileCache
+    suite: Suite
+    provider: Provider
+    image: str | None
+    names: Names
+    cuts_overlong: bool
+    _expected_keys: dict[str, tuple[float, str | None]] = field(default_factory=dict, repr=False)
+    _known: WeakValueDictionary[tuple[bytes, str], KnownTools] = field(
+        default_factory=WeakValueDictionary[tuple[bytes, str], KnownTools], repr=False
+    )
+
+    async def expected_key(self, task: Task) -> str | None:
+        """The key of a task whose sandbox has not been opened; None if its image is not known yet."""
+        at, key = self._expected_keys.get(task.id, (0.0, None))
+        if key is None or anyio.current_time() - at > MEMO_SECONDS:
+            revision = await anyio.to_thread.run_sync(self.suite.revision_of, task)
+            key = await self.key(task, revision, None)
+            self._expected_keys[task.id] = anyio.current_time(), key
+        return key
+
+    async def key(self, task: Task, revision: str, image_digest: str | None) -> str | None:
+        """The key of a task's lists. `image_digest`: of its sandbox, if that is open."""
+        environment = image_digest or await self.provider.environment(self.image)
+        if environment is None:
+            return None
+        local_code = dict(self.suite.profile.local_code)
+        decisive = {
+            "version": __version__,
+            "suite": self.suite.name,
+            "revision": revision,
+            "environment": environment,
+            "task": task.id,
+            "servers": [self._configuration(name) for name in task.needs.servers],
+            "local_tools": {name: local_code.get(name) for name in task.needs.local_tools},
+            "without_output_schemas": self.cuts_overlong,
+        }
+        return sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()
+
+    def _configuration(self, name: str) -> JsonObject | None:
+        """A server's file with its templates unfilled; None if there is none, which fails the set-up."""
+        server = self.suite.servers.get(name)
+        return None if server is None else {**asdict(server), "file": server.file.name}
+
+    async def find(self, key: str, root: PurePosixPath) -> KnownTools | None:
+        """The tools under a key, for a sandbox with that root."""
+        content = await anyio.to_thread.run_sync(self.cache.read, key)
+        if content is None:
+            return None
+        identity = sha256(b"%b%b" % (key.encode(), content)).digest(), str(root)
+        if (known := self._known.get(identity)) is not None:
+            return known
+        try:
+            tools = OfferedTools.from_json(json.loads(content.replace(ROOT, _escaped(root))))
+            router = shared_router(tools.servers, self.names)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            log.warning("a cached tool list cannot be read", extra=fields(suite=self.suite.name))
+            await anyio.to_thread.run_sync(self.cache.delete, key, content)
+            return None
+        known = self._known[identity] = KnownTools(key, tools, router)
+        return known
+
+    async def keep(self, key: str, tools: OfferedTools, root: PurePosixPath) -> None:
+        """Keep the tools that a set-up has found. No tool may have been called in its sandbox."""
+        content = _content(tools, root)
+
+        def write() -> None:
+            if self.cache.read(key) != content:
+                self.cache.write(key, content)
+
+        await anyio.to_thread.run_sync(write)
+
+    async def evict(self, key: str, tools: OfferedTools, root: PurePosixPath) -> bool:
+        """Delete the entry, if it still has these tools; whether it had them."""
+        return await anyio.to_thread.run_sync(self.cache.delete, key, _content(tools, root))
+
+    def listed(self, info: ServerInfo) -> list[JsonObject]:
+        """A server's tools as episodes offer them."""
+        return without_output_schemas(info.tools) if self.cuts_overlong else info.tools
+
+
+def same_tools(one: Sequence[JsonObject], other: Sequence[JsonObject]) -> bool:
+    """Whether two lists have the same tools, in whatever order: some servers have none."""
+    return sorted(map(as_json, one)) == sorted(map(as_json, other))
+
+
+def _content(tools: OfferedTools, root: PurePosixPath) -> bytes:
+    return as_json(tools.to_json()).replace(_escaped(root), ROOT)
+
+
+def _escaped(root: PurePosixPath) -> bytes:
+    """The path as it is in JSON text."""
+    return as_json(str(root))[1:-1]

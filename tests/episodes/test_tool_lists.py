@@ -1,0 +1,356 @@
+"""Cached tool lists, and servers that start later than their episode's set-up."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import anyio
+import pytest
+
+from decathlon_mcp.app import create_tool_lists
+from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.episodes.access import Principal
+from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.records import OfferedTools
+from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.state import Ending, Phase
+from decathlon_mcp.episodes.tool_lists import shared_router
+from decathlon_mcp.errors import EpisodeClaimedError, SandboxLostError, SetUpError
+from decathlon_mcp.sandboxes.local.environment import LocalEnvironment
+from tests.episodes.environment import (
+    TOOLS,
+    echo,
+    ended,
+    exits_with,
+    running_registry,
+    sandbox_factory,
+    suite_with,
+)
+from tests.fakes.driver import FakeCall, Faults
+from tests.fakes.provider import FakeProvider
+
+pytestmark = pytest.mark.anyio
+
+PLAYER = Principal()
+SECOND_SERVER = "type: stdio\nname: second\nparams: {command: second, env: {KEY: '${token.key}'}}\n"
+
+
+def two_servers(tmp_path: Path, **fields: Any) -> Path:
+    """The probe suite; its task `find-answer` needs a second server."""
+    suite = suite_with(tmp_path, **fields)
+    (suite / "configs" / "mcp_servers" / "second.yaml").write_text(SECOND_SERVER.replace("${token.key}", ""))
+    config = suite / "tasks" / "probe" / "find-answer" / "task_config.json"
+    settings = json.loads(config.read_text())
+    config.write_text(json.dumps({**settings, "needed_mcp_servers": ["probe", "second"]}))
+    return suite
+
+
+class Scene:
+    """A registry over a fake provider whose task has two servers with a tool `echo` each."""
+
+    def __init__(self, registry: EpisodeRegistry, provider: FakeProvider, folder: Path) -> None:
+        self.registry = registry
+        self.provider = provider
+        self.entries = folder / "state" / "tool-lists"
+
+    async def ready(self) -> Episode:
+        episode = self.registry.start("find-answer", PLAYER)
+        with anyio.fail_after(20):
+            await episode.ready()
+        return episode
+
+    async def play(self) -> None:
+        """Play an episode that calls no tool."""
+        episode = await self.ready()
+        await episode.evaluate()
+        episode.close()
+        await ended(episode)
+        self.provider.starts.clear()
+
+    def kept(self) -> list[str]:
+        return sorted(path.name for path in self.entries.glob("*"))
+
+
+@asynccontextmanager
+async def scene(
+    tmp_path: Path,
+    *,
+    tools: dict[str, Any] | None = None,
+    faults: Any = None,
+    fields: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> AsyncGenerator[Scene]:
+    provider = FakeProvider(
+        tools=tools or {"probe": TOOLS["probe"], "second": {"echo": echo}}, run=exits_with(0), faults=faults
+    )
+    suite = two_servers(tmp_path, **(fields or {}))
+    async with running_registry(tmp_path, provider, suite=suite, caches=True, **settings) as registry:
+        yield Scene(registry, provider, tmp_path)
+
+
+async def test_servers_start_with_their_first_call_once_the_lists_are_known(tmp_path: Path) -> None:
+    async with scene(tmp_path) as on:
+        first = await on.ready()
+        assert on.provider.starts == ["probe", "second"]
+        second = await on.ready()
+        assert on.provider.starts == ["probe", "second"]
+        assert second.router is first.router  # one object for all episodes with these tools
+        for _ in range(2):
+            reply = await second.call("second__echo", CallParams.of({"text": "late"}))
+            assert reply.decoded()["result"]["content"][0]["text"] == "late"
+        assert on.provider.starts == ["probe", "second", "second"]
+        assert (await second.evaluate()).reward == 1.0
+
+
+async def test_tools_are_listed_before_there_is_a_sandbox(tmp_path: Path) -> None:
+    async with scene(tmp_path, max_sandboxes=1) as on:
+        playing = await on.ready()
+        queued = on.registry.start("find-answer", PLAYER)
+        with anyio.fail_after(20):
+            router = await queued.known_tools()
+        assert queued.state.phase is Phase.QUEUED
+        assert router is playing.router
+
+
+async def test_eager_servers_all_start_at_set_up_and_their_lists_are_kept(tmp_path: Path) -> None:
+    async with scene(tmp_path, servers="eager") as on:
+        for _ in range(2):
+            await on.ready()
+        assert on.provider.starts == ["probe", "second"] * 2
+        assert len(on.kept()) == 1
+
+
+async def test_servers_ahead_start_without_a_call_while_no_tool_is_called(tmp_path: Path) -> None:
+    finish = anyio.Event()
+
+    async def slow(call: FakeCall) -> str:
+        await finish.wait()
+        return ""
+
+    tools = {"probe": {"slow": slow}, "second": {"echo": echo}}
+    async with scene(tmp_path, tools=tools, servers="ahead") as on:
+        await on.play()
+        await on.ready()
+        with anyio.fail_after(20):
+            while on.provider.starts != ["probe", "second"]:  # noqa: ASYNC110  (the fake has no event for it)
+                await anyio.sleep(0.01)
+        on.provider.starts.clear()
+        # Holds the place of starts ahead, so that the call begins first.
+        async with anyio.create_task_group() as tasks:
+            async with on.registry.admission.set_ups:
+                episode = on.registry.start("find-answer", PLAYER)
+                await episode.known_tools()
+            await episode.ready()
+            tasks.start_soon(episode.call, "probe__slow", CallParams())
+            while episode.calls == 0:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+            finish.set()
+        assert on.provider.starts[0] == "probe"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"servers": {"sec*": {"eager": True}}}, {"tasks": {"find-answer": {"eager": True}}}]
+)
+async def test_suite_names_servers_that_start_at_set_up(tmp_path: Path, fields: Mapping[str, Any]) -> None:
+    async with scene(tmp_path, fields=fields) as on:
+        await on.play()
+        await on.ready()
+        assert on.provider.starts == (["second"] if "servers" in fields else ["probe", "second"])
+
+
+async def test_servers_of_a_task_that_is_graded_in_place_start_at_set_up(tmp_path: Path) -> None:
+    async with scene(tmp_path, fields={"tasks": {"find-answer": {"in_place": True}}}) as on:
+        await on.play()
+        await on.ready()
+        assert on.provider.starts == ["probe", "second"]
+
+
+async def test_other_tools_than_the_cached_ones_are_noticed_and_the_episode_keeps_its_list(
+    tmp_path: Path,
+) -> None:
+    tools: dict[str, Any] = {"probe": TOOLS["probe"], "second": {"echo": echo}}
+    async with scene(tmp_path, tools=tools) as on:
+        await on.play()
+        tools["second"] = {"echo": echo, "added": echo}
+        episode = await on.ready()
+        given = [tool["name"] for tool in (await episode.known_tools()).tools]
+        await episode.call("probe__echo", CallParams.of({"text": "same"}))
+        assert len(on.kept()) == 1
+        await episode.call("second__echo", CallParams.of({"text": "still there"}))
+        assert on.kept() == []
+        assert [tool["name"] for tool in (await episode.known_tools()).tools] == given
+        on.provider.starts.clear()
+        after = await on.ready()
+        assert on.provider.starts == ["probe", "second"]
+        assert "second__added" in [tool["name"] for tool in (await after.known_tools()).tools]
+
+
+class FailingStarts(dict[str, str]):
+    """Starts of a server that fail, as many as there are in `failures`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures = 0
+
+    def get(self, name: str, default: Any = None) -> Any:
+        if name != "second" or self.failures == 0:
+            return default
+        self.failures -= 1
+        return "no memory"
+
+
+async def test_server_that_does_not_start_is_started_once_more(tmp_path: Path) -> None:
+    failing = FailingStarts()
+    async with scene(tmp_path, faults=Faults(servers_that_fail=failing)) as on:
+        await on.play()
+        failing.failures = 1
+        episode = await on.ready()
+        assert (await episode.call("second__echo", CallParams.of({"text": "up"}))).decoded()["result"][
+            "content"
+        ][0]["text"] == "up"
+        assert on.provider.starts == ["second", "second"]
+        assert (await episode.evaluate()).reward == 1.0
+
+
+async def test_server_that_never_starts_loses_an_episode_without_calls(tmp_path: Path) -> None:
+    failing = FailingStarts()
+    async with scene(tmp_path, faults=Faults(servers_that_fail=failing)) as on:
+        await on.play()
+        failing.failures = 2
+        episode = await on.ready()
+        with pytest.raises(SandboxLostError, match="server second did not come up; stderr: no memory"):
+            await episode.call("second__echo", CallParams.of({}))
+        await ended(episode)
+        assert episode.state.ending is Ending.SANDBOX_LOST
+        verdict = await episode.evaluate()
+        assert (verdict.status, verdict.reward) == ("sandbox_lost", None)
+        # The next set-up starts all servers, and says what is wrong.
+        failing.failures = 2
+        assert on.kept() == []
+        with pytest.raises(SetUpError, match="no memory"):
+            await on.ready()
+
+
+async def test_server_that_never_starts_forfeits_an_attempt_with_calls(tmp_path: Path) -> None:
+    failing = FailingStarts()
+    async with scene(tmp_path, faults=Faults(servers_that_fail=failing)) as on:
+        await on.play()
+        episode = await on.ready()
+        await episode.call("probe__echo", CallParams.of({"text": "something"}))
+        failing.failures = 2
+        with pytest.raises(EpisodeClaimedError, match="closed while the call ran"):
+            await episode.call("second__echo", CallParams.of({}))
+        verdict = await episode.evaluate()
+        assert (verdict.status, verdict.reward) == ("forfeited", 0.0)
+        assert verdict.detail is not None
+        assert "stderr: no memory" in verdict.detail
+
+
+async def test_calls_that_wait_for_the_same_start_share_it(tmp_path: Path) -> None:
+    async with scene(tmp_path) as on:
+        await on.play()
+        episode = await on.ready()
+        async with anyio.create_task_group() as tasks:
+            for number in range(5):
+                tasks.start_soon(episode.call, "second__echo", CallParams.of({"text": str(number)}))
+        assert on.provider.starts == ["second"]
+
+
+async def test_damaged_entry_is_removed_and_written_again(tmp_path: Path) -> None:
+    async with scene(tmp_path) as on:
+        await on.play()
+        (name,) = on.kept()
+        good = (on.entries / name).read_bytes()
+        for damaged in (good[:-1], b"", good.replace(b"echo", b"ohce")):
+            (on.entries / name).write_bytes(damaged)
+            await on.play()
+            assert (on.entries / name).read_bytes() == good
+
+
+async def test_key_changes_with_the_suite_and_the_image_but_not_with_credentials(tmp_path: Path) -> None:
+    suite = two_servers(tmp_path)
+    server = suite / "configs" / "mcp_servers" / "second.yaml"
+    server.write_text(SECOND_SERVER)
+    token_file = suite / "configs" / "token_key_session.py"
+
+    async def key(image: str = "sha256:1", revision: str = "a") -> str | None:
+        factory = sandbox_factory(tmp_path, FakeProvider(), suite=suite)
+        lists = create_tool_lists(factory, tmp_path / "state")
+        return await lists.key(factory.suite.tasks["find-answer"], revision, image)
+
+    token_file.write_text("all_token_key_session = dict(key='one')\n")
+    first = await key()
+    token_file.write_text("all_token_key_session = dict(key='another, longer one')\n")
+    assert await key() == first
+    others = [await key(image="sha256:2"), await key(revision="b")]
+    server.write_text(SECOND_SERVER.replace("KEY", "OTHER"))
+    others.append(await key())
+    assert len({first, *others}) == 4
+
+
+async def test_changed_checkout_has_other_lists(tmp_path: Path) -> None:
+    """A checkout with changes is told apart by the sizes and times of the changed files."""
+    suite = two_servers(tmp_path)
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(suite))
+    for arguments in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "suite")):
+        await anyio.run_process([*git, *arguments])
+    keys: list[str | None] = []
+    for changes in (False, True):
+        if changes:
+            (suite / "configs" / "mcp_servers" / "new.yaml").write_text("name: new\n")
+        factory = sandbox_factory(tmp_path, FakeProvider(), suite=suite)
+        lists = create_tool_lists(factory, tmp_path / "state")
+        keys.append(await lists.expected_key(factory.suite.tasks["find-answer"]))
+    assert None not in keys
+    assert keys[0] != keys[1]
+
+
+async def test_path_of_a_sandbox_in_a_list_is_replaced_by_that_of_the_next(tmp_path: Path) -> None:
+    """Local sandboxes have a path of their own, which some servers put into their descriptions."""
+    factory = sandbox_factory(tmp_path, FakeProvider())
+    lists = create_tool_lists(factory, tmp_path / "state")
+
+    def tools(root: str) -> OfferedTools:
+        return OfferedTools({"files": [{"name": "read", "description": f'only below "{root}/w"'}]}, {})
+
+    one, two = PurePosixPath('/one/"a"'), PurePosixPath("/two/b")
+    await lists.keep("key", tools(str(one)), one)
+    for root in (one, two):
+        known = await lists.find("key", root)
+        assert known is not None
+        assert known.tools == tools(str(root))
+    assert await lists.find("key", two) is known
+    assert await lists.evict("key", tools(str(two)), two)
+    assert await lists.find("key", one) is None
+
+
+async def test_episodes_with_the_same_tools_share_one_router() -> None:
+    router = shared_router({"files": [{"name": "read", "inputSchema": {}}]}, "decathlon")
+    assert shared_router({"files": [{"name": "read", "inputSchema": {}}]}, "decathlon") is router
+    assert shared_router({"files": [{"name": "read", "inputSchema": {}}]}, "toolathlon") is not router
+
+
+async def test_local_environment_changes_when_a_package_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = Path(sys.executable).resolve()  # noqa: ASYNC240
+    packages, programs = tmp_path / "packages", tmp_path / "bin"
+    packages.mkdir()
+    programs.mkdir()
+    (programs / "python3").symlink_to(python)
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setenv("PYTHONPATH", str(packages))
+    environment = LocalEnvironment()
+    before = await environment.identity()
+    assert before is not None
+    assert await environment.identity() == before
+    os.utime(packages, (1, 1))
+    assert await environment.identity() != before
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert await environment.identity() is None
