@@ -324,7 +324,7 @@ def _processes_mib(server: Server, provider: str) -> float:
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal():
             continue
-        with suppress(OSError, IndexError):
+        with suppress(OSError, IndexError, ValueError):
             stat = (folder / "stat").read_text()
             children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(folder.name))
             if provider == "docker" and "containerd-shim" in stat:
