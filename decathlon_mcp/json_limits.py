@@ -7,6 +7,7 @@ Python objects, and decoding holds the GIL for a third of a second. Counting the
 
 from __future__ import annotations
 
+import codecs
 from array import array
 from itertools import accumulate
 
@@ -21,6 +22,9 @@ MAX_NODES = 100_000
 _MAX_DIGITS = 200
 """Digits in a row that need no closer look: with an exponent of two digits, the number is below the largest
 `float`, which has 309 digits. Python reads integers of up to 4,300."""
+
+_DECODED_BYTES = 1 << 18
+_utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 _ALL = bytes(range(256))
 _NOT_NODES = _ALL.translate(None, b"[{,:")
@@ -75,7 +79,10 @@ def check_undecoded(data: bytes) -> None:
     Raises ValueError.
     """
     if not data.isascii():
-        data.decode("utf-8")
+        decoder = _utf8_decoder()
+        # In parts: while one is decoded, no other thread runs.
+        for start in range(0, len(data), _DECODED_BYTES):
+            decoder.decode(data[start : start + _DECODED_BYTES], final=start + _DECODED_BYTES >= len(data))
     # Python's decoders refuse integers of more than 4,300 digits, and make an infinity of 1e999, which is no
     # JSON. Both are rare, and so is text that looks like them.
     forms = data.translate(_NUMBER_FORMS)

@@ -250,16 +250,14 @@ class DriverClient:
         }
 
         def read(message: Message) -> Reply:
-            reply = read_reply(message, server=server, limit_bytes=self._reply_bytes)
-            if on_reply is not None:
-                on_reply(reply)
-            return reply
+            return read_reply(message, server=server, limit_bytes=self._reply_bytes)
 
         try:
             return await self._rpc.request_message(
                 wire.CALL,
                 request if cut is None else {**request, "cut": cut.to_json()},
                 read,
+                on_result=on_reply,
                 timeout_seconds=None if timeout_seconds is None else timeout_seconds + GRACE_SECONDS,
                 handlers={wire.PROGRESS: _cleaning(on_progress), wire.MESSAGE: _cleaning(on_message)},
                 request_id=request_id,
