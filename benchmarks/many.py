@@ -268,7 +268,11 @@ async def measure_many(options: Options) -> Many:
                     await anyio.sleep(POLL_SECONDS)
             many.close_seconds = time.perf_counter() - started
             watching.cancel()
-        many.remaining = await _remaining(server, options.provider)
+        health = await server.health()
+    many.remaining = {name: int(health[name]) for name in ("episodes", "sandboxes")}
+    if options.provider == "docker":
+        # Not earlier: sandboxes that were opened ahead stay until the server ends.
+        many.remaining["containers"] = len(await anyio.to_thread.run_sync(_containers, server.owner))
     return many
 
 
@@ -299,16 +303,14 @@ async def _settle(many: Many, limit_seconds: float) -> float:
     return time.perf_counter() - started
 
 
-async def _remaining(server: Server, provider: str) -> dict[str, int]:
-    health = await server.health()
-    counts = {"episodes": int(health["episodes"]), "sandboxes": int(health["sandboxes"])}
-    if provider == "docker":
-        api: Any = docker.APIClient()
-        filters = {"label": f"{OWNER_LABEL}={server.owner}"}
-        containers = await anyio.to_thread.run_sync(lambda: api.containers(all=True, filters=filters))
-        counts["containers"] = len(containers)
+def _containers(owner: str) -> list[str]:
+    """Ids of this server's containers, in whatever state."""
+    api: Any = docker.APIClient()
+    try:
+        containers = api.containers(all=True, filters={"label": f"{OWNER_LABEL}={owner}"})
+    finally:
         api.close()
-    return counts
+    return [container["Id"] for container in containers]
 
 
 def _processes_mib(server: Server, provider: str) -> float:
@@ -316,15 +318,12 @@ def _processes_mib(server: Server, provider: str) -> float:
     children: dict[int, list[int]] = {}
     roots, containers = {server.pid}, set[bytes]()
     if provider == "docker":
-        api: Any = docker.APIClient()
-        filters = {"label": f"{OWNER_LABEL}={server.owner}"}
-        containers = {container["Id"].encode() for container in api.containers(filters=filters)}
-        api.close()
+        containers = {identifier.encode() for identifier in _containers(server.owner)}
         roots = set[int]()
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal():
             continue
-        with suppress(OSError, IndexError):
+        with suppress(OSError, IndexError, ValueError):
             stat = (folder / "stat").read_text()
             children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(folder.name))
             if provider == "docker" and "containerd-shim" in stat:
