@@ -213,4 +213,6 @@ def _create_metrics(catalogue: Catalogue, settings: Settings) -> Metrics:
 def _create_provider(name: ProviderName, owner: str, settings: Settings) -> Provider:
     if name == "local":
         return LocalProvider(owner, settings.state / "sandboxes")
-    return DockerProvider(owner, network=settings.docker_network or DEFAULT_NETWORK)
+    return DockerProvider(
+        owner, network=settings.docker_network or DEFAULT_NETWORK, at_once=settings.max_opening
+    )

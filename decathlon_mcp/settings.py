@@ -84,7 +84,9 @@ class Settings(BaseModel):
 
     max_sandboxes: Count = Field(64, description="Maximum number of sandboxes at the same time.")
     max_opening: Count = Field(
-        4, description="Maximum number of sandboxes being opened, and of set-ups, at the same time."
+        4,
+        description="Maximum number of sandboxes being created at the same time, agents' and graders' each; "
+        "twice as many set-ups run, and as many containers are removed.",
     )
     warm: Literal["auto"] | Annotated[int, Field(ge=0)] = Field(
         "auto",

@@ -1,14 +1,20 @@
-"""Copies members of one archive to the end of another, below another folder."""
+"""Joins archives into one, each below a folder of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from decathlon_mcp.archives.reading import ArchiveReader, Kind, Member
-from decathlon_mcp.archives.unpacking import checked_members, open_archive
-from decathlon_mcp.archives.writing import Entry, archive_chunks
+from decathlon_mcp.archives.unpacking import MemberReader, checked_entries, open_archive
+from decathlon_mcp.archives.writing import (
+    ArchiveSource,
+    Entry,
+    StreamedArchive,
+    archive_chunks,
+    archive_size,
+)
 from decathlon_mcp.errors import BadRequestError
 
 
@@ -35,10 +41,35 @@ def append_archive(
         file.truncate()
 
 
-def _entries(reader: ArchiveReader, prefix: PurePosixPath, names: Collection[str] | None) -> Iterator[Entry]:
-    for folder in (*reversed(prefix.parents[:-1]), prefix):
-        yield Member(name=str(folder), kind=Kind.FOLDER, mode=0o755), ()
-    for member in checked_members(reader):
+def joined(parts: Sequence[tuple[PurePosixPath, ArchiveSource]]) -> StreamedArchive:
+    """One archive of several, in this order, each with the folder below which its members are placed.
+
+    Those folders become members too, unless an earlier part has them. Reading it raises BadRequestError for a
+    part that is no whole archive or has a member that no sandbox unpacks.
+    """
+
+    def entries() -> Iterator[Entry]:
+        folders: set[str] = set()
+        for prefix, archive in parts:
+            with open_archive(archive) as reader:
+                for member, body in _entries(reader, prefix, None, folders):
+                    if member.kind is Kind.FOLDER:
+                        folders.add(member.name)
+                    yield member, body
+
+    return StreamedArchive(entries, sum(archive_size(archive) for _, archive in parts))
+
+
+def _entries(
+    reader: MemberReader,
+    prefix: PurePosixPath,
+    names: Collection[str] | None,
+    existing: Collection[str] = (),
+) -> Iterator[Entry]:
+    for folder in (*reversed(prefix.parents[:-1]), prefix) if prefix.name else ():
+        if str(folder) not in existing:
+            yield Member(name=str(folder), kind=Kind.FOLDER, mode=0o755), ()
+    for member, body in checked_entries(reader):
         if names is not None and member.name.partition("/")[0] not in names:
             continue
         if member.kind is Kind.HARD_LINK:
@@ -47,5 +78,4 @@ def _entries(reader: ArchiveReader, prefix: PurePosixPath, names: Collection[str
                     f"{member.name!r} is the same file as {member.link!r}, which is removed"
                 )
             member = replace(member, link=str(prefix / member.link))
-        body = reader.body() if member.kind is Kind.FILE else ()
         yield replace(member, name=str(prefix / member.name)), body

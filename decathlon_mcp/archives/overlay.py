@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from decathlon_mcp.archives.reading import ArchiveReader, Kind, Member
-from decathlon_mcp.archives.unpacking import checked_members, open_archive
+from decathlon_mcp.archives.reading import Kind, Member
+from decathlon_mcp.archives.unpacking import MemberReader, checked_members, open_archive
 from decathlon_mcp.archives.writing import Entry, archive_chunks, save
 
 FOLDER = "folder"
@@ -94,7 +94,7 @@ def _relative(name: str, folder: PurePosixPath) -> str | None:
     return str(path.relative_to(folder))
 
 
-def _content_id(reader: ArchiveReader, member: Member) -> str:
+def _content_id(reader: MemberReader, member: Member) -> str:
     match member.kind:
         case Kind.FOLDER:
             return FOLDER
@@ -117,7 +117,7 @@ def _written_by_preprocess(after: Mapping[str, _Scanned], original: Mapping[str,
 
 
 def _unchanged(
-    reader: ArchiveReader, folder: PurePosixPath, written: Mapping[str, Kind], removed: Collection[str]
+    reader: MemberReader, folder: PurePosixPath, written: Mapping[str, Kind], removed: Collection[str]
 ) -> Iterator[Entry]:
     """The members of the checkout that preprocess neither changed nor removed."""
     above_written = {str(parent) for name in written for parent in PurePosixPath(name).parents}

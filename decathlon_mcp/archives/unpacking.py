@@ -10,10 +10,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Protocol, cast
 
-from decathlon_mcp.archives.reading import ArchiveReader, BrokenArchiveError, Kind, Member
-from decathlon_mcp.archives.writing import Entry, archive_chunks, clamped_mtime
+from decathlon_mcp.archives.reading import ArchiveReader, Body, BrokenArchiveError, Kind, Member
+from decathlon_mcp.archives.writing import (
+    ArchiveSource,
+    Entry,
+    StreamedArchive,
+    archive_chunks,
+    clamped_mtime,
+)
 from decathlon_mcp.errors import BadRequestError
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -27,9 +33,36 @@ _ERRORS_OF_THE_ARCHIVE = frozenset(
 Parts = tuple[str, ...]
 
 
+class MemberReader(Protocol):
+    """Iterates over the members of an archive. `body` reads the member that was yielded last."""
+
+    def __iter__(self) -> Iterator[Member]: ...
+
+    def body(self) -> Iterator[bytes]: ...
+
+
+class _EntryReader:
+    """The members of a streamed archive."""
+
+    def __init__(self, entries: Iterator[Entry]) -> None:
+        self._entries = entries
+        self._body: Body = ()
+
+    def __iter__(self) -> Iterator[Member]:
+        for member, body in self._entries:
+            self._body = body
+            yield member
+
+    def body(self) -> Iterator[bytes]:
+        return iter(self._body)
+
+
 @contextmanager
-def open_archive(archive: Path | bytes) -> Generator[ArchiveReader]:
-    """A reader of a tar, plain or gzip. Raises BadRequestError if it is not a whole tar archive."""
+def open_archive(archive: ArchiveSource) -> Generator[MemberReader]:
+    """A reader of an archive. Raises BadRequestError if it is not a whole tar archive."""
+    if isinstance(archive, StreamedArchive):
+        yield _EntryReader(archive.entries())
+        return
     name = "the archive" if isinstance(archive, bytes) else str(archive)
     with BytesIO(archive) if isinstance(archive, bytes) else archive.open("rb") as file:
         magic = file.read(2)
@@ -46,7 +79,7 @@ def open_archive(archive: Path | bytes) -> Generator[ArchiveReader]:
             raise BadRequestError(f"{name} is not a whole tar archive: {error}") from error
 
 
-def checked_members(reader: ArchiveReader) -> Iterator[Member]:
+def checked_members(reader: MemberReader) -> Iterator[Member]:
     """Members that may be unpacked, without the archive's own folder.
 
     Names and targets of hard links are relative and normalized, modes reduced to permissions. Raises
@@ -84,19 +117,21 @@ def _check_symlink(name: str, target: str) -> None:
             raise BadRequestError(f"an archive's link leads outside its folder: {name[:200]!r}")
 
 
-def with_owner(archive: Path | bytes, user: int, group: int) -> Iterator[bytes]:
+def checked_entries(reader: MemberReader) -> Iterator[Entry]:
+    """`checked_members`, with their bodies."""
+    for member in checked_members(reader):
+        yield member, reader.body() if member.kind is Kind.FILE else ()
+
+
+def with_owner(archive: ArchiveSource, user: int, group: int) -> Iterator[bytes]:
     """The checked archive as a plain tar in chunks, all members owned by one user. Raises BadRequestError."""
-
-    def entries(reader: ArchiveReader) -> Iterator[Entry]:
-        for member in checked_members(reader):
-            body = reader.body() if member.kind is Kind.FILE else ()
-            yield replace(member, user=user, group=group), body
-
     with open_archive(archive) as reader:
-        yield from archive_chunks(entries(reader))
+        yield from archive_chunks(
+            (replace(member, user=user, group=group), body) for member, body in checked_entries(reader)
+        )
 
 
-def unpack(archive: Path | bytes, folder: Path, *, below: Path) -> None:
+def unpack(archive: ArchiveSource, folder: Path, *, below: Path) -> None:
     """Unpack into `folder`, which lies at or below the existing `below`, never writing through a link.
 
     Raises BadRequestError for an archive that cannot be unpacked so.
@@ -120,7 +155,7 @@ def _errors_of_the_archive(name: str) -> Generator[None]:
         raise BadRequestError(f"cannot unpack {name[:200]!r}: {error.strerror}") from error
 
 
-def _unpack(reader: ArchiveReader, member: Member, cursor: _FolderCursor, start: Parts) -> None:
+def _unpack(reader: MemberReader, member: Member, cursor: _FolderCursor, start: Parts) -> None:
     *above, name = start + tuple(member.name.split("/"))
     if member.kind is Kind.FOLDER:
         os.fchmod(cursor.enter((*above, name)), member.mode | 0o700)
@@ -145,7 +180,7 @@ def _link(target: Parts, link: Parts, cursor: _FolderCursor) -> None:
         os.close(source)
 
 
-def _write_file(reader: ArchiveReader, member: Member, descriptor: int) -> None:
+def _write_file(reader: MemberReader, member: Member, descriptor: int) -> None:
     with os.fdopen(descriptor, "wb") as out:
         out.writelines(reader.body())
         out.flush()

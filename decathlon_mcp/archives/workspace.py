@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from decathlon_mcp.archives.reading import ArchiveReader, Body, BrokenArchiveError, Kind, Member
 from decathlon_mcp.archives.repositories import Reduce, Repositories
-from decathlon_mcp.archives.writing import Entry, archive_chunks, save
+from decathlon_mcp.archives.writing import Entry, StreamedArchive
 
 MAX_NAME_BYTES = 2048
 MAX_PART_BYTES = 255
@@ -33,35 +33,59 @@ _REFUSED = {
 }
 
 
-def clean_workspace(
-    archive: Path,
-    into: Path,
-    *,
-    prefix: str,
-    limit_bytes: int,
-    limit_members: int,
-    root: PurePosixPath | None = None,
-) -> list[str]:
-    """Rewrite the plain tar `archive` to the tar `into`, with its members placed below `prefix`.
+class CleanWorkspace:
+    """The plain tar `archive` as it goes into a grader's sandbox, its members placed below `prefix`.
 
     Allowed are regular files, folders, symlinks that stay inside, and hard links to allowed files; of two
     members with one name, the first. `limit_bytes` bounds all bodies together, `limit_members` the number of
     members, refused ones included. Owners become root, set-id bits are removed, everything becomes readable.
     `root`: the folder in sandboxes that `prefix` is relative to; by default the topmost one.
 
-    Returns one line for each member that was refused or changed: at most `MAX_REPORTED`, and a last line with
-    the number of further ones.
+    Nothing is written: the archive is filtered while it is read.
     """
-    with archive.open("rb") as file:
-        prefix = prefix.strip("/")
-        # A repository is known by its other members, which may come after its configuration.
-        names = _names(ArchiveReader.of_file(file), limit_members)
-        repositories = Repositories(names, (root or PurePosixPath("/")) / prefix)
-        workspace_filter = _Filter(
-            ArchiveReader.of_file(file), repositories, prefix, limit_bytes, limit_members
-        )
-        save(archive_chunks(workspace_filter.entries()), into)
-    return workspace_filter.reports()
+
+    def __init__(
+        self,
+        archive: Path,
+        *,
+        prefix: str,
+        limit_bytes: int,
+        limit_members: int,
+        root: PurePosixPath | None = None,
+    ) -> None:
+        self._archive = archive
+        self._prefix = prefix.strip("/")
+        self._limit_bytes = limit_bytes
+        self._limit_members = limit_members
+        self._root = root or PurePosixPath("/")
+        self._last: _Filter | None = None
+
+    @property
+    def refused(self) -> list[str]:
+        """One line for each member that was refused or changed when the archive was read last.
+
+        At most `MAX_REPORTED`, and a last line with the number of further ones.
+        """
+        return [] if self._last is None else self._last.reports()
+
+    def streamed(self) -> StreamedArchive:
+        """The filtered archive. Reading it blocks."""
+        return StreamedArchive(self.entries, self._archive.stat().st_size)
+
+    def entries(self) -> Iterator[Entry]:
+        """The allowed members, in order, below `prefix`, which is the first."""
+        with self._archive.open("rb") as file:
+            # A repository is known by its other members, which may come after its configuration.
+            names = _names(ArchiveReader.of_file(file), self._limit_members)
+            repositories = Repositories(names, self._root / self._prefix)
+            self._last = _Filter(
+                ArchiveReader.of_file(file),
+                repositories,
+                self._prefix,
+                self._limit_bytes,
+                self._limit_members,
+            )
+            yield from self._last.entries()
 
 
 class _RefusedError(Exception):

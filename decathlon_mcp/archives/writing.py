@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import stat
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from decathlon_mcp.archives.reading import BLOCK_BYTES, CHUNK_BYTES, ArchiveReader, Body, Kind, Member
@@ -23,6 +23,32 @@ _OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _END = bytes(2 * BLOCK_BYTES)
 
 Entry = tuple[Member, Body]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedArchive:
+    """An archive that is stored nowhere: `entries` makes its members, again each time that it is read.
+
+    `size_bytes` is about its length.
+    """
+
+    entries: Callable[[], Iterator[Entry]]
+    size_bytes: int
+
+
+ArchiveSource = Path | bytes | StreamedArchive
+"""A whole archive: a tar, plain or gzip, or one that is made while it is read."""
+
+
+def archive_size(archive: ArchiveSource) -> int:
+    """About the length of an archive, in bytes; of a compressed one as it is stored."""
+    match archive:
+        case bytes():
+            return len(archive)
+        case StreamedArchive():
+            return archive.size_bytes
+        case _:
+            return archive.stat().st_size
 
 
 def archive_chunks(entries: Iterable[Entry]) -> Iterator[bytes]:

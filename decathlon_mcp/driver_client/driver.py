@@ -6,19 +6,23 @@ sandbox. Replies are validated: an agent may have taken over the driver in its s
 
 from __future__ import annotations
 
+import base64
 import json
+import marshal
 import platform
+import zlib
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from importlib import resources
+from importlib.util import MAGIC_NUMBER
 from typing import Any, Literal, TypeVar
 
 import anyio
 from anyio import aclose_forcefully
 from anyio.abc import ByteStream, TaskGroup
 from decathlon_sandbox import wire
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver_client.heartbeat import Heartbeat
@@ -50,6 +54,8 @@ MAX_TOOL_BYTES = 256 << 10
 """Limits on the tools of one server: their number, and the length of one definition."""
 CLEAN_SECONDS = 300.0
 """For a walk over all files of a sandbox; a million take about ten seconds."""
+MAX_PACK_NODES = 50_000
+"""Values and keys in the members of an archive of a MiB: each member counts at least 512 bytes."""
 
 
 class RunResult(BaseModel):
@@ -86,6 +92,28 @@ class CleanResult(BaseModel):
     count: int
 
 
+class PackedMember(BaseModel):
+    """A member of a packed folder, see `pack` of the wire protocol."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    name: str
+    kind: Literal["file", "folder", "symlink"]
+    mode: int = Field(ge=0, le=0o777)
+    mtime: int = Field(ge=0)
+    size: int = Field(0, ge=0)
+    link: str = ""
+
+
+class PackResult(BaseModel):
+    """The members of a folder, and the bodies of the files among them one after the other, in base64."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    members: list[PackedMember]
+    data: str
+
+
 class Merging(BaseModel):
     """What the kernel and the sandbox allow of `merge`: pages are merged, and they are alike."""
 
@@ -103,7 +131,7 @@ class ServerInfo(BaseModel):
     tools: list[dict[str, Any]]
 
 
-_Result = TypeVar("_Result", RunResult, ServerInfo, Moment, CleanResult, Merging)
+_Result = TypeVar("_Result", RunResult, ServerInfo, Moment, CleanResult, PackResult, Merging)
 
 
 class DriverClient:
@@ -128,8 +156,17 @@ class DriverClient:
         return await self._rpc.closed_error()
 
     async def arrange(self, *steps: dict[str, Any]) -> None:
-        """Make, copy, remove or write files, or check that names are absent; in order, until one fails."""
+        """Make, copy, remove, write or unpack files, or check that names are absent; until one fails."""
         await self._rpc.request(wire.ARRANGE, {"steps": list(steps)})
+
+    async def pack(self, folder: str, *, max_bytes: int) -> PackResult:
+        """The files below a folder, of at most `max_bytes` with 512 for each.
+
+        Raises DriverError with reason `too_long` if there is more, and `files` for what cannot be packed.
+        """
+        params: JsonObject = {"folder": folder, "max_bytes": max_bytes}
+        reply = await self._rpc.request(wire.PACK, params, max_nodes=MAX_PACK_NODES)
+        return _validated(PackResult, reply)
 
     async def run(
         self,
@@ -364,7 +401,10 @@ async def connect(
 
 @cache
 def boot_message() -> bytes:
-    """The driver's source: a line with a number of bytes, then JSON of module name to source."""
+    """The driver: a line with a number of bytes, then JSON of its modules as `wire` describes it.
+
+    Compiled too, for sandboxes whose Python has this process's bytecode.
+    """
     package = resources.files("decathlon_sandbox")
     sources = {
         "decathlon_sandbox" if (stem := file.name[:-3]) == "__init__" else f"decathlon_sandbox.{stem}": (
@@ -373,7 +413,13 @@ def boot_message() -> bytes:
         for file in package.iterdir()
         if file.name.endswith(".py")
     }
-    body = json.dumps(sources).encode()
+    compiled = {
+        f"{name} {MAGIC_NUMBER.hex()}": base64.b64encode(
+            zlib.compress(marshal.dumps(compile(source, name, "exec", dont_inherit=True, optimize=0)))
+        ).decode()
+        for name, source in sources.items()
+    }
+    body = json.dumps({**sources, **compiled}).encode()
     return b"%d\n%s" % (len(body), body)
 
 

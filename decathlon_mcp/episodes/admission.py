@@ -21,6 +21,9 @@ from decathlon_mcp.suites.sharing import SharedResource
 
 RETRY_SECONDS = (5.0, 15.0)
 """Range of the retry time; each refusal draws from it, so that refused clients do not retry together."""
+SET_UPS_PER_OPENING = 2
+"""While the drivers and servers of some episodes start, sandboxes are created for as many others. More than
+that only makes each slower."""
 
 
 @dataclass(eq=False)
@@ -74,10 +77,12 @@ class Admission:
         self._queue: list[Ticket] = []
         self._active: set[Ticket] = set()
         self.opening = anyio.CapacityLimiter(max_opening)
-        """Hold it while a sandbox opens."""
-        self.set_ups = anyio.CapacityLimiter(max_opening)
-        """Hold it while an episode is set up. Apart from `opening`, so that a grader's sandbox does not wait
-        for scripts that run for minutes."""
+        """Hold it while the provider creates an agent's sandbox, and nothing longer."""
+        self.opening_graders = anyio.CapacityLimiter(max_opening)
+        """The same for a grader's sandbox: a claimed attempt does not wait behind hundreds of openings."""
+        self.set_ups = anyio.CapacityLimiter(SET_UPS_PER_OPENING * max_opening)
+        """Hold it while an episode is set up, `opening` included. It bounds how many scripts of tasks run and
+        how many of their servers start at once."""
 
     @property
     def max_sandboxes(self) -> int:
@@ -192,7 +197,9 @@ class Admission:
 
     def _admit(self) -> None:
         """Admit as many tickets as there are places for."""
-        while len(self._active) < self._max_sandboxes and (ticket := self._next()) is not None:
+        while (
+            self._queue and len(self._active) < self._max_sandboxes and (ticket := self._next()) is not None
+        ):
             self._queue.remove(ticket)
             self._active.add(ticket)
             ticket.admitted.set()

@@ -65,7 +65,7 @@ async def capture_workspace(
 
 @dataclass(frozen=True, slots=True)
 class EpisodeGrader:
-    """Grades one claimed episode. `opening` limits how many sandboxes the server opens at once."""
+    """Grades one claimed episode. `opening` limits how many graders' sandboxes are created at once."""
 
     episode: Episode
     resources: EpisodeResources
@@ -121,7 +121,6 @@ class EpisodeGrader:
             deadline_seconds=episode.spec.limits.evaluation_seconds,
             credentials=self.resources.credentials,
             in_place=in_place,
-            disk=episode.journal.disk,
         )
         verdict = await grade(job)
         with CancelScope(shield=True):

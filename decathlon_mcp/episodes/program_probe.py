@@ -8,6 +8,7 @@ import anyio
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.requirements import parse_missing_programs, probe_command
+from decathlon_mcp.driver_client.archives import put_archive
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import DecathlonError
 
@@ -30,7 +31,7 @@ async def probe_programs(sandbox_factory: SandboxFactory, catalogue: Catalogue) 
 
 async def _probe(sandbox_factory: SandboxFactory, catalogue: Catalogue) -> None:
     async with sandbox_factory.open(f"look-{secrets.token_hex(6)}", "none") as (sandbox, driver):
-        await sandbox.put(sandbox.root, sandbox_factory.common)
+        await put_archive(sandbox, driver, sandbox.root, sandbox_factory.common)
         result = await driver.run(
             probe_command(sandbox_factory.suite, root=sandbox.root),
             cwd=str(sandbox.root),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -130,7 +130,6 @@ class Regrader:
                 common=factory.common,
                 deadline_seconds=options.limits.for_task(task).evaluation_seconds,
                 credentials=await read_credentials(factory, task, {}),
-                disk=options.disk,
             )
             verdict = await grade(job)
         finally:
@@ -159,9 +158,8 @@ class Regrader:
 
         @asynccontextmanager
         async def open_sandbox(network: Network) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
-            async with AsyncExitStack() as stack:
-                async with self._registry.admission.opening:
-                    opened = await stack.enter_async_context(factory.open(next(names), network, image=image))
+            opening = self._registry.admission.opening_graders
+            async with factory.open(next(names), network, image=image, opening=opening) as opened:
                 images.append(opened[0].image_digest)
                 yield opened
 

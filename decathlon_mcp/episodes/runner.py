@@ -150,7 +150,7 @@ class EpisodeRunner:
 
     async def _play_with(self, resources: EpisodeResources) -> Verdict:
         episode = self._episode
-        grader = EpisodeGrader(episode, resources, self._admission.opening)
+        grader = EpisodeGrader(episode, resources, self._admission.opening_graders)
         if episode.records.progress.captured:
             captured = CapturedWorkspace(self._scratch / WORKSPACE_FILE, self._sealed)
         else:

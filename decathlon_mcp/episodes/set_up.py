@@ -22,9 +22,10 @@ from typing import TypeAlias
 import anyio
 import anyio.to_thread
 
-from decathlon_mcp.archives.joining import append_archive
+from decathlon_mcp.archives.joining import append_archive, joined
 from decathlon_mcp.archives.overlay import content_ids
 from decathlon_mcp.archives.reading import top_level_names
+from decathlon_mcp.driver_client.archives import get_archive, put_archive
 from decathlon_mcp.driver_client.driver import DriverClient, Moment, ServerInfo
 from decathlon_mcp.episodes.limits import EpisodeLimits
 from decathlon_mcp.errors import BadRequestError, DriverError, LimitExceededError, SetUpError
@@ -171,9 +172,9 @@ class SetUp:
             # Before `get`: Docker's engine sets the owner of /etc/hostname again for every archive.
             await self._clean(sandbox, driver, before)
         sealed = self.scratch / SEALED_FILE
-        await sandbox.get(sandbox.root / self.task.folder, sealed, SEALED_LIMIT_BYTES)
+        await get_archive(sandbox, driver, sandbox.root / self.task.folder, sealed, SEALED_LIMIT_BYTES)
         if not stays:
-            carried = await self._carry(sandbox, values, sealed)
+            carried = await self._carry(sandbox, driver, values, sealed)
             return _Preprocessed(values, sealed, carried, original, failure)
         created = await anyio.to_thread.run_sync(top_level_names, sealed)
         await self._seal(sandbox, driver, values, created)
@@ -204,16 +205,22 @@ class SetUp:
 
         `steps`: of `arrange`, after the workspace has been made.
         """
-        profile = self.suite.profile
-        if profile.purged:
-            await driver.arrange(*({"remove": str(sandbox.root / path)} for path in profile.purged))
-        await sandbox.put(sandbox.root, archive)
+        profile, root = self.suite.profile, sandbox.root
+        workspace = str(root / profile.workspace)
+        folders = [f"{workspace}/{folder}" for folder in self.suite.server_folders(self.task)]
+        inside = [part for part in self.credentials if not part[0].is_absolute()]
+        await put_archive(
+            sandbox,
+            driver,
+            root,
+            joined([(PurePosixPath(), archive), *inside]),
+            before=[{"remove": str(root / path)} for path in profile.purged],
+            after=[{"make": workspace}, *steps, *({"make": folder} for folder in folders)],
+        )
         await anyio.Path(archive).unlink()
         for folder, credentials in self.credentials:
-            await sandbox.put(sandbox.root / folder, credentials)
-        workspace = str(sandbox.root / profile.workspace)
-        folders = [f"{workspace}/{folder}" for folder in self.suite.server_folders(self.task)]
-        await driver.arrange({"make": workspace}, *steps, *({"make": folder} for folder in folders))
+            if folder.is_absolute():
+                await put_archive(sandbox, driver, folder, credentials)
 
     def _initial_workspace_steps(self, sandbox: Sandbox) -> list[JsonObject]:
         if not self.task.files.initial_workspace:
@@ -226,7 +233,9 @@ class SetUp:
         shutil.copyfile(self.common, archive)
         self.suite.task_archive(self.task, archive, sealed=self._needs_answers)
 
-    async def _carry(self, sandbox: Sandbox, values: Mapping[str, str], sealed: Path) -> Path:
+    async def _carry(
+        self, sandbox: Sandbox, driver: DriverClient, values: Mapping[str, str], sealed: Path
+    ) -> Path:
         """Pack the suite's files with the workspace and the task's folder as the agent may see them."""
         workspace, archive = self.scratch / "workspace.tar", self.scratch / "agent.tar"
         folder = sandbox.root / self.suite.profile.workspace
@@ -240,7 +249,7 @@ class SetUp:
             workspace.unlink()
 
         try:
-            await sandbox.get(folder, workspace, self.limits.workspace_bytes)
+            await get_archive(sandbox, driver, folder, workspace, self.limits.workspace_bytes)
             await anyio.to_thread.run_sync(pack)
         except (BadRequestError, LimitExceededError) as error:
             raise SetUpError(

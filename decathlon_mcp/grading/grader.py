@@ -16,17 +16,18 @@ import json
 import logging
 import math
 import signal
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
-from uuid import uuid4
+from pathlib import PurePosixPath
 
 import anyio
 import anyio.to_thread
 
+from decathlon_mcp.archives.joining import joined
 from decathlon_mcp.archives.reading import Kind, Member
-from decathlon_mcp.archives.writing import archive_chunks, save
+from decathlon_mcp.archives.writing import ArchiveSource, Entry, StreamedArchive
+from decathlon_mcp.driver_client.archives import put_archive
 from decathlon_mcp.driver_client.driver import DriverClient, RunResult
 from decathlon_mcp.errors import (
     BadRequestError,
@@ -42,8 +43,8 @@ from decathlon_mcp.grading.traj_log import TrajectoryLog
 from decathlon_mcp.grading.verdict import OUTPUT_CHARACTERS
 from decathlon_mcp.payloads import source
 from decathlon_mcp.sandboxes.base import Sandbox, ended_from_inside
-from decathlon_mcp.storage.disk import SMALL_BYTES
 from decathlon_mcp.telemetry.logs import fields
+from decathlon_mcp.types import JsonObject
 
 OWN_FOLDER = ".decathlon"
 """Folder of the harness, relative to the suite's root; it is never inside the workspace."""
@@ -260,22 +261,47 @@ class Grader:
             )
 
     async def _fill(self, sandbox: Sandbox, driver: DriverClient) -> None:
-        root = sandbox.root
-        await driver.arrange(
+        root, top = sandbox.root, PurePosixPath()
+        before: list[JsonObject] = [
             *({"remove": str(root / path)} for path in self._paths_to_remove()),
             {"make": str(root / self.job.suite.profile.workspace)},
-        )
-        for folder, archive in self.inputs.archives:
-            await sandbox.put(root / folder, archive)
-        if self.inputs.workspace is not None:
+        ]
+        inside = [part for part in self.inputs.archives if not part[0].is_absolute()]
+        outside = [part for part in self.inputs.archives if part[0].is_absolute()]
+        own = (top, await anyio.to_thread.run_sync(self._log_and_payloads, root))
+        if self.inputs.workspace is None:
+            await self._put(sandbox, driver, root, joined([*inside, own]), before)
+        else:
+            agents = (top, self.inputs.workspace.streamed())
             try:
-                await sandbox.put(root, self.inputs.workspace)
-            except (BadRequestError, LimitExceededError) as error:
-                raise ForfeitedError(f"the workspace cannot be unpacked: {error.message}") from error
-        log_and_payloads = await anyio.to_thread.run_sync(self._log_and_payloads, root)
-        await sandbox.put(root, log_and_payloads)
-        if isinstance(log_and_payloads, Path):
-            log_and_payloads.unlink()
+                await self._put(sandbox, driver, root, joined([*inside, agents, own]), before)
+            except (BadRequestError, LimitExceededError):
+                # One by one, to know which it was: a workspace that cannot be unpacked is the agent's fault.
+                await self._put(sandbox, driver, root, joined(inside), before)
+                try:
+                    await self._put(sandbox, driver, root, agents[1])
+                except (BadRequestError, LimitExceededError) as error:
+                    raise ForfeitedError(f"the workspace cannot be unpacked: {error.message}") from error
+                await self._put(sandbox, driver, root, own[1])
+        for folder, archive in outside:
+            await self._put(sandbox, driver, folder, archive)
+
+    async def _put(
+        self,
+        sandbox: Sandbox,
+        driver: DriverClient,
+        folder: PurePosixPath,
+        archive: ArchiveSource,
+        before: Sequence[JsonObject] = (),
+    ) -> None:
+        """Unpack an archive into `folder`, after the steps `before`."""
+        if self.job.in_place:
+            # The agent may have replaced what the driver would unpack with.
+            if before:
+                await driver.arrange(*before)
+            await sandbox.put(folder, archive)
+        else:
+            await put_archive(sandbox, driver, folder, archive, before=before)
 
     def _paths_to_remove(self) -> list[PurePosixPath]:
         """Paths that the image or, in place, the agent may have put where the suite's files go."""
@@ -286,11 +312,8 @@ class Grader:
             paths.add(self.job.task.folder)
         return sorted(paths)
 
-    def _log_and_payloads(self, root: PurePosixPath) -> Path | bytes:
-        """A tar archive with Toolathlon's log and the programs of ours that run with the evaluator.
-
-        In memory, or a file if the log is large.
-        """
+    def _log_and_payloads(self, root: PurePosixPath) -> StreamedArchive:
+        """An archive with Toolathlon's log and the programs of ours that run with the evaluator. Blocks."""
         suite, task = self.job.suite, self.job.task
         log = TrajectoryLog(self.job.attempt, suite=suite, task=task, root=root)
         # A member's size comes before its body, so the log is made twice instead of kept.
@@ -299,20 +322,13 @@ class Grader:
             f"{OWN_FOLDER}/harness.py": source("rubric_function").encode(),
             f"{OWN_FOLDER}/python/sitecustomize.py": source("exception_report").encode(),
         }
-        chunks = archive_chunks(
-            (
-                (Member(name=str(suite.profile.log_file), kind=Kind.FILE, size=size, mode=0o666), log),
-                *(
-                    (Member(name=name, kind=Kind.FILE, size=len(body), mode=0o666), (body,))
-                    for name, body in payloads.items()
-                ),
-            )
-        )
-        if size <= SMALL_BYTES:
-            return b"".join(chunks)
-        archive = self.inputs.scratch / f"{uuid4().hex}.tar"
-        save(chunks if self.job.disk is None else self.job.disk.guard(chunks), archive)
-        return archive
+
+        def entries() -> Iterator[Entry]:
+            yield Member(name=str(suite.profile.log_file), kind=Kind.FILE, size=size, mode=0o666), log
+            for name, body in payloads.items():
+                yield Member(name=name, kind=Kind.FILE, size=len(body), mode=0o666), (body,)
+
+        return StreamedArchive(entries, size + sum(map(len, payloads.values())))
 
     def _reports_exceptions(self, root: PurePosixPath) -> Mapping[str, str]:
         """Environment in which Python reports an uncaught exception over the channel."""

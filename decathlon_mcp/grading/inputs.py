@@ -9,40 +9,42 @@ from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
 from decathlon_mcp.archives.reading import ArchiveReader, Kind, Member
-from decathlon_mcp.archives.workspace import clean_workspace
+from decathlon_mcp.archives.workspace import CleanWorkspace
+from decathlon_mcp.archives.writing import ArchiveSource
 from decathlon_mcp.grading.job import GradingJob
 
 WORKSPACE_BYTES = 4 << 30
 WORKSPACE_MEMBERS = 250_000
 _CACHE = "__pycache__"
 
-Archive: TypeAlias = tuple[PurePosixPath, Path | bytes]
-"""A tar archive and the folder, relative to the suite's root, into which it is unpacked."""
+Archive: TypeAlias = tuple[PurePosixPath, ArchiveSource]
+"""An archive and the folder, relative to the suite's root, into which it is unpacked."""
 
 
 @dataclass(frozen=True, slots=True)
 class GradingInputs:
     """The archives of one grading, in the order in which they are unpacked, then that of the workspace.
 
-    `workspace` is unpacked in the root; None when grading in place. `refused` lists what was left out of it
-    or changed. `evaluator_digest` identifies the evaluator's files. `scratch` is a folder for files of the
-    grading; it is removed afterwards.
+    `workspace` is unpacked in the root; None when grading in place. `evaluator_digest` identifies the
+    evaluator's files.
     """
 
     archives: Sequence[Archive]
-    workspace: Path | None
-    refused: tuple[str, ...]
+    workspace: CleanWorkspace | None
     evaluator_digest: str
-    scratch: Path
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """What was left out of the workspace or changed, once it has been unpacked."""
+        return () if self.workspace is None else tuple(self.workspace.refused)
 
 
 def prepare_inputs(job: GradingJob, scratch: Path) -> GradingInputs:
     """Collect the archives of a grading; new ones are written to the folder `scratch`. Blocks."""
     root = PurePosixPath()
-    workspace, refused = _workspace(job, scratch)
     task_files, evaluator = _task_files(job, scratch)
     archives: list[Archive] = [(root, job.common), *job.credentials, task_files]
-    return GradingInputs(archives, workspace, refused, evaluator, scratch)
+    return GradingInputs(archives, _workspace(job), evaluator)
 
 
 def _task_files(job: GradingJob, scratch: Path) -> tuple[Archive, str]:
@@ -56,20 +58,16 @@ def _task_files(job: GradingJob, scratch: Path) -> tuple[Archive, str]:
     return (PurePosixPath(), archive), evaluator_digest(archive, folder=job.task.folder, names=names)
 
 
-def _workspace(job: GradingJob, scratch: Path) -> tuple[Path | None, tuple[str, ...]]:
-    """The workspace, rewritten as a safe archive, and what was left out of it or changed."""
+def _workspace(job: GradingJob) -> CleanWorkspace | None:
     if job.in_place or job.captured.workspace is None:
-        return None, ()
-    archive = scratch / "workspace.tar"
-    refused = clean_workspace(
+        return None
+    return CleanWorkspace(
         job.captured.workspace,
-        archive,
         prefix=str(job.suite.profile.workspace),
         limit_bytes=WORKSPACE_BYTES,
         limit_members=WORKSPACE_MEMBERS,
         root=job.suite.profile.root,
     )
-    return archive, tuple(refused)
 
 
 def evaluator_digest(archive: Path, *, folder: PurePosixPath, names: Collection[str]) -> str:

@@ -11,7 +11,6 @@ from typing import TypeAlias
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.grading.attempt import Attempt
 from decathlon_mcp.sandboxes.base import Sandbox
-from decathlon_mcp.storage.disk import DiskSpace
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import Network
@@ -40,7 +39,7 @@ class GradingJob:
 
     `common` is the suite's common archive; the archives of `credentials` are unpacked over it.
     `deadline_seconds` is for all runs together, and counts while a sandbox is open. `in_place`: the evaluator
-    runs in the agent's own sandbox, on the workspace as it is there. `disk`: where the archives are written.
+    runs in the agent's own sandbox, on the workspace as it is there.
     """
 
     attempt: Attempt
@@ -52,4 +51,3 @@ class GradingJob:
     deadline_seconds: float
     credentials: Sequence[tuple[PurePosixPath, bytes]] = ()
     in_place: bool = False
-    disk: DiskSpace | None = None

@@ -46,19 +46,20 @@ from decathlon_mcp.protocol.context import (
     TaskSessionResolver,
     current_request_context,
 )
+from decathlon_mcp.protocol.envelopes import Envelope
 from decathlon_mcp.protocol.episode_server import EpisodeServer
+from decathlon_mcp.protocol.fast_calls import FastCall
+from decathlon_mcp.protocol.fast_path import FastPath
 from decathlon_mcp.protocol.lobby import Lobby
 from decathlon_mcp.protocol.results import is_sessionless
 from decathlon_mcp.protocol.revival import AddressKind, SavedSession, SavedSessions, delete_unused
 from decathlon_mcp.protocol.sdk import RESUMABLE_KEY, use_json_response
-from decathlon_mcp.protocol.sessions import SessionManager, prefers_sse
+from decathlon_mcp.protocol.sessions import SessionManager
 from decathlon_mcp.telemetry.logs import fields
 
 log = logging.getLogger("decathlon.edge")
 
 SESSION_HEADER = "mcp-session-id"
-STARTS_EPISODE = b"start_episode"
-"""In the body of a request that starts an episode in the lobby, unless its client escapes these letters."""
 UNUSED_SECONDS = 60.0
 """Time between two searches for stored sessions that no client has used for the idle time."""
 INDEX_TEXT = """decathlon-mcp: Toolathlon as an environment for MCP clients.
@@ -84,6 +85,8 @@ class McpEndpoints:
         hosts: AllowedHosts,
         bodies: BodyReader,
         public_url: str | None = None,
+        *,
+        fast_path: bool = True,
     ) -> None:
         self._registry = registry
         self._tokens = tokens
@@ -96,6 +99,11 @@ class McpEndpoints:
         self._lobby = self._manager("lobby", Lobby(registry))
         self.managers = (self._tasks, self._episodes, self._lobby)
         self._presence = Presence()
+        self._fast_paths: dict[SessionManager, FastPath] = {}
+        if fast_path:
+            for manager in (self._tasks, self._episodes):
+                sessionless = manager is self._episodes
+                self._fast_paths[manager] = FastPath(manager, hosts.security(), sessionless=sessionless)
 
     def _manager(self, address: AddressKind, server: EpisodeServer | Lobby) -> SessionManager:
         store = self._registry.store
@@ -176,8 +184,8 @@ class McpEndpoints:
     async def _serve(
         self, manager: SessionManager, request_context: RequestContext, request: Request, send: Send
     ) -> None:
-        """Pass a request to the SDK, in its request context."""
-        session_id = request.headers.get(SESSION_HEADER)
+        """Serve a request in its request context."""
+        session_id = request_context.principal.session
         await manager.revive(session_id, request_context, request)
         if manager.belongs_to_other(session_id, request_context):
             await session_not_found()(request.scope, request.receive, send)
@@ -201,18 +209,27 @@ class McpEndpoints:
         body: bytes,
         send: Send,
     ) -> None:
+        fast_path = self._fast_paths.get(manager)
+        call = None if fast_path is None else fast_path.prepare(request.scope, body, request_context)
+        if call is not None:
+            await self._serve_call(manager, call, request, send)
+            return
+
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             # Here and not further out: what waits for the client's disconnect must not receive the body.
             await manager.handle_request(scope, replay(body, receive), send)
 
-        resumable = manager.open_stream(request, body)
+        envelope = Envelope.read(body)
+        resumable = manager.open_stream(request, body, envelope.method)
         if resumable is not None:
             request.scope[RESUMABLE_KEY], request_context.stream = resumable, resumable.stream
-        request_context.can_stream = resumable is not None or prefers_sse(
-            body, request.headers.get("accept", "")
+        request_context.can_stream = resumable is not None or (
+            envelope.prefers_sse and "text/event-stream" in request.headers.get("accept", "")
         )
         use_json_response(not request_context.can_stream)
-        if request_context.access is None and (request_context.task_id is not None or STARTS_EPISODE in body):
+        if request_context.access is None and (
+            request_context.task_id is not None or envelope.starts_episode
+        ):
             grace_seconds = self._registry.options.limits.grace_seconds
             await serve_start(
                 app, request_context, request.scope, request.receive, send, grace_seconds=grace_seconds
@@ -236,16 +253,28 @@ class McpEndpoints:
         if request_context.access is None:
             await app(request.scope, request.receive, send)
             return
-        session_id = request.headers.get(SESSION_HEADER)
-        is_episode = manager is self._tasks and manager.opener(session_id) is not None
         await self._presence.serve(
             app,
             request_context.access.episode,
             request.scope,
             request.receive,
             send,
-            session=session_id if is_episode else None,
+            session=self._episode_session(manager, request_context),
         )
+
+    async def _serve_call(
+        self, manager: SessionManager, call: FastCall, request: Request, send: Send
+    ) -> None:
+        """Serve a call without the SDK."""
+        session = self._episode_session(manager, call.request_context)
+        episode = call.access.episode
+        with self._presence.holding(episode, request.receive, send, session=session) as in_progress:
+            await call.serve(request.receive, in_progress.send, in_progress.release)
+
+    def _episode_session(self, manager: SessionManager, request_context: RequestContext) -> str | None:
+        """The id of the request's session if the session is the episode."""
+        session_id = request_context.principal.session
+        return session_id if manager is self._tasks and manager.opener(session_id) is not None else None
 
 
 def _close_episode(request_context: RequestContext) -> None:
@@ -260,11 +289,15 @@ def http_app(
     hosts: AllowedHosts | None = None,
     public_url: str | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
+    fast_path: bool = True,
 ) -> Starlette:
-    """The ASGI application. The caller keeps ownership of `registry`."""
+    """The ASGI application. The caller keeps ownership of `registry`.
+
+    `fast_path`: serve tool calls without the SDK where that makes no difference to clients.
+    """
     bodies = BodyReader(max_body_bytes)
     tokens, hosts = tokens or Tokens(), hosts or AllowedHosts()
-    endpoints = McpEndpoints(registry, tokens, hosts, bodies, public_url)
+    endpoints = McpEndpoints(registry, tokens, hosts, bodies, public_url, fast_path=fast_path)
     health = HealthEndpoints(registry, tokens, hosts)
 
     async def index(request: Request) -> Response:

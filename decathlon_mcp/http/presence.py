@@ -11,8 +11,8 @@ three cases, which are handled here:
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Collection, Generator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,7 +21,7 @@ from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.lease import Hold
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.protocol.context import RequestContext
+from decathlon_mcp.protocol.context import RequestContext, wait_until_disconnected
 
 NOT_READY = frozenset({Phase.QUEUED, Phase.OPENING})
 
@@ -77,29 +77,50 @@ class Presence:
         is_get, is_post = scope["method"] == "GET", scope["method"] == "POST"
         request = RequestInProgress(receive, send, episode.lease.acquire(use=is_get or session is None))
         waits = is_post and episode.state.phase in NOT_READY
-        requests = self._in_progress.setdefault(session, set()) if session is not None and is_post else None
-        if requests is not None:
-            requests.add(request)
 
         def end() -> None:
             if request.release() and waits and not request.answered:
                 episode.lease.lose_client(until_ready=True)
 
-        try:
-            async with AsyncExitStack() as stack:
-                if waits:
-                    # The SDK does not notice a disconnect when the reply is to be one JSON body.
-                    await stack.enter_async_context(watching_client(receive, end))
-                await app(scope, receive, request.send)
-        finally:
-            end()
-            if requests is not None:
-                requests.discard(request)
-                if not requests:
-                    self._in_progress.pop(session or "", None)
+        with self._registered(request, session if is_post else None):
+            try:
+                async with AsyncExitStack() as stack:
+                    if waits:
+                        # The SDK does not notice a disconnect when the reply is to be one JSON body.
+                        await stack.enter_async_context(watching_client(receive, end))
+                    await app(scope, receive, request.send)
+            finally:
+                end()
         # A stream that the server ended is complete.
         if session is not None and is_get and request.is_stream and not request.answered:
             await self._lose_stream(session, episode)
+
+    @contextmanager
+    def holding(
+        self, episode: Episode, receive: Receive, send: Send, *, session: str | None
+    ) -> Generator[RequestInProgress]:
+        """As `serve`, for a request that uses an episode which is ready, and that the body serves."""
+        request = RequestInProgress(receive, send, episode.lease.acquire())
+        with self._registered(request, session):
+            try:
+                yield request
+            finally:
+                request.release()
+
+    @contextmanager
+    def _registered(self, request: RequestInProgress, session: str | None) -> Generator[None]:
+        """The request is one of those that `_lose_stream` looks at."""
+        if session is None:
+            yield
+            return
+        requests = self._in_progress.setdefault(session, set())
+        requests.add(request)
+        try:
+            yield
+        finally:
+            requests.discard(request)
+            if not requests:
+                self._in_progress.pop(session, None)
 
     async def _lose_stream(self, session: str, episode: Episode) -> None:
         """The GET stream of a session broke. Returns when its requests are answered or broken off."""
@@ -108,7 +129,7 @@ class Presence:
         # it takes, when the reply is to be one JSON body, and the call would hold the lease.
         async with anyio.create_task_group() as tasks:
             for request in self._in_progress.get(session, ()):
-                tasks.start_soon(wait_until_gone, request.receive, request.release)
+                tasks.start_soon(wait_until_disconnected, request.receive, request.release)
 
 
 class ReplyNaming:
@@ -161,13 +182,5 @@ async def watching_client(receive: Receive, on_gone: Callable[[], object]) -> As
     The request's body must have been read.
     """
     async with background_tasks() as tasks:
-        tasks.start_soon(wait_until_gone, receive, on_gone)
+        tasks.start_soon(wait_until_disconnected, receive, on_gone)
         yield
-
-
-async def wait_until_gone(receive: Receive, on_gone: Callable[[], object]) -> None:
-    """Wait until the client disconnects or has the whole response, then call `on_gone`."""
-    # uvicorn wakes all callers of `receive` at a disconnect, so that the SDK may wait for it as well.
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    on_gone()

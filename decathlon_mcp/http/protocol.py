@@ -12,7 +12,7 @@ import ipaddress
 import resource
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import anyio
 import httptools
@@ -125,6 +125,44 @@ def peer_of(address: tuple[str, int] | None) -> str:
         return host
     ip = ipaddress.IPv6Address(host.partition("%")[0])
     return str(ip.ipv4_mapped or ipaddress.ip_network((ip, 64), strict=False))
+
+
+class _ResponseTransport:
+    """The transport of one response, which sends the head together with the beginning of the body."""
+
+    # uvicorn writes them one after the other, and uvloop makes a system call of each write. On a connection
+    # over loopback, that call includes the kernel's work for the receiver.
+    __slots__ = ("_flush_soon", "_head", "_loop", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head: bytes | None = None
+        self._flush_soon: asyncio.Handle | None = None
+
+    def write(self, data: bytes) -> None:
+        """Write now, except for the first data, which wait for the next or the loop's next iteration."""
+        if self._flush_soon is None:
+            self._head = data
+            self._flush_soon = self._loop.call_soon(self._flush)
+        elif self._head is not None:
+            head, self._head = self._head, None
+            self._flush_soon.cancel()
+            self._transport.writelines((head, data))
+        else:
+            self._transport.write(data)
+
+    def _flush(self) -> None:
+        head, self._head = self._head, None
+        if head is not None and not self._transport.is_closing():
+            self._transport.write(head)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
@@ -303,6 +341,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        cycle.transport = cast("asyncio.Transport", _ResponseTransport(cycle.transport, self.loop))
         if self._is_last:
             cycle.keep_alive = False
         super()._start_asgi_task(cycle, app)

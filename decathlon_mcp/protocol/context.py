@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import anyio
+from starlette.types import Receive
 
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
@@ -107,13 +108,24 @@ def request_context_of(ctx: Context) -> RequestContext:
 
 async def client_is_gone(ctx: Context) -> bool:
     """Whether the connection broke on which the client waits for the reply; False without HTTP."""
-    if ctx.request is None:
-        return False
-    # The body has been read, so that what comes next is the disconnect, without waiting if it has come.
+    return False if ctx.request is None else await is_disconnected(ctx.request.receive)
+
+
+async def is_disconnected(receive: Receive) -> bool:
+    """Whether the client of a request, whose body has been read, is gone or has the whole response."""
+    # What comes next is the disconnect, without waiting if it has come.
     with anyio.CancelScope() as scope:
         scope.cancel()
-        return (await ctx.request.receive())["type"] == "http.disconnect"
+        return (await receive())["type"] == "http.disconnect"
     return False
+
+
+async def wait_until_disconnected(receive: Receive, on_gone: Callable[[], object]) -> None:
+    """Wait until the client is gone or has the whole response, then call `on_gone`."""
+    # uvicorn wakes all callers of `receive` at a disconnect, so that the SDK may wait for it as well.
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    on_gone()
 
 
 def base_url_of(ctx: Context) -> str | None:

@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any
 
 import anyio
+from mcp.server.connection import Connection
 from mcp.shared.exceptions import MCPError
 from mcp_types import LOG_LEVEL_META_KEY
 
@@ -91,13 +92,20 @@ async def call_tool(
                 return await evaluate(episode, ctx)
             return await _relay(episode, ctx, name, arguments)
         except DecathlonError as error:
-            if error.code in TOOL_FAILURES:
-                leads_to_verdict = access.can_evaluate and isinstance(error, EpisodeClaimedError)
-                return error_result(error, EVALUATE_HINT if leads_to_verdict else "")
+            if (failure := failure_result(access, error)) is not None:
+                return failure
             # An episode that ended without tools (a set-up that failed) still has a verdict.
             if name == "evaluate" and access.can_evaluate and episode.verdict is not None:
                 return verdict_result(episode.verdict, episode.policy)
             raise
+
+
+def failure_result(access: EpisodeAccess, error: DecathlonError) -> JsonObject | None:
+    """The result of a call that failed for a reason which the agent should read; None for other errors."""
+    if error.code not in TOOL_FAILURES:
+        return None
+    leads_to_verdict = access.can_evaluate and isinstance(error, EpisodeClaimedError)
+    return error_result(error, EVALUATE_HINT if leads_to_verdict else "")
 
 
 async def evaluate(episode: Episode, ctx: Context) -> JsonObject:
@@ -131,9 +139,12 @@ async def _relay(episode: Episode, ctx: Context, name: str, arguments: JsonObjec
             await send_notification(ctx, "notifications/progress", params, with_reply=True)
 
     async def on_message(params: JsonObject) -> None:
-        if _accepts_log_message(ctx, meta, params):
+        # 2026-07-28 asks request by request and gets none by default.
+        is_modern = is_sessionless(ctx.protocol_version)
+        minimum = meta.get(LOG_LEVEL_META_KEY) if is_modern else minimum_level(connection_of(ctx))
+        if accepts_log_message(params, minimum):
             # A reply in JSON cannot carry it; then the connection's standalone stream does, if there is one.
-            with_reply = can_stream or is_sessionless(ctx.protocol_version)
+            with_reply = can_stream or is_modern
             await send_notification(ctx, "notifications/message", params, with_reply=with_reply)
 
     caller = Caller(
@@ -147,14 +158,7 @@ async def _relay(episode: Episode, ctx: Context, name: str, arguments: JsonObjec
     )
     reply = await episode.call(
         name,
-        CallParams.of(
-            arguments,
-            {
-                key: value
-                for key, value in meta.items()
-                if key != OPERATION_KEY and not key.startswith(ENVELOPE_PREFIX)
-            },
-        ),
+        CallParams.of(arguments, relayed_meta(meta)),
         caller=caller,
     )
     request_context.replied_at = perf_counter()
@@ -181,17 +185,26 @@ def operation_of(ctx: Context) -> str | None:
     return None if session_id is None else f"{session_id}:{request_id_text(ctx.request_id)}"
 
 
-def _accepts_log_message(ctx: Context, meta: JsonObject, params: JsonObject) -> bool:
-    """Whether the client asked for log messages of this level."""
+def relayed_meta(meta: JsonObject) -> JsonObject:
+    """The part of a request's `_meta` that is for the task's server."""
+    return {
+        key: value
+        for key, value in meta.items()
+        if key != OPERATION_KEY and not key.startswith(ENVELOPE_PREFIX)
+    }
+
+
+def minimum_level(connection: Connection) -> Any:
+    """The lowest level of log messages that a session's client gets; it sets it with `logging/setLevel`."""
+    return connection.state.get(LOG_LEVEL_KEY, "debug")
+
+
+def accepts_log_message(params: JsonObject, minimum: object) -> bool:
+    """Whether a client gets a log message if `minimum` is the lowest level that it asked for."""
     level = params.get("level")
-    if level not in LOG_LEVELS:
+    if level not in LOG_LEVELS or minimum not in LOG_LEVELS:
         return False
-    # 2026-07-28 asks request by request and gets none by default; earlier revisions use `logging/setLevel`.
-    if is_sessionless(ctx.protocol_version):
-        minimum = meta.get(LOG_LEVEL_META_KEY)
-    else:
-        minimum = connection_of(ctx).state.get(LOG_LEVEL_KEY, "debug")
-    return minimum in LOG_LEVELS and LOG_LEVELS.index(level) >= LOG_LEVELS.index(minimum)
+    return LOG_LEVELS.index(level) >= LOG_LEVELS.index(minimum)
 
 
 def _only_argument(arguments: JsonObject | None, tool: str, allowed: str | None = None) -> Any:

@@ -66,10 +66,14 @@ def with_envelope(result: JsonObject, version: str, *, cacheable: bool = False) 
     if not is_sessionless(version):
         return result
     caching = {"ttlMs": 0, "cacheScope": "private"} if cacheable else {}
-    # Last, because a task's server may have sent the same fields: `input_required` would ask the client for
-    # sampling or elicitation.
-    meta = {**(as_object(result.get("_meta")) or {}), SERVER_INFO_META_KEY: SERVER_INFO}
-    return {**result, "resultType": "complete", **caching, "_meta": meta}
+    return {**result, **caching, **envelope_members(as_object(result.get("_meta")) or {})}
+
+
+def envelope_members(meta: JsonObject) -> JsonObject:
+    """The members that 2026-07-28 requires of every result. `meta`: the result's `_meta` without them."""
+    # They replace those of a task's server: `input_required` would ask the client for sampling or
+    # elicitation.
+    return {"resultType": "complete", "_meta": {**meta, SERVER_INFO_META_KEY: SERVER_INFO}}
 
 
 def structured_result(value: JsonObject, *, text: str | None = None) -> JsonObject:
@@ -152,4 +156,9 @@ def translate_errors() -> Generator[None]:
     try:
         yield
     except DecathlonError as error:
-        raise MCPError(error_code(error), error.message, error_data(error)) from None
+        raise wire_error(error) from None
+
+
+def wire_error(error: DecathlonError) -> MCPError:
+    """An error as MCP has it."""
+    return MCPError(error_code(error), error.message, error_data(error))

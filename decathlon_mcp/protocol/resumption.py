@@ -62,8 +62,14 @@ PING_SECONDS = 15.0
 FAST_SECONDS = 0.25
 """A request that takes longer notices that its client is gone; before, watching costs more than it saves."""
 
+_EVENT_STREAM_HEADERS = (
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"connection", b"keep-alive"),
+    (b"content-type", b"text/event-stream"),
+    (b"x-accel-buffering", b"no"),
+)
 _EVENT_ID = re.compile(r"(?P<generation>[0-9]{1,18})\.(?P<number>[0-9]{1,9}|last)\.(?P<request>[!-~]{1,512})")
-_PING = b": ping\r\n\r\n"
+PING = b": ping\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +134,13 @@ class RequestStream:
         self._events: deque[tuple[int, bytes]] = deque()
         self._answer: bytes | None = None
         self._next = 1
-        self._changed = anyio.Event()
+        # Most streams are complete before anybody waits.
+        self._changed: anyio.Event | None = None
 
     def add_notification(self, message: JSONRPCMessage) -> str:
         """Keep an event other than the answer, and return its id."""
         event_id = str(EventId(self._generation, self._next, self.request))
-        frame = _frame(event_id, message)
+        frame = event_frame(_encode(message), event_id)
         self._events.append((self._next, frame))
         self.size_bytes += len(frame)
         self._next += 1
@@ -143,10 +150,10 @@ class RequestStream:
         self._notify()
         return event_id
 
-    def add_answer(self, message: JSONRPCMessage) -> str:
-        """Keep the answer, and return the id of its event."""
+    def add_answer(self, message: bytes) -> str:
+        """Keep the answer, a JSON-RPC message on one line, and return the id of its event."""
         event_id = str(EventId(self._generation, None, self.request))
-        self._answer = _frame(event_id, message)
+        self._answer = event_frame(message, event_id)
         self.size_bytes += len(self._answer)
         self.complete = True
         self._notify()
@@ -165,6 +172,7 @@ class RequestStream:
     async def wait(self, condition: Callable[[], bool]) -> None:
         """Wait until a condition on this stream holds."""
         while not condition():
+            self._changed = self._changed or anyio.Event()
             await self._changed.wait()
 
     async def is_abandoned(self, grace_seconds: float) -> bool:
@@ -180,16 +188,20 @@ class RequestStream:
                 return True
         return False
 
-    async def send(self, receive: Receive, send: Send, *, after: EventId | None = None) -> None:
+    async def send(
+        self, receive: Receive, send: Send, *, after: EventId | None = None, at_once: bool = False
+    ) -> None:
         """Send the events that follow `after`, until the answer or the end of the client's connection.
 
-        The head of the response and the priming event must have been sent.
+        The head of the response and the priming event must have been sent. `at_once`: the request has taken
+        long already.
         """
         number = after.number if after is not None and after.generation == self._generation else 0
         with self._reading():
             progress = _Progress(number or 0)
-            with anyio.move_on_after(FAST_SECONDS):
-                await self.wait(lambda: self.complete)
+            if not at_once:
+                with anyio.move_on_after(FAST_SECONDS):
+                    await self.wait(lambda: self.complete)
             if not self.complete:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(_cancel_when_gone, receive, tasks.cancel_scope)
@@ -198,13 +210,17 @@ class RequestStream:
                 if not self.complete:
                     return
             await self._send_new(send, progress)
-            answer = self._answer
-            # With the end of the response, which would cost another write.
-            await _send_body(send, answer or b"", more=False)
-            if answer is not None:
-                self.answered = True
-                self._on_answered(self)
-                self._notify()
+            await self.send_answer(send)
+
+    async def send_answer(self, send: Send) -> None:
+        """Send the answer of a complete stream, if there is one, and end the response."""
+        answer = self._answer
+        # With the end of the response, which would cost another write.
+        await send_body(send, answer or b"", more=False)
+        if answer is not None:
+            self.answered = True
+            self._on_answered(self)
+            self._notify()
 
     async def _follow(self, send: Send, progress: _Progress) -> None:
         """Send notifications as they come, until the stream is complete."""
@@ -213,13 +229,13 @@ class RequestStream:
             with anyio.move_on_after(PING_SECONDS) as silence:
                 await self.wait(lambda: self.complete or self._next > progress.sent + 1)
             if silence.cancelled_caught:
-                await _send_body(send, _PING, more=True)
+                await send_body(send, PING, more=True)
 
     async def _send_new(self, send: Send, progress: _Progress) -> None:
         for number, frame in list(self._events):
             if number > progress.sent:
                 progress.sent = number
-                await _send_body(send, frame, more=True)
+                await send_body(send, frame, more=True)
         progress.sent = max(progress.sent, self._next - 1)
 
     @contextmanager
@@ -233,8 +249,9 @@ class RequestStream:
             self._notify()
 
     def _notify(self) -> None:
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
 
 
 @dataclass(slots=True)
@@ -401,7 +418,8 @@ class SessionStreams(EventStore):
         if len(request) > MAX_REQUEST_ID_BYTES or self._in_progress >= MAX_STREAMS:
             return None
         if len(self._streams) >= 2 * MAX_STREAMS:
-            self._resumption.forget([next(stream for stream in self if stream.complete)])
+            # Many at once, because that is one transaction.
+            self._resumption.forget([stream for stream in self if stream.complete][:MAX_STREAMS])
         if not stored and not self._resumption.has_room(self._owner, body):
             return None
         stream = RequestStream(self._session, request, self._resumption.generation, self._resumption.answered)
@@ -412,6 +430,20 @@ class SessionStreams(EventStore):
         self._streams[str(request_id)] = stream
         self._in_progress += 1
         return stream
+
+    def answer(self, stream: RequestStream, message: bytes) -> str:
+        """Keep the answer to a request in progress, a JSON-RPC message, and return the id of its event."""
+        event_id = stream.add_answer(message)
+        self._in_progress -= 1
+        self._resumption.completed(stream)
+        return event_id
+
+    def abandon(self, stream: RequestStream) -> None:
+        """Forget a request in progress, to which this server will have no answer. The store keeps it."""
+        if not stream.complete:
+            self._in_progress -= 1
+            stream.end()
+            self.remove(stream)
 
     def remove(self, stream: RequestStream) -> None:
         """Forget a stream, if it is here."""
@@ -426,10 +458,7 @@ class SessionStreams(EventStore):
             return ""
         if not isinstance(message, JSONRPCResponse | JSONRPCError):
             return stream.add_notification(message)
-        event_id = stream.add_answer(message)
-        self._in_progress -= 1
-        self._resumption.completed(stream)
-        return event_id
+        return self.answer(stream, _encode(message))
 
     async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str | None:
         """Unused: `sdk.SessionTransport` replays events without the SDK."""
@@ -438,29 +467,21 @@ class SessionStreams(EventStore):
 
 async def start_stream(send: Send, session: str, stream: RequestStream | None, generation: int = 0) -> None:
     """Send the head of a stream, and its priming event if there is a stream."""
-    headers = {
-        "cache-control": "no-cache, no-transform",
-        "connection": "keep-alive",
-        "content-type": "text/event-stream",
-        "mcp-session-id": session,
-        "x-accel-buffering": "no",
-    }
-    await send(
-        {
-            "type": "http.response.start",
-            "status": 200,
-            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
-        }
-    )
+    await send_event_head(send, (b"mcp-session-id", session.encode()))
     if stream is not None:
         event_id = EventId(generation, 0, stream.request)
-        await _send_body(send, f"id: {event_id}\r\ndata: \r\n\r\n".encode(), more=True)
+        await send_body(send, f"id: {event_id}\r\ndata: \r\n\r\n".encode(), more=True)
+
+
+async def send_event_head(send: Send, *headers: tuple[bytes, bytes]) -> None:
+    """Send the head of a response that is a stream of events."""
+    await send({"type": "http.response.start", "status": 200, "headers": [*_EVENT_STREAM_HEADERS, *headers]})
 
 
 async def send_single_answer(send: Send, session: str, answer: JSONRPCMessage | None) -> None:
     """Send a stream that has at most one event, an answer without an id."""
     await start_stream(send, session, None)
-    await _send_body(send, b"" if answer is None else _frame(None, answer), more=False)
+    await send_body(send, b"" if answer is None else event_frame(_encode(answer)), more=False)
 
 
 def answer_unknown(event_id: EventId) -> JSONRPCMessage:
@@ -473,7 +494,8 @@ def answer_unknown(event_id: EventId) -> JSONRPCMessage:
 def conflicting_stream(session: str, request_id: int | str) -> RequestStream:
     """A stream that refuses a request with the id of another one that is in progress."""
     stream = RequestStream(session, request_id_text(request_id), 0, lambda stream: None)
-    stream.add_answer(_error(request_id, "another request with this id is in progress in this session"))
+    conflict = "another request with this id is in progress in this session"
+    stream.add_answer(_encode(_error(request_id, conflict)))
     return stream
 
 
@@ -481,13 +503,18 @@ def _error(request_id: int | str, message: str) -> JSONRPCError:
     return JSONRPCError(jsonrpc="2.0", id=request_id, error=ErrorData(code=INVALID_REQUEST, message=message))
 
 
-def _frame(event_id: str | None, message: JSONRPCMessage) -> bytes:
-    data = message.model_dump_json(by_alias=True, exclude_unset=True)
-    prefix = "" if event_id is None else f"id: {event_id}\r\n"
-    return f"{prefix}event: message\r\ndata: {data}\r\n\r\n".encode()
+def _encode(message: JSONRPCMessage) -> bytes:
+    return message.model_dump_json(by_alias=True, exclude_unset=True).encode()
 
 
-async def _send_body(send: Send, body: bytes, *, more: bool) -> None:
+def event_frame(message: bytes, event_id: str | None = None) -> bytes:
+    """An event with a JSON-RPC message, which must be on one line."""
+    prefix = b"" if event_id is None else b"id: %b\r\n" % event_id.encode()
+    return b"%bevent: message\r\ndata: %b\r\n\r\n" % (prefix, message)
+
+
+async def send_body(send: Send, body: bytes, *, more: bool) -> None:
+    """Send a part of a response's body."""
     await send({"type": "http.response.body", "body": body, "more_body": more})
 
 

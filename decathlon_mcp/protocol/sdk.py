@@ -8,10 +8,11 @@ SDK and names those that changed; `python -m tests.protocol.sdk_members` prints 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias, cast
 from uuid import uuid4
@@ -29,10 +30,17 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
 # mcp 2.3 has no public name for the protocols that annotate `Server.run` and the transports.
 from mcp.shared._stream_protocols import ReadStream, WriteStream
-from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
+from mcp.shared.dispatcher import coerce_request_id
+from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher, cancelled_request_id_from_params
 from mcp.shared.message import SessionMessage
 from mcp.shared.transport_context import TransportContext
-from mcp_types import InitializeRequestParams, JSONRPCNotification, JSONRPCRequest, jsonrpc_message_adapter
+from mcp_types import (
+    InitializeRequestParams,
+    JSONRPCNotification,
+    JSONRPCRequest,
+    RequestId,
+    jsonrpc_message_adapter,
+)
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
@@ -113,16 +121,25 @@ def parse_request(body: bytes) -> JSONRPCRequest | None:
 
 
 class _LastMessage:
-    """The SDK's stream of a session's messages from the client, with a reference to the last of them."""
+    """The SDK's stream of a session's messages from the client, with a reference to the last of them.
+
+    `on_cancelled` is called with the request's id in a `notifications/cancelled`.
+    """
 
     # The loop that dispatches a session's messages keeps the last one, with its body, until the next comes.
     # Sessions are idle for half an hour, so a few thousand requests of 4 MiB would fill the memory.
-    def __init__(self, writer: Any) -> None:
+    def __init__(self, writer: Any, on_cancelled: Callable[[RequestId], object]) -> None:
         self._writer = writer
         self._last: SessionMessage | None = None
+        self._on_cancelled = on_cancelled
 
     async def send(self, item: SessionMessage | Exception) -> None:
         self._last = item if isinstance(item, SessionMessage) else None
+        message = None if self._last is None else self._last.message
+        if isinstance(message, JSONRPCNotification) and message.method == "notifications/cancelled":
+            request_id = cancelled_request_id_from_params(message.params)
+            if request_id is not None:
+                self._on_cancelled(request_id)
         await self._writer.send(item)
 
     def __getattr__(self, name: str) -> Any:
@@ -135,6 +152,19 @@ class _LastMessage:
         if last is not None and request is not None and request.scope.get(key) is value:
             last.message = JSONRPCNotification(jsonrpc="2.0", method="notifications/forgotten")
             last.metadata = self._last = None
+
+
+@dataclass(slots=True, eq=False)
+class SessionRequest:
+    """A request of a session that is served without the SDK.
+
+    `key`: its id, as the SDK compares ids. `scope`: cancelled by `notifications/cancelled`, and by the end of
+    the session, in which case `session_ended` is set.
+    """
+
+    key: RequestId
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    session_ended: bool = False
 
 
 class SessionTransport(StreamableHTTPServerTransport):
@@ -155,10 +185,16 @@ class SessionTransport(StreamableHTTPServerTransport):
     ends_get_stream = False
     """Whether the next GET stream is ended after `END_STREAM_SECONDS`."""
     _last_message: _LastMessage | None = None
+    connection: Connection | None = None
+    """The session's connection, once the client has initialized it."""
 
     @is_json_response_enabled.setter
     def is_json_response_enabled(self, value: bool) -> None:
         del value  # `__init__` assigns the default
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._requests: set[SessionRequest] = set()
 
     @asynccontextmanager
     async def connect(self) -> AsyncGenerator[tuple[MessageReadStream, MessageWriteStream]]:
@@ -168,12 +204,57 @@ class SessionTransport(StreamableHTTPServerTransport):
         async with super().connect() as streams:
             writer = self._read_stream_writer
             assert writer is not None
-            self._last_message = last_message = _LastMessage(writer)
+            self._last_message = last_message = _LastMessage(writer, self._cancel)
             self._read_stream_writer = cast("Any", last_message)
             # Every message of the session goes to the SDK's store of events; `__init__` would also have it
             # send priming events of its own.
             self._event_store = self.streams
             yield streams
+
+    # Requests that are served without the SDK: see `fast_calls`.
+
+    @property
+    def live_connection(self) -> Connection | None:
+        """The connection of a session that is initialized and has not ended."""
+        connection = self.connection
+        if connection is None or self._terminated or not connection.initialize_accepted:
+            return None
+        return None if self.idle_scope is not None and self.idle_scope.cancel_called else connection
+
+    @contextmanager
+    def serving(self, request_id: RequestId) -> Generator[SessionRequest]:
+        """Serve a request of the session in the body; its `scope` is cancelled with the request.
+
+        The session does not become idle meanwhile, as while `handle_request` serves one.
+        """
+        request = SessionRequest(coerce_request_id(request_id))
+        self._requests.add(request)
+        self._requests_in_flight += 1
+        if self.idle_scope is not None:
+            self.idle_scope.deadline = math.inf
+        try:
+            yield request
+        finally:
+            self._requests.discard(request)
+            self._requests_in_flight -= 1
+            if (
+                self.idle_scope is not None
+                and self._idle_timeout is not None
+                and not self._requests_in_flight
+            ):
+                self.idle_scope.deadline = anyio.current_time() + self._idle_timeout
+
+    def _cancel(self, request_id: RequestId) -> None:
+        key = coerce_request_id(request_id)
+        for request in self._requests:
+            if request.key == key:
+                request.scope.cancel()
+
+    async def terminate(self) -> None:
+        for request in self._requests:
+            request.session_ended = True
+            request.scope.cancel()
+        await super().terminate()
 
     async def _mint_priming_event(self, stream_id: str, protocol_version: str) -> None:
         """No priming events for the requests that the SDK answers: they cannot be resumed."""
@@ -313,6 +394,7 @@ class SessionManagerBase(StreamableHTTPSessionManager):
             )
             connection.initialized.set()
             connection.state.update(session.state)
+            transport.connection = connection
             task_status.started()
             try:
                 with transport.idle_scope or anyio.CancelScope():

@@ -34,6 +34,7 @@ from decathlon_mcp.protocol.resumption import (
     EventId,
     RequestStream,
     Resumption,
+    SessionStreams,
     conflicting_stream,
     request_id_text,
 )
@@ -53,30 +54,9 @@ from decathlon_mcp.types import as_object
 MAX_AGENT_SESSIONS = 1_000
 """Open sessions at the address of one episode's agent, which needs no token. Some clients open a session for
 every call and never end it; a session without requests ends after the idle time."""
-_SSE_MARKERS = (
-    b'"progressToken"',
-    b'"initialize"',
-    b'"tools/list"',
-    b"claim_done",
-    b"evaluate",
-    b'"start_episode"',
-    b'"list_tools"',
-)
-"""Parts of the bodies that `prefers_sse` is true for."""
-_RESUMABLE_MARKERS = (b'"tools/call"', b'"tools/list"')
-"""One of these is in the body of each request that can be resumed, unless its client escapes the letters."""
 _RESUMABLE_METHODS = frozenset({"tools/call", "tools/list"})
 EXPIRE_SECONDS = 1.0
 """Time between two searches for answers that need not be kept any more."""
-
-
-def prefers_sse(body: bytes, accept: str) -> bool:
-    """Whether a POST of the handshake era is answered as an SSE stream rather than as one JSON body."""
-    # JSON is faster, but carries nothing before the result: a notification on it hangs the call. SSE is
-    # needed for progress, and for calls that can be silent for long: after 300 s without a byte the Python
-    # client closes its whole connection. The body is searched and not parsed, because a false match only
-    # costs a little speed.
-    return "text/event-stream" in accept and any(marker in body for marker in _SSE_MARKERS)
 
 
 class SessionManager(SessionManagerBase):
@@ -114,9 +94,8 @@ class SessionManager(SessionManagerBase):
         self._open: dict[str, SavedSession] = {}
         self._resumption = None if saved is None else Resumption(saved.store)
         self._reviving: dict[str, anyio.Lock] = {}
-        if saved is not None:
-            # First, so that it sees the final result of `initialize`.
-            server.middleware.insert(0, self._save_changes)
+        # First, so that it sees the final result of `initialize`.
+        server.middleware.insert(0, self._keep_session)
 
     @property
     def saved(self) -> dict[str, SavedSession]:
@@ -211,37 +190,39 @@ class SessionManager(SessionManagerBase):
             self.start_soon(_serve_without_client, transport, resumable, Request(scope, _no_client))
         return stream
 
-    def open_stream(self, request: Request, body: bytes) -> ResumableRequest | None:
+    def resumable_streams(self, session_id: str) -> SessionStreams | None:
+        """The streams of a session whose client can come back for an answer; None for other sessions."""
+        session, transport = self._open.get(session_id), self.transport(session_id)
+        if session is None or transport is None or session.protocol_version < RESUMABLE_SINCE:
+            return None
+        return transport.streams
+
+    def open_stream(self, request: Request, body: bytes, method: str) -> ResumableRequest | None:
         """Prepare the answer to a POST of which the client may lose the connection.
 
-        None if the POST is to be answered as without a store.
+        None if the POST is to be answered as without a store. `method`: that of the message in the body.
         """
         headers = request.headers
-        transport = self.transport(headers.get("mcp-session-id", ""))
-        if transport is None or transport.streams is None or transport.mcp_session_id is None:
-            return None
-        session = self._open.get(transport.mcp_session_id)
+        streams = self.resumable_streams(headers.get("mcp-session-id", ""))
         accept = headers.get("accept", "")
         if (
-            session is None
-            or session.protocol_version < RESUMABLE_SINCE
+            streams is None
+            or method not in _RESUMABLE_METHODS
             or "text/event-stream" not in accept
             or "application/json" not in accept
             or not headers.get("content-type", "").startswith("application/json")
-            or headers.get("mcp-protocol-version", session.protocol_version)
-            not in HANDSHAKE_PROTOCOL_VERSIONS
-            or not any(marker in body for marker in _RESUMABLE_MARKERS)
+            or headers.get("mcp-protocol-version", RESUMABLE_SINCE) not in HANDSHAKE_PROTOCOL_VERSIONS
         ):
             return None
         message = parse_request(body)
-        if message is None or message.method not in _RESUMABLE_METHODS:
+        if message is None or message.method != method:
             return None
-        if (running := transport.streams.in_progress(message.id)) is not None:
+        if (running := streams.in_progress(message.id)) is not None:
             rows = {row.request: row.message for row in session_requests(self._saved, running.session)}
             if running.request != request_id_text(message.id) or rows.get(running.request) != body:
                 running = conflicting_stream(running.session, message.id)
             return ResumableRequest(message, running, joins=True)
-        stream = transport.streams.open(message.id, body)
+        stream = streams.open(message.id, body)
         return None if stream is None else ResumableRequest(message, stream)
 
     async def _find_stream(
@@ -258,16 +239,21 @@ class SessionManager(SessionManagerBase):
                 return self._dispatch_again(transport, row, request)
         return None
 
-    async def _save_changes(self, ctx: Context, call_next: CallNext) -> HandlerResult:
-        """Middleware: keep the store's row of a session up to date. Before the answer is sent."""
+    async def _keep_session(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+        """Middleware: keep a session's connection, and its row in the store. Before the answer is sent."""
         connection = connection_of(ctx)
         session_id = connection.session_id
-        if session_id is None or self._saved is None or not self.is_open(session_id):
+        transport = None if session_id is None else self.transport(session_id)
+        if session_id is None or transport is None:
             return await call_next(ctx)
         if ctx.method == "initialize" and ctx.request_id is not None:
             result = await call_next(ctx)
-            self._save_opened(self._saved, session_id, ctx, as_object(result) or {})
+            transport.connection = connection
+            if self._saved is not None:
+                self._save_opened(self._saved, session_id, ctx, as_object(result) or {})
             return result
+        if self._saved is None:
+            return await call_next(ctx)
         try:
             return await call_next(ctx)
         finally:

@@ -15,6 +15,7 @@ from typing import Literal, Protocol, Self
 
 from anyio.abc import ByteStream
 
+from decathlon_mcp.archives.writing import ArchiveSource
 from decathlon_mcp.errors import SandboxLostError
 from decathlon_mcp.types import Network
 
@@ -104,8 +105,8 @@ class Sandbox(Protocol):
         """Content address of the image, `sha256:...`, valid as an image name too. None without images."""
         ...
 
-    async def put(self, folder: PurePosixPath, archive: Path | bytes) -> None:
-        """Unpack a tar archive (plain or gzip) into `folder`, an absolute path inside; created if missing.
+    async def put(self, folder: PurePosixPath, archive: ArchiveSource) -> None:
+        """Unpack an archive into `folder`, an absolute path inside; created if missing.
 
         `folder` must not be /tmp or below. Existing files are replaced. Everything unpacked belongs to the
         first process's user, whatever the archive says.

@@ -294,15 +294,31 @@ async def name_in_use_is_refused(target: ProviderUnderTest) -> None:
 
 
 @_check(seconds=60)
-async def many_sandboxes_open_at_once(target: ProviderUnderTest) -> None:
-    """Twelve sandboxes open, answer and end side by side."""
+async def many_sandboxes_open_and_end_at_once(target: ProviderUnderTest) -> None:
+    """Twelve sandboxes open and answer side by side, then end in the same moment, half of them cancelled."""
+    all_answered, to_be_cancelled = anyio.Event(), anyio.CancelScope()
+    answered = 0
 
     async def one() -> None:
+        nonlocal answered
         async with target.provider.open(target.new_spec()) as sandbox:
             await _Probe(sandbox).ping()
+            answered += 1
+            if answered == 12:
+                all_answered.set()
+                to_be_cancelled.cancel()
+            await all_answered.wait()
 
     async with anyio.create_task_group() as tasks:
-        for _ in range(12):
+
+        async def cancelled_ones() -> None:
+            with to_be_cancelled:
+                async with anyio.create_task_group() as cancelled:
+                    for _ in range(6):
+                        cancelled.start_soon(one)
+
+        tasks.start_soon(cancelled_ones)
+        for _ in range(6):
             tasks.start_soon(one)
     await target.assert_nothing_left()
 

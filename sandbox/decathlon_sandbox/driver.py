@@ -97,6 +97,7 @@ class Driver:
         self._created_tunnels: Tunnels | None = None
         self._methods = {
             wire.ARRANGE: self._arrange,
+            wire.PACK: self._pack,
             wire.RUN: self._run,
             wire.SNAPSHOT: self._snapshot,
             wire.CLEAN: self._clean,
@@ -224,6 +225,11 @@ class Driver:
         from decathlon_sandbox.files import arrange
 
         arrange(self._loop, request, params)
+
+    def _pack(self, request: Request, params: Params) -> None:
+        from decathlon_sandbox.files import pack
+
+        pack(self._loop, request, params)
 
     def _run(self, request: Request, params: Params) -> None:
         from decathlon_sandbox.runs import Run

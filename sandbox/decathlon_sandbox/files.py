@@ -1,4 +1,4 @@
-"""`arrange`: file operations in order, in their own thread."""
+"""`arrange`: file operations in order, in their own thread; and `pack`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,29 @@ def arrange(loop: EventLoop, request: Request, params: Params) -> None:
     def work() -> None:
         error = arrangement.run()
         loop.call_soon_threadsafe(lambda: request.reply({}) if error is None else request.fail(error))
+
+    threading.Thread(target=work, daemon=True).start()
+
+
+def pack(loop: EventLoop, request: Request, params: Params) -> None:
+    """Pack a folder without blocking the event loop."""
+    from decathlon_sandbox import archives
+
+    folder = params.path("folder")
+    max_bytes = params.integer("max_bytes", maximum=wire.MAX_PACK_BYTES)
+
+    def work() -> None:
+        try:
+            result = archives.pack(folder, max_bytes)
+        except archives.TooLargeError:
+            message = f"the files below {folder} are larger than {max_bytes} bytes"
+            error = RequestError(wire.TOO_LONG, message)
+        except Exception as failure:  # noqa: BLE001  (the request must be answered in any case)
+            error = RequestError(wire.FILES, describe_error(failure))
+        else:
+            loop.call_soon_threadsafe(lambda: request.reply(result))
+            return
+        loop.call_soon_threadsafe(lambda: request.fail(error))
 
     threading.Thread(target=work, daemon=True).start()
 
@@ -78,6 +101,8 @@ def _parse_step(step: Params) -> Step:
         return _write(step.path("write"), step.string("text"), mode)
     if "absent" in step:
         return _check_absent(step.strings("absent"), step.path("under"), step.strings("except"))
+    if "unpack" in step:
+        return _unpack(step)
     raise RequestError(wire.BAD_PARAMS, f"no such step: {', '.join(step.names()) or '(empty)'}")
 
 
@@ -180,6 +205,13 @@ def _write(path: str, text: str, mode: int) -> Step:
             raise
 
     return write
+
+
+def _unpack(step: Params) -> Step:
+    from decathlon_sandbox import archives
+
+    folder, members = step.path("unpack"), archives.parse_members(step)
+    return lambda arrangement: archives.unpack(folder, members, arrangement.check_cancelled)
 
 
 def _check_absent(unwanted: list[str], under: str, excepted: list[str]) -> Step:

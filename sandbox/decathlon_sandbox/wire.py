@@ -12,9 +12,11 @@ servers above NOTIFICATIONS_PER_SECOND, after NOTIFICATIONS_BURST of them, and w
 responses.
 
 The sandbox's first process runs `BOOT_COMMAND`. It reads one line with a decimal number of bytes, then that
-many bytes: a JSON object that maps the names of this package's modules to their source code. It imports them
-from memory. The server does not wait for that: it sends `attach` after the source. `attached` is the sign
-that the driver runs, and has its VERSION. A process that has not received the whole source after
+many bytes: a JSON object that maps the names of this package's modules to their source code, which it imports
+from memory. A further member "NAME MAGIC" has the marshalled code object of a module, in zlib and base64, for
+a Python whose bytecode has that magic number (in hexadecimal): to compile the source would take longer than
+anything else in the boot. The server does not wait for that: it sends `attach` after the source. `attached`
+is the sign that the driver runs, and has its VERSION. A process that has not received the whole source after
 LOADER_SECONDS ends.
 
 Requests run concurrently and are answered in any order. An id is `generation << COUNTER_BITS | counter`: the
@@ -41,6 +43,21 @@ Requests: params -> result
               {"absent": [NAME...], "under": DIR, "except": [DIR...]}
                                              fails if anything under DIR (links are not followed) has one of
                                              these names, or is at one of these absolute paths
+              {"unpack": DIR, "members": [MEMBER...], "data": BASE64}
+                                             unpacks files, folders and links into DIR, created if missing, in
+                                             this order. Existing files and links are replaced, a folder and a
+                                             file never replace each other, and no link below DIR is followed.
+                                             `data` has the bodies of all files, one after the other
+            MEMBER: {"name": BYTES, "kind": "file", "size": INT, "mode": INT, "mtime": INT}
+                 or {"name": BYTES, "kind": "folder", "mode": INT, "mtime": INT}
+                 or {"name": BYTES, "kind": "symlink" | "hard_link", "link": BYTES, "mode": INT, "mtime": INT}
+            BYTES: a path as a string with one character (U+0000 to U+00FF) for each of its bytes; names are
+            relative, without "." and "..", and so is the target of a hard link. Modes are permissions, times
+            are seconds since 1970.
+`pack`      {"folder": DIR, "max_bytes": INT} -> {"members": [MEMBER...], "data": BASE64}
+            The files, folders and symlinks below DIR, as for `unpack`; none if it is no folder. Fails with
+            TOO_LONG if all bodies together, with 512 bytes for each member, are longer than `max_bytes`, and
+            with FILES if there is anything else below DIR, or a file with several names.
 `run`       {"argv": [STR...], "cwd": DIR, "env": {STR: STR}, "inherit": "all" | "minimal",
              "timeout_seconds": NUM, "output_bytes": INT, "channel": BOOL, "leave": BOOL?,
              "linger_seconds": NUM?}
@@ -170,6 +187,8 @@ REQUEST_BUFFER_BYTES = MAX_LINE_BYTES + 16 * 1024 * 1024
 RESPONSE_BUFFER_BYTES = 256 * 1024 * 1024
 """Messages from the driver that the server has not acknowledged: 59 calls at once whose replies have up to 4
 MiB, or 3 with up to 60 MiB. Memory is only used for what was sent."""
+MAX_PACK_BYTES = 2 * 1024 * 1024
+"""In base64, and with the members' names, less than MAX_RESPONSE_BYTES."""
 MAX_NOTIFICATION_BYTES = 256 * 1024
 NOTIFICATIONS_PER_SECOND = 100
 NOTIFICATIONS_BURST = 1000
@@ -178,6 +197,7 @@ CHUNK_BYTES = 48 * 1024
 
 # methods
 ARRANGE = "arrange"
+PACK = "pack"
 RUN = "run"
 SNAPSHOT = "snapshot"
 CLEAN = "clean"
@@ -256,21 +276,29 @@ sources = read(int(line))
 _signal.alarm(0)
 _signal.signal(_signal.SIGALRM, _signal.SIG_DFL)
 try:
-    import json, importlib.util, subprocess, selectors
+    import json, selectors, marshal, binascii, importlib.machinery
+    from importlib._bootstrap_external import MAGIC_NUMBER
+    if not importlib.machinery.PathFinder.find_spec("subprocess"): raise ImportError("no subprocess")
 except ImportError as error:
     sys.stderr.write("decathlon: this Python lacks its standard library: %s\\n" % error)
     raise SystemExit(97)
 if sys.version_info < (3, 10):
     sys.stderr.write("decathlon: Python 3.10 or later is needed, this is %s\\n" % sys.version.split()[0])
     raise SystemExit(98)
+try: import zlib
+except ImportError: zlib = None
 sources = json.loads(sources)
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name in sources:
-            return importlib.util.spec_from_loader(name, self, origin=name, is_package="." not in name)
+            return importlib.machinery.ModuleSpec(name, self, origin=name, is_package="." not in name)
     def create_module(self, spec): return None
     def exec_module(self, module):
-        exec(compile(sources[module.__name__], module.__name__, "exec"), module.__dict__)
+        name = module.__name__
+        code = sources.get("%s %s" % (name, MAGIC_NUMBER.hex()))
+        if code and zlib: code = marshal.loads(zlib.decompress(binascii.a2b_base64(code)))
+        else: code = compile(sources[name], name, "exec")
+        exec(code, module.__dict__)
     def get_source(self, name): return sources[name]
 sys.meta_path.insert(0, Finder())
 from decathlon_sandbox.driver import main

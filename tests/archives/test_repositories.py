@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from decathlon_mcp.archives.repositories import MAX_FILE_BYTES, reduce_config
-from decathlon_mcp.archives.workspace import clean_workspace
 from decathlon_mcp.archives.writing import pack_folder
+from tests.archives.cleaning import clean_workspace
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from decathlon_mcp.archives.workspace import clean_workspace
+from tests.archives.cleaning import clean_workspace
 
 LONG = "\u00fc" * 60 + "/" + "y" * 200
 Build = Callable[[tarfile.TarFile], None]

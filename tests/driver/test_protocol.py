@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -59,6 +60,32 @@ def test_start_up_imports_no_slow_module(python: str) -> None:
     assert not {f"decathlon_sandbox.{name}" for name in late} & imported
 
 
+def changed_modules(*, compiled: bool) -> bytes:
+    """The boot message without code objects or, with `compiled`, without source."""
+    modules: dict[str, str] = json.loads(boot_message().partition(b"\n")[2])
+    if compiled:
+        modules = {name: text if " " in name else "raise SystemExit(3)" for name, text in modules.items()}
+    else:
+        # Those of a Python with another bytecode.
+        modules = {name.replace(" ", " 00"): text for name, text in modules.items()}
+    body = json.dumps(modules).encode()
+    return b"%d\n%b" % (len(body), body)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_driver_runs_from_its_code_objects_or_from_its_source(compiled: bool) -> None:
+    server = ServerEnd(LIMITS, generation=1, survive_seconds=0)
+    server.attach("0" * 32)
+    result = subprocess.run(
+        [sys.executable, *wire.BOOT_COMMAND[1:]],
+        input=changed_modules(compiled=compiled) + server.data_to_send(),
+        capture_output=True,
+        check=True,
+    )
+    server.receive(result.stdout)
+    assert server.attached
+
+
 async def test_no_module_is_imported_from_the_file_system_after_the_first_child(
     python: str, tmp_path: Path
 ) -> None:
@@ -68,6 +95,7 @@ async def test_no_module_is_imported_from_the_file_system_after_the_first_child(
         await peer.request(wire.RUN, **slow_run(0))
         steps = [
             {"make": f"{tmp_path}/a"},
+            {"unpack": f"{tmp_path}/a", "members": [], "data": ""},
             {"copy": "/etc/default", "to": f"{tmp_path}/b"},
             {"remove": f"{tmp_path}/b"},
         ]

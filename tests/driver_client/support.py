@@ -17,6 +17,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from decathlon_sandbox import wire
 from decathlon_sandbox.resumable import DriverEnd, Limits
 
+from decathlon_mcp.archives.writing import ArchiveSource
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.errors import SandboxLostError
 from decathlon_mcp.sandboxes.base import SandboxSpec
@@ -202,7 +203,7 @@ class ScriptedSandbox:
     async def is_running(self) -> bool:
         return self.cause is None
 
-    async def put(self, folder: PurePosixPath, archive: Path | bytes) -> None:
+    async def put(self, folder: PurePosixPath, archive: ArchiveSource) -> None:
         raise NotImplementedError
 
     async def get(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any, cast
 
 import anyio
@@ -250,6 +251,8 @@ class FakeDriver:
         match method:
             case wire.ARRANGE:
                 return self._arrange(params)
+            case wire.PACK:
+                return self._pack(params)
             case wire.RUN:
                 return await self._run_process(params)
             case wire.SNAPSHOT:
@@ -273,12 +276,18 @@ class FakeDriver:
                 raise _RequestError(wire.UNKNOWN_METHOD, f"no method {method!r}")
 
     def _arrange(self, params: Json) -> Json:
-        for step in params["steps"]:
+        for number, step in enumerate(params["steps"]):
             try:
                 self._tree.arrange(step)
             except OSError as error:
-                raise _RequestError(wire.FILES, str(error)) from error
+                raise _RequestError(wire.FILES, str(error), {"step": number}) from error
         return {}
+
+    def _pack(self, params: Json) -> Json:
+        packed = self._tree.pack(PurePosixPath(params["folder"]))
+        if len(packed["data"]) > params["max_bytes"]:
+            raise _RequestError(wire.TOO_LONG, "too large")
+        return packed
 
     async def _run_process(self, params: Json) -> Json:
         request = FakeRun(tuple(params["argv"]), params["cwd"], params["env"], self._tree)

@@ -29,7 +29,7 @@ import anyio
 from anyio import CancelScope
 from anyio.abc import ByteStream, TaskGroup
 
-from decathlon_mcp.archives.writing import save
+from decathlon_mcp.archives.writing import ArchiveSource, save
 from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.sandboxes.base import Finding, Isolation, SandboxSpec, finding
 from decathlon_mcp.sandboxes.conformance import PROBE_COMMAND
@@ -204,7 +204,7 @@ class FakeSandbox:
             raise SandboxLostError("the sandbox's first process has ended or is paused")
         self.stream = await self.container.process_stream.attach()
 
-    async def put(self, folder: PurePosixPath, archive: Path | bytes) -> None:
+    async def put(self, folder: PurePosixPath, archive: ArchiveSource) -> None:
         self._check(folder)
         await anyio.lowlevel.checkpoint()
         self.tree.put(folder, archive)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
-from decathlon_mcp.archives.reading import ArchiveReader, Kind, Member
-from decathlon_mcp.archives.unpacking import checked_members, open_archive
-from decathlon_mcp.archives.writing import Entry, archive_chunks
+from decathlon_mcp.archives.reading import Kind, Member
+from decathlon_mcp.archives.unpacking import MemberReader, checked_members, open_archive
+from decathlon_mcp.archives.writing import ArchiveSource, Entry, archive_chunks
 from decathlon_mcp.errors import BadRequestError
 
 
@@ -30,6 +32,11 @@ class Folder:
 
 
 Node = File | Link | Folder
+
+
+def _path(characters: str) -> str:
+    """A path that was sent with one character for each byte."""
+    return os.fsdecode(characters.encode("latin-1"))
 
 
 class Tree:
@@ -81,7 +88,7 @@ class Tree:
         """Return the path itself, if it exists, and all paths below it, sorted."""
         return (path for path in sorted(self._nodes) if path.is_relative_to(folder))
 
-    def put(self, folder: PurePosixPath, archive: Path | bytes) -> None:
+    def put(self, folder: PurePosixPath, archive: ArchiveSource) -> None:
         name = str(folder)
         try:
             self.make(folder)
@@ -100,7 +107,7 @@ class Tree:
             raise IsADirectoryError(str(path))
         self._nodes[path] = node
 
-    def _node(self, reader: ArchiveReader, member: Member, folder: PurePosixPath) -> Node:
+    def _node(self, reader: MemberReader, member: Member, folder: PurePosixPath) -> Node:
         match member.kind:
             case Kind.FOLDER:
                 return Folder(member.mode)
@@ -157,8 +164,51 @@ class Tree:
                 self.write(path, text, step.get("mode") or 0o644)
             case {"absent": names, "under": under}:
                 self._check_absent(names, under, step.get("except", ()))
+            case {"unpack": folder, "members": members, "data": data}:
+                self._unpack(PurePosixPath(folder), members, base64.b64decode(data))
             case _:
                 raise OSError(f"no such step: {step}")
+
+    def _unpack(self, folder: PurePosixPath, members: list[dict[str, Any]], data: bytes) -> None:
+        self.make(folder)
+        for member in members:
+            path = folder / _path(member["name"])
+            self.make(path.parent)
+            match member["kind"]:
+                case "folder":
+                    node: Node = Folder(member["mode"])
+                case "symlink":
+                    node = Link(_path(member["link"]))
+                case "hard_link":
+                    node = self._nodes[folder / _path(member["link"])]
+                case _:
+                    node = File(data[: member["size"]], member["mode"])
+                    data = data[member["size"] :]
+            self._place(path, node)
+
+    def pack(self, folder: PurePosixPath) -> dict[str, Any]:
+        """Return what the method `pack` replies."""
+        members: list[dict[str, Any]] = []
+        data = b""
+        for path in self.below(folder) if isinstance(self._nodes.get(folder), Folder) else ():
+            if path == folder:
+                continue
+            name = os.fsencode(path.relative_to(folder)).decode("latin-1")
+            member: dict[str, Any] = {"name": name, "mtime": 0}
+            match self._nodes[path]:
+                case Folder(mode):
+                    member |= {"kind": "folder", "mode": mode}
+                case Link(target):
+                    member |= {
+                        "kind": "symlink",
+                        "mode": 0o777,
+                        "link": os.fsencode(target).decode("latin-1"),
+                    }
+                case File(content, mode):
+                    member |= {"kind": "file", "mode": mode, "size": len(content)}
+                    data += content
+            members.append(member)
+        return {"members": members, "data": base64.b64encode(data).decode()}
 
     def _check_absent(self, names: Iterable[str], under: str, exceptions: Iterable[str]) -> None:
         exempt = [PurePosixPath(folder) for folder in exceptions]

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
+from decathlon_mcp.archives.writing import ArchiveSource
 from decathlon_mcp.grading.inputs import evaluator_digest, prepare_inputs
 from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob
 from decathlon_mcp.suites.suite import Suite
@@ -86,7 +87,7 @@ def job_for(tmp_path: Path, captured: CapturedWorkspace, **fields: Any) -> Gradi
     )
 
 
-def names_of(archive: Path | bytes) -> list[str]:
+def names_of(archive: ArchiveSource) -> list[str]:
     assert isinstance(archive, Path)
     with tarfile.open(archive) as tar:
         return sorted(tar.getnames())
@@ -106,7 +107,9 @@ def test_inputs_are_common_credentials_task_and_workspace_in_order(tmp_path: Pat
     assert task[0] == PurePosixPath()
     assert f"{PAPER}/evaluation/main.py" in names_of(task[1])
     assert inputs.workspace is not None
-    assert names_of(inputs.workspace) == ["workspace", "workspace/paper.pdf"]
+    assert inputs.refused == ()
+    entries = inputs.workspace.streamed().entries()
+    assert [member.name for member, _ in entries] == ["workspace", "workspace/paper.pdf"]
     assert inputs.refused == ("../escaped: a path with ..",)
     assert inputs.evaluator_digest == digest_of(job.suite, tmp_path)
 

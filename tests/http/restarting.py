@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import sys
@@ -46,11 +47,13 @@ class Restartable:
     tasks: TaskGroup
     store: Store
     tokens: Tokens | None = None
+    fast_path: bool = True
 
     def __post_init__(self) -> None:
         self._ended = anyio.Event()
         self._stop = anyio.Event()
         self._stopped = anyio.Event()
+        self._over: set[anyio.Event] = set()
 
     @property
     def served(self) -> Served:
@@ -65,7 +68,7 @@ class Restartable:
         await ready.wait()
 
     async def _serve(self, ready: anyio.Event) -> None:
-        app = http_app(self.registry, tokens=self.tokens)
+        app = http_app(self.registry, tokens=self.tokens, fast_path=self.fast_path)
         served = anyio.Event()
 
         async def live() -> None:
@@ -74,7 +77,10 @@ class Restartable:
                 await self._ended.wait()
 
         async def without_lifespan(scope: Scope, receive: Receive, send: Send) -> None:
-            await (serve_lifespan if scope["type"] == "lifespan" else app)(scope, receive, send)
+            if scope["type"] == "lifespan":
+                await serve_lifespan(scope, receive, send)
+            else:
+                await self._serve_request(app, scope, receive, send)
 
         self.tasks.start_soon(live)
         await served.wait()
@@ -82,6 +88,26 @@ class Restartable:
         application = cast("Starlette", without_lifespan)
         await serve_http(application, listener, drain=self._drain, on_ready=ready.set, stop=self._stop)
         self._stopped.set()
+
+    async def _serve_request(self, app: Starlette, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request until it is answered, or the server leaves it as one that is killed would.
+
+        In a task of its own, because uvicorn cancels the requests that remain when it ends.
+        """
+        over = anyio.Event()
+
+        async def serve() -> None:
+            try:
+                await app(scope, receive, send)
+            except Exception:
+                logging.getLogger(__name__).exception("a request failed")
+            finally:
+                over.set()
+
+        self._over.add(over)
+        self.tasks.start_soon(serve)
+        await over.wait()
+        self._over.discard(over)
 
     async def _drain(self) -> None:
         self.registry.drained.set()
@@ -92,7 +118,10 @@ class Restartable:
         `leaving_calls`: its calls in flight go on, as in the sandbox of a server that was killed.
         """
         self.registry.handing_over = True
-        if not leaving_calls:
+        if leaving_calls:
+            for request in self._over:
+                request.set()
+        else:
             self._ended.set()
         self._stop.set()
         await self._stopped.wait()
@@ -111,7 +140,12 @@ async def serve_lifespan(scope: Scope, receive: Receive, send: Send) -> None:
 
 @asynccontextmanager
 async def restartable(
-    tmp_path: Path, provider: FakeProvider | None = None, *, tokens: Tokens | None = None, **settings: Any
+    tmp_path: Path,
+    provider: FakeProvider | None = None,
+    *,
+    tokens: Tokens | None = None,
+    fast_path: bool = True,
+    **settings: Any,
 ) -> AsyncGenerator[Restartable]:
     """A server over the fake provider that can be restarted."""
     provider = provider or FakeProvider(tools=TOOLS)
@@ -120,7 +154,7 @@ async def restartable(
     with listen("127.0.0.1", 0) as listener, Store.open(folder, SERVER) as store:
         async with running_registry(tmp_path, provider, **settings) as registry, background_tasks() as tasks:
             registry.store = store
-            server = Restartable(registry, folder, listener, tasks, store, tokens)
+            server = Restartable(registry, folder, listener, tasks, store, tokens, fast_path)
             await server.start()
             try:
                 yield server
@@ -205,7 +239,7 @@ class RawSession:
 def events_of(response: Any) -> list[dict[str, str]]:
     """The events of a response."""
     blocks = response.text.replace("\r\n", "\n").split("\n\n")
-    return [dict(line.split(": ", 1) for line in block.splitlines()) for block in blocks if block.strip()]
+    return [dict(line.split(": ", 1) for line in block.split("\n")) for block in blocks if block.strip()]
 
 
 def answer_of(response: Any) -> Any:

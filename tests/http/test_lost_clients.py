@@ -43,7 +43,7 @@ def senders() -> Iterator[Senders]:
 
 @asynccontextmanager
 async def served_by_fake(
-    tmp_path: Path, provider: FakeProvider | None = None, **settings: Any
+    tmp_path: Path, provider: FakeProvider | None = None, *, fast_path: bool = True, **settings: Any
 ) -> AsyncGenerator[Served]:
     """Serve a registry over the fake provider."""
     listener = listen("127.0.0.1", 0)
@@ -53,9 +53,8 @@ async def served_by_fake(
         ready, stop, stopped = anyio.Event(), anyio.Event(), anyio.Event()
 
         async def serve() -> None:
-            await serve_http(
-                http_app(registry), listener, drain=registry.drain, on_ready=ready.set, stop=stop
-            )
+            app = http_app(registry, fast_path=fast_path)
+            await serve_http(app, listener, drain=registry.drain, on_ready=ready.set, stop=stop)
             stopped.set()
 
         tasks.start_soon(serve)

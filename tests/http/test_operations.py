@@ -82,13 +82,13 @@ class Play:
             return result.content[0].text
 
 
-@pytest.fixture
-async def play(tmp_path: Path) -> AsyncGenerator[Play]:
+@pytest.fixture(params=[True, False], ids=["fast", "sdk"])
+async def play(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Play]:
     tools = Tools()
     provider = FakeProvider(
         tools={"probe": {"quick": tools.quick, "slow": tools.slow, "refuse": tools.refuse}}
     )
-    async with served_by_fake(tmp_path, provider) as served:
+    async with served_by_fake(tmp_path, provider, fast_path=request.param) as served:
         yield Play(served, tools, (await start(served, "find-answer"))["episode"])
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
-from mcp_types import JSONRPCNotification, JSONRPCResponse
+from mcp_types import JSONRPCNotification
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.protocol import resumption, sessions
-from decathlon_mcp.protocol.sdk import ResumableRequest, SessionTransport
+from decathlon_mcp.protocol.resumption import SessionStreams
 from tests.episodes.environment import TOOLS
 from tests.fakes.driver import FakeCall
 from tests.fakes.provider import FakeProvider
@@ -37,13 +37,15 @@ async def http() -> AsyncGenerator[httpx2.AsyncClient]:
 def dispatched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The ids of the requests that were dispatched, of all servers."""
     ids: list[Any] = []
-    dispatch = SessionTransport.dispatch
+    opened = SessionStreams.open
 
-    async def counted(self: SessionTransport, resumable: ResumableRequest, request: Any) -> None:
-        ids.append(resumable.message.id)
-        await dispatch(self, resumable, request)
+    def counted(self: SessionStreams, request_id: Any, *arguments: Any, **options: Any) -> Any:
+        stream = opened(self, request_id, *arguments, **options)
+        if stream is not None:
+            ids.append(request_id)
+        return stream
 
-    monkeypatch.setattr(SessionTransport, "dispatch", counted)
+    monkeypatch.setattr(SessionStreams, "open", counted)
     return ids
 
 
@@ -314,10 +316,10 @@ async def test_too_many_requests_in_progress_are_served_as_without_a_store(
     gate = Gate()
     async with restartable(tmp_path, gate.provider()) as server:
         session = await ready_session(http, server)
-        events = [await broken_call(session, gate, request_id=number) for number in (5, 6)]
+        events = [await broken_call(session, gate, request_id=number, text=str(number)) for number in (5, 6)]
         assert await session.call("probe__echo", request_id=7, text="x") == "x"
         gate.open.set()
-        assert [text_of(await session.resume(event)) for event in events] == ["through"] * 2
+        assert [text_of(await session.resume(event)) for event in events] == ["5", "6"]
         for number in range(10, 20):
             assert await session.call("probe__echo", request_id=number, text="x") == "x"
         assert len(server.store.requests(session.id)) <= 4
@@ -452,5 +454,5 @@ def _notification(number: int, text: str = "") -> Any:
     return JSONRPCNotification(jsonrpc="2.0", method="notifications/progress", params=params)
 
 
-def _answer() -> Any:
-    return JSONRPCResponse(jsonrpc="2.0", id=7, result={})
+def _answer() -> bytes:
+    return b'{"jsonrpc":"2.0","id":7,"result":{}}'

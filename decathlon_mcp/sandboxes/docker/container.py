@@ -9,7 +9,8 @@ from typing import Any, cast
 
 from docker.errors import APIError, NotFound
 
-from decathlon_mcp.archives.writing import pack_empty_folders, pack_files
+from decathlon_mcp.archives.reading import Kind, Member
+from decathlon_mcp.archives.writing import Entry, archive_chunks
 from decathlon_mcp.errors import BadRequestError, ImageError, ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.docker.engine import (
@@ -19,7 +20,13 @@ from decathlon_mcp.sandboxes.docker.engine import (
     put_archive,
 )
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL, cause_in
-from decathlon_mcp.sandboxes.docker.image import Image, find_image, missing_image_error, user_ids
+from decathlon_mcp.sandboxes.docker.image import (
+    Image,
+    find_image,
+    forget_image,
+    missing_image_error,
+    user_ids,
+)
 from decathlon_mcp.sandboxes.docker.seccomp import dense_profile
 from decathlon_mcp.types import JsonObject
 
@@ -28,6 +35,7 @@ REMOVED_SECONDS = 10.0
 DEFAULT_NETWORK = "decathlon"
 NETWORK_LABEL = "decathlon.network"
 
+_HOSTS = b"127.0.0.1\tlocalhost\n"
 _CONFLICT = 409
 _NOT_FOUND = 404
 _MTU_OPTION = "com.docker.network.driver.mtu"
@@ -89,7 +97,7 @@ class Container:
             self.image_digest = image.digest
             if self.network == DEFAULT_NETWORK:
                 self.network = default_network(api)
-            self._create(api)
+            self._create(api, image)
             try:
                 self._prepare(api, image)
                 # Attached before it starts, so that no output is lost.
@@ -180,18 +188,21 @@ class Container:
         labels = [f"{OWNER_LABEL}={self.owner}", f"{SANDBOX_LABEL}={self.spec.name}"]
         return [str(container["Id"]) for container in api.containers(all=True, filters={"label": labels})]
 
-    def _create(self, api: Api) -> None:
+    def _create(self, api: Api, image: Image) -> None:
         self._requested = True
         try:
             auto_remove = not self.spec.survives or live_restore_keeps_auto_remove(api)
             config = _config(self.owner, self.spec, self.network, auto_remove=auto_remove)
+            # Not the name, which may have another image by now.
+            config["Image"] = image.digest
             created = api.create_container_from_config(config, self.name)
         except APIError as error:
             self._requested = False
             if error.status_code == _CONFLICT:
                 raise BadRequestError(f"there is already a container named {self.name}") from error
             if error.status_code == _NOT_FOUND:
-                raise missing_image_error(str(self.spec.image)) from error
+                forget_image(api, image.name)
+                raise missing_image_error(image.name) from error
             raise ProviderUnavailableError(
                 f"the engine created no container: {engine_message(error)}"
             ) from error
@@ -201,18 +212,19 @@ class Container:
         self.user = user_ids(api, self.id, image)
         if image.runs_as_root:
             return
-        root = self.spec.root
-        if root.name:
+        # One archive, since each takes the engine some 40 ms.
+        entries: list[Entry] = []
+        if self.spec.root.name:
             # The engine creates a missing working folder as root's.
             user, group = self.user
-            put_archive(
-                api, self.id, str(root.parent), pack_empty_folders([root.name], user=user, group=group)
-            )
+            folder = str(self.spec.root.relative_to("/"))
+            entries.append((Member(name=folder, kind=Kind.FOLDER, mode=0o755, user=user, group=group), ()))
         if self.spec.network == "none":
             # Without a network the engine writes no /etc/hosts, and the driver may not: `localhost` would not
             # resolve.
-            hosts = pack_files({"hosts": b"127.0.0.1\tlocalhost\n"}, mode=0o644)
-            put_archive(api, self.id, "/etc", hosts)
+            entries.append((Member(name="etc/hosts", kind=Kind.FILE, size=len(_HOSTS)), (_HOSTS,)))
+        if entries:
+            put_archive(api, self.id, "/", b"".join(archive_chunks(entries)))
 
     def _start(self, api: Api, image: Image) -> None:
         try:

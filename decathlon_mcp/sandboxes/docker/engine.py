@@ -13,8 +13,10 @@ import json
 import os
 import re
 import socket
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import anyio
 import docker
@@ -32,6 +34,7 @@ REQUEST_SECONDS = 60.0
 RESTART_SECONDS = 60.0
 """How long an engine may take to restart, for sandboxes that survive."""
 RETRY_SECONDS = 0.2
+VERSION_SECONDS = 60.0
 THREADS = 32
 POOL_SIZE = 2 * THREADS
 """HTTP connections kept open. With fewer than threads, the SDK closes connections after use."""
@@ -148,11 +151,23 @@ def _archive_url(api: Api, container: str) -> str:
     return f"{api.base_url}/v{api.api_version}/containers/{container}/archive"
 
 
+_versions: WeakKeyDictionary[Api, tuple[float, str]] = WeakKeyDictionary()
+
+
+def engine_version(api: Api) -> str:
+    """The engine's version; at most `VERSION_SECONDS` old, since an engine may be replaced while we run."""
+    # The request takes 9 ms, as the engine asks containerd and runc for their versions.
+    known = _versions.get(api)
+    if known is None or known[0] < time.monotonic() - VERSION_SECONDS:
+        known = _versions[api] = (time.monotonic(), str(api.version().get("Version")))
+    return known[1]
+
+
 def live_restore_keeps_auto_remove(api: Api) -> bool:
     """Whether this engine, started again with live-restore, keeps running containers with `AutoRemove`."""
     # Fixed by moby #46857, released with 24.0.8 and 25.0.0. Before, such containers were removed. A version
     # that is no number ("dev", another engine) counts as one without the fix: nothing is lost by that.
-    match = re.match(r"(\d+)\.(\d+)\.(\d+)", str(api.version().get("Version")))
+    match = re.match(r"(\d+)\.(\d+)\.(\d+)", engine_version(api))
     return match is not None and tuple(map(int, match.groups())) >= (24, 0, 8)
 
 

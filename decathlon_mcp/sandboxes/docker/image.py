@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from docker.errors import APIError, ImageNotFound
 
@@ -19,6 +21,10 @@ _ID_DIGITS = 10
 """Ids are 32-bit numbers."""
 _TABLE_BYTES = 1 << 20
 """How much of /etc/passwd or /etc/group is read."""
+IMAGE_SECONDS = 2.0
+"""A name gets another image when it is built again. Containers opened at once share an inspection."""
+_MAX_KNOWN = 1000
+_images: WeakKeyDictionary[Api, dict[str, tuple[float, Image]]] = WeakKeyDictionary()
 _PASSWD, _GROUP = "/etc/passwd", "/etc/group"
 _ids_by_digest: dict[str, tuple[int, int]] = {}
 
@@ -38,7 +44,26 @@ class Image:
 
 
 def find_image(api: Api, name: str) -> Image:
-    """Raises ImageError if the image is not on the engine."""
+    """The image of that name, as it was at most `IMAGE_SECONDS` ago.
+
+    Raises ImageError if the image is not on the engine.
+    """
+    known = _images.setdefault(api, {})
+    found = known.get(name)
+    if found is None or found[0] < time.monotonic() - IMAGE_SECONDS:
+        image = _inspect(api, name)
+        if len(known) >= _MAX_KNOWN:
+            known.clear()
+        found = known[name] = (time.monotonic(), image)
+    return found[1]
+
+
+def forget_image(api: Api, name: str) -> None:
+    """Inspect the image again when it is needed next."""
+    _images.get(api, {}).pop(name, None)
+
+
+def _inspect(api: Api, name: str) -> Image:
     try:
         facts = api.inspect_image(name)
     except ImageNotFound:

@@ -13,7 +13,7 @@ from anyio.abc import ByteStream
 from docker.errors import APIError, NotFound
 
 from decathlon_mcp.archives.unpacking import with_owner
-from decathlon_mcp.archives.writing import empty_archive, pack_empty_folders, save
+from decathlon_mcp.archives.writing import ArchiveSource, empty_archive, pack_empty_folders, save
 from decathlon_mcp.errors import (
     BadRequestError,
     DecathlonError,
@@ -146,14 +146,15 @@ class DockerSandbox:
     def image_digest(self) -> str | None:
         return self._container.image_digest
 
-    async def put(self, folder: PurePosixPath, archive: Path | bytes) -> None:
+    async def put(self, folder: PurePosixPath, archive: ArchiveSource) -> None:
         _check_folder(folder)
         user, group = self._container.user
 
         def put(api: Api) -> None:
             container = self._container.id
             try:
-                _create_folders(api, container, folder, user, group)
+                if folder != self.root:  # which was created with the container
+                    _create_folders(api, container, folder, user, group)
                 chunks = self._while_open(with_owner(archive, user, group))
                 put_archive(api, container, str(folder), chunks)
             except APIError as error:

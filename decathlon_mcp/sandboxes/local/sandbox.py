@@ -14,7 +14,7 @@ from anyio import CapacityLimiter, to_thread
 from anyio.abc import ByteStream
 
 from decathlon_mcp.archives.unpacking import unpack
-from decathlon_mcp.archives.writing import pack_folder
+from decathlon_mcp.archives.writing import ArchiveSource, pack_folder
 from decathlon_mcp.errors import BadRequestError, SandboxLostError
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.local.first_process import FirstProcess
@@ -178,7 +178,7 @@ class LocalSandbox:
             self._process.read_log()
         return str(self._process.log_tail)
 
-    async def put(self, folder: PurePosixPath, archive: Path | bytes) -> None:
+    async def put(self, folder: PurePosixPath, archive: ArchiveSource) -> None:
         target = self._host_path(folder)
         await to_thread.run_sync(
             lambda: unpack(archive, target, below=Path(self.root)),

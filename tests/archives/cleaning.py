@@ -1,0 +1,25 @@
+"""A cleaned workspace as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+from decathlon_mcp.archives.workspace import CleanWorkspace
+from decathlon_mcp.archives.writing import archive_chunks, save
+
+
+def clean_workspace(
+    archive: Path,
+    into: Path,
+    *,
+    prefix: str,
+    limit_bytes: int,
+    limit_members: int,
+    root: PurePosixPath | None = None,
+) -> list[str]:
+    """Write the cleaned `archive` to `into`; returns what was refused or changed."""
+    workspace = CleanWorkspace(
+        archive, prefix=prefix, limit_bytes=limit_bytes, limit_members=limit_members, root=root
+    )
+    save(archive_chunks(workspace.streamed().entries()), into)
+    return workspace.refused
