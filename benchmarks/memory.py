@@ -85,10 +85,12 @@ def _add_many(figures: Figures, many: dict[str, Any], size: int, dense: bool) ->
     figures.add(
         f"memory per episode with two servers, {with_merging}",
         "MiB",
-        many["per_episode_mib"],
+        many["available_mib"],
         size=size,
         plot="density",
     )
+    # The kernel counts merged pages as shared between the processes that have them.
+    figures.add(f"its processes' share of it, {with_merging}", "MiB", many["processes_mib"], size=size)
     figures.add(f"server memory per live episode, {with_merging}", "KiB", many["server_kib"], size=size)
     for rate in ("openings", "gradings"):
         figures.add(f"{rate} per second, {with_merging}", "/s", many[f"{rate}_per_second"], size=size)
