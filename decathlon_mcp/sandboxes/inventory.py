@@ -14,7 +14,7 @@ from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.local.process_table import sandboxes_with_processes
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
-from decathlon_mcp.sandboxes.local.sandbox import OWNER_FILE
+from decathlon_mcp.sandboxes.local.resources import OWNER_FILE
 
 ALIVE = frozenset({"created", "running", "paused", "restarting"})
 """States of containers whose first process has not ended."""

@@ -22,7 +22,7 @@ from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.conformance import file_entry, pack, receive_all, receive_line
 from decathlon_mcp.sandboxes.local import process_signals
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
-from decathlon_mcp.sandboxes.local.sandbox import LEADER_FILE, OWNER_FILE, unfinished_folder_prefix
+from decathlon_mcp.sandboxes.local.resources import LEADER_FILE, OWNER_FILE, unfinished_folder_prefix
 from tests.sandboxes.conftest import Bench
 
 pytestmark = pytest.mark.anyio
