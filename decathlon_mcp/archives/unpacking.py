@@ -12,19 +12,17 @@ from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from decathlon_mcp.archives.folder_cursor import FolderCursor, Parts
 from decathlon_mcp.archives.reading import ArchiveReader, BrokenArchiveError, Kind, Member
 from decathlon_mcp.archives.writing import Entry, archive_chunks, clamped_mtime
 from decathlon_mcp.errors import BadRequestError
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _UNPACKED = (Kind.FILE, Kind.FOLDER, Kind.SYMLINK, Kind.HARD_LINK)
-_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ERRORS_OF_THE_ARCHIVE = frozenset(
     {errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT}
 )
-
-Parts = tuple[str, ...]
 
 
 @contextmanager
@@ -101,7 +99,7 @@ def unpack(archive: Path | bytes, folder: Path, *, below: Path) -> None:
 
     Raises BadRequestError for an archive that cannot be unpacked so.
     """
-    with open_archive(archive) as reader, _FolderCursor(below) as cursor:
+    with open_archive(archive) as reader, FolderCursor(below, creates=True) as cursor:
         start = folder.relative_to(below).parts
         with _errors_of_the_archive(str(folder)):
             cursor.enter(start)
@@ -120,7 +118,7 @@ def _errors_of_the_archive(name: str) -> Generator[None]:
         raise BadRequestError(f"cannot unpack {name[:200]!r}: {error.strerror}") from error
 
 
-def _unpack(reader: ArchiveReader, member: Member, cursor: _FolderCursor, start: Parts) -> None:
+def _unpack(reader: ArchiveReader, member: Member, cursor: FolderCursor, start: Parts) -> None:
     *above, name = start + tuple(member.name.split("/"))
     if member.kind is Kind.FOLDER:
         os.fchmod(cursor.enter((*above, name)), member.mode | 0o700)
@@ -136,7 +134,7 @@ def _unpack(reader: ArchiveReader, member: Member, cursor: _FolderCursor, start:
         _write_file(reader, member, os.open(name, _NEW_FILE_FLAGS, 0o600, dir_fd=parent))
 
 
-def _link(target: Parts, link: Parts, cursor: _FolderCursor) -> None:
+def _link(target: Parts, link: Parts, cursor: FolderCursor) -> None:
     source = os.dup(cursor.enter(target[:-1]))  # the cursor's own is valid until it moves on
     try:
         parent = cursor.enter(link[:-1])
@@ -152,43 +150,3 @@ def _write_file(reader: ArchiveReader, member: Member, descriptor: int) -> None:
         os.fchmod(out.fileno(), member.mode)
         mtime = clamped_mtime(member.mtime)
         os.utime(out.fileno(), (mtime, mtime))
-
-
-class _FolderCursor:
-    """Moves through the folders below `base` by descriptors, so that no link on the path is followed."""
-
-    def __init__(self, base: Path) -> None:
-        self._base = os.open(base, _FOLDER_FLAGS)
-        self._parts: Parts = ()
-        self._current = os.dup(self._base)
-
-    def __enter__(self) -> _FolderCursor:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        os.close(self._current)
-        os.close(self._base)
-
-    def enter(self, parts: Parts) -> int:
-        """A descriptor of that folder, created if missing; valid until the next call."""
-        if parts != self._parts:
-            current = os.dup(self._base)
-            try:
-                for part in parts:
-                    child = _open_child(current, part)
-                    os.close(current)
-                    current = child
-            except OSError:
-                os.close(current)
-                raise
-            os.close(self._current)
-            self._current, self._parts = current, parts
-        return self._current
-
-
-def _open_child(parent: int, name: str) -> int:
-    try:
-        return os.open(name, _FOLDER_FLAGS, dir_fd=parent)
-    except FileNotFoundError:
-        os.mkdir(name, 0o755, dir_fd=parent)
-        return os.open(name, _FOLDER_FLAGS, dir_fd=parent)

@@ -191,7 +191,7 @@ async def test_processes_that_do_not_end_delay_no_other_removal(
                 await anyio.sleep(0.1)
             removed.set()
             assert len(local.processes()) == 8, "the other removals had ended"
-    assert caplog.text.count("A local sandbox could not be removed") == 8
+    assert caplog.text.count("A sandbox could not be removed") == 8
     for pid in unkillable:
         kill(pid, signal.SIGKILL)
     await local.wait_until_nothing_left()
