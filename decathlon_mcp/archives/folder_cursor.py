@@ -18,11 +18,17 @@ Parts = tuple[str, ...]
 
 
 class FolderCursor:
-    """The current folder, at or below `base`. `creates`: whether folders that are missing are created."""
+    """The current folder, at or below `base`, a path or a descriptor of a folder.
 
-    def __init__(self, base: Path, *, creates: bool = False) -> None:
+    `creates`: whether folders that are missing are created.
+    """
+
+    def __init__(self, base: Path | int, *, creates: bool = False) -> None:
         self._creates = creates
-        self._kept = [os.open(base, _FOLDER_FLAGS)]
+        if isinstance(base, int):
+            self._kept = [os.open(".", _FOLDER_FLAGS, dir_fd=base)]
+        else:
+            self._kept = [os.open(base, _FOLDER_FLAGS)]
         self._parts: Parts = ()
         self._current = os.dup(self._kept[0])
 

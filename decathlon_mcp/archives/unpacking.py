@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from io import BytesIO
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from decathlon_mcp.archives.folder_cursor import FolderCursor, Parts
-from decathlon_mcp.archives.reading import ArchiveReader, BrokenArchiveError, Kind, Member
+from decathlon_mcp.archives.reading import ArchiveReader, BrokenArchiveError, ForwardFile, Kind, Member
 from decathlon_mcp.archives.writing import Entry, archive_chunks, clamped_mtime
 from decathlon_mcp.errors import BadRequestError
 
@@ -51,18 +51,23 @@ def checked_members(reader: ArchiveReader) -> Iterator[Member]:
     BadRequestError for devices, FIFOs, sparse files, and members or relative links that lead outside.
     """
     for member in reader:
-        name = "/".join(_parts(member.name))
-        if member.name_unreadable:
-            raise BadRequestError(f"the name of an archive's member is too long: {member.name[:200]!r}")
-        if member.kind not in _UNPACKED:
-            raise BadRequestError(f"an archive's member is no file, folder or link: {member.name[:200]!r}")
-        if member.kind is Kind.HARD_LINK:
-            member = replace(member, link="/".join(_parts(member.link)))
         if member.kind is Kind.SYMLINK:
-            _check_symlink(name, member.link)
-        if name:
-            size = member.size if member.kind is Kind.FILE else 0
-            yield replace(member, name=name, size=size, mode=member.mode & 0o777)
+            _check_symlink("/".join(_parts(member.name)), member.link)
+        yield from _normalized(member)
+
+
+def _normalized(member: Member) -> Iterator[Member]:
+    """The member with a relative name; nothing for the archive's own folder."""
+    name = "/".join(_parts(member.name))
+    if member.name_unreadable:
+        raise BadRequestError(f"the name of an archive's member is too long: {member.name[:200]!r}")
+    if member.kind not in _UNPACKED:
+        raise BadRequestError(f"an archive's member is no file, folder or link: {member.name[:200]!r}")
+    if member.kind is Kind.HARD_LINK:
+        member = replace(member, link="/".join(_parts(member.link)))
+    if name:
+        size = member.size if member.kind is Kind.FILE else 0
+        yield replace(member, name=name, size=size, mode=member.mode & 0o777)
 
 
 def _parts(name: str) -> Parts:
@@ -100,12 +105,48 @@ def unpack(archive: Path | bytes, folder: Path, *, below: Path) -> None:
     Raises BadRequestError for an archive that cannot be unpacked so.
     """
     with open_archive(archive) as reader, FolderCursor(below, creates=True) as cursor:
-        start = folder.relative_to(below).parts
-        with _errors_of_the_archive(str(folder)):
-            cursor.enter(start)
-        for member in checked_members(reader):
-            with _errors_of_the_archive(member.name):
-                _unpack(reader, member, cursor, start)
+        unpack_members(reader, cursor, folder.relative_to(below).parts)
+
+
+def unpack_members(reader: ArchiveReader, cursor: FolderCursor, start: Parts) -> None:
+    """Unpack what `checked_members` allows into the folder `start` of the cursor. Raises BadRequestError."""
+    with _errors_of_the_archive("/".join(start)):
+        cursor.enter(start)
+    for member in checked_members(reader):
+        with _errors_of_the_archive(member.name):
+            _unpack(reader, member, cursor, start)
+
+
+def unpack_root(chunks: Iterable[bytes], folder: Path, owner: tuple[int, int] | None) -> None:
+    """Unpack a root file system, in chunks of a plain tar, into an existing folder.
+
+    Devices and FIFOs are left out. Links may lead anywhere, and none is followed. Everything belongs to
+    `owner` (user and group; only root can give files away), who can read all of it, and alone may change it;
+    set-id bits are dropped.
+
+    Raises BadRequestError for an archive that is no such thing.
+    """
+    reader = ArchiveReader(cast("BinaryIO", ForwardFile(chunks)), None)
+    try:
+        with FolderCursor(folder, creates=True) as cursor:
+            for member in _root_members(reader):
+                with _errors_of_the_archive(member.name):
+                    _unpack(reader, member, cursor, ())
+                    if owner is not None:
+                        *above, name = member.name.split("/")
+                        parent = cursor.enter(tuple(above))
+                        os.chown(name, *owner, dir_fd=parent, follow_symlinks=False)
+    except BrokenArchiveError as error:
+        raise BadRequestError(f"the image's archive is broken: {error}") from error
+
+
+def _root_members(reader: ArchiveReader) -> Iterator[Member]:
+    for member in reader:
+        if member.kind in (Kind.CHARACTER_DEVICE, Kind.BLOCK_DEVICE, Kind.FIFO):
+            continue
+        # Engines write absolute names in none of their archives, and "./" before them in some.
+        for normalized in _normalized(member):
+            yield replace(normalized, mode=normalized.mode & 0o755 | 0o400)
 
 
 @contextmanager

@@ -140,7 +140,12 @@ def pack_folder(folder: Path, archive: Path, limit_bytes: int, *, below: Path) -
     existing `below`. Files may change meanwhile: no link is followed.
     """
     with FolderCursor(below) as cursor:
-        save(archive_chunks(_folder_entries(cursor, folder.relative_to(below).parts)), archive, limit_bytes)
+        pack_at(cursor, folder.relative_to(below).parts, archive, limit_bytes)
+
+
+def pack_at(cursor: FolderCursor, parts: Parts, archive: Path, limit_bytes: int) -> None:
+    """As `pack_folder`, the folder `parts` of a cursor."""
+    save(archive_chunks(_folder_entries(cursor, parts)), archive, limit_bytes)
 
 
 def _folder_entries(cursor: FolderCursor, start: Parts) -> Iterator[Entry]:

@@ -46,7 +46,7 @@ class Hierarchies:
 
     @classmethod
     def of_this_process(cls, process: Path = Path("/proc/self")) -> Self:
-        """Look for hierarchies in which this process may create groups. Creates and removes a group in each."""
+        """Look for groups in which this process may create others. Creates and removes one in each."""
         try:
             groups = list(_own_groups((process / "cgroup").read_text("utf-8", "replace")))
             mounts = list(_mounts((process / "mountinfo").read_text("utf-8", "replace")))
@@ -132,7 +132,7 @@ class Group:
 
 
 def _values(limits: Limits) -> Iterator[tuple[str, str]]:
-    """Files of a group and what to write, for both versions. The order matters: memory before memory and swap."""
+    """Files of a group and what to write, for both versions, memory before memory with swap."""
     if limits.memory_mib is not None:
         size = str(limits.memory_mib << 20)
         yield from (("memory.limit_in_bytes", size), ("memory.memsw.limit_in_bytes", size))

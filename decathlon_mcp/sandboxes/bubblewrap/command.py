@@ -68,12 +68,14 @@ class SandboxFiles:
     """Open files that bubblewrap uses, by descriptor.
 
     `status`: it writes there which process is the first one, and its exit code. `block`: one end of a socket
-    from which it reads a byte when everything is set up, and closes it. `seccomp`: the filter, to its end.
+    from which it reads a byte when everything is set up, and closes it. `seccomp` and `hosts`: the filter,
+    and a file for /etc/hosts if the image's does not have `localhost`.
     """
 
     status: int
     block: int
     seccomp: int
+    hosts: int
 
 
 def bubblewrap_command(
@@ -81,13 +83,9 @@ def bubblewrap_command(
     spec: SandboxSpec,
     image: ImageFolder,
     files: SandboxFiles,
-    hosts: Path,
     stack: ExitStack,
 ) -> tuple[list[str], list[int]]:
-    """The command line, and descriptors of further files that it needs; `stack` closes those.
-
-    `hosts`: a file for /etc/hosts, if the image's does not have `localhost`.
-    """
+    """The command line, and descriptors of further files that it needs; `stack` closes those."""
     folders = writable_folders(image, spec.root, spec.limits)
     home = _real_path(image, image.user.home)
     copied: list[int] = []
@@ -109,7 +107,7 @@ def bubblewrap_command(
         command += _memory_mount(folder)
         if folder.path == home:
             command += _home_mounts(image, home, copied, stack)
-    command += _hosts_mount(image, hosts)
+    command += _hosts_mount(image, files.hosts)
     # After everything has been created in it.
     command += ["--remount-ro", "/", "--chdir", str(spec.root), "--", *spec.command]
     return command, copied
@@ -178,10 +176,10 @@ def _home_mounts(
     yield from mounts(image.root / home.relative_to("/"), home, 0)
 
 
-def _hosts_mount(image: ImageFolder, hosts: Path) -> Iterator[str]:
+def _hosts_mount(image: ImageFolder, hosts: int) -> Iterator[str]:
     file = image.root / "etc" / "hosts"
     if file.is_file() and not file.is_symlink() and "localhost" not in file.read_text("utf-8", "replace"):
-        yield from ("--ro-bind", str(hosts), "/etc/hosts")
+        yield from ("--perms", "0644", "--ro-bind-data", str(hosts), "/etc/hosts")
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -196,6 +194,6 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 def _bind(entry: os.DirEntry[str], inside: PurePosixPath) -> Iterator[str]:
     """The same file, folder or link inside; nothing for others."""
     if entry.is_symlink():
-        yield from ("--symlink", os.readlink(entry.path), str(inside))
+        yield from ("--symlink", os.readlink(entry.path), str(inside))  # noqa: PTH115
     elif entry.is_dir() or entry.is_file():
         yield from ("--ro-bind", entry.path, str(inside))

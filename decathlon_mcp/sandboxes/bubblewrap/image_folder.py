@@ -38,7 +38,7 @@ class ImageUser:
 
     user: int = 0
     group: int = 0
-    home: PurePosixPath = PurePosixPath("/root")
+    home: PurePosixPath = field(default=PurePosixPath("/root"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class ImageFolder:
         config = _read_config(config_file) if config_file.exists() else {}
         root = path / ROOT_FOLDER if config else path
         try:
-            status = os.stat(root / "usr")
+            status = (root / "usr").stat()
         except OSError as error:
             raise ImageError(
                 f"{path} is no unpacked image: {error.strerror}: {root / 'usr'}; unpack one with "
@@ -113,7 +113,7 @@ class ImageFolder:
             links += 1
             if links > MAX_LINKS:
                 return None
-            target = PurePosixPath(os.readlink(here))
+            target = PurePosixPath(here.readlink())
             if target.is_absolute():
                 parts = []
             pending += [part for part in reversed(target.parts) if part != "/"]

@@ -21,7 +21,7 @@ from typing import Self
 from anyio import to_thread
 
 from decathlon_mcp.errors import ImageError
-from decathlon_mcp.sandboxes.base import Finding, Isolation, SandboxSpec, finding
+from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, SandboxSpec, finding
 from decathlon_mcp.sandboxes.local.first_process import FirstProcess, Launch
 from decathlon_mcp.sandboxes.local.process_provider import ProcessProvider
 from decathlon_mcp.sandboxes.local.process_table import MARKER_VARIABLE
@@ -45,6 +45,7 @@ class LocalProvider(ProcessProvider[LocalResources, LocalSandbox]):
 
     name = "local"
     isolation: Isolation = "none"
+    unlimited: tuple[LimitName, ...] = ()  # `isolation` says it
 
     async def __aenter__(self) -> Self:
         _log.warning(

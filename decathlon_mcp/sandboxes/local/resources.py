@@ -42,9 +42,13 @@ class ProcessResources:
         return f"{self.owner}/{self.name}"
 
     @property
+    def leader(self) -> ProcessId | None:
+        """The first process; None if it is not known."""
+        return read_leader(self.folder) if self.process is None else self.process.id
+
+    @property
     def process_tree(self) -> ProcessTree:
-        leader = read_leader(self.folder) if self.process is None else self.process.id
-        return ProcessTree(self.owner, self.name, leader)
+        return ProcessTree(self.owner, self.name, self.leader)
 
     def create_folders(self) -> None:
         """Create the folder with its contents. Raises BadRequestError if there is already one."""
@@ -72,13 +76,19 @@ class ProcessResources:
         self.process = FirstProcess.take_back(leader, self.folder)
         return leader
 
-    def delete(self) -> bool:
-        """Reap the first process and delete the folder, after the processes were killed. Blocks.
+    def release(self) -> bool:
+        """Remove what is neither a process nor in the folder; whether it is gone. Blocks."""
+        return True
 
-        Returns whether the folder is gone.
+    def delete(self) -> bool:
+        """Reap the first process, release the rest and delete the folder, after the processes were killed.
+
+        Returns whether all is gone. Blocks.
         """
         if self.process is not None:
             self.process.reap()
+        if not self.release():
+            return False
         # The owner's file last: if some file cannot be deleted now, a later sweep finds the folder by it.
         for folder in (*(self.folder / name for name in self.SUBFOLDERS), self.folder):
             shutil.rmtree(folder, onerror=_retry_with_permissions)
