@@ -16,19 +16,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from decathlon_mcp.app import provider_for
+from decathlon_mcp.app import create_provider, host_info, image_for, provider_for
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.requirements import HostInfo, MissingRequirement
 from decathlon_mcp.cli.options import unknown_variables
 from decathlon_mcp.cli.tasks import summarize_missing
 from decathlon_mcp.episodes.program_probe import probe_programs
 from decathlon_mcp.episodes.registry import EpisodeRegistry
-from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError
+from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError, SettingsError
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.sandboxes.base import Finding, finding
-from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvider
 from decathlon_mcp.sandboxes.kernel_limits import check_kernel_limits
-from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.settings import ProviderName, Settings
 from decathlon_mcp.storage.keys import KEY_FILE
 from decathlon_mcp.suites.loading import STARTER, load_suite
@@ -72,7 +70,7 @@ async def _findings(settings: Settings, host: str, port: int) -> AsyncGenerator[
             suites.append(load_suite(where, settings.language))
         except DecathlonError as error:
             yield Finding(f"suite {where}", False, error.message, "give the path of a checkout: --suite PATH")
-    for result in _check_tasks(suites, HostInfo(has_network=settings.network != "none")):
+    for result in _check_tasks(suites, host_info(suites, settings)):
         yield result
     async for result in _check_providers(suites, settings):
         yield result
@@ -112,7 +110,11 @@ async def _check_providers(suites: list[Suite], settings: Settings) -> AsyncGene
     checked: set[tuple[ProviderName, str | None]] = set()
     for suite in suites:
         name = provider_for(suite, settings)
-        image = (settings.image or suite.profile.image) if name == "docker" else None
+        try:
+            image = image_for(suite, settings)
+        except SettingsError as error:
+            yield Finding(f"{name} image", False, error.message)
+            continue
         if (name, image) not in checked:
             checked.add((name, image))
             for result in await _check_provider(name, image, settings):
@@ -128,11 +130,10 @@ async def _check_providers(suites: list[Suite], settings: Settings) -> AsyncGene
 
 
 async def _check_provider(name: ProviderName, image: str | None, settings: Settings) -> list[Finding]:
-    owner = f"doctor-{os.getpid()}"
+    provider = create_provider(name, f"doctor-{os.getpid()}", settings)
     if name == "local":
-        return await LocalProvider(owner, settings.state / "sandboxes").check(None)
-    network = settings.docker_network or DEFAULT_NETWORK
-    async with DockerProvider(owner, network=network) as provider:
+        return await provider.check(None)  # entering it would log that it isolates nothing
+    async with provider:
         return await provider.check(image)
 
 

@@ -342,6 +342,7 @@ class Episode:
             suite_revision=progress.suite_revision or revision,
             suite_changed=changed,
             isolation=factory.provider.isolation,
+            unlimited=factory.provider.unlimited,
             agent_network=network,
             grader_network=network if spec.task.in_place else factory.grader_network_for(spec.task),
             launch_time=spec.launch_time,

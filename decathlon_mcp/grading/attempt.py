@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from decathlon_mcp.sandboxes.base import Isolation
+from decathlon_mcp.sandboxes.base import Isolation, LimitName
 from decathlon_mcp.suites.prompts import Prompt
 from decathlon_mcp.types import JsonObject, Network, as_object
 
@@ -70,7 +70,7 @@ class Attempt:
     tools were ready, `claimed_at` the time when they were closed. `claimed`: the agent called `claim_done`.
     `truncated`: a limit ended the attempt. `suite_revision` is that of the files at the set-up;
     `suite_changed`: not all files that were used are of that revision. `image_digest`: the agent's image,
-    None without one.
+    None without one. `unlimited`: limits on sandboxes that the provider could not enforce.
     """
 
     episode: str
@@ -92,6 +92,7 @@ class Attempt:
     started_at: datetime | None = None
     claimed_at: datetime | None = None
     image_digest: str | None = None
+    unlimited: tuple[LimitName, ...] = ()
     suite_changed: bool = False
 
     @property

@@ -12,7 +12,7 @@ from typing import Any, Final, Self, TypeVar, cast, get_args
 
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.grading.attempt import Attempt, CallCounts
-from decathlon_mcp.sandboxes.base import Isolation
+from decathlon_mcp.sandboxes.base import Isolation, LimitName
 from decathlon_mcp.suites.prompts import Prompt
 from decathlon_mcp.types import JsonObject, Language, Network, as_object
 
@@ -55,6 +55,7 @@ class KeptAttempt:
             "suite_revision": attempt.suite_revision,
             "suite_changed": attempt.suite_changed,
             "isolation": attempt.isolation,
+            "unlimited": list(attempt.unlimited),
             "agent_network": attempt.agent_network,
             "grader_network": attempt.grader_network,
             "image_digest": attempt.image_digest,
@@ -99,6 +100,8 @@ class KeptAttempt:
             suite_revision=str(values["suite_revision"]),
             suite_changed=bool(values["suite_changed"]),
             isolation=_one_of(values["isolation"], get_args(Isolation)),
+            # Releases before this field had no provider without some limit.
+            unlimited=tuple(_one_of(name, get_args(LimitName)) for name in values.get("unlimited", ())),
             agent_network=_one_of(values["agent_network"], get_args(Network)),
             grader_network=_one_of(values["grader_network"], get_args(Network)),
             image_digest=_optional(values["image_digest"], str),

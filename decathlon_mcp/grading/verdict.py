@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal, Self, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
 from decathlon_mcp.grading.attempt import Attempt
-from decathlon_mcp.sandboxes.base import Isolation
+from decathlon_mcp.sandboxes.base import Isolation, LimitName
 from decathlon_mcp.types import JsonObject, Network
 
 Status: TypeAlias = Literal[
@@ -87,8 +87,9 @@ class Verdict(BaseModel):
     `suite_changed` is present and true if the checkout changed between the server's start and the set-up, or
     between the set-up and the grading, so that some of the files used are of another revision. `seconds` is
     the duration of the grading. `evaluator_digest` covers the evaluator's files and the groundtruth that were
-    used, `image_digest` identifies the image of the sandboxes; None if there was none. `regrading` is present
-    if the attempt was graded again later; the episode's own verdict has none.
+    used, `image_digest` identifies the image of the sandboxes; None if there was none. `unlimited` is present
+    if the provider isolates but could not enforce these limits on the sandboxes. `regrading` is present if
+    the attempt was graded again later; the episode's own verdict has none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -110,6 +111,7 @@ class Verdict(BaseModel):
     truncated: bool
     in_place: bool = False
     isolation: Isolation
+    unlimited: tuple[LimitName, ...] = ()
     agent_network: Network
     grader_network: Network
     evaluator_output: str = ""
@@ -135,14 +137,16 @@ class Verdict(BaseModel):
     def to_json(self) -> JsonObject:
         """The JSON form.
 
-        Without `success`, `reward`, `uncaught`, `regrading` and `signature` where there are none, and
-        without `suite_changed` unless it is true.
+        Without `success`, `reward`, `uncaught`, `unlimited`, `regrading` and `signature` where there are
+        none, and without `suite_changed` unless it is true.
         """
         absent = set[str]() if self.status in REWARDED else {"success", "reward"}
         if not self.suite_changed:
             absent.add("suite_changed")
         if not self.uncaught:
             absent.add("uncaught")
+        if not self.unlimited:
+            absent.add("unlimited")
         if self.regrading is None:
             absent.add("regrading")
         if self.signature is None:
@@ -222,6 +226,7 @@ def build_verdict(
         truncated=attempt.truncated,
         in_place=in_place,
         isolation=attempt.isolation,
+        unlimited=attempt.unlimited,
         agent_network=attempt.agent_network,
         grader_network=attempt.grader_network,
         evaluator_output=_without_surrogates(outcome.output[-OUTPUT_CHARACTERS:]),

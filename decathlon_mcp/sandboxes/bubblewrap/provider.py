@@ -80,6 +80,10 @@ class BubblewrapProvider(ProcessProvider[BubblewrapResources, BubblewrapSandbox]
         self._images: dict[str, ImageFolder] = {}
         self._host: Host | None = None
 
+    @staticmethod
+    def label(owner: str) -> str:
+        return f"{owner}.bubblewrap"
+
     @property
     def unlimited(self) -> tuple[LimitName, ...]:
         names = self._hierarchies.unlimited
@@ -92,7 +96,7 @@ class BubblewrapProvider(ProcessProvider[BubblewrapResources, BubblewrapSandbox]
         return False
 
     def _resources(self, owner: str, name: str) -> BubblewrapResources:
-        return BubblewrapResources(owner, name, self._folder / name)
+        return BubblewrapResources(owner, name, self._folder / name, label=self.label(owner))
 
     def _start(self, spec: SandboxSpec, resources: BubblewrapResources) -> None:
         if spec.network != "none":

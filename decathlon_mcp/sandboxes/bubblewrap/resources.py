@@ -70,8 +70,8 @@ class BubblewrapResources(ProcessResources):
     Its environment, which is visible outside only, has the marker.
     """
 
-    def __init__(self, owner: str, name: str, folder: Path) -> None:
-        super().__init__(owner, name, folder)
+    def __init__(self, owner: str, name: str, folder: Path, *, label: str) -> None:
+        super().__init__(owner, name, folder, label=label)
         self.group = Group(set())
         self._leader: ProcessId | None = None
         self._set_up: socket.socket | None = None

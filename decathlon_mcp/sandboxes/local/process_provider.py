@@ -71,6 +71,14 @@ class ProcessProvider(ABC, Generic[Resources, Opened]):
         # Not given the error: the task group would wrap it in an exception group.
         await self._tasks.__aexit__(None, None, None)
 
+    @staticmethod
+    def label(owner: str) -> str:
+        """The owner in the marker of this provider's processes; each kind of provider has another.
+
+        One server may have several, and each must find its own sandboxes only.
+        """
+        return owner
+
     @abstractmethod
     def _resources(self, owner: str, name: str) -> Resources:
         """The resources of a sandbox that is to be opened, taken back or removed."""
@@ -220,7 +228,7 @@ class ProcessProvider(ABC, Generic[Resources, Opened]):
         prefix = unfinished_folder_prefix(owner)
         folders = {name for name in names if read_owner(self._folder / name) == owner}
         unfinished = {path.name for path in self._folder.glob(".*") if path.name.startswith(prefix)}
-        orphans = folders | unfinished | sandboxes_with_processes(owner)
+        orphans = folders | unfinished | sandboxes_with_processes(self.label(owner))
         spared = self._open_names | keep
         return {name for name in orphans if name.removeprefix(prefix) not in spared}
 

@@ -61,7 +61,7 @@ class LocalProvider(ProcessProvider[LocalResources, LocalSandbox]):
         return True
 
     def _resources(self, owner: str, name: str) -> LocalResources:
-        return LocalResources(owner, name, self._folder / name)
+        return LocalResources(owner, name, self._folder / name, label=self.label(owner))
 
     def _start(self, spec: SandboxSpec, resources: LocalResources) -> None:
         folder = resources.folder

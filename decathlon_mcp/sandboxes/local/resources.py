@@ -23,13 +23,17 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class ProcessResources:
-    """What one sandbox occupies on the machine: processes and a folder, any of which may be missing."""
+    """What one sandbox occupies on the machine: processes and a folder, any of which may be missing.
+
+    `label`: stands for the owner in the marker of its processes, see `ProcessProvider.label`.
+    """
 
     SUBFOLDERS: tuple[str, ...] = ()
     """Created in the sandbox's folder, and deleted before the file with its owner."""
 
-    def __init__(self, owner: str, name: str, folder: Path) -> None:
+    def __init__(self, owner: str, name: str, folder: Path, *, label: str) -> None:
         self.owner = owner
+        self.label = label
         self.name = name
         self.folder = folder
         self.process: FirstProcess | None = None
@@ -39,7 +43,7 @@ class ProcessResources:
     @property
     def marker(self) -> str:
         """Value of `MARKER_VARIABLE` in the environment of its processes."""
-        return f"{self.owner}/{self.name}"
+        return f"{self.label}/{self.name}"
 
     @property
     def leader(self) -> ProcessId | None:
@@ -48,7 +52,7 @@ class ProcessResources:
 
     @property
     def process_tree(self) -> ProcessTree:
-        return ProcessTree(self.owner, self.name, self.leader)
+        return ProcessTree(self.label, self.name, self.leader)
 
     def create_folders(self) -> None:
         """Create the folder with its contents. Raises BadRequestError if there is already one."""
