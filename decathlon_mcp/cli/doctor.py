@@ -113,7 +113,7 @@ async def _check_providers(suites: list[Suite], settings: Settings) -> AsyncGene
         try:
             image = image_for(suite, settings)
         except SettingsError as error:
-            yield Finding(f"{name} image", False, error.message)
+            yield Finding(f"{name} image", False, error.message, "see --provider, --image and --network")
             continue
         if (name, image) not in checked:
             checked.add((name, image))

@@ -21,6 +21,7 @@ from decathlon_mcp.types import Network
 Isolation = Literal["none", "container", "namespaces"]
 """`container`: of an engine. `namespaces`: of the kernel, without an engine."""
 LimitName = Literal["memory", "cpus", "pids"]
+"""Limits of a sandbox that a provider may be unable to enforce."""
 
 OUT_OF_MEMORY = "out of memory"
 """Cause of the end of a sandbox that the kernel killed at its memory limit."""

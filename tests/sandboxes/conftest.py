@@ -133,8 +133,8 @@ def bubblewrap_bench(owner: str, folder: Path, image: str) -> Bench:
     parents = set(Hierarchies.of_this_process().by_limit.values())
 
     async def resources() -> Collection[str]:
-        owners = (owner, former(owner))
-        processes = [name for owner in owners for name in sandboxes_with_processes(owner)]
+        labels = [BubblewrapProvider.label(label) for label in (owner, former(owner))]
+        processes = [name for label in labels for name in sandboxes_with_processes(label)]
         groups = [str(path) for parent in parents for path in parent.glob(f"decathlon-{owner}-*")]
         return [*processes, *groups, *(path.name for path in sandboxes.glob("*"))]
 

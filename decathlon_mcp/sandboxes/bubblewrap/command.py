@@ -16,6 +16,8 @@ HOST_NAME = "sandbox"
 SCRATCH = PurePosixPath("/tmp")
 SHARED_MEMORY_BYTES = 64 << 20
 """Size of /dev/shm, as in a container."""
+VOLATILE = (PurePosixPath("/run"), PurePosixPath("/var/tmp"))
+"""Folders besides /tmp whose content no program expects to last. What the image has there is hidden."""
 DEFAULT_MEMORY_MIB = 4096
 """What folders may hold together is derived from this, where a sandbox's memory has no limit."""
 COPIED_FILES = 32
@@ -39,13 +41,14 @@ class WritableFolder:
 
 
 def writable_folders(image: ImageFolder, root: PurePosixPath, limits: Limits) -> list[WritableFolder]:
-    """The suite's root, /tmp and the user's home, those that contain others first.
+    """The suite's root, the user's home and folders for what does not last, those that contain others first.
 
     Together they hold less than the sandbox's memory, so that full folders alone do not end it.
     """
     memory = (limits.memory_mib or DEFAULT_MEMORY_MIB) << 20
     scratch = min(limits.scratch_mib << 20, memory // 8)
     folders = [WritableFolder(root, memory // 2, 0o755), WritableFolder(SCRATCH, scratch, 0o1777)]
+    folders += [WritableFolder(path, memory // 32, 0o1777) for path in VOLATILE if path != root]
     if not image.user.home.is_relative_to(root) and not image.user.home.is_relative_to(SCRATCH):
         folders.append(WritableFolder(image.user.home, memory // 8, 0o700))
     placed = [

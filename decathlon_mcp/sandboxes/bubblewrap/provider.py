@@ -1,8 +1,9 @@
 """Opens sandboxes in namespaces of their own with bubblewrap, without a daemon and without being root.
 
-The root file system is a folder (`image_folder`). Inside, it is read-only; the suite's root, /tmp and the
-home of the image's user are file systems in memory of limited size. The network has a loopback interface and
-nothing else. Processes have no capabilities, no way to new ones, and a filter of system calls (`seccomp`).
+The root file system is a folder (`image_folder`). Inside, it is read-only; the suite's root, the home of
+the image's user, /tmp, /run and /var/tmp are file systems in memory of limited size. The network has a
+loopback interface and nothing else. Processes have no capabilities, no way to new ones, and a filter of
+system calls (`seccomp`).
 
 Decided 2026-11-22: a sandbox never runs as the machine's root, whose files it could then change where the
 kernel asks for no capability (/proc/sys, the permissions of /dev/null). If the server is root, sandboxes run
@@ -46,7 +47,7 @@ from decathlon_mcp.sandboxes.base import (
 from decathlon_mcp.sandboxes.bubblewrap.cgroups import Hierarchies
 from decathlon_mcp.sandboxes.bubblewrap.command import writable_folders
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import SANDBOX_USER, ImageFolder
-from decathlon_mcp.sandboxes.bubblewrap.resources import COUNTS_BY_NAMESPACE, BubblewrapResources, Host
+from decathlon_mcp.sandboxes.bubblewrap.resources import BubblewrapResources, Host, can_limit_processes
 from decathlon_mcp.sandboxes.bubblewrap.sandbox import BubblewrapSandbox
 from decathlon_mcp.sandboxes.bubblewrap.seccomp import is_supported
 from decathlon_mcp.sandboxes.local.process_provider import ProcessProvider
@@ -87,7 +88,7 @@ class BubblewrapProvider(ProcessProvider[BubblewrapResources, BubblewrapSandbox]
     @property
     def unlimited(self) -> tuple[LimitName, ...]:
         names = self._hierarchies.unlimited
-        return tuple(name for name in names if name != "pids" or not COUNTS_BY_NAMESPACE)
+        return tuple(name for name in names if name != "pids" or not can_limit_processes())
 
     def root(self, spec: SandboxSpec) -> PurePosixPath:
         return spec.root

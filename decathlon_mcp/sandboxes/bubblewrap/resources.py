@@ -29,10 +29,8 @@ GROUPS_FILE = "groups"
 """In a sandbox's folder: the folders of its control group, one a line."""
 STATUS_FILE = "status"
 """In a sandbox's folder: what bubblewrap writes about the first process."""
-COUNTS_BY_NAMESPACE = tuple(map(int, re.findall(r"\d+", platform.release())[:2])) >= (5, 14)
-"""Whether the kernel counts them for RLIMIT_NPROC in each user namespace. Set after the namespace exists,
-it limits one sandbox; before, it would limit all processes of the server's user."""
 _KILLED_EXIT_CODE = 137
+_CAP_SYS_RESOURCE = 1 << 24
 HOSTS = b"127.0.0.1\tlocalhost\n::1\tlocalhost\n"
 _STATUS_BYTES = 4096
 # Joins the control groups whose files come before `--`, then executes the rest.
@@ -54,6 +52,22 @@ def closing_descriptor(descriptor: int) -> Generator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def can_limit_processes() -> bool:
+    """Whether RLIMIT_NPROC limits the processes of one sandbox.
+
+    The kernel counts them in each user namespace since 5.14. The limit must be set after the namespace
+    exists: before, it would limit all processes of the server's user. That needs the same user or
+    CAP_SYS_RESOURCE.
+    """
+    version = tuple(map(int, re.findall(r"\d+", platform.release())[:2]))
+    try:
+        status = Path("/proc/self/status").read_text("utf-8", "replace")
+    except OSError:
+        return False
+    capabilities = int(re.findall(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)[0], 16)
+    return version >= (5, 14) and (os.geteuid() != 0 or bool(capabilities & _CAP_SYS_RESOURCE))
 
 
 def _file_with(content: bytes) -> int:
@@ -162,7 +176,7 @@ class BubblewrapResources(ProcessResources):
         write_leader(self.folder, leader)
         # It needs nothing, and the kernel shall not kill it for what others need.
         self.group.dismiss(process.id.pid)
-        if spec.limits.pids is not None and "pids" in hierarchies.unlimited and COUNTS_BY_NAMESPACE:
+        if spec.limits.pids is not None and "pids" in hierarchies.unlimited and can_limit_processes():
             with suppress(OSError):
                 limits = (spec.limits.pids, spec.limits.pids)
                 resource.prlimit(leader.pid, resource.RLIMIT_NPROC, limits)
