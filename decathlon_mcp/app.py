@@ -26,10 +26,12 @@ from decathlon_mcp.catalogue.requirements import HostInfo
 from decathlon_mcp.driver_client.driver import Survival
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.limits import EpisodeLimits
+from decathlon_mcp.episodes.memory import DENSE_FLOOR_MIB, MemoryFloor
 from decathlon_mcp.episodes.recovery import Recovery
 from decathlon_mcp.episodes.registry import EpisodeRegistry, RegistryOptions
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.state import Ending
+from decathlon_mcp.episodes.warm_pool import WarmPool
 from decathlon_mcp.errors import DecathlonError, SettingsError
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import Status
@@ -137,6 +139,8 @@ async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGener
         await recovery.run()
         tasks = await stack.enter_async_context(background_tasks())
         tasks.start_soon(recovery.reconcile)
+        # Not earlier: the episodes of a dead server come first.
+        tasks.start_soon(registry.open_ahead)
         if store is not None:
             tasks.start_soon(store.maintain)
         if settings.keep_days is not None:
@@ -169,6 +173,7 @@ def create_sandbox_factory(
         common_digest=suite.common_digest(),
         cuts_overlong=cuts_overlong,
         reply_bytes=settings.max_reply_mib << 20,
+        dense=settings.dense,
     )
 
 
@@ -192,16 +197,21 @@ def create_registry(
         workspace_bytes=settings.workspace_mib << 20,
         max_calls=settings.max_calls,
     )
+    admission = Admission(
+        max_sandboxes=settings.max_sandboxes,
+        max_opening=settings.max_opening,
+        max_queue=settings.max_queue,
+        share_per_token=settings.share_per_token,
+        memory=MemoryFloor(_min_available_mib(settings) << 20),
+    )
+    metrics = _create_metrics(catalogue, settings)
+    pool = WarmPool(settings.warm, admission, metrics)
     return EpisodeRegistry(
         catalogue,
         TaskSampler(catalogue),
-        factories,
-        admission=Admission(
-            max_sandboxes=settings.max_sandboxes,
-            max_opening=settings.max_opening,
-            max_queue=settings.max_queue,
-            share_per_token=settings.share_per_token,
-        ),
+        {name: replace(factory, pool=pool) for name, factory in factories.items()},
+        admission=admission,
+        pool=pool,
         signer=Signer.at(settings.state),
         options=RegistryOptions(
             reward_policy=settings.reward,
@@ -214,9 +224,15 @@ def create_registry(
             max_sessions=settings.max_sessions,
             keeps_workspace=settings.keep == "workspace",
         ),
-        metrics=_create_metrics(catalogue, settings),
+        metrics=metrics,
         store=store,
     )
+
+
+def _min_available_mib(settings: Settings) -> int:
+    if settings.min_available_mib is None:
+        return DENSE_FLOOR_MIB if settings.dense else 0
+    return settings.min_available_mib
 
 
 def _create_metrics(catalogue: Catalogue, settings: Settings) -> Metrics:

@@ -7,8 +7,11 @@ Python objects, and decoding holds the GIL for a third of a second. Counting the
 
 from __future__ import annotations
 
+import codecs
 from array import array
 from itertools import accumulate
+
+import msgspec
 
 MAX_DEPTH = 128
 """Depth of nested arrays and objects in one message. Decoders that recurse give up from about 200."""
@@ -16,12 +19,21 @@ MAX_DEPTH = 128
 MAX_NODES = 100_000
 """Values and keys in one message: `json.loads` needs some 10 ms for them."""
 
+_MAX_DIGITS = 200
+"""Digits in a row that need no closer look: with an exponent of two digits, the number is below the largest
+`float`, which has 309 digits. Python reads integers of up to 4,300."""
+
+_DECODED_BYTES = 1 << 18
+_utf8_decoder = codecs.getincrementaldecoder("utf-8")
+
 _ALL = bytes(range(256))
 _NOT_NODES = _ALL.translate(None, b"[{,:")
 _NOT_STRUCTURE = _ALL.translate(None, b'[]{},:"')
 _NOT_BRACKETS = _ALL.translate(None, b"[]{}")
 # As signed bytes: 1 for an opening bracket, -1 for a closing one.
 _STEPS = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")
+_NUMBER_FORMS = bytes.maketrans(b"123456789E", b"000000000e")
+_LONG_NUMBERS = (b"0" * _MAX_DIGITS, b"0e000", b"0e+000")
 
 
 class JsonLimitError(ValueError):
@@ -58,6 +70,27 @@ def check_json(
     if max(accumulate(steps)) > max_depth:
         raise JsonLimitError(f"the JSON text is nested deeper than {max_depth} levels")
     return nodes
+
+
+def check_undecoded(data: bytes) -> None:
+    """Check what `msgspec.Raw` leaves unchecked in JSON text: the encoding, and the range of numbers.
+
+    Everything else is checked when the text becomes a `Raw`: syntax, escapes, unpaired surrogates, NaN.
+    Raises ValueError.
+    """
+    if not data.isascii():
+        decoder = _utf8_decoder()
+        # In parts: while one is decoded, no other thread runs.
+        for start in range(0, len(data), _DECODED_BYTES):
+            decoder.decode(data[start : start + _DECODED_BYTES], final=start + _DECODED_BYTES >= len(data))
+    # Python's decoders refuse integers of more than 4,300 digits, and make an infinity of 1e999, which is no
+    # JSON. Both are rare, and so is text that looks like them.
+    forms = data.translate(_NUMBER_FORMS)
+    if any(form in forms for form in _LONG_NUMBERS):
+        try:
+            msgspec.json.decode(data)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise ValueError(str(error)) from None
 
 
 def count_nodes(text: bytes | bytearray, *, max_nodes: int = MAX_NODES) -> int:

@@ -80,9 +80,22 @@ class Settings(BaseModel):
         None, description="Maximum number of tool calls per episode. At the limit the attempt is closed."
     )
 
+    dense: bool = Field(
+        False,
+        description="Let the kernel merge equal memory pages of agents' sandboxes, so that more of them fit. "
+        "Their processes get fixed addresses, and can learn from the time of a write what others have in "
+        "memory. Never for graders.",
+    )
+
     max_sandboxes: Count = Field(64, description="Maximum number of sandboxes at the same time.")
     max_opening: Count = Field(
         4, description="Maximum number of sandboxes being opened, and of set-ups, at the same time."
+    )
+    warm: Literal["auto"] | Annotated[int, Field(ge=0)] = Field(
+        "auto",
+        description="Number of sandboxes opened ahead, of each kind that is used (image, limits, network). "
+        "`auto`: as many as were needed at once in the last five minutes. They count against "
+        "`--max-sandboxes` and give way to episodes. 0: none.",
     )
     max_queue: int = Field(
         256, ge=0, description="Maximum number of episodes waiting for a sandbox. More are refused."
@@ -161,6 +174,12 @@ class Settings(BaseModel):
         512,
         description="Free space in the state folder, in MiB, below which no episode starts and the logs of "
         "running ones stay under 1 MiB.",
+    )
+
+    min_available_mib: Annotated[int, Field(ge=0)] | None = Field(
+        None,
+        description="Available memory of this machine, in MiB, below which episodes wait before their "
+        "sandboxes open. [with `--dense` 1024, else 0]",
     )
 
     state: Path = Field(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, Literal, TypeAlias, cast
 
+import msgspec
+from msgspec import Raw
 from pydantic_core import to_json
 
 JsonObject: TypeAlias = dict[str, Any]
@@ -29,3 +31,21 @@ def as_json(value: object) -> bytes:
     except ValueError:
         # A sandbox may send lone surrogates, which UTF-8 cannot encode; `json.dumps` escapes them.
         return json.dumps(value).encode()
+
+
+_encode_with_raw = msgspec.json.Encoder().encode
+
+
+def as_json_with_raw(value: object) -> bytes:
+    """Encode a JSON value as compact UTF-8. It may contain `msgspec.Raw`, whose text is copied unchanged."""
+    try:
+        return _encode_with_raw(value)
+    except (ValueError, OverflowError):
+        # Lone surrogates, and integers of more than 64 bits.
+        return json.dumps(value, separators=(",", ":"), default=_decode_raw).encode()
+
+
+def _decode_raw(value: object) -> Any:
+    if isinstance(value, Raw):
+        return json.loads(bytes(value))
+    raise TypeError(f"{type(value).__name__} is no JSON value")

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 30.0
 CANCEL_SECONDS = 5.0
+END_SECONDS = 0.1
+"""How long a stream that is closed may take to its end."""
 CLOSED_STREAM_ERRORS = (anyio.ClosedResourceError, anyio.BrokenResourceError)
 """What a stream of the SDK raises after its other end was closed."""
 
@@ -191,10 +193,12 @@ class _WatchedStream(httpx.AsyncByteStream):
     def __init__(self, stream: httpx.AsyncByteStream, on_truncation: Callable[[], None]) -> None:
         self._stream = stream
         self._on_truncation = on_truncation
+        self._chunks: AsyncIterator[bytes] | None = None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        self._chunks = aiter(self._stream)
         try:
-            async for chunk in self._stream:
+            async for chunk in self._chunks:
                 yield chunk
         except httpx.HTTPError:
             self._on_truncation()
@@ -202,7 +206,18 @@ class _WatchedStream(httpx.AsyncByteStream):
         self._on_truncation()
 
     async def aclose(self) -> None:
-        await self._stream.aclose()
+        try:
+            # A connection whose response was not read to its end cannot be used again, and the next call
+            # would open another. Servers send the end together with the reply.
+            with anyio.move_on_after(END_SECONDS), suppress(httpx.HTTPError, RuntimeError):
+                await self._read_rest()
+        finally:
+            await self._stream.aclose()
+
+    async def _read_rest(self) -> None:
+        if self._chunks is not None:
+            async for _ in self._chunks:
+                pass
 
 
 @functools.cache

@@ -21,11 +21,14 @@ from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.requirements import HostInfo, MissingRequirement
 from decathlon_mcp.cli.options import unknown_variables
 from decathlon_mcp.cli.tasks import summarize_missing
+from decathlon_mcp.driver_client.merging import check_merging
 from decathlon_mcp.episodes.program_probe import probe_programs
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError, SettingsError
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.sandboxes.base import Finding, finding
+from decathlon_mcp.sandboxes.docker.engine import engine_address
+from decathlon_mcp.sandboxes.docker.limits import check_engine_limits
 from decathlon_mcp.sandboxes.kernel_limits import check_kernel_limits
 from decathlon_mcp.settings import ProviderName, Settings
 from decathlon_mcp.storage.keys import KEY_FILE
@@ -35,7 +38,7 @@ from decathlon_mcp.telemetry.logs import fields
 
 STARTER_SERVERS = ("excel_mcp", "mcp_server_git")
 """Modules of the extra `starter`."""
-WARNINGS = ("time", "disk")
+WARNINGS = ("time", "disk", "merging thread", "merging in a sandbox")
 """Findings with which a server can still start."""
 
 log = logging.getLogger("decathlon.cli")
@@ -76,6 +79,10 @@ async def _findings(settings: Settings, host: str, port: int) -> AsyncGenerator[
         yield result
     if suites:
         yield check_kernel_limits(settings.max_sandboxes)
+        if any(provider_for(suite, settings) == "docker" for suite in suites):
+            engine = check_engine_limits(settings.max_sandboxes, engine_address())
+            if engine is not None:
+                yield engine
     yield _check_state(settings.state)
     yield _check_key(settings.state)
     yield _check_address(settings, host, port)
@@ -117,7 +124,7 @@ async def _check_providers(suites: list[Suite], settings: Settings) -> AsyncGene
             continue
         if (name, image) not in checked:
             checked.add((name, image))
-            for result in await _check_provider(name, image, settings):
+            for result in await _check_provider(name, image, suite, settings):
                 yield Finding(f"{name} {result.what}", result.ok, result.detail, result.cure)
         if name == "local" and suite.profile.name == "starter":
             absent = [module for module in STARTER_SERVERS if find_spec(module) is None]
@@ -129,12 +136,14 @@ async def _check_providers(suites: list[Suite], settings: Settings) -> AsyncGene
             )
 
 
-async def _check_provider(name: ProviderName, image: str | None, settings: Settings) -> list[Finding]:
-    provider = create_provider(name, f"doctor-{os.getpid()}", settings)
-    if name == "local":
-        return await provider.check(None)  # entering it would log that it isolates nothing
-    async with provider:
-        return await provider.check(image)
+async def _check_provider(
+    name: ProviderName, image: str | None, suite: Suite, settings: Settings
+) -> list[Finding]:
+    async with create_provider(name, f"doctor-{os.getpid()}", settings) as provider:
+        findings = await provider.check(image)
+        if settings.dense and all(result.ok for result in findings):
+            findings += await check_merging(provider, image, suite.profile.root)
+        return findings
 
 
 def _check_state(folder: Path) -> Finding:
@@ -205,7 +214,11 @@ async def _require_providers(episodes: EpisodeRegistry) -> None:
         if (sandbox_factory.provider.name, sandbox_factory.image) in checked:
             continue
         checked.add((sandbox_factory.provider.name, sandbox_factory.image))
-        for result in await sandbox_factory.provider.check(sandbox_factory.image):
+        results = await sandbox_factory.provider.check(sandbox_factory.image)
+        if sandbox_factory.dense and all(result.ok for result in results):
+            root = sandbox_factory.suite.profile.root
+            results += await check_merging(sandbox_factory.provider, sandbox_factory.image, root)
+        for result in results:
             if result.ok:
                 continue
             if result.what in WARNINGS:

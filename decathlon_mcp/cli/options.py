@@ -33,6 +33,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "image",
         "network",
         "docker_network",
+        "dense",
         "memory_mib",
         "cpus",
         "pids",
@@ -41,6 +42,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Limits": (
         "max_sandboxes",
         "max_opening",
+        "warm",
         "max_queue",
         "max_sessions",
         "share_per_token",
@@ -49,6 +51,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "max_reply_mib",
         "max_log_mib",
         "min_free_mib",
+        "min_available_mib",
     ),
     "Time limits (seconds)": (
         "idle_seconds",
@@ -143,7 +146,7 @@ ServerOptions = _model("ServerOptions")
 TasksOptions = _model(
     "TasksOptions", ("suite", "language", "results", "provider", "image", "network", "state", "config")
 )
-DoctorOptions = _model("DoctorOptions", ("suite", "provider", "image", "state", "tokens", "config"))
+DoctorOptions = _model("DoctorOptions", ("suite", "provider", "image", "dense", "state", "tokens", "config"))
 RegradeOptions = _model(
     "RegradeOptions",
     (

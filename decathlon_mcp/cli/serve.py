@@ -123,7 +123,7 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
                 hand_over=settings.hand_over,
             )
             if handed_over:
-                episodes.hand_over()
+                await episodes.hand_over()
                 _leave(address.ready_file)
     return 0
 

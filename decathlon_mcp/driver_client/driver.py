@@ -21,12 +21,12 @@ from decathlon_sandbox import wire
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from decathlon_mcp.background import background_tasks
+from decathlon_mcp.driver_client.heartbeat import Heartbeat
 from decathlon_mcp.driver_client.messages import NO_SURVIVAL, Loss, MessageStream, Survival
-from decathlon_mcp.driver_client.replies import Cut, read_reply, without_own_keys
+from decathlon_mcp.driver_client.replies import Cut, Reply, read_reply, without_own_keys
 from decathlon_mcp.driver_client.rpc import Message, NotificationHandler, RpcClient
 from decathlon_mcp.driver_client.tunnels import Dialer
 from decathlon_mcp.errors import (
-    CallTimeoutError,
     DecathlonError,
     DriverError,
     ImageError,
@@ -86,6 +86,15 @@ class CleanResult(BaseModel):
     count: int
 
 
+class Merging(BaseModel):
+    """What the kernel and the sandbox allow of `merge`: pages are merged, and they are alike."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    merging: bool
+    fixed_addresses: bool
+
+
 class ServerInfo(BaseModel):
     """A started MCP server of the task; `tools` are its tool definitions as it sent them."""
 
@@ -94,7 +103,7 @@ class ServerInfo(BaseModel):
     tools: list[dict[str, Any]]
 
 
-_Reply = TypeVar("_Reply", RunResult, ServerInfo, Moment, CleanResult)
+_Result = TypeVar("_Result", RunResult, ServerInfo, Moment, CleanResult, Merging)
 
 
 class DriverClient:
@@ -178,6 +187,13 @@ class DriverClient:
         reply = await self._rpc.request(wire.CLEAN, params, timeout_seconds=CLEAN_SECONDS)
         return _validated(CleanResult, reply)
 
+    async def merge(self) -> Merging:
+        """Let the kernel merge memory pages of this sandbox with those of others.
+
+        Only for processes that are started after it.
+        """
+        return _validated(Merging, await self._rpc.request(wire.MERGE, {}))
+
     async def start(
         self, servers: Sequence[Mapping[str, Any]], *, deadline_seconds: float
     ) -> dict[str, ServerInfo]:
@@ -209,16 +225,17 @@ class DriverClient:
         on_message: NotificationHandler | None = None,
         request_id: int | None = None,
         before_send: Callable[[int], object] | None = None,
-        on_reply: Callable[[JsonObject], object] | None = None,
-    ) -> JsonObject:
-        """Relay one request to a server of the task; returns its reply, an object with `result` or `error`.
+        on_reply: Callable[[Reply], object] | None = None,
+    ) -> Reply:
+        """Relay one request to a server of the task; returns its reply.
 
-        Members of `_meta` that look like this server's own are removed; nothing else is changed, unless `cut`
-        makes the driver shorten the result. `on_progress` and `on_message` are called, in order, with the
-        params of the notifications that come before the reply. `before_send` is called with the request's id
-        before anything is sent, and can prevent that with an exception; `on_reply` with what will be
-        returned, before the driver may forget the reply. `request_id` sends the call of an earlier server
-        process again, under the id that this had: the driver runs it only if it did not get it before.
+        `params` may contain `msgspec.Raw`. Members of the reply's `_meta` that look like this server's own
+        are removed; nothing else is changed, unless `cut` makes the driver shorten the result. `on_progress`
+        and `on_message` are called, in order, with the params of the notifications that come before the
+        reply. `before_send` is called with the request's id before anything is sent, and can prevent that
+        with an exception; `on_reply` with what will be returned, before the driver may forget the reply.
+        `request_id` sends the call of an earlier server process again, under the id that this had: the driver
+        runs it only if it did not get it before.
 
         Raises CallTimeoutError, and LimitExceededError for a reply that is too long, too deep or has too many
         values. The driver may forget the reply then; a caller that logs the error without awaiting anything
@@ -232,17 +249,15 @@ class DriverClient:
             "max_bytes": self._reply_bytes,
         }
 
-        def read(message: Message) -> JsonObject:
-            reply = read_reply(message, server=server, limit_bytes=self._reply_bytes)
-            if on_reply is not None:
-                on_reply(reply)
-            return reply
+        def read(message: Message) -> Reply:
+            return read_reply(message, server=server, limit_bytes=self._reply_bytes)
 
         try:
             return await self._rpc.request_message(
                 wire.CALL,
                 request if cut is None else {**request, "cut": cut.to_json()},
                 read,
+                on_result=on_reply,
                 timeout_seconds=None if timeout_seconds is None else timeout_seconds + GRACE_SECONDS,
                 handlers={wire.PROGRESS: _cleaning(on_progress), wire.MESSAGE: _cleaning(on_message)},
                 request_id=request_id,
@@ -304,7 +319,8 @@ async def connect(
     ignored, but nothing else ends because of the change, except for tunnels.
 
     Yields at once: requests wait until the driver is up. If it never comes up, requests raise ImageError if
-    the sandbox's Python cannot run the driver, else SandboxLostError.
+    the sandbox's Python cannot run the driver, else SandboxLostError. For a `dense` sandbox it sends the
+    first request itself.
     """
 
     async def describe_loss(loss: Loss) -> SandboxLostError:
@@ -323,12 +339,16 @@ async def connect(
     rpc = RpcClient(messages, describe_loss, unanswered=unanswered)
     async with background_tasks() as tasks:
         driver = DriverClient(rpc, tasks, reply_bytes=reply_bytes)
+        heartbeat = Heartbeat(rpc, survival, boot_seconds=None if taken_back else BOOT_SECONDS)
         tasks.start_soon(rpc.read)
         try:
             if not taken_back:
                 await rpc.send_bytes(boot_message())
             rpc.attach()
-            tasks.start_soon(_keep_alive, driver, rpc, survival, taken_back)
+            heartbeat.start()
+            if sandbox.spec.dense and not taken_back:
+                # Before anything can start a server.
+                await driver.merge()
             yield driver
         except DecathlonError:
             # A failed write can be noticed before the end of the stream, which says why.
@@ -338,6 +358,7 @@ async def connect(
                 raise await _boot_error(sandbox, rpc) from None
             raise
         finally:
+            heartbeat.stop()
             rpc.close("the episode ended")
 
 
@@ -356,24 +377,6 @@ def boot_message() -> bytes:
     return b"%d\n%s" % (len(body), body)
 
 
-async def _keep_alive(driver: DriverClient, rpc: RpcClient, survival: Survival, taken_back: bool) -> None:
-    """Renew the driver's lease; close the connection if the driver does not start or does not answer."""
-    with anyio.move_on_after(None if taken_back else BOOT_SECONDS) as boot:
-        await rpc.ready_or_closed.wait()
-    if boot.cancelled_caught:
-        rpc.close(f"the driver did not come up within {BOOT_SECONDS:.0f} s")
-    lease_seconds = min(wire.LEASE_SECONDS, survival.seconds or wire.LEASE_SECONDS)
-    while not rpc.closed.is_set():
-        await anyio.sleep(lease_seconds / 3)
-        try:
-            await driver.ping()
-        except CallTimeoutError:
-            rpc.close(f"the driver has not answered for {wire.LEASE_SECONDS:.0f} s", by_driver=True)
-        except (SandboxLostError, DriverError):
-            # A lost sandbox ends the loop; a driver that refuses a ping is alive.
-            pass
-
-
 async def _boot_error(sandbox: Sandbox, rpc: RpcClient) -> ImageError | SandboxLostError:
     """The error for a driver that never came up; the loader's own complaints are about the image."""
     log = sandbox.log_tail.strip()
@@ -386,7 +389,7 @@ async def _boot_error(sandbox: Sandbox, rpc: RpcClient) -> ImageError | SandboxL
     )
 
 
-def _validated(kind: type[_Reply], reply: Any) -> _Reply:
+def _validated(kind: type[_Result], reply: Any) -> _Result:
     try:
         return kind.model_validate(reply)
     except ValidationError as error:

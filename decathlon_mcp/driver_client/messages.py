@@ -6,6 +6,7 @@ pending while there is no stream just wait.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import secrets
 import time
@@ -32,7 +33,7 @@ from decathlon_sandbox.resumable import (
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver_client.rates import TokenBucket
 from decathlon_mcp.errors import LimitExceededError, ProviderUnavailableError, SandboxLostError
-from decathlon_mcp.types import JsonObject, as_json
+from decathlon_mcp.types import JsonObject, as_json_with_raw
 
 SEND_SECONDS = 30.0
 """Time limit for writing one message; a driver that does not read or acknowledge for so long is lost."""
@@ -148,8 +149,8 @@ class MessageStream:
         # Wakes `_maintain`, and senders that wait for room.
         self._work = anyio.Event()
         self._room = anyio.Event()
-        # Wakes `_acknowledge_late`.
-        self._unannounced = anyio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._late: asyncio.TimerHandle | None = None
         self._waiting_senders = 0
 
     def detached_seconds(self) -> float:
@@ -160,11 +161,11 @@ class MessageStream:
     async def send(self, message: JsonObject, *, urgent: bool = False) -> None:
         """Send one message; a cancelled call sends all of it or nothing.
 
-        Waits while too much is not acknowledged; `urgent` messages have some room of their own. Raises
-        LimitExceededError for a message that is too long, and SandboxLostError if the sandbox is gone or the
-        driver does not read.
+        It may contain `msgspec.Raw` without line feeds. Waits while too much is not acknowledged; `urgent`
+        messages have some room of their own. Raises LimitExceededError for a message that is too long, and
+        SandboxLostError if the sandbox is gone or the driver does not read.
         """
-        payload = as_json(message)
+        payload = as_json_with_raw(message)
         if len(payload) > wire.MAX_LINE_BYTES:
             raise LimitExceededError(
                 f"a message of {len(payload)} bytes exceeds the limit of {wire.MAX_LINE_BYTES} bytes"
@@ -180,6 +181,15 @@ class MessageStream:
             # Not for lack of room: to a new server process, the driver has named the highest number.
             raise StalledError(f"the driver violated the protocol: {error}") from None
         await self._write()
+
+    def post(self, message: JsonObject) -> bool:
+        """Have a short message sent by `run`, without waiting; False if that is not possible now."""
+        payload = as_json_with_raw(message)
+        if self._closed or not self._has_room(len(payload), OVERHEAD_BYTES):
+            return False
+        self._end.send(payload)
+        self._work.set()
+        return True
 
     async def send_bytes(self, data: bytes) -> None:
         """Write bytes that are no message, such as the driver's source. Raises SandboxLostError."""
@@ -197,12 +207,15 @@ class MessageStream:
         self._end.acknowledge(number)
         if self._end.acknowledgement_due:
             self._work.set()
-        elif self._end.acknowledgement_pending:
-            self._unannounced.set()
+        elif self._late is None and self._loop is not None and self._end.acknowledgement_pending:
+            # A timer, because `_maintain` would be woken after each reply. Mostly, a message comes first.
+            self._late = self._loop.call_later(ACKNOWLEDGE_AFTER_SECONDS, self._acknowledge_late)
 
     def close(self) -> None:
         """End the connection: `run` returns, and nothing is sent any more."""
         self._closed = True
+        if self._late is not None:
+            self._late.cancel()
         self._cancel(self._scope)
         self._wake_senders()
 
@@ -214,11 +227,11 @@ class MessageStream:
         `on_message` gets every message with its number, for `acknowledge`. `on_attached` is called whenever
         the driver has been attached, before the messages that come with it.
         """
+        self._loop = asyncio.get_running_loop()
         with CancelScope() as self._scope:
             self._cancel(self._scope if self._closed else None)
             async with background_tasks() as tasks:
                 tasks.start_soon(self._run_until_lost, self._maintain)
-                tasks.start_soon(self._run_until_lost, self._acknowledge_late)
                 while self._loss is None:
                     with CancelScope() as self._receive_scope:
                         await self._receive(on_message, on_attached)
@@ -392,15 +405,12 @@ class MessageStream:
             else:
                 await self._write()
 
-    async def _acknowledge_late(self) -> None:
+    def _acknowledge_late(self) -> None:
         """Acknowledge what no message has acknowledged for a while."""
-        # Not part of `_maintain`: that would be woken after each reply, and what it has to do would wait.
-        while True:
-            await self._unannounced.wait()
-            await anyio.sleep(ACKNOWLEDGE_AFTER_SECONDS)
-            self._unannounced = anyio.Event()
+        self._late = None
+        if self._end.acknowledgement_pending:
             self._end.acknowledge_now()
-            await self._write()
+            self._work.set()
 
     @staticmethod
     def _cancel(scope: CancelScope | None) -> None:

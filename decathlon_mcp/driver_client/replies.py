@@ -1,4 +1,6 @@
-"""Replies of the task's servers, as the driver relays them: their limits, and what they must not contain.
+"""Calls of the task's servers: their parameters, their replies, and what replies must not contain.
+
+Arguments and results stay JSON text on their way through the server; only what the server needs is decoded.
 
 A reply comes out of a sandbox. It may be anything, except for something that a client would take for this
 server's own: keys of `_meta` with this server's prefix are removed.
@@ -7,7 +9,7 @@ server's own: keys of `_meta` with this server's prefix are removed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any, cast
 
@@ -16,13 +18,103 @@ from msgspec import UNSET, Raw, UnsetType
 
 from decathlon_mcp.driver_client.rpc import Message, decode_bounded
 from decathlon_mcp.errors import DriverError, LimitExceededError
-from decathlon_mcp.json_limits import MAX_NODES, JsonLimitError
+from decathlon_mcp.json_limits import MAX_DEPTH, MAX_NODES, JsonLimitError, check_json, check_undecoded
 from decathlon_mcp.suites.truncation import OVERLONG_KEY
-from decathlon_mcp.types import JsonObject, as_object
+from decathlon_mcp.types import JsonObject, as_json, as_json_with_raw, as_object
 
 OWN_PREFIX = "decathlon/"
 """Prefix of this server's own keys in `_meta`."""
 MAX_PATH_CHARACTERS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class CallParams:
+    """The parameters of a `tools/call` apart from the tool's name.
+
+    `arguments`: JSON text of an object, None if the client sent none. It is checked by `Episode.call`.
+    `meta`: the decoded `_meta`.
+    """
+
+    arguments: bytes | None = None
+    meta: JsonObject = field(default_factory=dict[str, Any])
+
+    @classmethod
+    def of(cls, arguments: JsonObject | None, meta: JsonObject | None = None) -> CallParams:
+        """Parameters whose arguments are decoded."""
+        return cls(None if arguments is None else as_json(arguments), meta or {})
+
+    def on_one_line(self) -> CallParams:
+        """The same parameters; line feeds, which are white space in valid JSON, become spaces."""
+        if self.arguments is None or b"\n" not in self.arguments:
+            return self
+        return replace(self, arguments=self.arguments.replace(b"\n", b" "))
+
+    def for_tool(self, tool: str) -> JsonObject:
+        """The parameters as a task's server gets them, for `as_json_with_raw`."""
+        params: JsonObject = {"name": tool}
+        if self.arguments is not None:
+            params["arguments"] = Raw(self.arguments)
+        if self.meta:
+            params["_meta"] = self.meta
+        return params
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A task server's reply. Exactly one of `result` and `error` is set.
+
+    `result`: JSON text of the result object on one line, as the server sent it, without this server's own
+    keys in its `_meta` and its content's; it keeps all limits of a reply. `error`: the JSON-RPC error.
+    `is_error`: the result's `isError`. `meta`: the result's `_meta`; empty if that is no object.
+    """
+
+    result: bytes | None
+    error: JsonObject | None = None
+    is_error: bool = False
+    meta: JsonObject = field(default_factory=dict[str, Any])
+
+    def decoded(self) -> JsonObject:
+        """{"result": OBJECT} or {"error": OBJECT}."""
+        if self.result is None:
+            return {"error": self.error or {}}
+        return {"result": msgspec.json.decode(self.result)}
+
+    def result_with(self, members: JsonObject) -> bytes:
+        """JSON text of the result with further or other members; all others are copied unchanged."""
+        assert self.result is not None
+        return as_json_with_raw({**_decode_members(self.result), **members})
+
+    @classmethod
+    def from_result(cls, text: bytes | Raw, overlong: Raw | UnsetType = UNSET) -> Reply:
+        """A reply with the result that this JSON text has. `overlong`: see `_with_overlong`.
+
+        Raises JsonLimitError for one that is too deep or has too many values, and ValueError or
+        `msgspec.MsgspecError` for one that is no object or that a client could not read.
+        """
+        data = bytes(text)
+        check_json(data, max_depth=MAX_DEPTH, max_nodes=MAX_NODES)
+        check_undecoded(data)
+        # Members are written again one by one, because of duplicates: parsers differ in which of them they
+        # read, and the one that is not looked at here could have keys of this server.
+        members: dict[str, Raw] = _decode_members(data)
+        if (content := members.get("content")) is not None:
+            members["content"] = _content_without_own_keys(content)
+        meta: JsonObject = {}
+        if (raw_meta := members.get("_meta")) is not None:
+            known = as_object(msgspec.json.decode(raw_meta))
+            if known is not None:
+                meta = without_own(known)
+                if meta is not known:
+                    members["_meta"] = Raw(as_json(meta))
+        if not isinstance(overlong, UnsetType) and (value := _read_overlong(overlong)) is not None:
+            meta = {**meta, OVERLONG_KEY: value}
+            members["_meta"] = Raw(as_json(meta))
+        is_error = members.get("isError")
+        result = as_json_with_raw(members)
+        if b"\r" in result:
+            # White space between tokens. In a stream of events it would end the line.
+            result = result.replace(b"\r", b" ")
+        return cls(result, is_error=is_error is not None and bool(msgspec.json.decode(is_error)), meta=meta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +128,7 @@ class Cut:
         return {"folder": str(self.folder), "characters": self.characters}
 
 
-class _Reply(msgspec.Struct, frozen=True):
+class _Envelope(msgspec.Struct, frozen=True):
     """The envelope of a reply of a task's server."""
 
     result: Raw | UnsetType = UNSET
@@ -50,13 +142,15 @@ class _Overlong(msgspec.Struct, frozen=True):
     characters: int
 
 
-_decode_reply = msgspec.json.Decoder(_Reply).decode
+_decode_envelope = msgspec.json.Decoder(_Envelope).decode
 _decode_overlong = msgspec.json.Decoder(_Overlong).decode
+_decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_items = msgspec.json.Decoder(list[Raw]).decode
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
-def read_reply(message: Message, *, server: str, limit_bytes: int) -> JsonObject:
-    """The reply in the driver's response to a `call`: {"result": OBJECT} or {"error": OBJECT}.
+def read_reply(message: Message, *, server: str, limit_bytes: int) -> Reply:
+    """The reply in the driver's response to a `call`.
 
     Raises LimitExceededError for a reply over `limit_bytes`, over `json_limits.MAX_NODES` or too deep, and
     DriverError with reason `server` for one that is neither a result nor an error.
@@ -72,19 +166,16 @@ def read_reply(message: Message, *, server: str, limit_bytes: int) -> JsonObject
         f"server {server} sent a reply that is neither a result nor an error", reason="server"
     )
     try:
-        reply = _decode_reply(raw)
-        if not isinstance(reply.error, UnsetType) and isinstance(reply.result, UnsetType):
-            return {"error": as_object(decode_bounded(reply.error, max_nodes=MAX_NODES)) or {}}
-        if isinstance(reply.result, UnsetType) or not isinstance(reply.error, UnsetType):
+        reply = _decode_envelope(raw)
+        if isinstance(reply.error, UnsetType) and not isinstance(reply.result, UnsetType):
+            return Reply.from_result(reply.result, message.overlong)
+        if isinstance(reply.error, UnsetType) or not isinstance(reply.result, UnsetType):
             raise invalid
-        result = as_object(decode_bounded(reply.result, max_nodes=MAX_NODES))
+        return Reply(None, as_object(decode_bounded(reply.error, max_nodes=MAX_NODES)) or {})
     except JsonLimitError as error:
         raise LimitExceededError(f"the reply exceeds a limit: {error}") from None
     except _UNREADABLE:
         raise invalid from None
-    if result is None:
-        raise invalid
-    return {"result": _with_overlong(without_own_keys(result), message.overlong)}
 
 
 def without_own_keys(value: JsonObject) -> JsonObject:
@@ -97,28 +188,53 @@ def without_own_keys(value: JsonObject) -> JsonObject:
     return _without_own_meta(value)
 
 
+def without_own(meta: JsonObject) -> JsonObject:
+    """The value of a `_meta` without this server's keys; the same object if there are none."""
+    if not any(_is_own(key) for key in meta):
+        return meta
+    return {key: item for key, item in meta.items() if not _is_own(key)}
+
+
 def _cleaned(items: Sequence[Any]) -> list[Any]:
     return [item if (known := as_object(item)) is None else _without_own_meta(known) for item in items]
 
 
 def _without_own_meta(value: JsonObject) -> JsonObject:
     meta = as_object(value.get("_meta"))
-    if meta is None or not any(_is_own(key) for key in meta):
+    if meta is None or (cleaned := without_own(meta)) is meta:
         return value
-    return {**value, "_meta": {key: item for key, item in meta.items() if not _is_own(key)}}
+    return {**value, "_meta": cleaned}
 
 
 def _is_own(key: str) -> bool:
     return key.casefold().startswith(OWN_PREFIX)
 
 
-def _with_overlong(result: JsonObject, overlong: Raw | UnsetType) -> JsonObject:
-    """A result with the key that tells where the whole text of a shortened result is."""
-    if isinstance(overlong, UnsetType):
-        return result
+def _content_without_own_keys(content: Raw) -> Raw:
+    """A result's content, whose items' members are written again as those of the result are."""
+    try:
+        items = [_item_without_own_keys(item) for item in _decode_items(content)]
+    except msgspec.ValidationError:
+        return content  # no array, so no client takes it for content
+    return Raw(as_json_with_raw(items))
+
+
+def _item_without_own_keys(item: Raw) -> dict[str, Raw] | Raw:
+    try:
+        members: dict[str, Raw] = _decode_members(item)
+    except msgspec.ValidationError:
+        return item
+    if (raw_meta := members.get("_meta")) is not None:
+        meta = as_object(msgspec.json.decode(raw_meta))
+        if meta is not None and (cleaned := without_own(meta)) is not meta:
+            members["_meta"] = Raw(as_json(cleaned))
+    return members
+
+
+def _read_overlong(overlong: Raw) -> JsonObject | None:
+    """Where the whole text of a shortened result is, and its length; None if the driver sent nonsense."""
     try:
         read = _decode_overlong(overlong)
     except _UNREADABLE:
-        return result
-    value = {"path": read.path[:MAX_PATH_CHARACTERS], "characters": read.characters}
-    return {**result, "_meta": {**(as_object(result.get("_meta")) or {}), OVERLONG_KEY: value}}
+        return None
+    return {"path": read.path[:MAX_PATH_CHARACTERS], "characters": read.characters}

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import anyio
 
+from decathlon_mcp.episodes.memory import MemoryFloor
 from decathlon_mcp.errors import AtCapacityError
 from decathlon_mcp.suites.sharing import SharedResource
 
@@ -56,9 +57,18 @@ class Admission:
     """Admits tickets. A ticket is queued, then active, and neither once it is released."""
 
     def __init__(
-        self, *, max_sandboxes: int, max_opening: int, max_queue: int, share_per_token: float = 1.0
+        self,
+        *,
+        max_sandboxes: int,
+        max_opening: int,
+        max_queue: int,
+        share_per_token: float = 1.0,
+        memory: MemoryFloor | None = None,
     ) -> None:
         self.share_per_token = share_per_token
+        self.memory = memory or MemoryFloor()
+        """To wait for before an agent's sandbox opens or one of its servers starts. Graders do not wait: they
+        free memory."""
         self._max_sandboxes = max_sandboxes
         self._max_queue = max_queue
         self._queue: list[Ticket] = []
@@ -131,6 +141,10 @@ class Admission:
             self._active.add(ticket)
             ticket.admitted.set()
         return ticket
+
+    def remaining_share(self, token: str | None) -> int:
+        """How many more sandboxes the token may take, if they are free."""
+        return max(0, self._share(token, self._max_sandboxes) - self._used_by(token))
 
     def refuse_if_full(self, token: str | None = None) -> None:
         """Raise AtCapacityError if a task without shared resources could not be reserved now."""

@@ -19,6 +19,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from decathlon_mcp.background import background_tasks
+from decathlon_mcp.driver_client.replies import CallParams, Reply
 from decathlon_mcp.episodes.access import Principal, may_evaluate
 from decathlon_mcp.episodes.admission import Ticket
 from decathlon_mcp.episodes.lease import Lease
@@ -34,7 +35,7 @@ from decathlon_mcp.episodes.records import EpisodeRecords, OfferedTools, Progres
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import Claim, EpisodeSpec
 from decathlon_mcp.episodes.state import Ending, Phase, State
-from decathlon_mcp.episodes.tools import ToolRouter, ToolSession
+from decathlon_mcp.episodes.tools import ToolRoute, ToolRouter, ToolSession
 from decathlon_mcp.errors import (
     DecathlonError,
     DriverError,
@@ -52,7 +53,7 @@ from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.prompts import Prompt
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import CallOutcome, EpisodeMetrics
-from decathlon_mcp.types import JsonObject, as_json, as_object
+from decathlon_mcp.types import as_json
 
 log = logging.getLogger("decathlon.episodes")
 
@@ -214,27 +215,23 @@ class Episode:
     async def call(
         self,
         name: str,
-        arguments: JsonObject | None,
+        params: CallParams,
         *,
-        meta: JsonObject | None = None,
         caller: Caller | None = None,
-    ) -> JsonObject:
-        """Call a tool of the task and return the server's whole reply, with `result` or `error`.
+    ) -> Reply:
+        """Call a tool of the task and return its server's reply.
 
         If the call repeats or joins an earlier one (see `operations`), it gets that one's reply or error and
         nothing runs. Raises UnknownToolError, EpisodeClaimedError, EpisodeEndedError, CallTimeoutError,
-        SandboxLostError, and BadRequestError for an operation that was another call.
+        SandboxLostError, and BadRequestError for arguments that are no JSON object, or an operation that was
+        another call.
         """
         router, caller = await self.ready(), caller or Caller()
-        digest = await call_digest_of_any_size(name, arguments)
+        digest = await call_digest_of_any_size(name, params.arguments)
         call = await self._operations.find(caller.operation, digest)
         if call is None:
-            params: JsonObject = {"name": router.route(name).tool}
-            if arguments is not None:
-                params["arguments"] = arguments
-            if meta:
-                params["_meta"] = meta
-            call = self._begin_call(router, name, params, digest, caller.operation)
+            route = router.route(name)
+            call = self._begin_call(route, name, params.on_one_line(), digest, caller.operation)
         if not isinstance(call, RunningCall):
             return await self._first_reply(call)
         if caller.operation is not None and not self._operations.has(caller.operation):
@@ -341,6 +338,7 @@ class Episode:
             suite=factory.suite.name,
             suite_revision=progress.suite_revision or revision,
             suite_changed=changed,
+            preprocess_failure=progress.preprocess_failure,
             isolation=factory.provider.isolation,
             unlimited=factory.provider.unlimited,
             agent_network=network,
@@ -357,6 +355,7 @@ class Episode:
             started_at=progress.ready_at,
             claimed_at=claim.at if claim else None,
             image_digest=progress.image_digest,
+            dense=progress.dense,
         )
 
     def mark_opening(self) -> None:
@@ -366,9 +365,9 @@ class Episode:
         self.state.move(Phase.OPENING)
         self.metrics.admitted()
 
-    def mark_opened(self, agent: str, image_digest: str | None) -> None:
+    def mark_opened(self, agent: str, image_digest: str | None, *, dense: bool = False) -> None:
         """The agent's sandbox, or that of preprocess, is open under this name and will be set up now."""
-        self.records.update(self.state.phase, agent=agent, image_digest=image_digest)
+        self.records.update(self.state.phase, agent=agent, image_digest=image_digest, dense=dense)
 
     def read_revision(self) -> None:
         """Note the revision of the files that the set-up is about to read. Blocks: run it in a thread."""
@@ -379,6 +378,16 @@ class Episode:
             suite_revision=factory.suite.revision_of(self.spec.task),
             suite_changed=factory.suite.common_digest() != factory.common_digest,
         )
+
+    def note_preprocess_failure(self, failure: str) -> None:
+        """Preprocess failed, and the suite plays on."""
+        log.warning(
+            "preprocess failed, which its suite ignores",
+            extra=fields(episode=self.spec.label, task=self.task_name, why=failure),
+        )
+        self.journal.add("preprocess_failed", failure=failure)
+        # It is written when the episode becomes ready; until then the set-up starts over.
+        self.records.progress = replace(self.records.progress, preprocess_failure=failure)
 
     def mark_ready(self, tool_session: ToolSession, tools: OfferedTools, *, sealed: bool) -> None:
         """The set-up is done: OPENING to READY. `sealed`: see `Progress`."""
@@ -463,14 +472,14 @@ class Episode:
         return self._tool_session
 
     def _begin_call(
-        self, router: ToolRouter, name: str, params: JsonObject, digest: str, operation: str | None
+        self, route: ToolRoute, name: str, params: CallParams, digest: str, operation: str | None
     ) -> RunningCall:
         """Start the task of a new call. Raises what `_require_open` raises."""
         session = self._require_open()
         self._recorder.last += 1
         call = RunningCall(
             seq=self._recorder.last,
-            route=router.route(name),
+            route=route,
             name=name,
             params=params,
             digest=digest,
@@ -485,7 +494,7 @@ class Episode:
             self._call_tasks.start_soon(self._run_call, session, call)
         return call
 
-    async def _first_reply(self, seq: int) -> JsonObject:
+    async def _first_reply(self, seq: int) -> Reply:
         """The reply of a call that has ended, from the trajectory. Raises the error that it failed with."""
         outcome = await self._recorder.read_outcome(seq)
         if outcome is None:
@@ -510,7 +519,7 @@ class Episode:
                 raise self._close_for_limit()
             sent_at = time.perf_counter()
 
-        def on_reply(reply: JsonObject) -> None:
+        def on_reply(reply: Reply) -> None:
             nonlocal outcome
             outcome = reply
             self._add_reply(call, reply)
@@ -585,8 +594,7 @@ class Episode:
 def _metric_outcome(outcome: Outcome) -> CallOutcome:
     if isinstance(outcome, DecathlonError):
         return "cancelled" if outcome.data.get("reason") == "cancelled" else "lost"
-    result = as_object(outcome.get("result"))
-    return "error" if result is None or result.get("isError") else "ok"
+    return "error" if outcome.result is None or outcome.is_error else "ok"
 
 
 def _without_frames(cause: DecathlonError) -> DecathlonError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,19 +78,16 @@ class EpisodeGrader:
 
         @asynccontextmanager
         async def open_sandbox(network: Network) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
-            async with AsyncExitStack() as stack:
-                async with self.opening:
-                    sandbox, driver = await stack.enter_async_context(
-                        factory.open(
-                            next(names),
-                            network,
-                            image=episode.image_digest,
-                            forwards=self.resources.services.targets,
-                            records=episode.records,
-                            role="grader",
-                        )
-                    )
-                yield sandbox, driver
+            async with factory.open(
+                next(names),
+                network,
+                image=episode.image_digest,
+                forwards=self.resources.services.targets,
+                records=episode.records,
+                role="grader",
+                opening=self.opening,
+            ) as opened:
+                yield opened
 
         return await self._grade(open_sandbox, captured)
 

@@ -16,12 +16,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import anyio
 import anyio.to_thread
 import msgspec
 
+from decathlon_mcp.driver_client.replies import CallParams, Reply
 from decathlon_mcp.driver_client.rpc import NotificationHandler
 from decathlon_mcp.episodes.tools import ToolRoute
 from decathlon_mcp.errors import (
@@ -51,8 +52,8 @@ HASHED_IN_THREAD_BYTES = 1 << 18
 """Arguments from this length on are hashed in a thread. These take about 0.3 ms; 4 MiB would stop the event
 loop for 5 ms."""
 
-Outcome: TypeAlias = JsonObject | DecathlonError
-"""The reply of a task's server, with `result` or `error`, or the error that a call failed with."""
+Outcome: TypeAlias = Reply | DecathlonError
+"""The reply of a task's server, or the error that a call failed with."""
 _Notification: TypeAlias = tuple[bool, JsonObject]
 """Whether it is progress (else a log message), and its params."""
 
@@ -69,28 +70,51 @@ _FAILURES = {
     )
 }
 _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
+_decode_arguments = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def call_digest(name: str, arguments: JsonObject | None) -> str:
-    """A digest of a tool's name and its arguments, which does not depend on the order of their keys."""
+def call_digest(name: str, arguments: bytes | None) -> str:
+    """A digest of a tool's name and its arguments, which does not depend on the order of their keys.
+
+    `arguments` is JSON text. Raises BadRequestError if it is no object.
+    """
     return _digest(_sorted_call(name, arguments))
 
 
-async def call_digest_of_any_size(name: str, arguments: JsonObject | None) -> str:
+async def call_digest_of_any_size(name: str, arguments: bytes | None) -> str:
     """`call_digest`, which hashes long arguments in a thread."""
-    data = _sorted_call(name, arguments)
-    if len(data) < HASHED_IN_THREAD_BYTES:
-        return _digest(data)
-    return await anyio.to_thread.run_sync(_digest, data)
+    if arguments is None or len(arguments) < HASHED_IN_THREAD_BYTES:
+        return call_digest(name, arguments)
+    return await anyio.to_thread.run_sync(call_digest, name, arguments)
 
 
-def _sorted_call(name: str, arguments: JsonObject | None) -> bytes:
-    call = [name, arguments or {}]
+def _sorted_call(name: str, arguments: bytes | None) -> bytes:
     try:
+        call = [name, {} if arguments is None else _decode_arguments(arguments)]
         return _encode_sorted(call)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        # Lone surrogates, which UTF-8 cannot encode.
-        return json.dumps(call, sort_keys=True).encode()
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
+        return _sorted_with_surrogates(name, arguments or b"{}")
+
+
+def _sorted_with_surrogates(name: str, arguments: bytes) -> bytes:
+    """`_sorted_call` for what msgspec refuses: lone surrogates, and integers of more than 64 bits."""
+    try:
+        value = as_object(json.loads(arguments, parse_float=_finite, parse_constant=_refuse_constant))
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(f"the arguments are not valid JSON: {error}") from None
+    if value is None:
+        raise BadRequestError("the arguments must be an object")
+    return json.dumps([name, value], sort_keys=True).encode()
+
+
+def _finite(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise ValueError(f"number out of range: {text[:40]}")
+    return number
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _digest(data: bytes) -> str:
@@ -185,7 +209,7 @@ class _Inbox:
 class RunningCall:
     """A call without a reply so far. One task runs it, inside `scope`, and ends with `finish`.
 
-    `params`: of `tools/call`. `request`: the id of the driver's request, once it has one. `resumed`: a server
+    `request`: the id of the driver's request, once it has one. `resumed`: a server
     that died has begun it. `kept`: whether the trajectory has its line; None before it is written. `started`:
     whether its task runs.
     """
@@ -193,7 +217,7 @@ class RunningCall:
     seq: int
     route: ToolRoute
     name: str
-    params: JsonObject
+    params: CallParams
     digest: str
     started_at: float
     operation: str | None = None

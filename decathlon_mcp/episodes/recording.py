@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 
 import anyio.to_thread
+from msgspec import Raw
 
+from decathlon_mcp.driver_client.replies import CallParams, Reply
 from decathlon_mcp.episodes.operations import (
     Outcome,
     RunningCall,
@@ -21,7 +23,7 @@ from decathlon_mcp.errors import DecathlonError, LimitExceededError
 from decathlon_mcp.grading.attempt import CallCounts, CallRecord
 from decathlon_mcp.storage.journal import Journal
 from decathlon_mcp.storage.logged_calls import NOT_KEPT, CallPositions, LoggedCalls
-from decathlon_mcp.types import JsonObject, as_object
+from decathlon_mcp.types import JsonObject, as_json, as_object
 
 _LOST_REPLY = failure_json(LimitExceededError("not kept: the log has reached its limit"))
 
@@ -63,7 +65,7 @@ class CallRecorder:
 
     def add_call(self, call: RunningCall) -> bool:
         """Write the line of a call; False if it cannot be kept, and then the call must not be sent."""
-        meta = call.params.get("_meta")
+        arguments, meta = call.params.arguments, call.params.meta
         identity = {} if call.operation is None else {"operation": call.operation, "digest": call.digest}
         position = self._journal.add_call(
             seq=call.seq,
@@ -71,7 +73,7 @@ class CallRecorder:
             tool=call.route.tool,
             name=call.name,
             # None if the client sent no arguments, so that a later server can send the same call.
-            arguments=call.params.get("arguments"),
+            arguments=None if arguments is None else Raw(arguments),
             **({"meta": meta} if meta else {}),
             **identity,
             request=call.request,
@@ -93,12 +95,13 @@ class CallRecorder:
 
         Instead of a reply that is too long, the fact is written, if there is room for that.
         """
+        members: JsonObject
         if isinstance(outcome, DecathlonError):
             failed, members = True, {"failure": failure_json(outcome)}
-        elif (result := as_object(outcome.get("result"))) is not None:
-            failed, members = bool(result.get("isError")), {"result": result}
+        elif outcome.result is not None:
+            failed, members = outcome.is_error, {"result": Raw(outcome.result)}
         else:
-            failed, members = True, {"error": outcome.get("error")}
+            failed, members = True, {"error": outcome.error}
         seconds = round(time.time() - call.started_at, 6)
         write = partial(self._journal.add_reply, seq=call.seq, failed=failed, seconds=seconds)
         position = write(**members)
@@ -112,8 +115,16 @@ class CallRecorder:
 
     async def read_outcome(self, seq: int) -> Outcome | None:
         """The first reply of a call that has ended; None if it was not kept."""
-        position = self._positions.reply(seq)
-        return _outcome(await anyio.to_thread.run_sync(self._journal.line_at, position))
+        return await anyio.to_thread.run_sync(self._read_outcome, self._positions.reply(seq))
+
+    def _read_outcome(self, position: int) -> Outcome | None:
+        if (line := self._journal.line_at(position)) is None:
+            return None
+        if (failure := as_object(line.get("failure"))) is not None:
+            return failure_from_json(failure)
+        if (result := as_object(line.get("result"))) is not None:
+            return Reply.from_result(as_json(result))
+        return Reply(None, as_object(line.get("error")) or {})
 
     def restore(self, logged: LoggedCalls) -> None:
         """Continue the record of a server that died."""
@@ -131,31 +142,17 @@ class CallRecorder:
 
 def unanswered_call(event: JsonObject) -> RunningCall:
     """A call of a server that died, from its line in the trajectory."""
-    params: JsonObject = {"name": event["tool"]}
-    if event.get("arguments") is not None:
-        params["arguments"] = event["arguments"]
-    if event.get("meta"):
-        params["_meta"] = event["meta"]
     name = str(event["name"])
+    params = CallParams.of(as_object(event.get("arguments")), as_object(event.get("meta")))
     return RunningCall(
         seq=int(event["seq"]),
         route=ToolRoute(str(event["server"]), str(event["tool"])),
         name=name,
         params=params,
-        digest=event.get("digest") or call_digest(name, as_object(event.get("arguments"))),
+        digest=event.get("digest") or call_digest(name, params.arguments),
         started_at=float(event["started_at"]),
         operation=event.get("operation"),
         request=event.get("request"),
         resumed=True,
         kept=True,
     )
-
-
-def _outcome(line: JsonObject | None) -> Outcome | None:
-    if line is None:
-        return None
-    if (failure := as_object(line.get("failure"))) is not None:
-        return failure_from_json(failure)
-    if (result := as_object(line.get("result"))) is not None:
-        return {"result": result}
-    return {"error": line.get("error")}

@@ -32,15 +32,18 @@ class Progress:
     """What changes in the course of an episode, except for its phase. Times in Unix seconds.
 
     `opened_at`: when the absolute time limit started. `slots`: of the shared resources that the episode has.
-    `agent`: name of the agent's sandbox. `sealed`, `captured`: the archive of the task's folder after
+    `preprocess_failure`: how preprocess failed. `agent`: name of the agent's sandbox. `dense`: whether its
+    memory can be merged with that of others. `sealed`, `captured`: the archive of the task's folder after
     preprocess, and that of the agent's workspace, are in the episode's scratch folder.
     """
 
     opened_at: float | None = None
     ready_at: datetime | None = None
     image_digest: str | None = None
+    dense: bool = False
     suite_revision: str | None = None
     suite_changed: bool = False
+    preprocess_failure: str = ""
     slots: Mapping[str, str] = field(default_factory=dict[str, str])
     agent: str | None = None
     sealed: bool = False

@@ -74,10 +74,13 @@ class Recovery:
             ready = [episode for episode in stored if episode.phase is Phase.READY]
             others = [episode for episode in stored if episode.phase is not Phase.READY]
             continued = [episode for episode in ready if self._recover(episode)]
-            await self._sweep(
-                {*self.lock.dead, *(row.owner for episode in stored for row in episode.sandboxes)},
-                {name for episode in (*continued, *others) for name in episode.surviving_sandboxes()},
-            )
+            rows = [row for episode in stored for row in episode.sandboxes]
+            keep = {name for episode in (*continued, *others) for name in episode.surviving_sandboxes()}
+            if await self._sweep({*self.lock.dead, *(row.owner for row in rows)}, keep) and store is not None:
+                # The names of pooled sandboxes do not come again, so that no later row would replace these.
+                for row in rows:
+                    if row.name not in keep:
+                        store.delete_sandbox(row.name)
             for episode in others:
                 self._recover(episode)
         finally:
@@ -175,8 +178,11 @@ class Recovery:
                         archives.rename(self.scratch / episode.spec.label)
                 shutil.rmtree(folder, ignore_errors=True)
 
-    async def _sweep(self, owners: Collection[str], keep: Collection[str]) -> None:
-        """Remove the sandboxes of dead servers; waits some time for an engine that is gone for a moment."""
+    async def _sweep(self, owners: Collection[str], keep: Collection[str]) -> bool:
+        """Remove the sandboxes of dead servers; waits some time for an engine that is gone for a moment.
+
+        Returns whether they are gone.
+        """
         deadline = anyio.current_time() + ENGINE_SECONDS
         while True:
             try:
@@ -188,7 +194,7 @@ class Recovery:
             except ProviderUnavailableError as error:
                 log.warning("sandboxes could not be swept", extra=fields(why=error.message))
                 if anyio.current_time() > deadline:
-                    return  # `reconcile` goes on with it
+                    return False  # `reconcile` goes on with it
                 await anyio.sleep(ENGINE_RETRY_SECONDS)
             else:
-                return
+                return True

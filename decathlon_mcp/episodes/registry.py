@@ -6,14 +6,15 @@ import errno
 import logging
 import secrets
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Self
 
 import anyio
+import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from decathlon_mcp.background import background_tasks
@@ -28,6 +29,7 @@ from decathlon_mcp.episodes.runner import EpisodeRunner
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import EpisodeSpec
 from decathlon_mcp.episodes.state import Ending, Phase
+from decathlon_mcp.episodes.warm_pool import WarmPool
 from decathlon_mcp.errors import (
     AtCapacityError,
     BadRequestError,
@@ -38,6 +40,7 @@ from decathlon_mcp.errors import (
 from decathlon_mcp.grading.rubric import load_rubric
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import Verdict
+from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.storage.disk import RETRY_SECONDS, DiskSpace
 from decathlon_mcp.storage.journal import VERDICT, Journal
@@ -53,6 +56,8 @@ MAX_ENDED_EPISODES = 2_000
 """Ended episodes whose state and verdict can still be requested; the oldest are dropped."""
 MAX_ENDED_IN_MEMORY = 200
 """The same on a server with a store, which has those that are dropped. One takes 20 KB of memory."""
+HAND_OVER_SECONDS = 5.0
+"""How long a server that hands over removes the sandboxes of its pool; the next one removes the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +86,8 @@ class EpisodeRegistry:
     """All episodes of one server. They run inside `running`.
 
     `sandbox_factories` has one for each suite of the catalogue, by the suite's name. `store`: keeps what the
-    next server needs to continue; None if everything is to end with this process.
+    next server needs to continue; None if everything is to end with this process. `pool`: the sandboxes that
+    are opened ahead, of which the factories take.
     """
 
     def __init__(
@@ -91,6 +97,7 @@ class EpisodeRegistry:
         sandbox_factories: Mapping[str, SandboxFactory],
         *,
         admission: Admission,
+        pool: WarmPool,
         signer: Signer,
         options: RegistryOptions,
         metrics: Metrics,
@@ -102,6 +109,7 @@ class EpisodeRegistry:
         self.catalogue = catalogue
         self.draws = draws
         self.admission = admission
+        self.pool = pool
         self.signer = signer
         self.drained = anyio.Event()
         """Set when a stopping server has no episode left to wait for."""
@@ -120,7 +128,7 @@ class EpisodeRegistry:
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[Self]:
         """Episodes can be started in the body; on exit all of them have ended."""
-        async with background_tasks() as self._tasks:
+        async with self.pool.running(), background_tasks() as self._tasks:
             try:
                 yield self
             finally:
@@ -279,6 +287,48 @@ class EpisodeRegistry:
         self._runnable_task(task_id)
         self._refuse_if_full(principal)
 
+    async def prefetch(self, tasks: Sequence[str], principal: Principal) -> int:
+        """Open sandboxes ahead for tasks that the client will start soon; a task can be named several times.
+
+        Returns for how many: those that the principal's share of the sandboxes has room for. None for tasks
+        whose provider has no pool. Their files are read ahead in the background.
+
+        Raises UnknownTaskError and NotRunnableError as an episode of one of these tasks would, and ImageError
+        if an image is missing, or the engine does not answer.
+        """
+        self._require_open()
+        found: dict[str, tuple[Suite, Task]] = {}
+        for name in dict.fromkeys(tasks):
+            found[name] = self._runnable_task(name)
+            await anyio.lowlevel.checkpoint()  # rubrics are read
+        counts: Counter[tuple[str, SandboxSpec]] = Counter()
+        for suite, task in (found[name] for name in tasks):
+            counts[suite.name, self._sandbox_factories[suite.name].first_spec(task)] += 1
+        opened = 0
+        for (suite_name, spec), count in counts.items():
+            factory = self._sandbox_factories[suite_name]
+            opened += await factory.announce(spec, count=count, token=principal.share_key)
+        if self._tasks is not None:
+            self._tasks.start_soon(self._read_ahead, found.values())
+        return opened
+
+    async def _read_ahead(self, tasks: Collection[tuple[Suite, Task]]) -> None:
+        for suite, task in tasks:
+            with suppress(DecathlonError, OSError):  # the episode's set-up reports it
+                await anyio.to_thread.run_sync(suite.read_ahead, task)
+
+    async def open_ahead(self) -> None:
+        """With a fixed number of sandboxes to open ahead, open those that most tasks of each suite need."""
+        for factory in self._sandbox_factories.values():
+            specs = Counter(factory.first_spec(task) for task in factory.suite.tasks.values())
+            if not specs:
+                continue
+            ((spec, _),) = specs.most_common(1)
+            try:
+                await factory.expect(spec)
+            except DecathlonError as error:
+                log.warning("no sandbox is opened ahead yet", extra=fields(why=error.message))
+
     def find(self, episode_id: str, principal: Principal) -> Episode:
         """The episode with this handle.
 
@@ -313,6 +363,7 @@ class EpisodeRegistry:
     async def drain(self) -> None:
         """End every episode; wait at most `drain_seconds` for those that are being graded."""
         self._closing = True
+        self.pool.close()
         if self.live:
             log.info("draining", extra=fields(episodes=len(self.live)))
         for episode in self.live:
@@ -324,9 +375,14 @@ class EpisodeRegistry:
                 await episode.state.reach(Phase.ENDED)
         self.drained.set()
 
-    def hand_over(self) -> None:
-        """Start no episode any more; those that run are left to the next server on the state folder."""
+    async def hand_over(self) -> None:
+        """Start no episode any more; those that run are left to the next server on the state folder.
+
+        Returns when no sandbox is left that no episode has, after at most `HAND_OVER_SECONDS`.
+        """
         self._closing = self.handing_over = True
+        with anyio.move_on_after(HAND_OVER_SECONDS):
+            await self.pool.empty()
 
     def _started_by(self, operation: str, task_id: str, principal: Principal) -> Episode | None:
         """The episode that an earlier request with this operation id has started.

@@ -253,19 +253,21 @@ class EpisodeRunner:
         @asynccontextmanager
         async def open_sandbox(name: str, image: str | None) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
             network, forwards = factory.network_for(task), resources.services.targets
-            async with AsyncExitStack() as opened:
-                async with self._admission.opening:
-                    sandbox, driver = await opened.enter_async_context(
-                        factory.open(
-                            name,
-                            network,
-                            image=image,
-                            forwards=forwards,
-                            records=episode.records,
-                            role="agent" if name == agent_name else "preprocess",
-                        )
-                    )
-                episode.mark_opened(name, sandbox.image_digest)
+            # Before it takes a place among the openings, which graders need to end other episodes.
+            await self._admission.memory.wait()
+            async with factory.open(
+                name,
+                network,
+                image=image,
+                forwards=forwards,
+                records=episode.records,
+                role="agent" if name == agent_name else "preprocess",
+                # A task that is graded in place is graded in this sandbox.
+                dense=name == agent_name and not task.in_place,
+                opening=self._admission.opening,
+                token=episode.spec.owner.share_key,
+            ) as (sandbox, driver):
+                episode.mark_opened(sandbox.spec.name, sandbox.image_digest, dense=sandbox.spec.dense)
                 yield sandbox, driver
 
         async with self._admission.set_ups:
@@ -273,6 +275,8 @@ class EpisodeRunner:
             prepared = await set_up.run(
                 stack, partial(open_sandbox, first_name), partial(open_sandbox, agent_name)
             )
+            if prepared.preprocess_failure:
+                episode.note_preprocess_failure(prepared.preprocess_failure)
             if episode.spec.keeps_workspace and prepared.sealed is not None:
                 await keep_sealed(episode, prepared.sealed, prepared.original)
             tools = await self._offered_tools(prepared.sandbox, prepared.driver, prepared.servers)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal
+
+from anyio import CapacityLimiter
 
 from decathlon_mcp.driver_client.driver import (
     BOOT_COMMAND,
@@ -18,6 +20,7 @@ from decathlon_mcp.driver_client.driver import (
 from decathlon_mcp.driver_client.tunnels import Dialer
 from decathlon_mcp.episodes.records import EpisodeRecords, SandboxRole, sandbox_spec
 from decathlon_mcp.episodes.tools import LocalTools
+from decathlon_mcp.episodes.warm_pool import WarmPool
 from decathlon_mcp.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
 from decathlon_mcp.storage.store import SandboxRow
 from decathlon_mcp.suites.suite import Suite
@@ -32,8 +35,9 @@ class SandboxFactory:
     `image` is None for a provider without images. `common` is the archive of the files that every sandbox of
     the suite needs, `common_digest` identifies them. `cuts_overlong`: whether overlong replies of tools are
     cut, as Toolathlon does. `reply_bytes`: longest reply of a tool, after that. `survival`: how long
-    sandboxes wait for another server. `local_tools` holds the definitions that all episodes of the suite
-    share.
+    sandboxes wait for another server. `dense`: whether the memory of agents' sandboxes is merged.
+    `local_tools` holds the definitions that all episodes of the suite share. `pool` has sandboxes that were
+    opened ahead.
     """
 
     suite: Suite
@@ -47,7 +51,9 @@ class SandboxFactory:
     cuts_overlong: bool = False
     reply_bytes: int = DEFAULT_REPLY_BYTES
     survival: Survival = field(default_factory=Survival)
+    dense: bool = False
     local_tools: LocalTools = field(default_factory=LocalTools)
+    pool: WarmPool | None = None
 
     def network_for(self, task: Task) -> Network:
         """The network of the agent's sandbox; `auto` gives one only to tasks that need one."""
@@ -76,23 +82,75 @@ class SandboxFactory:
         forwards: Mapping[int, Dialer] | None = None,
         records: EpisodeRecords | None = None,
         role: SandboxRole = "agent",
+        dense: bool = False,
+        opening: CapacityLimiter | None = None,
+        token: str | None = None,
     ) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
         """Open a sandbox and connect to its driver; both are gone on exit.
 
+        One that the pool has opened ahead has a name of its own, so use that of its `spec`.
+
         `image` and `root` replace the suite's. `forwards`: ports of the sandbox's `localhost` and what they
         connect to; ignored if the sandbox shares the loopback interface of its machine. `records`: of the
-        episode to which the sandbox belongs.
+        episode to which the sandbox belongs; only those of episodes, and not of services, come from the pool.
+        `dense`: if the settings allow that, merge its memory with that of other sandboxes; never for one that
+        grades. `opening`: limits how many the provider creates at once; the place is free again before the
+        driver has started. `token`: whose share of the pool the episode uses.
         """
-        spec = self.spec(name, network, image=image, root=root)
+        spec = self.spec(name, network, image=image, root=root, dense=dense)
         async with AsyncExitStack() as stack:
+            # Rows are written before a sandbox can be used, and deleted after it is gone.
+            rows = stack.enter_context(ExitStack())
+            pooled = None
+            if self.pool is not None and records is not None and role != "service":
+                pooled = await self.pool.take(self.provider, spec, self.open_new, token=token)
+            if pooled is not None:
+                stack.push_async_callback(pooled.remove)
+                spec = pooled.spec
             if records is not None:
-                stack.enter_context(records.sandbox(spec, self.provider.name, role))
-            sandbox = await stack.enter_async_context(self.provider.open(spec))
+                rows.enter_context(records.sandbox(spec, self.provider.name, role))
+            if pooled is not None:
+                sandbox, driver = pooled.opened
+            else:
+                sandbox, driver = await stack.enter_async_context(self.open_new(spec, opening))
+            await self._forward(spec, driver, forwards)
+            yield sandbox, driver
+
+    @asynccontextmanager
+    async def open_new(
+        self, spec: SandboxSpec, opening: CapacityLimiter | None = None
+    ) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
+        """Open a new sandbox and connect to its driver, without a look at the pool."""
+        async with AsyncExitStack() as stack:
+            async with opening or nullcontext():
+                sandbox = await stack.enter_async_context(self.provider.open(spec))
             driver = await stack.enter_async_context(
                 connect(sandbox, reply_bytes=self.reply_bytes, survival=self.survival)
             )
-            await self._forward(spec, driver, forwards)
             yield sandbox, driver
+
+    def first_spec(self, task: Task) -> SandboxSpec:
+        """Specification, without a name, of the first sandbox that an episode of this task opens."""
+        # Preprocess has a sandbox of its own, which is not dense.
+        dense = not task.in_place and not task.has_preprocess
+        return self.spec("", self.network_for(task), dense=dense)
+
+    async def announce(self, spec: SandboxSpec, *, count: int, token: str | None) -> int:
+        """Open sandboxes ahead for episodes that this token will start soon; returns for how many.
+
+        Raises ImageError if the image is missing, or the engine does not answer.
+        """
+        if self.pool is None:
+            return 0
+        return await self.pool.announce(self.provider, spec, self.open_new, count=count, token=token)
+
+    async def expect(self, spec: SandboxSpec) -> None:
+        """Let the pool open sandboxes before the first episode, if it has a fixed size.
+
+        Raises ImageError if the image is missing, or the engine does not answer.
+        """
+        if self.pool is not None:
+            await self.pool.expect(self.provider, spec, self.open_new)
 
     @asynccontextmanager
     async def take_back(
@@ -134,7 +192,13 @@ class SandboxFactory:
             await driver.forward(forwards)
 
     def spec(
-        self, name: str, network: Network, *, image: str | None = None, root: PurePosixPath | None = None
+        self,
+        name: str,
+        network: Network,
+        *,
+        image: str | None = None,
+        root: PurePosixPath | None = None,
+        dense: bool = False,
     ) -> SandboxSpec:
         """Specification of a sandbox whose first process is the driver; `root` defaults to the suite's."""
         return SandboxSpec(
@@ -145,4 +209,5 @@ class SandboxFactory:
             network=network,
             limits=self.limits,
             survives=self.survival.seconds > 0,
+            dense=dense and self.dense,
         )

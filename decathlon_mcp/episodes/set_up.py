@@ -55,7 +55,8 @@ class PreparedTask:
 
     `servers`: what each of the task's servers reported when it started. `sealed`: tar of the task's folder as
     preprocess left it, None for a task without preprocess. `original`: with `notes_original`, the content ids
-    (see `archives.overlay`) of that folder before preprocess.
+    (see `archives.overlay`) of that folder before preprocess. `preprocess_failure`: how preprocess failed,
+    where the suite ignores that; empty if it did not.
     """
 
     sandbox: Sandbox
@@ -63,20 +64,22 @@ class PreparedTask:
     servers: Mapping[str, ServerInfo]
     sealed: Path | None
     original: Mapping[str, str] = field(default_factory=dict[str, str])
+    preprocess_failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Preprocessed:
     """What the first sandbox of a set-up has produced.
 
-    `values`: of the suite's tokens. `sealed`, `original`: see `PreparedTask`. `carried`: archive of the
-    suite's files for the agent's sandbox, None if the first sandbox is the agent's.
+    `values`: of the suite's tokens. `sealed`, `original`, `failure`: see `PreparedTask`. `carried`: archive
+    of the suite's files for the agent's sandbox, None if the first sandbox is the agent's.
     """
 
     values: Mapping[str, str]
     sealed: Path | None = None
     carried: Path | None = None
     original: Mapping[str, str] = field(default_factory=dict[str, str])
+    failure: str = ""
 
 
 class _TimeLimit:
@@ -141,7 +144,7 @@ class SetUp:
                 await self._seal(sandbox, driver, done.values)
         with limit.part():
             servers = await self._start_servers(sandbox, driver, done.values)
-        return PreparedTask(sandbox, driver, servers, done.sealed, done.original)
+        return PreparedTask(sandbox, driver, servers, done.sealed, done.original, done.failure)
 
     async def _prepare(self, sandbox: Sandbox, driver: DriverClient) -> _Preprocessed:
         """Set up the first sandbox, run preprocess in it, and decide whether the agent gets it."""
@@ -160,7 +163,7 @@ class SetUp:
             return _Preprocessed(values)
         may_stay = self._keeps_processes or not self.has_two_sandboxes
         before = await driver.snapshot() if may_stay else None
-        left_running = await self._preprocess(sandbox, driver)
+        left_running, failure = await self._preprocess(sandbox, driver)
         values = await self._read_values(sandbox, driver)
         stays = left_running > 0 or not self.has_two_sandboxes
         if stays:
@@ -170,10 +173,11 @@ class SetUp:
         sealed = self.scratch / SEALED_FILE
         await sandbox.get(sandbox.root / self.task.folder, sealed, SEALED_LIMIT_BYTES)
         if not stays:
-            return _Preprocessed(values, sealed, await self._carry(sandbox, values, sealed), original)
+            carried = await self._carry(sandbox, values, sealed)
+            return _Preprocessed(values, sealed, carried, original, failure)
         created = await anyio.to_thread.run_sync(top_level_names, sealed)
         await self._seal(sandbox, driver, values, created)
-        return _Preprocessed(values, sealed, original=original)
+        return _Preprocessed(values, sealed, original=original, failure=failure)
 
     @property
     def has_two_sandboxes(self) -> bool:
@@ -244,8 +248,11 @@ class SetUp:
             ) from None
         return archive
 
-    async def _preprocess(self, sandbox: Sandbox, driver: DriverClient) -> int:
-        """Run preprocess; returns the number of processes that it leaves running."""
+    async def _preprocess(self, sandbox: Sandbox, driver: DriverClient) -> tuple[int, str]:
+        """Run preprocess; returns the number of processes that it leaves running, and how it failed.
+
+        Raises SetUpError if it failed and the suite does not ignore that.
+        """
         profile, seconds = self.suite.profile, self.limits.preprocess_seconds
         module = ".".join((*self.task.folder.parts, str(self.task.files.preprocess)))
         result = await driver.run(
@@ -255,7 +262,7 @@ class SetUp:
                 "--agent_workspace",
                 str(sandbox.root / profile.workspace),
                 "--launch_time",
-                self.suite.launch_time(self.launch_time),
+                self.suite.preprocess_launch_time(self.launch_time),
             ],
             cwd=str(sandbox.root),
             env=dict(profile.environment),
@@ -265,11 +272,14 @@ class SetUp:
         )
         if result.timed_out:
             raise SetUpError(f"preprocess took longer than {seconds:g} s")
-        if result.exit_code != 0 and profile.preprocess_must_succeed:
-            output = (result.stderr.strip() or result.stdout.strip())[-OUTPUT_TAIL:]
-            status = f"exit code {result.exit_code}" if result.signal is None else f"signal {result.signal}"
-            raise SetUpError(f"preprocess failed ({status}): {output}")
-        return result.background
+        if result.exit_code == 0:
+            return result.background, ""
+        output = (result.stderr.strip() or result.stdout.strip())[-OUTPUT_TAIL:]
+        status = f"exit code {result.exit_code}" if result.signal is None else f"signal {result.signal}"
+        failure = f"preprocess failed ({status}): {output}"
+        if profile.preprocess_must_succeed:
+            raise SetUpError(failure)
+        return result.background, failure
 
     async def _seal(
         self,

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 import anyio
 
 from decathlon_mcp.driver_client.driver import DriverClient
-from decathlon_mcp.driver_client.replies import Cut
+from decathlon_mcp.driver_client.replies import CallParams, Cut, Reply
 from decathlon_mcp.driver_client.rpc import NotificationHandler
 from decathlon_mcp.errors import DriverError, SetUpError, SuiteError, UnknownToolError
 from decathlon_mcp.foreign_names import quoted, similar
@@ -168,15 +168,15 @@ class ToolSession:
     async def call(
         self,
         route: ToolRoute,
-        params: JsonObject,
+        params: CallParams,
         *,
         request_id: int | None = None,
         before_send: Callable[[int], None] | None = None,
-        on_reply: Callable[[JsonObject], None] | None = None,
+        on_reply: Callable[[Reply], None] | None = None,
         on_progress: NotificationHandler | None = None,
         on_message: NotificationHandler | None = None,
-    ) -> JsonObject:
-        """Send `tools/call` and return the whole reply, with `result` or `error`.
+    ) -> Reply:
+        """Send `tools/call` and return the reply.
 
         `request_id`, `before_send` and `on_reply` as for `DriverClient.call`. Raises what it and
         `DriverClient.start` raise.
@@ -189,7 +189,7 @@ class ToolSession:
             return await self._driver.call(
                 route.server,
                 "tools/call",
-                params,
+                params.for_tool(route.tool),
                 timeout_seconds=None,
                 cut=None if is_local else self._cut,
                 request_id=request_id,

@@ -69,8 +69,10 @@ class Attempt:
     have. `turns` is None unless a controller reports it. `started_at` is the time when the
     tools were ready, `claimed_at` the time when they were closed. `claimed`: the agent called `claim_done`.
     `truncated`: a limit ended the attempt. `suite_revision` is that of the files at the set-up;
-    `suite_changed`: not all files that were used are of that revision. `image_digest`: the agent's image,
-    None without one. `unlimited`: limits on sandboxes that the provider could not enforce.
+    `suite_changed`: not all files that were used are of that revision. `preprocess_failure`: how preprocess
+    failed, if the suite ignores that. `image_digest`: the agent's image, None without one. `dense`: memory of
+    the agent's sandbox could be merged with that of others. `unlimited`: limits on sandboxes that the
+    provider could not enforce.
     """
 
     episode: str
@@ -94,6 +96,8 @@ class Attempt:
     image_digest: str | None = None
     unlimited: tuple[LimitName, ...] = ()
     suite_changed: bool = False
+    dense: bool = False
+    preprocess_failure: str = ""
 
     @property
     def counts(self) -> dict[str, float]:

@@ -54,8 +54,10 @@ class KeptAttempt:
             "language": self.language,
             "suite_revision": attempt.suite_revision,
             "suite_changed": attempt.suite_changed,
+            "preprocess_failure": attempt.preprocess_failure,
             "isolation": attempt.isolation,
             "unlimited": list(attempt.unlimited),
+            "dense": attempt.dense,
             "agent_network": attempt.agent_network,
             "grader_network": attempt.grader_network,
             "image_digest": attempt.image_digest,
@@ -99,9 +101,11 @@ class KeptAttempt:
             suite=str(values["suite"]),
             suite_revision=str(values["suite_revision"]),
             suite_changed=bool(values["suite_changed"]),
+            preprocess_failure=str(values.get("preprocess_failure", "")),
             isolation=_one_of(values["isolation"], get_args(Isolation)),
             # Releases before this field had no provider without some limit.
             unlimited=tuple(_one_of(name, get_args(LimitName)) for name in values.get("unlimited", ())),
+            dense=values.get("dense") is True,  # files of older releases do not have it
             agent_network=_one_of(values["agent_network"], get_args(Network)),
             grader_network=_one_of(values["grader_network"], get_args(Network)),
             image_digest=_optional(values["image_digest"], str),

@@ -85,11 +85,14 @@ class Verdict(BaseModel):
     the workspace or changed in it before grading. `suite_revision` is the commit (or a digest) of the task's
     and the suite's common files at the set-up, with a digest of local changes if there are any;
     `suite_changed` is present and true if the checkout changed between the server's start and the set-up, or
-    between the set-up and the grading, so that some of the files used are of another revision. `seconds` is
-    the duration of the grading. `evaluator_digest` covers the evaluator's files and the groundtruth that were
-    used, `image_digest` identifies the image of the sandboxes; None if there was none. `unlimited` is present
-    if the provider isolates but could not enforce these limits on the sandboxes. `regrading` is present if
-    the attempt was graded again later; the episode's own verdict has none.
+    between the set-up and the grading, so that some of the files used are of another revision.
+    `preprocess_failure` is present if preprocess failed in a suite that ignores that: the exit code and the
+    end of what it printed. `seconds` is the duration of the grading. `evaluator_digest` covers the
+    evaluator's files and the groundtruth that were used, `image_digest` identifies the image of the
+    sandboxes; None if there was none. `unlimited` is present if the provider isolates but could not enforce
+    these limits on the sandboxes. `dense` is present and true if memory of the agent's sandbox could be
+    merged with that of others. `regrading` is present if the attempt was graded again later; the episode's
+    own verdict has none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -100,6 +103,7 @@ class Verdict(BaseModel):
     suite: str
     suite_revision: str
     suite_changed: bool = False
+    preprocess_failure: str = ""
     evaluator_digest: str | None = None
     image_digest: str | None = None
     status: Status
@@ -112,6 +116,7 @@ class Verdict(BaseModel):
     in_place: bool = False
     isolation: Isolation
     unlimited: tuple[LimitName, ...] = ()
+    dense: bool = False
     agent_network: Network
     grader_network: Network
     evaluator_output: str = ""
@@ -137,16 +142,20 @@ class Verdict(BaseModel):
     def to_json(self) -> JsonObject:
         """The JSON form.
 
-        Without `success`, `reward`, `uncaught`, `unlimited`, `regrading` and `signature` where there are
-        none, and without `suite_changed` unless it is true.
+        Without `success`, `reward`, `uncaught`, `preprocess_failure`, `unlimited`, `regrading` and
+        `signature` where there are none, and without `suite_changed` and `dense` unless they are true.
         """
         absent = set[str]() if self.status in REWARDED else {"success", "reward"}
         if not self.suite_changed:
             absent.add("suite_changed")
+        if not self.dense:
+            absent.add("dense")
         if not self.uncaught:
             absent.add("uncaught")
         if not self.unlimited:
             absent.add("unlimited")
+        if not self.preprocess_failure:
+            absent.add("preprocess_failure")
         if self.regrading is None:
             absent.add("regrading")
         if self.signature is None:
@@ -215,6 +224,7 @@ def build_verdict(
         suite=attempt.suite,
         suite_revision=attempt.suite_revision,
         suite_changed=attempt.suite_changed,
+        preprocess_failure=_without_surrogates(attempt.preprocess_failure[-DETAIL_CHARACTERS:]),
         evaluator_digest=evaluator_digest,
         image_digest=attempt.image_digest,
         status=outcome.status,
@@ -227,6 +237,7 @@ def build_verdict(
         in_place=in_place,
         isolation=attempt.isolation,
         unlimited=attempt.unlimited,
+        dense=attempt.dense,
         agent_network=attempt.agent_network,
         grader_network=attempt.grader_network,
         evaluator_output=_without_surrogates(outcome.output[-OUTPUT_CHARACTERS:]),

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from decathlon_mcp import __version__
+from decathlon_mcp.episodes.memory import available_bytes
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import AccessDeniedError, AtCapacityError
@@ -177,11 +178,21 @@ def current_values(registry: EpisodeRegistry) -> Iterator[Metric]:
     for name, documentation, value in (
         ("sandboxes", "Episodes that have a sandbox or open one.", admission.active),
         ("sandboxes_limit", "The setting `--max-sandboxes`.", admission.max_sandboxes),
+        ("pool_idle", "Sandboxes that were opened ahead and are not used yet.", registry.pool.idle),
+        ("pool_opening", "Sandboxes that are being opened ahead.", registry.pool.opening),
         ("queue_length", "Episodes that wait until they may open their sandbox.", admission.queued),
+        ("memory_available_bytes", "Available memory of the machine.", _available_bytes()),
+        ("memory_floor_bytes", "Available memory below which openings wait.", admission.memory.floor_bytes),
+        ("memory_waiting", "Openings that wait for available memory.", admission.memory.waiting),
         ("disk_free_bytes", "Free space in the state folder.", _free_bytes(registry)),
         ("disk_floor_bytes", "Free space below which no episode starts.", disk.floor_bytes),
     ):
         yield GaugeMetricFamily(f"decathlon_{name}", documentation, value)
+
+
+def _available_bytes() -> float:
+    available = available_bytes()
+    return float("nan") if available is None else available
 
 
 def _free_bytes(registry: EpisodeRegistry) -> float:

@@ -13,6 +13,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import LOG_LEVEL_META_KEY
 
 from decathlon_mcp.background import background_tasks
+from decathlon_mcp.driver_client.replies import CallParams
 from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.operations import Caller, check_operation
 from decathlon_mcp.episodes.tools import claim_tool, evaluate_tool
@@ -146,18 +147,20 @@ async def _relay(episode: Episode, ctx: Context, name: str, arguments: JsonObjec
     )
     reply = await episode.call(
         name,
-        arguments,
-        meta={
-            key: value
-            for key, value in meta.items()
-            if key != OPERATION_KEY and not key.startswith(ENVELOPE_PREFIX)
-        },
+        CallParams.of(
+            arguments,
+            {
+                key: value
+                for key, value in meta.items()
+                if key != OPERATION_KEY and not key.startswith(ENVELOPE_PREFIX)
+            },
+        ),
         caller=caller,
     )
     request_context.replied_at = perf_counter()
-    if (result := as_object(reply.get("result"))) is not None:
-        return result
-    raise relayed_error(as_object(reply.get("error")) or {})
+    if reply.error is not None:
+        raise relayed_error(reply.error)
+    return reply.decoded()["result"]
 
 
 def has_operation(ctx: Context) -> bool:

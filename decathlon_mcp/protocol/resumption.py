@@ -28,7 +28,8 @@ from mcp.server.streamable_http import EventCallback, EventStore
 from mcp_types import INVALID_REQUEST, ErrorData, JSONRPCError, JSONRPCMessage, JSONRPCResponse
 from starlette.types import Receive, Send
 
-from decathlon_mcp.storage.store import RequestRow, Store
+from decathlon_mcp.storage.request_log import RequestRow
+from decathlon_mcp.storage.store import Store
 
 LAST_EVENT_KEY = "decathlon.last_event_id"
 """Key of the header `Last-Event-ID` in the ASGI scope."""
@@ -275,6 +276,8 @@ class Resumption:
                 stream.end()
                 self._drop(stream)
                 self._release(stream)
+                self._unfetched.pop(stream, None)
+                self._answered.pop(stream, None)
 
     def has_room(self, owner: Owner, body: bytes) -> bool:
         """Whether a request can be stored; makes room for it by forgetting complete ones of its owner."""
@@ -300,6 +303,8 @@ class Resumption:
 
     def completed(self, stream: RequestStream) -> None:
         """The answer is there: keep it in memory for a while, at the cost of older ones."""
+        if stream.session not in self._sessions:
+            return  # nobody can fetch it any more
         self._unfetched[stream] = anyio.current_time() + UNFETCHED_SECONDS
         self._kept[stream] = None
         self._kept_bytes += stream.size_bytes

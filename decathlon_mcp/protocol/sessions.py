@@ -47,7 +47,7 @@ from decathlon_mcp.protocol.sdk import (
     connection_of,
     parse_request,
 )
-from decathlon_mcp.storage.store import RequestRow
+from decathlon_mcp.storage.request_log import RequestRow
 from decathlon_mcp.types import as_object
 
 MAX_AGENT_SESSIONS = 1_000

@@ -57,6 +57,9 @@ class SandboxSpec:
     survives: bool = False
     """Whether the first process goes on when its stream ends or the server dies, until it ends by itself or
     is removed. Otherwise the end of its stdin tells it that the server is gone."""
+    dense: bool = False
+    """Whether processes inside may fix their addresses and let the kernel merge equal pages of their memory
+    with those of other sandboxes. Never for a sandbox that grades."""
 
 
 class Sandbox(Protocol):
@@ -209,6 +212,15 @@ class Provider(Protocol):
 
     def shares_loopback(self, spec: SandboxSpec) -> bool:
         """Whether `localhost` inside a sandbox of this spec is the host's own."""
+        ...
+
+    async def environment(self, image: str | None) -> str | None:
+        """Identifies what programs find in a sandbox of that image, before one is open.
+
+        With images it is the `Sandbox.image_digest` of the next one. Without, it is a text that changes when
+        the programs of the machine do, as far as that is seen within some milliseconds. None if it is not
+        known; never raises.
+        """
         ...
 
     def open(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:

@@ -20,7 +20,7 @@ from decathlon_mcp.errors import AtCapacityError
 from decathlon_mcp.storage.disk import SMALL_BYTES, DiskSpace
 from decathlon_mcp.storage.logged_calls import NOT_KEPT, LoggedCalls, Positions, merged, read_calls
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.types import JsonObject, as_json, as_object
+from decathlon_mcp.types import JsonObject, as_json_with_raw, as_object
 
 MAX_CALLS_BYTES = 256 << 20
 """Default limit on the calls in one trajectory."""
@@ -96,7 +96,7 @@ class Journal:
         self._append(event, values, is_limited=False)
 
     def add_call(self, **values: Any) -> int:
-        """Append the line `call` and return its position.
+        """Append the line `call` and return its position. Values may be `msgspec.Raw` without line feeds.
 
         Returns NOT_KEPT if a limit is reached, the disk refuses the line, or the journal is closed.
         """
@@ -199,7 +199,7 @@ class Journal:
         if self._trajectory.closed:
             return NOT_KEPT
         position = self._size_bytes
-        line = as_json({"event": event, "time": round(time.time(), 6), **values}) + b"\n"
+        line = as_json_with_raw({"event": event, "time": round(time.time(), 6), **values}) + b"\n"
         if is_limited and self._exceeds_limit(position + len(line)):
             return NOT_KEPT
         try:

@@ -25,6 +25,8 @@ import anyio
 import anyio.to_thread
 
 from decathlon_mcp.errors import AtCapacityError, BadRequestError, SettingsError
+from decathlon_mcp.storage.request_log import FOLDER as REQUESTS
+from decathlon_mcp.storage.request_log import RequestLog, RequestRow
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject, as_json, as_object
 
@@ -158,19 +160,6 @@ class SessionRow:
     used_at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRow:
-    """A request of a session whose answer is not out yet. `request`: its JSON-RPC id as JSON.
-
-    `message`: the request's body. `answered`: the answer was written, but may not have arrived.
-    """
-
-    session: str
-    request: str
-    message: bytes
-    answered: bool = False
-
-
 _Statement: TypeAlias = "tuple[str, tuple[Any, ...]]"
 _TRANSIENT = frozenset(
     {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
@@ -181,8 +170,8 @@ _TRANSIENT = frozenset(
 class Store:
     """The database, for one thread: the event loop's. Statements take microseconds.
 
-    `server`: this server's name. `generation`: number of its start on this state folder; higher than that of
-    every start before.
+    `server`: this server's name. `request_log`: None for a store that is only read. `generation`: number of
+    its start on this state folder; higher than that of every start before.
 
     A change that cannot be written (a full disk, another process's lock) is logged and tried again, before
     later ones. If the server dies before that, it costs the continuation of what it describes; it never costs
@@ -190,8 +179,16 @@ class Store:
     the database is damaged.
     """
 
-    def __init__(self, file: Path, connection: sqlite3.Connection, *, server: str) -> None:
+    def __init__(
+        self,
+        file: Path,
+        connection: sqlite3.Connection,
+        *,
+        server: str,
+        request_log: RequestLog | None = None,
+    ) -> None:
         self._file = file
+        self._requests = request_log
         self._connection = connection
         self.server = server
         self.generation = 0
@@ -210,16 +207,18 @@ class Store:
         with _errors_named(file):
             connection = _connect(file)
         with closing(connection):
-            store = cls(file, connection, server=server)
             with _errors_named(file):
                 _migrate(connection, file)
-                store.generation = store._add_start()
-                store._set_timeout(WRITE_SECONDS)
-            try:
-                yield store
-            finally:
-                store._retry_at = 0.0
-                store._write()
+            with closing(_open_request_log(state, server)) as request_log:
+                store = cls(file, connection, server=server, request_log=request_log)
+                with _errors_named(file):
+                    store.generation = store._add_start()
+                    store._set_timeout(WRITE_SECONDS)
+                try:
+                    yield store
+                finally:
+                    store._retry_at = 0.0
+                    store._write()
 
     @classmethod
     @contextmanager
@@ -400,6 +399,7 @@ class Store:
             self._set_timeout(BUSY_SECONDS)
             self._commit(statements)
             self._set_timeout(WRITE_SECONDS)
+        self._request_log.adopt(dead, self._take_requests())
 
     # sandboxes
 
@@ -444,10 +444,8 @@ class Store:
 
     def delete_session(self, session: str) -> None:
         """Delete a session with its requests."""
-        self._write(
-            ("DELETE FROM sessions WHERE id = ?", (session,)),
-            ("DELETE FROM requests WHERE session = ?", (session,)),
-        )
+        self._request_log.forget_session(session)
+        self._write(("DELETE FROM sessions WHERE id = ?", (session,)))
 
     def delete_sessions(self, server: str) -> None:
         """Delete the sessions of a server, with their requests."""
@@ -455,6 +453,7 @@ class Store:
             ("DELETE FROM requests WHERE session IN (SELECT id FROM sessions WHERE server = ?)", (server,)),
             ("DELETE FROM sessions WHERE server = ?", (server,)),
         )
+        self._request_log.delete(server)
 
     def unused_sessions(self, unix_seconds: float) -> list[SessionRow]:
         """This server's sessions that no server has started or written since that time."""
@@ -466,40 +465,40 @@ class Store:
 
     # requests of sessions
 
+    @property
+    def _request_log(self) -> RequestLog:
+        assert self._requests is not None, "the store is open for reading only"
+        return self._requests
+
     def insert_request(self, row: RequestRow) -> None:
         """Keep a request until `delete_requests`. Before it is served.
 
         One that cannot be written is not tried again, since it may be long.
         """
-        self._write()
-        try:
-            if not self._unwritten:
-                self._execute(
-                    "INSERT OR REPLACE INTO requests (session, request, sent_at, message)"
-                    " VALUES (?, ?, ?, ?)",
-                    (row.session, row.request, time.time(), row.message),
-                )
-        except sqlite3.Error as error:
-            _log.error("a request could not be stored", extra=fields(why=str(error)))
+        self._request_log.insert(row)
 
     def answer_requests(self, requests: Iterable[tuple[str, str]]) -> None:
         """Mark requests whose answers were written, given as for `delete_requests`."""
-        statement = "UPDATE requests SET answered = 1 WHERE session = ? AND request = ?"
-        self._write(*((statement, request) for request in requests))
+        self._request_log.mark_answered(requests)
 
     def delete_requests(self, requests: Iterable[tuple[str, str]]) -> None:
         """Delete requests, given as pairs of a session and a request's id."""
-        statement = "DELETE FROM requests WHERE session = ? AND request = ?"
-        self._write(*((statement, request) for request in requests))
+        self._request_log.forget(requests)
 
     def requests(self, session: str) -> list[RequestRow]:
         """The requests of a session whose answers may not have arrived, oldest first."""
-        rows = self._rows(
-            "SELECT request, message, answered FROM requests WHERE session = ? ORDER BY sent_at", (session,)
-        )
+        return self._request_log.rows(session)
+
+    def _take_requests(self) -> list[tuple[float, RequestRow]]:
+        """Take the requests of this server's sessions from the table where older releases kept them."""
+        condition = "WHERE session IN (SELECT id FROM sessions WHERE server = ?)"
+        columns = "sent_at, session, request, message, answered"
+        rows = self._rows(f"SELECT {columns} FROM requests {condition}", (self.server,))
+        if rows:
+            self._write((f"DELETE FROM requests {condition}", (self.server,)))
         return [
-            RequestRow(session, request, bytes(message), bool(answered))
-            for request, message, answered in rows
+            (sent_at, RequestRow(session, request, bytes(message), bool(answered)))
+            for sent_at, session, request, message, answered in rows
         ]
 
     # internals
@@ -593,6 +592,15 @@ def _connect(file: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _open_request_log(state: Path, server: str) -> RequestLog:
+    try:
+        return RequestLog(state, server)
+    except OSError as error:
+        raise SettingsError(
+            f"--state: {state / REQUESTS} cannot be used: {error.strerror}; choose another folder"
+        ) from None
 
 
 def _migrate(connection: sqlite3.Connection, file: Path) -> None:

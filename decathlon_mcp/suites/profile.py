@@ -70,6 +70,9 @@ class SuiteProfile:
     """Files of the checkout that need not exist, each with the file that is used in its place."""
     image: str | None = None
     launch_time_format: str = "%Y-%m-%d %H:%M:%S %A"
+    """Of the prompt and of the evaluator's `--launch_time`, for `strftime`."""
+    preprocess_launch_time_format: str | None = None
+    """Of preprocess's `--launch_time`; None: the same."""
     names: Names = "decathlon"
     cuts_overlong: bool = False
     """Whether replies that are too long for a conversation are cut. `--overlong` overrides it."""

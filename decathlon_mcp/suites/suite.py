@@ -90,8 +90,12 @@ class Suite:
         return credential_archives(self.resources, task, slots)
 
     def launch_time(self, when: datetime) -> str:
-        """A time in the format of `--launch_time` and of the prompt."""
+        """A time in the format of the prompt and of the evaluator's `--launch_time`."""
         return when.strftime(self.profile.launch_time_format)
+
+    def preprocess_launch_time(self, when: datetime) -> str:
+        """A time in the format of preprocess's `--launch_time`."""
+        return when.strftime(self.profile.preprocess_launch_time_format or self.profile.launch_time_format)
 
     def task_dir(self, task: Task) -> str:
         """The task's `task_dir` in Toolathlon's terms."""
@@ -136,6 +140,14 @@ class Suite:
         without = () if sealed else self.profile.grading
         members = archives.walk(self.path, task.folder, without)
         archives.write(into, self.path, [*archives.packages_above(self.path, task.folder), *members], {})
+
+    def read_ahead(self, task: Task) -> None:
+        """Let the kernel read a task's folder into its page cache. Blocks, but not until that is done.
+
+        Raises OSError if there are too many open files.
+        """
+        for path in archives.walk(self.path, task.folder):
+            archives.read_ahead(self.path / path)
 
     def names_to_seal(
         self, task: Task, *, root: PurePosixPath, values: Mapping[str, str], created: Collection[str] = ()

@@ -39,8 +39,13 @@ ended. `cancelled`: the client gave up."""
 RecoveryResult = Literal["continued", "graded", "started_over", "ended"]
 """What became of an episode of a dead server."""
 
+Opening = Literal["warm", "cold"]
+"""Whether a sandbox had been opened ahead."""
+
 OUTCOMES: tuple[CallOutcome, ...] = ("ok", "error", "lost", "cancelled")
 RECOVERY_RESULTS: tuple[RecoveryResult, ...] = ("continued", "graded", "started_over", "ended")
+
+OPENINGS: tuple[Opening, ...] = ("warm", "cold")
 
 TaskKey: TypeAlias = tuple[str, str]
 """A suite's name and a task's id."""
@@ -206,6 +211,14 @@ class Metrics:
         self._swept_sandboxes = Counter(
             "decathlon_swept_sandboxes", "Sandboxes that sweeps have removed.", registry=registry
         )
+        self._openings = Counter(
+            "decathlon_sandbox_openings",
+            "Sandboxes for agents and graders: `warm` if they had been opened ahead.",
+            ("opening",),
+            registry=registry,
+        )
+        for opening in OPENINGS:
+            self._openings.labels(opening)
         ProcessCollector(registry=registry)
         if not by_task:
             # An alert on an increase does not see the first increment of a counter that did not exist before.
@@ -236,6 +249,10 @@ class Metrics:
     def set_generation(self, generation: int) -> None:
         """The server has this generation: how many have been started on its state folder."""
         self._generation.set(generation)
+
+    def sandbox_taken(self, opening: Opening) -> None:
+        """An agent or a grader gets a sandbox."""
+        self._openings.labels(opening).inc()
 
     def swept(self, sandboxes: int) -> None:
         """A sweep over one server's sandboxes is over and has removed as many."""

@@ -100,6 +100,7 @@ class Driver:
             wire.RUN: self._run,
             wire.SNAPSHOT: self._snapshot,
             wire.CLEAN: self._clean,
+            wire.MERGE: self._merge,
             wire.START: self._start,
             wire.CALL: self._call,
             wire.FREEZE: self._freeze,
@@ -238,6 +239,13 @@ class Driver:
         from decathlon_sandbox.changes import clean
 
         clean(self._loop, request, params)
+
+    def _merge(self, request: Request, params: Params) -> None:
+        from decathlon_sandbox.merging import VARIABLES, enable_merging
+
+        merging, fixed_addresses = enable_merging()
+        self._supervisor.server_variables = VARIABLES
+        request.reply({"merging": merging, "fixed_addresses": fixed_addresses})
 
     def _start(self, request: Request, params: Params) -> None:
         self._servers.start(request, params)

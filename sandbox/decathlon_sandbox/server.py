@@ -131,7 +131,11 @@ class StdioServer(Server):
     def open(self) -> None:
         try:
             self._child: Child = self._supervisor.spawn(
-                self._argv, cwd=self._cwd, env=self._env, on_exit=self._on_exit, stdin=True
+                self._argv,
+                cwd=self._cwd,
+                env={**self._supervisor.server_variables, **self._env},
+                on_exit=self._on_exit,
+                stdin=True,
             )
         except (OSError, ValueError) as error:
             message = f"server {self.name} cannot be started: {self._argv[0]}: {describe_error(error)}"

@@ -74,6 +74,8 @@ class ProcessSupervisor:
         self._children: dict[int, Child] = {}
         # Processes that only the driver's own end kills (`spare` of `freeze`).
         self.exempt: frozenset[int] = frozenset()
+        # Variables of the task's servers that their own settings can replace.
+        self.server_variables: dict[str, str] = {}
         # Processes that a run with `leave` started in the background, and the marks of those runs.
         self._background: set[int] = set()
         self._background_marks: set[str] = set()

@@ -66,6 +66,10 @@ Requests: params -> result
             is the number of files. All other changed files, links, empty folders and bound sockets stay:
             `count` is their number, `paths` the first 100. Other changed folders get the present time. Fails
             with FILES if the clock was set back meanwhile.
+`merge`     {} -> {"merging": BOOL, "fixed_addresses": BOOL}
+            Lets the kernel merge equal memory pages of the driver, and of what it starts from now on, with
+            those of other sandboxes, and fixes the addresses and the hash seed of the task's servers, so that
+            their pages are equal. The result says which of the two the kernel and the sandbox allow.
 `start`     {"servers": [SERVER...], "deadline_seconds": NUM} -> {"servers": {NAME: INFO}}
             Starts the task's MCP servers concurrently, initializes them and lists their tools (all pages).
             SERVER: {"name": STR, "type": "stdio", "command": STR, "args": [STR...], "env": {STR: STR},
@@ -148,7 +152,7 @@ MARK_VARIABLE in its environment, by which the driver recognizes it, and SANDBOX
 has it, by which a provider finds leftover processes after the driver was killed.
 """
 
-VERSION = 2
+VERSION = 3
 LEASE_SECONDS = 60.0
 LEASE_VARIABLE = "DECATHLON_LEASE_SECONDS"
 CHANNEL_VARIABLE = "DECATHLON_CHANNEL"
@@ -177,6 +181,7 @@ ARRANGE = "arrange"
 RUN = "run"
 SNAPSHOT = "snapshot"
 CLEAN = "clean"
+MERGE = "merge"
 START = "start"
 CALL = "call"
 FREEZE = "freeze"

@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, Survival, connect
+from decathlon_mcp.driver_client.replies import Reply
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
@@ -41,10 +42,10 @@ async def call(driver: DriverClient, log: Log, tool: str, *, kill_at: str | None
     def before_send(request_id: int) -> None:
         log.write(call=request_id, tool=tool)
 
-    def on_reply(reply: dict[str, Any]) -> None:
+    def on_reply(reply: Reply) -> None:
         if kill_at == "reply":
             os.kill(os.getpid(), signal.SIGKILL)
-        log.write(reply=reply)
+        log.write(reply=reply.decoded())
         if kill_at == "logged":
             os.kill(os.getpid(), signal.SIGKILL)
 

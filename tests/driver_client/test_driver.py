@@ -15,6 +15,7 @@ from decathlon_sandbox import wire
 
 from decathlon_mcp.driver_client import driver as driver_module
 from decathlon_mcp.driver_client.driver import DriverClient, RunResult, ServerInfo, connect
+from decathlon_mcp.driver_client.rpc import READ_IN_THREAD_BYTES
 from decathlon_mcp.errors import CallTimeoutError, DriverError, ImageError, SandboxLostError
 from decathlon_mcp.sandboxes.base import ended_from_inside
 from decathlon_mcp.types import JsonObject
@@ -141,7 +142,12 @@ async def test_invalid_result_of_start_is_a_driver_error(result: Any) -> None:
     assert error.data == {"reason": "invalid_reply"}
 
 
-@pytest.mark.parametrize("reply", [{"result": {"content": []}}, {"error": {"code": -1, "message": "no"}}])
+LONG_RESULT: JsonObject = {"content": [{"type": "text", "text": "x" * READ_IN_THREAD_BYTES}]}
+
+
+@pytest.mark.parametrize(
+    "reply", [{"result": {"content": []}}, {"result": LONG_RESULT}, {"error": {"code": -1, "message": "no"}}]
+)
 async def test_call_returns_the_servers_reply_unchanged(reply: JsonObject) -> None:
     async with connected() as (driver, peer):
         request, result = await answered(
@@ -159,10 +165,13 @@ async def test_call_returns_the_servers_reply_unchanged(reply: JsonObject) -> No
             "max_bytes": 4 << 20,
         },
     }
-    assert result == reply
+    assert result is not None
+    assert result.decoded() == reply
 
 
-@pytest.mark.parametrize("reply", [None, [], {}, {"result": {}, "error": {}}])
+@pytest.mark.parametrize(
+    "reply", [None, [], {}, {"result": {}, "error": {}}, {"result": LONG_RESULT, "error": {}}]
+)
 async def test_reply_that_is_neither_result_nor_error_is_a_driver_error(reply: Any) -> None:
     async with connected() as (driver, peer):
         _, error = await answered(

@@ -16,6 +16,7 @@ from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver_client import messages as messages_module
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.driver_client.messages import Loss, MessageStream, Survival
+from decathlon_mcp.driver_client.replies import Reply
 from decathlon_mcp.driver_client.rpc import RpcClient
 from decathlon_mcp.errors import CallTimeoutError, ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.types import JsonObject
@@ -351,7 +352,7 @@ async def test_kept_reply_is_given_to_the_call_that_is_sent_again() -> None:
         # The other one is acknowledged, but acknowledgements are cumulative.
         assert peer.connection.first_unacknowledged == 1
 
-        def on_reply(value: JsonObject) -> None:
+        def on_reply(value: Reply) -> None:
             assert peer.connection.first_unacknowledged == 1
             logged.append(value)
 
@@ -379,7 +380,8 @@ async def test_call_without_a_kept_reply_is_sent_again_under_its_id() -> None:
         results: list[JsonObject] = []
 
         async def call() -> None:
-            results.append(await driver.call("files", "tools/call", {}, timeout_seconds=5, request_id=OLD_ID))
+            reply = await driver.call("files", "tools/call", {}, timeout_seconds=5, request_id=OLD_ID)
+            results.append(reply.decoded())
 
         tasks.start_soon(call)
         request = await peer.receive()

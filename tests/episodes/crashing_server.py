@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import anyio
+import msgspec
 
 from decathlon_mcp.app import create_registry
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver_client.replies import CallParams, Reply
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.operations import Caller
@@ -94,8 +96,8 @@ class FolderDriver:
             reply.write_text(json.dumps({"result": {"content": [{"type": "text", "text": f"run {count}"}]}}))
         await anyio.lowlevel.checkpoint()
         self._crash.step()
-        answer = json.loads(reply.read_text())
-        if params.get("arguments") == {"late": True}:
+        answer = Reply.from_result(msgspec.json.encode(json.loads(reply.read_text())["result"]))
+        if json.loads(bytes(params["arguments"])) == {"late": True}:
             raise CallTimeoutError("the tool took too long")
         on_reply(answer)
         self._crash.step()
@@ -135,11 +137,11 @@ async def begin(folder: Path, step: int, arguments: Any) -> None:
     episode.mark_opening()
     episode.become_ready(tools(folder, Crash(0), 1))
     async with episode.running_calls():
-        await episode.call("probe__tool", {}, caller=Caller(operation="before"))
+        await episode.call("probe__tool", CallParams.of({}), caller=Caller(operation="before"))
         episode._tool_session = tools(folder, crash, 2)  # pyright: ignore[reportPrivateUsage]
         journal_module._write_all = crash.write_all  # pyright: ignore[reportPrivateUsage]
         with suppress(CallTimeoutError):
-            await episode.call("probe__tool", arguments, caller=Caller(operation="one"))
+            await episode.call("probe__tool", CallParams.of(arguments), caller=Caller(operation="one"))
 
 
 async def resume(folder: Path, kind: str, arguments: Any) -> Any:
@@ -152,8 +154,10 @@ async def resume(folder: Path, kind: str, arguments: Any) -> Any:
 
     async def repeat(operation: str, arguments: Any) -> None:
         try:
-            reply = await episode.call("probe__tool", arguments, caller=Caller(operation=operation))
-            replies.append(reply["result"]["content"][0]["text"])
+            reply = await episode.call(
+                "probe__tool", CallParams.of(arguments), caller=Caller(operation=operation)
+            )
+            replies.append(reply.decoded()["result"]["content"][0]["text"])
         except DecathlonError as error:
             replies.append(error.message)
 

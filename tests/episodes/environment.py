@@ -65,7 +65,7 @@ async def running_registry(
 ) -> AsyncGenerator[EpisodeRegistry]:
     """A running registry with one suite; checks at its end that no sandbox is left."""
     factory = sandbox_factory(tmp_path, provider, suite=suite, **settings)
-    values = {"state": tmp_path / "state", "drain_seconds": 5, **settings}
+    values = {"state": tmp_path / "state", "drain_seconds": 5, "warm": 0, **settings}
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     registry = create_registry(

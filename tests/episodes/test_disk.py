@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from decathlon_mcp.driver_client.replies import CallParams
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import AtCapacityError, EpisodeClaimedError
@@ -67,19 +68,19 @@ async def test_neighbour_that_fills_the_disk_does_not_take_the_honest_verdict(di
     async with running_registry(disk, provider, min_free_mib=FLOOR_MIB) as registry:
         honest = registry.start("find-answer", CLIENT)
         neighbour = registry.start("find-answer", CLIENT)
-        await honest.call("probe__small", {})
+        await honest.call("probe__small", CallParams.of({}))
         calls = 0
         while neighbour.claim is None:
             # A call that cannot be logged is not sent.
             with suppress(EpisodeClaimedError):
-                await neighbour.call("probe__big", {})
+                await neighbour.call("probe__big", CallParams.of({}))
                 calls += 1
         assert calls <= DISK_MIB // 2
         assert neighbour.claim.truncated
         with pytest.raises(AtCapacityError, match="disk is nearly full") as refused:
             registry.start("find-answer", CLIENT)
         assert refused.value.data["retryAfterSeconds"] == 60.0
-        await honest.call("probe__small", {})
+        await honest.call("probe__small", CallParams.of({}))
         verdict = await honest.evaluate()
         assert (verdict.status, verdict.reward, verdict.truncated) == ("scored", 1.0, False)
         assert verdict.metrics["calls"] == 2
@@ -92,7 +93,7 @@ async def test_verdict_is_kept_on_a_disk_without_a_free_block(disk: Path) -> Non
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))
     async with running_registry(disk, provider, min_free_mib=0) as registry:
         episode = registry.start("find-answer", CLIENT)
-        await episode.call("probe__small", {})
+        await episode.call("probe__small", CallParams.of({}))
         fill(disk)
         episode.close()
         await ended(episode)

@@ -13,6 +13,7 @@ import pytest
 from decathlon_mcp.episodes.operations import Operations, call_digest
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.storage.logged_calls import MAX_OPERATIONS, LoggedOperation
+from decathlon_mcp.types import as_json
 from tests.episodes.crashing_server import STEPS
 
 BEFORE_THE_LINE = 2
@@ -55,19 +56,19 @@ def test_calls_of_an_attempt_that_is_claimed_meanwhile_are_not_sent_again(tmp_pa
 
 @pytest.mark.anyio
 async def test_the_oldest_operations_are_forgotten() -> None:
-    operations, digest = Operations(), call_digest("tool", {})
+    operations, digest = Operations(), call_digest("tool", b"{}")
     for number in range(MAX_OPERATIONS + 1):
         operations.remember(LoggedOperation(str(number), digest, number + 1))
     assert await operations.find("0", digest) is None
     assert await operations.find("1", digest) == 2
     with pytest.raises(BadRequestError, match="'1' was another call"):
-        await operations.find("1", call_digest("tool", {"x": 1}))
+        await operations.find("1", call_digest("tool", b'{"x":1}'))
 
 
 def test_the_digest_of_a_call_depends_on_values_and_not_on_their_order() -> None:
-    digest = call_digest("tool", {"a": 1, "b": {"c": [1, 2], "d": "\ud800"}})
-    assert digest == call_digest("tool", {"b": {"d": "\ud800", "c": [1, 2]}, "a": 1})
-    assert call_digest("tool", None) == call_digest("tool", {})
+    digest = call_digest("tool", as_json({"a": 1, "b": {"c": [1, 2], "d": "\ud800"}}))
+    assert digest == call_digest("tool", as_json({"b": {"d": "\ud800", "c": [1, 2]}, "a": 1}))
+    assert call_digest("tool", None) == call_digest("tool", b" {\n} ")
     others = [{"a": 2}, {"a": "1"}, {"a": True}, {"a": None}, {"a": [1]}, {"b": 1}]
-    assert len({call_digest("tool", arguments) for arguments in [{"a": 1}, *others]}) == 7
-    assert call_digest("tool", {}) != call_digest("toolx", {})
+    assert len({call_digest("tool", as_json(arguments)) for arguments in [{"a": 1}, *others]}) == 7
+    assert call_digest("tool", b"{}") != call_digest("toolx", b"{}")

@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from decathlon_mcp.catalogue.draws import Draw
+from decathlon_mcp.driver_client.replies import CallParams
 from decathlon_mcp.episodes import registry as registry_module
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.records import EpisodeRecords
@@ -136,9 +137,9 @@ async def test_a_policy_that_reveals_more_needs_a_controller(tmp_path: Path) -> 
 async def test_the_call_that_exceeds_the_limit_closes_the_attempt(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
         episode = registry.start("find-answer", ADA, max_calls=1)
-        await episode.call("probe__echo", {"text": "one"})
+        await episode.call("probe__echo", CallParams.of({"text": "one"}))
         with pytest.raises(EpisodeClaimedError, match="limit of 1 tool calls") as closed:
-            await episode.call("probe__echo", {"text": "two"})
+            await episode.call("probe__echo", CallParams.of({"text": "two"}))
         assert closed.value.data == {"truncated": True}
         verdict = await episode.evaluate()
     assert (verdict.claimed, verdict.truncated, verdict.metrics["calls"]) == (False, True, 1)

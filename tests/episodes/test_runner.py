@@ -14,6 +14,7 @@ import pytest
 from decathlon_mcp.app import create_registry
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.driver_client import driver as driver_module
+from decathlon_mcp.driver_client.replies import CallParams
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.episode import Episode, EpisodeSpec
 from decathlon_mcp.episodes.registry import EpisodeRegistry
@@ -105,14 +106,14 @@ async def test_an_evaluation_without_a_claim_closes_the_attempt(tmp_path: Path) 
         verdict = await episode.evaluate()
         assert not verdict.claimed
         with pytest.raises(EpisodeClaimedError):
-            await episode.call("probe__echo", {})
+            await episode.call("probe__echo", CallParams.of({}))
 
 
 async def test_an_unknown_tool_is_not_counted_as_a_call(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS)) as registry:
         episode = registry.start("find-answer", PLAYER)
         with pytest.raises(UnknownToolError, match="did you mean probe__echo"):
-            await episode.call("probe_echo", {})
+            await episode.call("probe_echo", CallParams.of({}))
         assert episode.calls == 0
 
 
@@ -123,7 +124,7 @@ async def test_a_sandbox_that_does_not_open_is_the_error_of_every_request(tmp_pa
         with pytest.raises(ImageError, match="no such image"):
             await episode.ready()
         with pytest.raises(ImageError):
-            await episode.call("probe__echo", {})
+            await episode.call("probe__echo", CallParams.of({}))
         with pytest.raises(ImageError):
             await episode.claim_done(None)
         assert (await episode.evaluate()).status == "set_up_failed"
@@ -134,7 +135,7 @@ async def test_an_attempt_that_exhausts_its_memory_in_a_call_is_forfeited(tmp_pa
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS)) as registry:
         episode = registry.start("find-answer", PLAYER)
         with pytest.raises(EpisodeClaimedError, match=r"closed while the call ran: .*out of memory"):
-            await episode.call("probe__die", {})
+            await episode.call("probe__die", CallParams.of({}))
         verdict = await episode.evaluate()
         assert (verdict.status, verdict.reward, verdict.claimed) == ("forfeited", 0.0, False)
         assert "out of memory" in verdict.detail
@@ -162,7 +163,7 @@ async def test_a_sandbox_killed_from_outside_in_a_call_gives_no_reward(tmp_path:
     async with running_registry(tmp_path, FakeProvider(tools={"probe": {"die": die}})) as registry:
         episode = registry.start("find-answer", PLAYER)
         with pytest.raises(SandboxLostError, match="exit code 137"):
-            await episode.call("probe__die", {})
+            await episode.call("probe__die", CallParams.of({}))
         await ended(episode)
         verdict = await episode.evaluate()
         assert (verdict.status, verdict.reward) == ("sandbox_lost", None)
@@ -188,7 +189,7 @@ async def test_a_sandbox_lost_between_calls_ends_the_episode(tmp_path: Path) -> 
         await ended(episode)
         assert episode.state.ending is Ending.SANDBOX_LOST
         with pytest.raises(SandboxLostError):
-            await episode.call("probe__echo", {})
+            await episode.call("probe__echo", CallParams.of({}))
 
 
 async def test_a_lost_grader_gives_no_reward(tmp_path: Path) -> None:
@@ -242,8 +243,8 @@ async def test_invalid_messages_and_failing_removals_do_not_stop_an_episode(tmp_
     provider = FakeProvider(tools=TOOLS, run=exits_with(1), faults=faults)
     async with running_registry(tmp_path, provider) as registry:
         episode = registry.start("find-answer", PLAYER)
-        reply = await episode.call("probe__echo", {"text": "through"})
-        assert reply["result"]["content"][0]["text"] == "through"
+        reply = await episode.call("probe__echo", CallParams.of({"text": "through"}))
+        assert reply.decoded()["result"]["content"][0]["text"] == "through"
         assert (await episode.evaluate()).reward == 0.0
 
 
@@ -262,7 +263,7 @@ async def test_a_call_in_flight_when_the_attempt_is_claimed_fails_and_says_so(tm
 
         async def call() -> None:
             try:
-                await episode.call("probe__hang", {})
+                await episode.call("probe__hang", CallParams.of({}))
             except DecathlonError as error:
                 failures.append(error)
 
@@ -285,10 +286,10 @@ async def test_a_cancelled_call_is_recorded_and_the_episode_continues(tmp_path: 
     async with running_registry(tmp_path, provider) as registry:
         episode = registry.start("find-answer", PLAYER)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(episode.call, "probe__hang", None)
+            tasks.start_soon(episode.call, "probe__hang", CallParams())
             await running.wait()
             tasks.cancel_scope.cancel()
-        await episode.call("probe__echo", {"text": "still here"})
+        await episode.call("probe__echo", CallParams.of({"text": "still here"}))
     call, reply, second_call, second_reply, _ = trajectory(tmp_path, episode)
     assert (reply["seq"], reply["failed"], reply["failure"]["message"]) == (1, True, "cancelled")
     assert (call["seq"], second_call["seq"]) == (1, 2)
@@ -309,14 +310,14 @@ async def test_an_episode_that_raises_ends_alone(tmp_path: Path) -> None:
         await ended(broken)
         assert broken.state.ending is Ending.FAULT
         with pytest.raises(EpisodeEndedError, match="a fault of the server"):
-            await broken.call("probe__echo", {})
+            await broken.call("probe__echo", CallParams.of({}))
         assert (await registry.start("find-answer", PLAYER).evaluate()).reward == 1.0
 
 
 async def test_the_trajectory_stays_on_disk(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
         episode = registry.start("find-answer", PLAYER)
-        await episode.call("probe__echo", {"text": "kept"})
+        await episode.call("probe__echo", CallParams.of({"text": "kept"}))
         await episode.claim_done("the answer")
         await episode.evaluate()
         episode.close()
@@ -334,7 +335,7 @@ async def test_the_trajectory_stays_on_disk(tmp_path: Path) -> None:
 async def test_a_failing_disk_ends_no_other_episode(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
         broken, other = (registry.start("find-answer", PLAYER) for _ in range(2))
-        await broken.call("probe__echo", {"text": "kept in memory only"})
+        await broken.call("probe__echo", CallParams.of({"text": "kept in memory only"}))
         with (broken.journal.folder / "trajectory.jsonl").open("ab") as file:
             file.write(b'{"event": "call", "torn')
         await broken.claim_done(None)

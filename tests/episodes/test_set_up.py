@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,27 @@ async def test_a_preprocess_that_fails_is_reported_with_its_output(tmp_path: Pat
     provider = FakeProvider(tools=TOOLS, run=lambda request: RunReply(exit_code=3, stderr="no such table"))
     error = await set_up_error(tmp_path, provider, "made-answer")
     assert error.message == "preprocess failed (exit code 3): no such table"
+
+
+async def test_a_failed_preprocess_that_the_suite_ignores_is_in_the_trajectory_and_in_the_verdict(
+    tmp_path: Path,
+) -> None:
+    def run(request: FakeRun) -> RunReply:
+        is_preprocess = any("preprocess" in argument for argument in request.argv)
+        return RunReply(exit_code=3, stderr="no such table") if is_preprocess else RunReply(exit_code=0)
+
+    suite = suite_with(tmp_path, preprocess_must_succeed=False)
+    provider = FakeProvider(tools=TOOLS, run=run)
+    async with running_registry(tmp_path, provider, suite=suite) as registry:
+        episode = registry.start("made-answer", PLAYER)
+        verdict = await episode.evaluate()
+        other = await registry.start("find-answer", PLAYER).evaluate()
+    failure = "preprocess failed (exit code 3): no such table"
+    assert (verdict.status, verdict.preprocess_failure) == ("scored", failure)
+    lines = (episode.journal.folder / "trajectory.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    assert [event["failure"] for event in events if event["event"] == "preprocess_failed"] == [failure]
+    assert "preprocess_failure" not in other.to_json()
 
 
 async def test_a_preprocess_that_takes_too_long_is_reported_with_its_deadline(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import anyio
 import pytest
 
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, ServerInfo, connect
+from decathlon_mcp.driver_client.replies import CallParams, Reply
 from decathlon_mcp.episodes.tools import ORIGINAL_KEY, LocalTools, ToolRoute, ToolRouter, ToolSession
 from decathlon_mcp.errors import DriverError, SetUpError, UnknownToolError
 from decathlon_mcp.sandboxes.base import SandboxSpec
@@ -117,8 +118,8 @@ async def connected() -> AsyncGenerator[tuple[FakeSandbox, DriverClient]]:
                 yield sandbox, driver
 
 
-def text_of(reply: JsonObject) -> str:
-    return reply["result"]["content"][0]["text"]
+def text_of(reply: Reply) -> str:
+    return reply.decoded()["result"]["content"][0]["text"]
 
 
 @pytest.mark.anyio
@@ -137,7 +138,7 @@ async def test_the_server_of_the_local_tools_starts_with_the_first_call(
         session = ToolSession(driver, router(), local_server=LOCAL_SERVER)
         assert started == []
         for _ in range(2):
-            params = {"name": "echo", "arguments": {"text": "hello"}}
+            params = CallParams.of({"text": "hello"})
             assert text_of(await session.call(ToolRoute("local", "echo"), params)) == "hello"
     assert started == ["local"]
 
@@ -156,7 +157,7 @@ async def test_the_server_of_the_local_tools_is_started_again_after_it_died(
             started.extend(server["name"] for server in servers)
             return await start(servers, deadline_seconds=deadline_seconds)
 
-        async def fail_once(*arguments: Any, **options: Any) -> JsonObject:
+        async def fail_once(*arguments: Any, **options: Any) -> Reply:
             if failures:
                 raise failures.pop()
             return await call(*arguments, **options)
@@ -165,8 +166,8 @@ async def test_the_server_of_the_local_tools_is_started_again_after_it_died(
         monkeypatch.setattr(driver, "call", fail_once)
         session, route = ToolSession(driver, router(), local_server=LOCAL_SERVER), ToolRoute("local", "echo")
         with pytest.raises(DriverError, match="exit code 7"):
-            await session.call(route, {"name": "echo"})
-        await session.call(route, {"name": "echo", "arguments": {"text": "again"}})
+            await session.call(route, CallParams())
+        await session.call(route, CallParams.of({"text": "again"}))
     assert started == ["local", "local"]
 
 
@@ -192,8 +193,8 @@ async def scripted_local_server(folder: Path, behaviour: str, **options: Any) ->
             yield ToolSession(driver, router(), local_server=server, **options)
 
 
-def called(name: str, **arguments: Any) -> tuple[ToolRoute, JsonObject]:
-    return ToolRoute("local", name), {"name": name, "arguments": arguments}
+def called(name: str, **arguments: Any) -> tuple[ToolRoute, CallParams]:
+    return ToolRoute("local", name), CallParams.of(arguments)
 
 
 @pytest.mark.anyio
@@ -253,8 +254,8 @@ async def test_calls_that_wait_for_a_start_share_its_failure(tmp_path: Path) -> 
 async def test_an_overlong_reply_is_cut_and_saved_in_the_workspace() -> None:
     async with connected() as (sandbox, driver):
         session = ToolSession(driver, router(), workspace=WORKSPACE)
-        reply = await session.call(ToolRoute("files", "big"), {"name": "big"})
-        saved = reply["result"]["_meta"][OVERLONG_KEY]
+        reply = await session.call(ToolRoute("files", "big"), CallParams())
+        saved = reply.meta[OVERLONG_KEY]
         assert PurePosixPath(saved["path"]).parent == WORKSPACE / FOLDER
         assert json.loads(sandbox.tree.text(saved["path"]))["text"] == "x" * (LIMIT_CHARACTERS + 1)
     assert "Only the first 100000 characters are shown" in text_of(reply)
@@ -264,8 +265,8 @@ async def test_an_overlong_reply_is_cut_and_saved_in_the_workspace() -> None:
 async def test_overlong_replies_of_local_tools_and_without_a_workspace_are_passed_on_whole() -> None:
     async with connected() as (_, driver):
         cutting = ToolSession(driver, router(), local_server=LOCAL_SERVER, workspace=WORKSPACE)
-        local = await cutting.call(ToolRoute("local", "big"), {"name": "big"})
-        raw = await ToolSession(driver, router()).call(ToolRoute("files", "big"), {"name": "big"})
+        local = await cutting.call(ToolRoute("local", "big"), CallParams())
+        raw = await ToolSession(driver, router()).call(ToolRoute("files", "big"), CallParams())
     assert text_of(local) == text_of(raw) == "x" * (LIMIT_CHARACTERS + 1)
 
 

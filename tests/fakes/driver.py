@@ -154,6 +154,8 @@ class FakeDriver:
         self._requests: dict[int, CancelScope] = {}
         self._started: set[str] = set()
         self._frozen = False
+        self.merges = False
+        """Whether the server asked to merge memory."""
         self._exit: ProcessExit | None = None
         self._scope = CancelScope()
 
@@ -256,6 +258,9 @@ class FakeDriver:
             case wire.CLEAN:
                 paths = self._tree.clean(params["except"])
                 return {"removed": 0, "paths": paths[:100], "count": len(paths)}
+            case wire.MERGE:
+                self.merges = True
+                return {"merging": True, "fixed_addresses": True}
             case wire.START:
                 return self._start(params)
             case wire.CALL:

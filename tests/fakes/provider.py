@@ -44,6 +44,10 @@ def _succeed(request: FakeRun) -> int:
     return 0
 
 
+def _digest(image: str | None) -> str | None:
+    return image if image is None or image.startswith("sha256:") else f"sha256:{image}"
+
+
 class ProcessStream(ByteStream):
     """stdin and stdout of a first process, over the streams that servers attach one after the other.
 
@@ -120,6 +124,7 @@ class FakeContainer:
         self.process_stream = ProcessStream(survives=spec.survives)
         self.tree = Tree()
         self.tree.make(spec.root)
+        self.first_process: FakeDriver | FakeProbe | None = None
         self.exit: ProcessExit | None = None
         self.paused = False
         self.failed_removals = 0
@@ -128,6 +133,7 @@ class FakeContainer:
 
     async def run(self, first_process: FakeDriver | FakeProbe) -> None:
         """Run the first process. Close its end of the stream when it ends, but not when it is paused."""
+        self.first_process = first_process
         try:
             with self._process:
                 self.exit = await first_process.run()
@@ -164,6 +170,12 @@ class FakeSandbox:
         return self.container.tree
 
     @property
+    def merges(self) -> bool:
+        """Whether its memory is merged with that of others."""
+        driver = self.container.first_process
+        return isinstance(driver, FakeDriver) and driver.merges
+
+    @property
     def exit(self) -> ProcessExit | None:
         return self.container.exit
 
@@ -182,7 +194,7 @@ class FakeSandbox:
 
     @property
     def image_digest(self) -> str | None:
-        return f"sha256:{self.spec.image}" if self.spec.image else None
+        return _digest(self.spec.image)
 
     async def reopen(self) -> None:
         self._check(self.root)
@@ -308,6 +320,9 @@ class FakeProvider:
 
     def root(self, spec: SandboxSpec) -> PurePosixPath:
         return spec.root
+
+    async def environment(self, image: str | None) -> str | None:
+        return None if self.unavailable else _digest(image)
 
     def shares_loopback(self, spec: SandboxSpec) -> bool:
         return False

@@ -125,8 +125,13 @@ def _check_reply(message: Any) -> None:
     except (CallTimeoutError, LimitExceededError):
         pass
     else:
-        assert set(reply) in ({"result"}, {"error"})
-        _check_value(next(iter(reply.values())))
+        (value,) = reply.decoded().values()
+        _check_value(value)
+        if reply.result is not None:
+            assert not set(b"\r\n") & set(reply.result)
+            assert value == json.loads(reply.result)
+            assert reply.meta == (as_object(value.get("_meta")) or {})
+            assert reply.is_error == bool(value.get("isError"))
 
 
 def _check_error(error: DriverError) -> None:

@@ -26,6 +26,7 @@ def kept() -> KeptAttempt:
         tools={"files": [{"name": "read", "inputSchema": {"type": "object"}}]},
         image_digest="sha256:0",
         suite_changed=True,
+        preprocess_failure="preprocess failed (exit code 3): no such table",
         truncated=True,
     )
     return KeptAttempt(attempt=attempt, task_id="paper", language="cn", in_place=False, sealed=True)

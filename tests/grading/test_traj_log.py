@@ -186,7 +186,7 @@ def test_task_dir_of_a_gym_task_has_one_part(tmp_path: Path) -> None:
     files = {"suite.yaml": "profile: gym\ntask_base: tasks/train\n"}
     config = log_of(tmp_path, make_attempt(), files)["config"]
     assert (config["task_dir"], config["id"]) == ("paper", "paper")
-    assert config["launch_time"] == "2026-11-21 09:30:00"
+    assert config["launch_time"] == "2026-11-21 09:30:00 Saturday"
     assert config["evaluation"]["groundtruth_workspace"] is None
 
 

@@ -36,6 +36,13 @@ CREATE SCHEMA shop;
 CREATE TABLE shop.orders (id serial PRIMARY KEY, what text NOT NULL);
 INSERT INTO shop.orders (what) SELECT 'old ' || number FROM generate_series(1, {ROWS}) AS number;
 CREATE EXTENSION pg_trgm;
+CREATE SCHEMA email;
+CREATE TABLE email.messages (id serial PRIMARY KEY);
+CREATE TABLE email.sent_log (
+    message_id integer CONSTRAINT sent_log_message_id_fkey REFERENCES email.messages (id)
+);
+INSERT INTO email.messages VALUES (1);
+INSERT INTO email.sent_log VALUES (1);
 """
 QUERY = '''
 """Client of PostgreSQL's protocol: runs one query without a password, returns its rows or its error."""
@@ -131,6 +138,12 @@ async def test_only_a_correct_attempt_is_rewarded(served: Served) -> None:
         "pear",
     )
     assert (correct["status"], correct["reward"], correct["agent_network"]) == ("scored", 1, "none"), correct
+
+
+async def test_sent_messages_can_be_deleted(served: Served) -> None:
+    async with playing(served, "ordering", "task") as player:
+        await run_query(player, "DELETE FROM email.messages")
+        assert await run_query(player, "SELECT count(*) FROM email.sent_log") == "0"
 
 
 async def test_databases_of_episodes_are_separate_and_agents_are_not_superusers(served: Served) -> None:

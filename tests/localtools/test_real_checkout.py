@@ -18,6 +18,7 @@ import pytest
 from decathlon_sandbox.truncation import CutResult, cut
 
 from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver_client.replies import CallParams
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.tools import LocalTools, ToolRoute, ToolRouter, ToolSession
 from decathlon_mcp.sandboxes.base import Sandbox
@@ -93,8 +94,8 @@ class LocalToolsSandbox:
         return cut({"content": content}, f"{self.workspace}/{FOLDER}", LIMIT_CHARACTERS)
 
     async def call_server(self, name: str, **arguments: Any) -> str:
-        reply = await self.session.call(ToolRoute("local", name), {"name": name, "arguments": arguments})
-        (item,) = reply["result"]["content"]
+        reply = await self.session.call(ToolRoute("local", name), CallParams.of(arguments))
+        (item,) = reply.decoded()["result"]["content"]
         return item["text"]
 
     async def call_upstream(self, action: str, **fields: Any) -> Any:

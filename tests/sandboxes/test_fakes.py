@@ -71,7 +71,7 @@ async def test_tools_are_listed_and_called_with_progress_and_messages() -> None:
                 reply = await driver.call(
                     "files", "tools/call", params, timeout_seconds=5, on_progress=record, on_message=record
                 )
-                assert reply["result"]["content"] == [{"type": "text", "text": "hi"}]
+                assert reply.decoded()["result"]["content"] == [{"type": "text", "text": "hi"}]
     assert [params for params in notifications if isinstance(params, dict)] == [
         {"progressToken": 0, "progress": 1, "total": 2, "message": "half"},
         {"level": "info", "data": "noted"},
@@ -84,7 +84,7 @@ async def test_tool_errors_timeouts_and_cancellation_leave_the_driver_alive() ->
             async with connect(sandbox) as driver:
                 await driver.start(FILES, deadline_seconds=5)
                 reply = await driver.call("files", "tools/call", {"name": "refuse"}, timeout_seconds=5)
-                assert reply["error"]["message"] == "no such file"
+                assert reply.decoded()["error"]["message"] == "no such file"
                 with pytest.raises(CallTimeoutError):
                     await driver.call("files", "tools/call", {"name": "wait"}, timeout_seconds=0.05)
                 with anyio.move_on_after(0.05):

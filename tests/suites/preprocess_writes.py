@@ -178,7 +178,7 @@ async def run_preprocess(factory: SandboxFactory, task: Task, python: str, folde
             await driver.arrange({"copy": str(initial), "to": str(workspace)})
         since: Moment = await driver.snapshot()
         module = ".".join((*task.folder.parts, str(task.files.preprocess)))
-        launch_time = suite.launch_time(datetime.now())
+        launch_time = suite.preprocess_launch_time(datetime.now())
         result = await driver.run(
             [python, "-m", module, "--agent_workspace", str(workspace), "--launch_time", launch_time],
             cwd=str(root),

@@ -132,6 +132,25 @@ def test_credential_files_of_a_server_are_packed_and_required(checkout: Checkout
     assert suite.credentials(suite.tasks["without"], {}) == []
 
 
+def test_the_calendars_credentials_are_where_its_server_reads_them(checkout: Checkout) -> None:
+    checkout.server("google_calendar")
+    checkout.task("find-paper", servers=("google_calendar",))
+    suite = checkout.load()
+    task = suite.tasks["find-paper"]
+    missing = " ".join(Catalogue([suite]).missing_sentences(suite, task))
+    assert "configs/gcp-oauth.keys.json" in missing
+    assert "configs/google_credentials.json" in missing
+    checkout.write("configs/gcp-oauth.keys.json", "keys")
+    checkout.write("configs/google_credentials.json", "credentials")
+    assert Catalogue([suite]).is_runnable(suite, task)
+    ((folder, archive),) = suite.credentials(task, {})
+    assert folder == PurePosixPath("/")
+    assert contents(archive) == {
+        "root/.calendar-mcp/gcp-oauth.keys.json": "keys",
+        "root/.calendar-mcp/credentials.json": "credentials",
+    }
+
+
 @pytest.mark.parametrize("target", ["workspace/key", "/episode/workspace/a/key"])
 def test_credential_files_in_the_workspace_are_refused(checkout: Checkout, target: str) -> None:
     checkout.task()

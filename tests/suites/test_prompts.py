@@ -73,8 +73,23 @@ def test_paths_are_below_the_given_root(checkout: Checkout) -> None:
     )
 
 
-def test_the_gyms_launch_time_has_no_weekday(gym: Checkout) -> None:
-    assert "Now: 2026-01-02 03:04:05\n" in (prompt(gym).system or "")
+def test_the_gyms_launch_time_has_a_weekday_except_for_preprocess(gym: Checkout) -> None:
+    assert "Now: 2026-01-02 03:04:05 Friday\n" in (prompt(gym).system or "")
+    suite = gym.load()
+    assert suite.launch_time(FRIDAY) == "2026-01-02 03:04:05 Friday"
+    assert suite.preprocess_launch_time(FRIDAY) == "2026-01-02 03:04:05"
+
+
+def test_a_suite_can_have_its_launch_time_without_weekday(gym: Checkout) -> None:
+    gym.task()
+    gym.write("suite.yaml", 'launch_time_format: "%Y-%m-%d %H:%M:%S"\n')
+    assert gym.load().launch_time(FRIDAY) == "2026-01-02 03:04:05"
+
+
+def test_preprocess_gets_the_launch_time_of_the_prompt_by_default(checkout: Checkout) -> None:
+    checkout.task()
+    suite = checkout.load()
+    assert suite.preprocess_launch_time(FRIDAY) == suite.launch_time(FRIDAY) == "2026-01-02 03:04:05 Friday"
 
 
 def test_instructions_are_system_prompt_and_task(checkout: Checkout) -> None:

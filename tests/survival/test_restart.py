@@ -6,16 +6,20 @@ import subprocess
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import anyio
+import httpx2
 import pytest
 from decathlon_client import Decathlon
 from decathlon_client.errors import EpisodeEndedError, SandboxLostError
 
 from decathlon_mcp.http.server import listen
+from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
+from decathlon_mcp.storage.store import Store
 from tests.probe.leftovers import processes_marked
 from tests.probe.serving import SUITE
-from tests.survival.servers import supervised_server
+from tests.survival.servers import SupervisedServer, supervised_server
 
 pytestmark = pytest.mark.anyio
 
@@ -109,6 +113,38 @@ async def test_claimed_attempt_is_graded_by_the_next_server(tmp_path: Path, prov
             server.kill_at_once()
             assert (await episode.evaluate()).reward == 1.0
     await assert_nothing_left(tmp_path / "state")
+
+
+@pytest.mark.docker
+async def test_sandbox_that_was_opened_ahead_is_taken_back_and_the_idle_ones_are_removed(
+    tmp_path: Path, test_image: str, docker_engine: Any
+) -> None:
+    state = tmp_path / "state"
+
+    async def until_one_is_idle(server: SupervisedServer) -> None:
+        async with httpx2.AsyncClient() as http:
+            with anyio.fail_after(60):
+                text = ""
+                while "\ndecathlon_pool_idle 1.0\n" not in text:
+                    text = (await http.get(f"{server.url}/metrics")).text
+
+    async with supervised_server(state, "--warm", "1", provider="docker") as server:
+        await until_one_is_idle(server)
+        async with Decathlon(server.url) as client, client.episode("find-answer") as episode:
+            with Store.open_read_only(state) as store:
+                assert store is not None
+                (row,) = store.sandboxes(episode.id)
+            assert row.name.startswith("pooled-")
+            await episode.call("probe__write", {"path": "answer.txt", "text": "42"})
+            await until_one_is_idle(server)
+            await server.kill()
+            assert (await episode.call("probe__read", {"path": "answer.txt"})).text == "42"
+            # The next server listens when everything else of the dead one is removed.
+            left = docker_engine.containers(all=True, filters={"label": f"{OWNER_LABEL}={row.owner}"})
+            assert [container["Labels"][SANDBOX_LABEL] for container in left] == [row.name]
+            assert (await episode.evaluate()).reward == 1.0
+    assert docker_engine.containers(all=True, filters={"label": f"{OWNER_LABEL}={row.owner}"}) == []
+    await assert_nothing_left(state)
 
 
 async def test_verdict_is_the_same_after_a_restart(tmp_path: Path) -> None:

@@ -96,6 +96,12 @@ class BubblewrapProvider(ProcessProvider[BubblewrapResources, BubblewrapSandbox]
     def shares_loopback(self, spec: SandboxSpec) -> bool:
         return False
 
+    async def environment(self, image: str | None) -> str | None:
+        try:
+            return None if image is None else self._image_named(image).digest
+        except ImageError:
+            return None
+
     def _resources(self, owner: str, name: str) -> BubblewrapResources:
         return BubblewrapResources(owner, name, self._folder / name, label=self.label(owner))
 
@@ -152,9 +158,12 @@ class BubblewrapProvider(ProcessProvider[BubblewrapResources, BubblewrapSandbox]
         """The folder that a spec's image names. Raises ImageError."""
         if spec.image is None:
             raise ImageError(f"the bubblewrap provider needs an unpacked image: {UNPACK}")
-        image = self._images.get(spec.image)
+        return self._image_named(spec.image)
+
+    def _image_named(self, name: str) -> ImageFolder:
+        image = self._images.get(name)
         if image is None:
-            image = self._images[spec.image] = self._read_image(spec.image)
+            image = self._images[name] = self._read_image(name)
         return image
 
     def _read_image(self, name: str) -> ImageFolder:

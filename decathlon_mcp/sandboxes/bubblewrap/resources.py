@@ -143,7 +143,9 @@ class BubblewrapResources(ProcessResources):
         return SandboxFiles(
             status=status,
             block=block.fileno(),
-            seccomp=stack.enter_context(closing_descriptor(_file_with(compile_filter()))),
+            seccomp=stack.enter_context(
+                closing_descriptor(_file_with(compile_filter(fixed_addresses=spec.dense)))
+            ),
             hosts=stack.enter_context(closing_descriptor(_file_with(HOSTS))),
         )
 

@@ -20,6 +20,7 @@ from decathlon_mcp.sandboxes.docker.engine import (
 )
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL, cause_in
 from decathlon_mcp.sandboxes.docker.image import Image, find_image, missing_image_error, user_ids
+from decathlon_mcp.sandboxes.docker.seccomp import dense_profile
 from decathlon_mcp.types import JsonObject
 
 REMOVED_SECONDS = 10.0
@@ -304,7 +305,10 @@ def _config(owner: str, spec: SandboxSpec, network: str, *, auto_remove: bool = 
             "LogConfig": {"Type": "none", "Config": {}},
             "NetworkMode": network,
             "CapDrop": ["ALL"],
-            "SecurityOpt": ["no-new-privileges:true"],
+            "SecurityOpt": [
+                "no-new-privileges:true",
+                *([f"seccomp={dense_profile()}"] if spec.dense else []),
+            ],
             "Tmpfs": {"/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={scratch}m"},
             **({} if memory is None else {"Memory": memory, "MemorySwap": memory}),
             **({} if limits.pids is None else {"PidsLimit": limits.pids}),

@@ -85,6 +85,11 @@ class EventStream(Protocol):
     def close(self) -> None: ...
 
 
+def engine_address() -> str:
+    """The engine's address, in the form of DOCKER_HOST."""
+    return os.environ.get("DOCKER_HOST") or _DEFAULT_HOST
+
+
 def get_archive(api: Api, container: str, path: str) -> Generator[bytes]:
     """A tar of a path in a container, in chunks. Raises APIError before the first chunk."""
     # Not the SDK's own `get_archive`: when its generator is closed early it keeps the connection, and until
@@ -163,7 +168,7 @@ class Engine:
     """Sends requests to one engine. Connects at the first request, and tries again after a failure."""
 
     def __init__(self) -> None:
-        self.address = os.environ.get("DOCKER_HOST") or _DEFAULT_HOST
+        self.address = engine_address()
         self._threads = CapacityLimiter(THREADS)
         self._connecting = anyio.Lock()
         self._api: Api | None = None

@@ -100,6 +100,14 @@ class DockerProvider:
     def shares_loopback(self, spec: SandboxSpec) -> bool:
         return self._network == "host" and spec.network != "none"
 
+    async def environment(self, image: str | None) -> str | None:
+        if image is None:
+            return None
+        try:
+            return (await self._engine.run(lambda api: find_image(api, image))).digest
+        except (ImageError, ProviderUnavailableError, APIError):
+            return None
+
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncGenerator[DockerSandbox]:
         self._check_name(spec.name)

@@ -57,6 +57,9 @@ class LocalProvider(ProcessProvider[LocalResources, LocalSandbox]):
     def root(self, spec: SandboxSpec) -> PurePosixPath:
         return PurePosixPath(self._folder / spec.name / "root")
 
+    async def environment(self, image: str | None) -> str | None:
+        return None
+
     def shares_loopback(self, spec: SandboxSpec) -> bool:
         return True
 

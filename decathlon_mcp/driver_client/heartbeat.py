@@ -1,0 +1,70 @@
+"""Renews the lease of a driver, and closes the connection to one that does not start or does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from decathlon_sandbox import wire
+
+from decathlon_mcp.driver_client.messages import Survival
+from decathlon_mcp.driver_client.rpc import RpcClient
+
+
+class Heartbeat:
+    """Sends a ping three times in each lease.
+
+    `boot_seconds`: how long the driver may take to be attached; None for one that runs already.
+    """
+
+    # A timer of the event loop and no task: of a thousand episodes most are idle, and a task that sleeps
+    # takes several times the memory.
+
+    def __init__(self, rpc: RpcClient, survival: Survival, *, boot_seconds: float | None) -> None:
+        self._rpc = rpc
+        self._lease_seconds = wire.LEASE_SECONDS
+        self._period_seconds = min(self._lease_seconds, survival.seconds or self._lease_seconds) / 3
+        self._boot_seconds = boot_seconds
+        self._boot_deadline = None if boot_seconds is None else time.monotonic() + boot_seconds
+        # When the ping without an answer was sent, by a clock that stops while the driver is not attached.
+        self._pinged_at: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin. `stop` must be called at the end."""
+        self._schedule(self._wait_for_boot())
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _beat(self) -> None:
+        if not self._rpc.closed.is_set():
+            self._schedule(self._ping() if self._rpc.ready else self._wait_for_boot())
+
+    def _schedule(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._beat)
+
+    def _wait_for_boot(self) -> float:
+        """Check the time limit of the boot; returns the seconds until the next beat."""
+        if self._boot_deadline is None:
+            return self._period_seconds
+        remaining_seconds = self._boot_deadline - time.monotonic()
+        if remaining_seconds <= 0:
+            self._rpc.close(f"the driver did not come up within {self._boot_seconds:.0f} s")
+        return max(0.0, min(remaining_seconds, self._period_seconds))
+
+    def _ping(self) -> float:
+        """Send a ping unless one waits for its answer; returns the seconds until the next beat."""
+        now = self._rpc.attached_clock()
+        if self._pinged_at is None:
+            if self._rpc.post(wire.PING, {}, self._on_answer):
+                self._pinged_at = now
+            return self._period_seconds
+        remaining_seconds = self._pinged_at + self._lease_seconds - now
+        if remaining_seconds <= 0:
+            self._rpc.close(f"the driver has not answered for {self._lease_seconds:.0f} s", by_driver=True)
+        return max(0.0, min(remaining_seconds, self._period_seconds))
+
+    def _on_answer(self) -> None:
+        self._pinged_at = None

@@ -1,0 +1,166 @@
+"""`Reply`: what is relayed unchanged, what is removed, and what a hostile sandbox cannot get through."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Raw
+
+from decathlon_mcp.driver_client.replies import OWN_PREFIX, CallParams, Reply, read_reply
+from decathlon_mcp.driver_client.rpc import read_message
+from decathlon_mcp.errors import DriverError, LimitExceededError
+from decathlon_mcp.suites.truncation import OVERLONG_KEY
+
+LIMIT_BYTES = 1 << 20
+
+
+def read(result: str | bytes, *, overlong: str = "") -> Reply:
+    """The reply in a driver's response, whose server sent this text as its result."""
+    text = result.encode() if isinstance(result, str) else result
+    member = f'"overlong":{overlong},'.encode() if overlong else b""
+    line = b'{"jsonrpc":"2.0","id":7,%b"result":{"jsonrpc":"2.0","id":1,"result":%b}}' % (member, text)
+    message = read_message(line)
+    if message is None or isinstance(message.result, msgspec.UnsetType):
+        raise DriverError("unreadable", reason="server")
+    return read_reply(message, server="files", limit_bytes=LIMIT_BYTES)
+
+
+def text_of(reply: Reply) -> str:
+    assert reply.result is not None
+    return reply.result.decode()
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        '{"content":[],"isError":false}',
+        '{"content":[{"type":"text","text":"a\\u0064\\n\\"\\/ é \\ud83d\\ude00"}],"x":[1.0,1E2,-0,0.10]}',
+        '{"structuredContent":{"_meta":{"decathlon/verdict":1}},"content":[{"type":"text","text":"t"}]}',
+        '{"content":[{"resource":{"_meta":{"decathlon/a":1}},"_meta":{"other":[ 1 ]}}],"_meta":{"a":{ }}}',
+        '{"content":"decathlon/","isError":null,"_meta":5}',
+        '{"content":[5,null,[],"text"]}',
+        '{"count":123456789012345678901234567890,"hash":"a1e99999","digits":"%s"}' % ("7" * 500),
+    ],
+)
+def test_a_result_is_relayed_as_its_server_sent_it(result: str) -> None:
+    reply = read(result)
+    assert text_of(reply) == result
+    assert reply.decoded() == {"result": json.loads(result)}
+    assert (reply.is_error, reply.error) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        ('{"_meta":{"decathlon/verdict":1,"a":2}}', '{"_meta":{"a":2}}'),
+        ('{"_meta":{"\\u0064ecathlon\\/x":1}}', '{"_meta":{}}'),
+        ('{"\\u005fmeta":{"DECATHLON/x":1}}', '{"_meta":{}}'),
+        ('{"content":[{"_meta":{"decathlon/x":1},"text":"t"}]}', '{"content":[{"_meta":{},"text":"t"}]}'),
+        # Parsers differ in which of two members with one name they read; Go merges them.
+        ('{"_meta":{"decathlon/x":1},"_meta":{"a":1}}', '{"_meta":{"a":1}}'),
+        ('{"_meta":{"a":1},"_meta":{"decathlon/x":1}}', '{"_meta":{}}'),
+        ('{"content":[{"_meta":{"decathlon/x":1}}],"content":[]}', '{"content":[]}'),
+        ('{"content":[{"_meta":{"decathlon/x":1},"_meta":{}}]}', '{"content":[{"_meta":{}}]}'),
+        ('{"_meta":{"decathlon/x":1,"decathlon/x":2,"a":1}}', '{"_meta":{"a":1}}'),
+    ],
+)
+def test_keys_of_this_server_are_removed_however_they_are_written(result: str, expected: str) -> None:
+    reply = read(result)
+    assert text_of(reply) == expected
+    assert reply.meta == json.loads(expected).get("_meta", {})
+    assert not any(OWN_PREFIX in key for key in reply.meta)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "NaN",
+        "Infinity",
+        "-Infinity",
+        "1e999",
+        "-1E+400",
+        "1" * 299 + "e20",
+        "9" * 5000,
+        "01",
+        "1.",
+        "+1",
+        '"\\ud800"',
+        '"\\udc00x"',
+        '"\\ud800\\u0041"',
+        '"\\x41"',
+        '"\\u00g0"',
+        '"a\tb"',
+        '"a\rb"',
+        "[1,]",
+        "tru",
+    ],
+)
+def test_text_that_some_client_cannot_read_is_refused(value: str) -> None:
+    with pytest.raises(DriverError) as caught:
+        read(f'{{"content":[{{"type":"text","text":{value}}}]}}')
+    assert caught.value.data == {"reason": "server"}
+
+
+@pytest.mark.parametrize("value", [b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80"])
+def test_text_that_is_not_utf8_is_refused(value: bytes) -> None:
+    for template in (b'{"text":"%b"}', b'{"%b":1}', b'{"content":[{"%b":1}]}', b'{"_meta":{"%b":1}}'):
+        with pytest.raises(DriverError):
+            read(template % value)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        '{"a":%s}' % ("[" * 130 + "]" * 130),
+        '{{"a":[{}]}}'.format(",".join(["1"] * 100_001)),
+        '{"a":"%s"}' % ("x" * LIMIT_BYTES),
+    ],
+)
+def test_a_reply_over_a_limit_is_refused(result: str) -> None:
+    with pytest.raises(LimitExceededError):
+        read(result)
+
+
+def test_a_reply_that_would_exhaust_the_stack_is_refused() -> None:
+    with pytest.raises(DriverError):
+        read("[" * 400_000)
+
+
+def test_white_space_cannot_break_a_line() -> None:
+    """Carriage returns end lines in a stream of events."""
+    reply = read('{\r"a"\r:[1,\r{"b":2\r}],"content":[ {"text":"\\r"}\r],"_meta":{\r"c":\r3}}\r')
+    assert "\r" not in text_of(reply)
+    assert reply.decoded() == {"result": {"a": [1, {"b": 2}], "content": [{"text": "\r"}], "_meta": {"c": 3}}}
+
+
+@pytest.mark.parametrize(("value", "expected"), [("true", True), ("1", True), ("false", False), ("0", False)])
+def test_is_error_is_that_of_the_result(value: str, expected: bool) -> None:
+    assert read(f'{{"isError":{value}}}').is_error is expected
+
+
+def test_the_place_of_an_overlong_result_is_added() -> None:
+    reply = read('{"content":[],"_meta":{"decathlon/overlong":1}}', overlong='{"path":"/a","characters":9}')
+    value: Any = {OVERLONG_KEY: {"path": "/a", "characters": 9}}
+    assert reply.meta == value
+    assert reply.decoded() == {"result": {"content": [], "_meta": value}}
+    assert read('{"content":[]}', overlong='{"path":5}').meta == {}
+
+
+def test_members_can_be_added_to_a_result() -> None:
+    reply = read('{"content":[1.0],"_meta":{"a":1}}')
+    assert reply.result_with({"resultType": "complete", "_meta": {"b": 2}}) == (
+        b'{"content":[1.0],"_meta":{"b":2},"resultType":"complete"}'
+    )
+
+
+def test_arguments_are_sent_as_the_client_sent_them_on_one_line() -> None:
+    params = CallParams(b'{\n "a": 1.0,\r\n "b": "\\n"}', {"k": 1}).on_one_line()
+    assert params.for_tool("read") == {
+        "name": "read",
+        "arguments": Raw(b'{  "a": 1.0,\r  "b": "\\n"}'),
+        "_meta": {"k": 1},
+    }
+    assert CallParams().for_tool("read") == {"name": "read"}

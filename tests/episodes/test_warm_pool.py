@@ -1,0 +1,449 @@
+"""The pool of sandboxes that are opened ahead, over a fake provider."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from decathlon_mcp.app import create_sandbox_factory
+from decathlon_mcp.episodes import warm_pool
+from decathlon_mcp.episodes.access import Principal
+from decathlon_mcp.episodes.admission import Admission
+from decathlon_mcp.episodes.records import EpisodeRecords
+from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.episodes.warm_pool import BURST_SECONDS, DEMAND_SECONDS, Demand, WarmPool, WarmSetting
+from decathlon_mcp.errors import (
+    AtCapacityError,
+    ImageError,
+    NotRunnableError,
+    ProviderUnavailableError,
+    UnknownTaskError,
+)
+from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.sandboxes.local.provider import LocalProvider
+from decathlon_mcp.settings import Settings
+from decathlon_mcp.storage.instance import create_state_folder
+from decathlon_mcp.storage.store import Store
+from decathlon_mcp.suites.loading import load_suite
+from decathlon_mcp.telemetry.metrics import Metrics
+from decathlon_mcp.types import Network
+from tests.episodes.environment import (
+    TOOLS,
+    ended,
+    exits_with,
+    running_registry,
+    sandbox_factory,
+    suite_with,
+)
+from tests.fakes.driver import Faults
+from tests.fakes.provider import FakeProvider, FakeSandbox
+from tests.probe.serving import SUITE
+
+pytestmark = pytest.mark.anyio
+
+NUMBERS = itertools.count()
+PLAYER = Principal()
+ADA = Principal(token="ada", alone=False)
+BOB = Principal(token="bob", alone=False)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with anyio.fail_after(10):
+        while not condition():  # noqa: ASYNC110  (a count that nothing announces)
+            await anyio.sleep(0.005)
+
+
+def is_pooled(name: str) -> bool:
+    return name.startswith("pooled-")
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """A pool, what it is for, and the factory that takes of it."""
+
+    pool: WarmPool
+    admission: Admission
+    factory: SandboxFactory
+    provider: FakeProvider
+    metrics: Metrics
+
+    @asynccontextmanager
+    async def opened(
+        self, network: Network = "none", *, image: str | None = None, records: EpisodeRecords | None = None
+    ) -> AsyncGenerator[str]:
+        """Open a sandbox for an admitted episode; yields its name."""
+        admission = self.admission
+        async with admission.admit(admission.reserve("task")):
+            records = records or EpisodeRecords(None, "e")
+            async with self.factory.open(
+                f"own-{next(NUMBERS)}", network, image=image, records=records, opening=admission.opening
+            ) as (sandbox, driver):
+                await driver.ping()
+                yield sandbox.spec.name
+
+    async def until_idle(self, count: int) -> None:
+        await until(lambda: (self.pool.idle, self.pool.opening) == (count, 0))
+
+    @property
+    def names(self) -> Sequence[str]:
+        return [*self.provider.machine.sandboxes]
+
+    def taken(self, opening: str) -> float | None:
+        return self.metrics.registry.get_sample_value(
+            "decathlon_sandbox_openings_total", {"opening": opening}
+        )
+
+
+@asynccontextmanager
+async def pooled(
+    tmp_path: Path,
+    setting: WarmSetting,
+    *,
+    provider: FakeProvider | None = None,
+    max_sandboxes: int = 8,
+    max_opening: int = 4,
+) -> AsyncGenerator[Pooled]:
+    """A pool over a fake provider; checks at its end that nothing is left."""
+    provider = provider or FakeProvider()
+    admission = Admission(max_sandboxes=max_sandboxes, max_opening=max_opening, max_queue=8)
+    metrics = Metrics()
+    pool = WarmPool(setting, admission, metrics)
+    factory = replace(sandbox_factory(tmp_path, provider), pool=pool)
+    async with provider, pool.running():
+        yield Pooled(pool, admission, factory, provider, metrics)
+    assert provider.machine.sandboxes == {}
+    assert admission.opening.borrowed_tokens == 0
+
+
+def test_demand_is_the_largest_burst_of_the_last_minutes() -> None:
+    demand = Demand()
+    assert demand.peak(0.0) == 0
+    for second in (0.0, 1.0, 2.0, BURST_SECONDS + 1.5):
+        demand.add(second)
+    assert demand.peak(BURST_SECONDS + 2) == 3
+    assert demand.peak(DEMAND_SECONDS + 1) == 3
+    assert demand.peak(DEMAND_SECONDS + 3) == 2
+    assert demand.peak(2 * DEMAND_SECONDS) == 0
+
+
+async def test_episodes_agents_and_graders_take_what_was_opened_ahead(tmp_path: Path) -> None:
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    async with running_registry(tmp_path, provider, warm="auto") as registry:
+        await anyio.wait_all_tasks_blocked()
+        assert provider.opened == []  # nothing before the first episode
+        first = registry.start("find-answer", PLAYER)
+        await first.state.reach(Phase.READY)
+        assert first.records.progress.agent == f"{first.spec.label}-agent"
+        await until(lambda: registry.pool.idle == 1)
+        await first.claim_done(None)
+        assert (await first.evaluate()).reward == 1.0
+        graders = [box for box in provider.opened if box.image_digest == box.spec.image]
+        assert [is_pooled(box.spec.name) for box in graders[:1]] == [True]
+        await until(lambda: registry.pool.idle > 0)
+        second = registry.start("find-answer", PLAYER)
+        await second.state.reach(Phase.READY)
+        agent = second.records.progress.agent
+        assert agent is not None
+        assert is_pooled(agent)
+        second.close()
+        await ended(second)
+        # A used one does not come back.
+        assert agent not in provider.machine.sandboxes
+
+
+async def test_a_fixed_number_is_kept_of_the_kind_that_most_tasks_need(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS), warm=2) as registry:
+        await registry.open_ahead()
+        await until(lambda: registry.pool.idle == 2)
+        episode = registry.start("find-answer", PLAYER)
+        await episode.state.reach(Phase.READY)
+        assert is_pooled(str(episode.records.progress.agent))
+        await until(lambda: registry.pool.idle == 2)
+
+
+async def test_a_draining_server_has_no_pool(tmp_path: Path) -> None:
+    provider = FakeProvider()
+    async with running_registry(tmp_path, provider, warm=2) as registry:
+        await registry.open_ahead()
+        await until(lambda: registry.pool.idle == 2)
+        await registry.drain()
+        await until(lambda: not provider.machine.sandboxes)
+
+
+async def test_a_server_that_hands_over_leaves_only_what_episodes_have(tmp_path: Path) -> None:
+    async with pooled(tmp_path, 2) as pool:
+        async with pool.opened():
+            await pool.until_idle(2)
+            async with pool.opened() as name:
+                await pool.pool.empty()
+                assert [own for own in pool.names if is_pooled(own)] == [name]
+
+
+async def test_the_episode_is_in_the_store_before_it_has_the_sandbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_state_folder(tmp_path / "state")
+    with Store.open(tmp_path / "state", "server") as store:
+        async with pooled(tmp_path, 1) as pool:
+            async with pool.opened(records=(records := EpisodeRecords(store, "e"))):
+                await pool.until_idle(1)
+            async with pool.opened(records=records) as name:
+                assert is_pooled(name)
+                (row,) = store.sandboxes("e")
+                assert (row.name, row.role, row.spec["image"]) == (name, "agent", "sha256:fake")
+            assert store.sandboxes() == []
+            await pool.until_idle(1)
+
+            def refuse(*arguments: object) -> None:
+                raise AtCapacityError("the disk is full")
+
+            monkeypatch.setattr(Store, "insert_sandbox", refuse)
+            (idle,) = pool.names
+            with pytest.raises(AtCapacityError):
+                async with pool.opened(records=records):
+                    pass
+            await until(lambda: idle not in pool.names)
+
+
+async def test_pool_and_episodes_together_keep_the_limit_and_episodes_come_first(tmp_path: Path) -> None:
+    most = 0
+
+    class Counting(FakeProvider):
+        @asynccontextmanager
+        async def open(self, spec: SandboxSpec) -> AsyncGenerator[FakeSandbox]:
+            nonlocal most
+            async with super().open(spec) as sandbox:
+                most = max(most, len(self.machine.sandboxes))
+                yield sandbox
+
+    async with pooled(tmp_path, 8, provider=Counting(), max_sandboxes=3) as pool:
+        async with pool.opened():
+            await pool.until_idle(2)
+            async with pool.opened("outbound") as name:
+                assert not is_pooled(name)
+                await pool.until_idle(1)
+                async with pool.opened("outbound"):
+                    assert len(pool.names) == 3
+                    await anyio.wait_all_tasks_blocked()
+                    assert (pool.pool.idle, pool.pool.opening) == (0, 0)
+    assert most == 3
+
+
+@pytest.mark.parametrize("limit", ["opening", "set_ups"])
+async def test_refills_wait_for_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    """The last place among the openings is for episodes, and so are the processors during a set-up."""
+    monkeypatch.setattr(warm_pool, "BUSY_SECONDS", 3600.0)
+    async with pooled(tmp_path, 2, max_opening=2) as pool:
+        limiter: anyio.CapacityLimiter = getattr(pool.admission, limit)
+        episode = object()
+        limiter.acquire_on_behalf_of_nowait(episode)
+        async with pool.opened():
+            await anyio.wait_all_tasks_blocked()
+            assert (pool.pool.opening, pool.pool.idle) == (0, 0)
+        if limit == "set_ups":
+            monkeypatch.setattr(warm_pool, "BUSY_SECONDS", 0.0)
+        else:
+            limiter.release_on_behalf_of(episode)
+        await pool.until_idle(2)
+
+
+async def test_kinds_are_not_mixed_and_a_digest_is_the_same_as_its_name(tmp_path: Path) -> None:
+    async with pooled(tmp_path, 1) as pool:
+        async with pool.opened("none"):
+            await pool.until_idle(1)
+        async with pool.opened("outbound") as name:
+            assert not is_pooled(name)
+        async with pool.opened("none", image="other") as name:
+            assert not is_pooled(name)
+        async with pool.opened("none", image="sha256:fake") as name:
+            assert is_pooled(name)
+        assert (pool.taken("warm"), pool.taken("cold")) == (1, 3)
+
+
+async def test_a_name_that_has_another_image_now_gets_no_sandbox_of_the_old_one(tmp_path: Path) -> None:
+    digest = "sha256:1"
+
+    class Renamed(FakeProvider):
+        async def environment(self, image: str | None) -> str | None:
+            return digest if image == "fake" else image
+
+    async with pooled(tmp_path, 1, provider=Renamed()) as pool:
+        async with pool.opened():
+            await pool.until_idle(1)
+        digest = "sha256:2"
+        async with pool.opened() as name:
+            assert not is_pooled(name)
+            await pool.until_idle(1)
+        async with pool.opened(image="sha256:1") as name:
+            assert not is_pooled(name)
+        await pool.until_idle(1)
+        async with pool.opened() as name:
+            assert is_pooled(name)
+            assert pool.provider.machine.sandboxes[name].spec.image == "sha256:2"
+
+
+async def test_one_that_dies_is_replaced(tmp_path: Path) -> None:
+    async with pooled(tmp_path, 1) as pool:
+        async with pool.opened():
+            await pool.until_idle(1)
+        (dead,) = pool.names
+        await pool.provider.machine.sandboxes[dead].lose()
+        await until(lambda: dead not in pool.names)
+        await pool.until_idle(1)
+
+
+async def test_one_that_does_not_answer_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_pool, "CHECK_SECONDS", 0.05)
+    async with pooled(tmp_path, 1) as pool:
+        async with pool.opened():
+            await pool.until_idle(1)
+        (silent,) = pool.names
+        await pool.provider.machine.sandboxes[silent].pause()
+        monkeypatch.setattr(warm_pool, "CHECK_SECONDS", 5.0 if pool.pool.idle == 0 else 0.05)
+        async with pool.opened() as name:
+            assert name != silent
+        await until(lambda: silent not in pool.names)
+
+
+async def test_an_episode_waits_for_one_that_is_being_opened(tmp_path: Path) -> None:
+    def slow(spec: SandboxSpec) -> Faults:
+        return Faults(open_seconds=0.2 if is_pooled(spec.name) else 0.0)
+
+    async with pooled(tmp_path, 1, provider=FakeProvider(faults=slow)) as pool:
+        async with pool.opened():
+            await until(lambda: pool.pool.opening == 1)
+            async with pool.opened() as name:
+                assert is_pooled(name)
+
+
+async def test_a_pool_that_cannot_open_anything_does_not_disturb_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm_pool, "RETRY_SECONDS", (0.01, 0.02))
+    failures = 3
+
+    def fail(spec: SandboxSpec) -> Faults:
+        nonlocal failures
+        if is_pooled(spec.name) and failures:
+            failures -= 1
+            return Faults(open_error=ImageError("no such image"))
+        return Faults()
+
+    async with pooled(tmp_path, 1, provider=FakeProvider(faults=fail)) as pool:
+        async with pool.opened() as name:
+            assert not is_pooled(name)
+        await pool.until_idle(1)
+        pool.provider.unavailable = True
+        with pytest.raises(ProviderUnavailableError):
+            async with pool.opened():
+                pass
+
+
+async def test_what_is_not_needed_any_more_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm_pool, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(warm_pool, "DEMAND_SECONDS", 0.5)
+    async with pooled(tmp_path, "auto") as pool:
+        async with pool.opened():
+            await pool.until_idle(1)
+        await until(lambda: not pool.names)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+async def test_cancelled_openings_leave_nothing(tmp_path: Path, *, warm: bool) -> None:
+    """At each step of an opening in turn, from the pool or not."""
+    async with pooled(tmp_path, 1 if warm else 0) as pool:
+        for steps in range(25):
+            if warm and pool.pool.idle == 0:
+                async with pool.opened():
+                    pass
+                await pool.until_idle(1)
+            async with anyio.create_task_group() as tasks:
+
+                async def open_and_hold() -> None:
+                    async with pool.opened():
+                        await anyio.sleep_forever()
+
+                tasks.start_soon(open_and_hold)
+                for _ in range(steps):
+                    await anyio.lowlevel.checkpoint()
+                tasks.cancel_scope.cancel()
+            assert pool.admission.active == 0
+            await until(lambda: len(pool.names) <= int(warm) and not pool.pool.opening)
+
+
+async def test_local_sandboxes_are_not_opened_ahead(tmp_path: Path) -> None:
+    suite = load_suite(SUITE)
+    common = tmp_path / "common.tar"
+    suite.common_archive(common)
+    admission = Admission(max_sandboxes=4, max_opening=4, max_queue=4)
+    pool = WarmPool(4, admission, Metrics())
+    async with AsyncExitStack() as stack:
+        provider = await stack.enter_async_context(LocalProvider("owner", tmp_path / "sandboxes"))
+        await stack.enter_async_context(pool.running())
+        factory = create_sandbox_factory(suite, provider, common, Settings.model_validate({}))
+        factory = replace(factory, pool=pool)
+        spec = factory.first_spec(suite.tasks["find-answer"])
+        await factory.expect(spec)
+        assert await factory.announce(spec, count=3, token=None) == 0
+        async with factory.open("own-agent", "none", records=EpisodeRecords(None, "e")) as (sandbox, _):
+            assert sandbox.spec.name == "own-agent"
+        assert (pool.idle, pool.opening) == (0, 0)
+
+
+# prefetch
+
+
+@asynccontextmanager
+async def prefetching(tmp_path: Path, **settings: Any) -> AsyncGenerator[EpisodeRegistry]:
+    async with running_registry(
+        tmp_path, FakeProvider(tools=TOOLS), warm="auto", max_sandboxes=6, share_per_token=0.5, **settings
+    ) as registry:
+        yield registry
+
+
+async def test_announced_episodes_are_opened_ahead_within_the_share(tmp_path: Path) -> None:
+    async with prefetching(tmp_path) as registry:
+        assert await registry.prefetch(["find-answer", "say-answer"], ADA) == 2
+        assert await registry.prefetch(["find-answer"] * 9, ADA) == 1
+        assert await registry.prefetch(["find-answer"] * 9, BOB) == 3
+        assert await registry.prefetch(["find-answer"], BOB) == 0
+        await until(lambda: registry.pool.idle == 6)
+        episode = registry.start("find-answer", ADA)
+        await episode.state.reach(Phase.READY)
+        assert is_pooled(str(episode.records.progress.agent))
+        # It uses the share that its announcement has used.
+        assert await registry.prefetch(["find-answer"] * 9, ADA) == 0
+        assert registry.pool.idle == 5
+
+
+async def test_announcements_expire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_pool, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(warm_pool, "PREFETCH_SECONDS", 0.5)
+    async with prefetching(tmp_path) as registry:
+        assert await registry.prefetch(["find-answer"], PLAYER) == 1
+        await until(lambda: registry.pool.idle == 1)
+        await until(lambda: registry.pool.idle == 0)
+
+
+async def test_tasks_that_cannot_be_started_cannot_be_announced(tmp_path: Path) -> None:
+    suite = suite_with(tmp_path, tasks={"dense": {"services": ["moon"]}})
+    async with prefetching(tmp_path, suite=suite) as registry:
+        with pytest.raises(UnknownTaskError):
+            await registry.prefetch(["find-answer", "find-anser"], PLAYER)
+        with pytest.raises(NotRunnableError):
+            await registry.prefetch(["dense"], PLAYER)
+        assert registry.pool.opening == 0
+        await registry.drain()
+        with pytest.raises(AtCapacityError):
+            await registry.prefetch(["find-answer"], PLAYER)
