@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,11 +33,14 @@ from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.episodes.tool_lists import ToolLists
 from decathlon_mcp.episodes.warm_pool import WarmPool
-from decathlon_mcp.errors import DecathlonError
+from decathlon_mcp.errors import DecathlonError, SettingsError
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import Status
 from decathlon_mcp.sandboxes.base import Limits, Provider
+from decathlon_mcp.sandboxes.bubblewrap.image_folder import is_image_folder
+from decathlon_mcp.sandboxes.bubblewrap.provider import NO_NETWORK, UNPACK, BubblewrapProvider
 from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvider
+from decathlon_mcp.sandboxes.inventory import BUBBLEWRAP_FOLDER, LOCAL_FOLDER
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.settings import ProviderName, Settings
 from decathlon_mcp.storage.disk import DiskSpace
@@ -57,8 +60,40 @@ RETENTION_SECONDS = 3600.0
 
 
 def provider_for(suite: Suite, settings: Settings) -> ProviderName:
-    """The provider of a suite: as set, else `local` for the starter suite and `docker` for a checkout."""
-    return settings.provider or ("local" if suite.profile.name == "starter" else "docker")
+    """The provider of a suite: as set, else `local` for the starter suite and `docker` for a checkout.
+
+    No engine can have an image that is a folder, so with one, it is `bubblewrap` for a checkout.
+    """
+    if settings.provider is not None or suite.profile.name == "starter":
+        return settings.provider or "local"
+    return "bubblewrap" if is_image_folder(settings.image) else "docker"
+
+
+def image_for(suite: Suite, settings: Settings) -> str | None:
+    """The image of a suite's sandboxes; None if its provider has none, or if no folder is configured.
+
+    Raises SettingsError if the setting is not for the provider.
+    """
+    name = provider_for(suite, settings)
+    if name == "local":
+        return None
+    if name == "docker":
+        if is_image_folder(settings.image):
+            raise SettingsError(
+                f"--image {settings.image} is a folder, which only --provider bubblewrap uses"
+            )
+        return settings.image or suite.profile.image
+    if settings.network == "outbound":
+        raise SettingsError(f"--network outbound: {NO_NETWORK}")
+    if settings.image is not None and not is_image_folder(settings.image):
+        raise SettingsError(f"--image {settings.image} is no folder: {UNPACK}, a path with / or ./ before it")
+    return settings.image and str(Path(settings.image).expanduser().absolute())
+
+
+def host_info(suites: Iterable[Suite], settings: Settings) -> HostInfo:
+    """What this server offers to the sandboxes of these suites."""
+    without = {suite.name: NO_NETWORK for suite in suites if provider_for(suite, settings) == "bubblewrap"}
+    return HostInfo(has_network=settings.network != "none", without_network=without)
 
 
 def read_catalogue(settings: Settings) -> Catalogue:
@@ -68,7 +103,7 @@ def read_catalogue(settings: Settings) -> Catalogue:
     """
     suites = [load_suite(where, settings.language) for where in settings.suite]
     pass_rates = read_pass_rates(settings.results) if settings.results else None
-    return Catalogue(suites, pass_rates, host=HostInfo(has_network=settings.network != "none"))
+    return Catalogue(suites, pass_rates, host=host_info(suites, settings))
 
 
 @asynccontextmanager
@@ -93,7 +128,7 @@ async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGener
         for suite in catalogue.suites:
             name = provider_for(suite, settings)
             if name not in providers:
-                providers[name] = await stack.enter_async_context(_create_provider(name, lock.name, settings))
+                providers[name] = await stack.enter_async_context(create_provider(name, lock.name, settings))
             common = scratch / f"{suite.name}.tar"
             await anyio.to_thread.run_sync(suite.common_archive, common)
             factory = create_sandbox_factory(suite, providers[name], common, settings)
@@ -133,7 +168,7 @@ def create_sandbox_factory(
     return SandboxFactory(
         suite=suite,
         provider=provider,
-        image=(settings.image or suite.profile.image) if provider.name == "docker" else None,
+        image=image_for(suite, settings),
         tool_names=settings.names or suite.profile.names,
         network=settings.network,
         limits=Limits(memory_mib=settings.memory_mib, cpus=settings.cpus, pids=settings.pids),
@@ -226,9 +261,13 @@ def _create_metrics(catalogue: Catalogue, settings: Settings) -> Metrics:
     )
 
 
-def _create_provider(name: ProviderName, owner: str, settings: Settings) -> Provider:
+def create_provider(name: ProviderName, owner: str, settings: Settings) -> Provider:
+    """A provider that labels its sandboxes with `owner`."""
     if name == "local":
-        return LocalProvider(owner, settings.state / "sandboxes")
+        return LocalProvider(owner, settings.state / LOCAL_FOLDER)
+    if name == "bubblewrap":
+        image = Path(settings.image).expanduser() if settings.image else None
+        return BubblewrapProvider(owner, settings.state / BUBBLEWRAP_FOLDER, image=image)
     return DockerProvider(
         owner, network=settings.docker_network or DEFAULT_NETWORK, at_once=settings.max_opening
     )

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from decathlon_mcp.types import Language, Names, ServerStart
 
-ProviderName = Literal["docker", "local"]
+ProviderName = Literal["docker", "bubblewrap", "local"]
 RewardPolicy = Literal["visible", "meta", "controller"]
 """Ordered: each policy reveals less of the reward than the one before."""
 Seconds = Annotated[float, Field(gt=0)]
@@ -37,10 +37,15 @@ class Settings(BaseModel):
     )
     provider: ProviderName | None = Field(
         None,
-        description="What runs the sandboxes: `docker`, or `local` for processes without isolation. "
-        "[starter: local, else docker]",
+        description="What runs the sandboxes: `docker`, `bubblewrap` for namespaces without a daemon, or "
+        "`local` for processes without isolation. [starter: local, else docker; with a folder as `--image` "
+        "bubblewrap]",
     )
-    image: str | None = Field(None, description="Docker image of the sandboxes. [the suite's own]")
+    image: str | None = Field(
+        None,
+        description="Docker image of the sandboxes; for bubblewrap, the folder of an unpacked image: a path "
+        "that begins with `/`, `.` or `~`. [the suite's own]",
+    )
     names: Names | None = Field(None, description="Spelling of tool names. [the suite's own: decathlon]")
     network: Literal["auto", "none", "outbound"] = Field(
         "auto",

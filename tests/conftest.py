@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 import secrets
+import subprocess
+import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterator
+from fcntl import LOCK_EX, flock
 from functools import wraps
 from inspect import iscoroutinefunction
+from pathlib import Path
+from shutil import rmtree, which
 from typing import Any, NoReturn, cast
 
 import anyio
 import pytest
 
+from decathlon_mcp.sandboxes.bubblewrap.image_folder import CONFIG_FILE
 from decathlon_mcp.sandboxes.docker.image import STARTER_IMAGE
 from tests.sandboxes.own_engine import OwnEngine, engine_with
 
@@ -71,6 +78,25 @@ def test_image(docker_engine: Any) -> str:
     except ImageNotFound:
         _skip_or_fail(f"there is no image {STARTER_IMAGE}; build it with tests/image/build")
     return STARTER_IMAGE
+
+
+@pytest.fixture(scope="session")
+def unpacked_image(docker_engine: Any, test_image: str) -> str:
+    """Folder with the tests' image, for bubblewrap. All test processes, and later runs, share it."""
+    if which("bwrap") is None:
+        _skip_or_fail("there is no bwrap; on Debian: apt-get install bubblewrap")
+    digest = docker_engine.inspect_image(test_image)["Id"].removeprefix("sha256:")[:16]
+    # Not in pytest's own folder, into which only its user may look: root's sandboxes run as another one.
+    base = Path(tempfile.gettempdir()) / f"decathlon-test-image-{os.geteuid()}-{digest}"
+    base.mkdir(mode=0o755, exist_ok=True)
+    with (base / "lock").open("w") as lock:
+        flock(lock, LOCK_EX)
+        folder = base / "image"
+        if not (folder / CONFIG_FILE).exists():
+            rmtree(folder, ignore_errors=True)
+            command = (sys.executable, "-m", "decathlon_mcp.cli", "image", "unpack", test_image, folder)
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return str(folder)
 
 
 @pytest.fixture(scope="module")

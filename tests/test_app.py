@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from decathlon_mcp.app import bootstrap, provider_for, read_catalogue
+from decathlon_mcp.app import bootstrap, host_info, image_for, provider_for, read_catalogue
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.errors import SettingsError, SuiteError
 from decathlon_mcp.settings import Settings
+from decathlon_mcp.suites.suite import Suite
 from tests.probe.serving import SUITE
 
 
@@ -30,6 +32,41 @@ def test_the_starter_suite_is_local_by_default_and_a_checkout_needs_docker() -> 
     (starter,) = read_catalogue(Settings.model_validate({})).suites
     assert provider_for(starter, settings()) == "local"
     assert provider_for(starter, settings(provider="docker")) == "docker"
+
+
+def checkout_of_toolathlon() -> Suite:
+    """The probe suite, as if it had Toolathlon's profile."""
+    (suite,) = read_catalogue(settings()).suites
+    return replace(suite, profile=replace(suite.profile, name="toolathlon"))
+
+
+def test_a_folder_as_image_is_for_bubblewrap() -> None:
+    (starter,) = read_catalogue(Settings.model_validate({})).suites
+    checkout = checkout_of_toolathlon()
+    unpacked = settings(image="/images/mine")
+    assert provider_for(starter, unpacked) == "local"
+    assert provider_for(checkout, unpacked) == "bubblewrap"
+    assert image_for(checkout, unpacked) == "/images/mine"
+    assert image_for(checkout, settings(image="./mine")) == str(Path("mine").absolute())
+    assert "outbound" in host_info([checkout], unpacked).without_network[checkout.name]
+    assert provider_for(checkout, settings(image="some/image")) == "docker"
+    assert image_for(checkout, settings(image="some/image")) == "some/image"
+    assert image_for(checkout, settings(provider="bubblewrap")) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"provider": "docker", "image": "/images/mine"}, "is a folder"),
+        ({"provider": "bubblewrap", "image": "ubuntu"}, "is no folder"),
+        ({"image": "/images/mine", "network": "outbound"}, "no outbound network"),
+    ],
+)
+def test_an_image_or_network_that_the_provider_cannot_use_is_an_error(
+    values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        image_for(checkout_of_toolathlon(), settings(**values))
 
 
 def test_a_folder_that_is_not_a_suite_is_an_error(tmp_path: Path) -> None:

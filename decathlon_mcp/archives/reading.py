@@ -197,6 +197,30 @@ class ArchiveReader:
             raise BrokenArchiveError(str(error)) from error
 
 
+class ForwardFile:
+    """A file that arrives in chunks: it can be read, and sought forwards. For `ArchiveReader`."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = iter(chunks)
+        self._buffer = bytearray()
+        self._position = 0
+
+    def seek(self, offset: int) -> int:
+        """Skip to an offset; returns the position that was reached."""
+        while self._position < offset and self.read(min(offset - self._position, CHUNK_BYTES)):
+            pass
+        return self._position
+
+    def read(self, size: int) -> bytes:
+        """That many bytes, fewer at the end of the file."""
+        while len(self._buffer) < size and (chunk := next(self._chunks, b"")):
+            self._buffer += chunk
+        data = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        self._position += len(data)
+        return data
+
+
 def _parse(header: bytes, extended: Mapping[bytes, bytes], *, name_unreadable: bool) -> Member:
     name = _text(header[:100])
     if header[257:263] == b"ustar\0" and header[345] != 0:

@@ -5,14 +5,22 @@ from __future__ import annotations
 import errno
 import gzip
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
-from decathlon_mcp.archives.reading import ArchiveReader, Body, BrokenArchiveError, Kind, Member
+from decathlon_mcp.archives.folder_cursor import FolderCursor, Parts
+from decathlon_mcp.archives.reading import (
+    ArchiveReader,
+    Body,
+    BrokenArchiveError,
+    ForwardFile,
+    Kind,
+    Member,
+)
 from decathlon_mcp.archives.writing import (
     ArchiveSource,
     Entry,
@@ -24,13 +32,10 @@ from decathlon_mcp.errors import BadRequestError
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _UNPACKED = (Kind.FILE, Kind.FOLDER, Kind.SYMLINK, Kind.HARD_LINK)
-_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ERRORS_OF_THE_ARCHIVE = frozenset(
     {errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT}
 )
-
-Parts = tuple[str, ...]
 
 
 class MemberReader(Protocol):
@@ -86,18 +91,23 @@ def checked_members(reader: MemberReader) -> Iterator[Member]:
     BadRequestError for devices, FIFOs, sparse files, and members or relative links that lead outside.
     """
     for member in reader:
-        name = "/".join(_parts(member.name))
-        if member.name_unreadable:
-            raise BadRequestError(f"the name of an archive's member is too long: {member.name[:200]!r}")
-        if member.kind not in _UNPACKED:
-            raise BadRequestError(f"an archive's member is no file, folder or link: {member.name[:200]!r}")
-        if member.kind is Kind.HARD_LINK:
-            member = replace(member, link="/".join(_parts(member.link)))
         if member.kind is Kind.SYMLINK:
-            _check_symlink(name, member.link)
-        if name:
-            size = member.size if member.kind is Kind.FILE else 0
-            yield replace(member, name=name, size=size, mode=member.mode & 0o777)
+            _check_symlink("/".join(_parts(member.name)), member.link)
+        yield from _normalized(member)
+
+
+def _normalized(member: Member) -> Iterator[Member]:
+    """The member with a relative name; nothing for the archive's own folder."""
+    name = "/".join(_parts(member.name))
+    if member.name_unreadable:
+        raise BadRequestError(f"the name of an archive's member is too long: {member.name[:200]!r}")
+    if member.kind not in _UNPACKED:
+        raise BadRequestError(f"an archive's member is no file, folder or link: {member.name[:200]!r}")
+    if member.kind is Kind.HARD_LINK:
+        member = replace(member, link="/".join(_parts(member.link)))
+    if name:
+        size = member.size if member.kind is Kind.FILE else 0
+        yield replace(member, name=name, size=size, mode=member.mode & 0o777)
 
 
 def _parts(name: str) -> Parts:
@@ -136,13 +146,49 @@ def unpack(archive: ArchiveSource, folder: Path, *, below: Path) -> None:
 
     Raises BadRequestError for an archive that cannot be unpacked so.
     """
-    with open_archive(archive) as reader, _FolderCursor(below) as cursor:
-        start = folder.relative_to(below).parts
-        with _errors_of_the_archive(str(folder)):
-            cursor.enter(start)
-        for member in checked_members(reader):
-            with _errors_of_the_archive(member.name):
-                _unpack(reader, member, cursor, start)
+    with open_archive(archive) as reader, FolderCursor(below, creates=True) as cursor:
+        unpack_members(reader, cursor, folder.relative_to(below).parts)
+
+
+def unpack_members(reader: MemberReader, cursor: FolderCursor, start: Parts) -> None:
+    """Unpack what `checked_members` allows into the folder `start` of the cursor. Raises BadRequestError."""
+    with _errors_of_the_archive("/".join(start)):
+        cursor.enter(start)
+    for member in checked_members(reader):
+        with _errors_of_the_archive(member.name):
+            _unpack(reader, member, cursor, start)
+
+
+def unpack_root(chunks: Iterable[bytes], folder: Path, owner: tuple[int, int] | None) -> None:
+    """Unpack a root file system, in chunks of a plain tar, into an existing folder.
+
+    Devices and FIFOs are left out. Links may lead anywhere, and none is followed. Everything belongs to
+    `owner` (user and group; only root can give files away), who can read all of it, and alone may change it;
+    set-id bits are dropped.
+
+    Raises BadRequestError for an archive that is no such thing.
+    """
+    reader = ArchiveReader(cast("BinaryIO", ForwardFile(chunks)), None)
+    try:
+        with FolderCursor(folder, creates=True) as cursor:
+            for member in _root_members(reader):
+                with _errors_of_the_archive(member.name):
+                    _unpack(reader, member, cursor, ())
+                    if owner is not None:
+                        *above, name = member.name.split("/")
+                        parent = cursor.enter(tuple(above))
+                        os.chown(name, *owner, dir_fd=parent, follow_symlinks=False)
+    except BrokenArchiveError as error:
+        raise BadRequestError(f"the image's archive is broken: {error}") from error
+
+
+def _root_members(reader: ArchiveReader) -> Iterator[Member]:
+    for member in reader:
+        if member.kind in (Kind.CHARACTER_DEVICE, Kind.BLOCK_DEVICE, Kind.FIFO):
+            continue
+        # Engines write absolute names in none of their archives, and "./" before them in some.
+        for normalized in _normalized(member):
+            yield replace(normalized, mode=normalized.mode & 0o755 | 0o400)
 
 
 @contextmanager
@@ -155,7 +201,7 @@ def _errors_of_the_archive(name: str) -> Generator[None]:
         raise BadRequestError(f"cannot unpack {name[:200]!r}: {error.strerror}") from error
 
 
-def _unpack(reader: MemberReader, member: Member, cursor: _FolderCursor, start: Parts) -> None:
+def _unpack(reader: MemberReader, member: Member, cursor: FolderCursor, start: Parts) -> None:
     *above, name = start + tuple(member.name.split("/"))
     if member.kind is Kind.FOLDER:
         os.fchmod(cursor.enter((*above, name)), member.mode | 0o700)
@@ -171,7 +217,7 @@ def _unpack(reader: MemberReader, member: Member, cursor: _FolderCursor, start: 
         _write_file(reader, member, os.open(name, _NEW_FILE_FLAGS, 0o600, dir_fd=parent))
 
 
-def _link(target: Parts, link: Parts, cursor: _FolderCursor) -> None:
+def _link(target: Parts, link: Parts, cursor: FolderCursor) -> None:
     source = os.dup(cursor.enter(target[:-1]))  # the cursor's own is valid until it moves on
     try:
         parent = cursor.enter(link[:-1])
@@ -187,43 +233,3 @@ def _write_file(reader: MemberReader, member: Member, descriptor: int) -> None:
         os.fchmod(out.fileno(), member.mode)
         mtime = clamped_mtime(member.mtime)
         os.utime(out.fileno(), (mtime, mtime))
-
-
-class _FolderCursor:
-    """Moves through the folders below `base` by descriptors, so that no link on the path is followed."""
-
-    def __init__(self, base: Path) -> None:
-        self._base = os.open(base, _FOLDER_FLAGS)
-        self._parts: Parts = ()
-        self._current = os.dup(self._base)
-
-    def __enter__(self) -> _FolderCursor:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        os.close(self._current)
-        os.close(self._base)
-
-    def enter(self, parts: Parts) -> int:
-        """A descriptor of that folder, created if missing; valid until the next call."""
-        if parts != self._parts:
-            current = os.dup(self._base)
-            try:
-                for part in parts:
-                    child = _open_child(current, part)
-                    os.close(current)
-                    current = child
-            except OSError:
-                os.close(current)
-                raise
-            os.close(self._current)
-            self._current, self._parts = current, parts
-        return self._current
-
-
-def _open_child(parent: int, name: str) -> int:
-    try:
-        return os.open(name, _FOLDER_FLAGS, dir_fd=parent)
-    except FileNotFoundError:
-        os.mkdir(name, 0o755, dir_fd=parent)
-        return os.open(name, _FOLDER_FLAGS, dir_fd=parent)

@@ -5,6 +5,7 @@ Every archive is a sequence of entries (a header and its body) that `archive_chu
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tarfile
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
+from decathlon_mcp.archives.folder_cursor import FolderCursor, Parts, open_accessible
 from decathlon_mcp.archives.reading import BLOCK_BYTES, CHUNK_BYTES, ArchiveReader, Body, Kind, Member
 from decathlon_mcp.errors import LimitExceededError
 
@@ -21,6 +23,12 @@ MAX_MTIME = (1 << 33) - 1
 # The file may have been replaced since it was looked at: never follow a link, never wait for a FIFO's writer.
 _OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _END = bytes(2 * BLOCK_BYTES)
+_KINDS = (
+    (stat.S_ISREG, Kind.FILE),
+    (stat.S_ISDIR, Kind.FOLDER),
+    (stat.S_ISLNK, Kind.SYMLINK),
+    (stat.S_ISFIFO, Kind.FIFO),
+)
 
 Entry = tuple[Member, Body]
 
@@ -154,55 +162,81 @@ def pack_empty_folders(names: Iterable[str], *, user: int = 0, group: int = 0) -
 def pack_folder(folder: Path, archive: Path, limit_bytes: int, *, below: Path) -> None:
     """Pack a folder of this machine as `Sandbox.get` describes. Raises LimitExceededError past `limit_bytes`.
 
-    A missing folder gives an archive without members, and so does one reached through a link below `below`.
+    A missing folder gives an archive without members, and so does one reached through a link below the
+    existing `below`. Files may change meanwhile: no link is followed.
     """
-    path_below = [path for path in (folder, *folder.parents) if path != below and path.is_relative_to(below)]
-    linked = any(path.is_symlink() for path in path_below)
-    save(empty_archive() if linked else archive_chunks(_folder_entries(folder)), archive, limit_bytes)
+    with FolderCursor(below) as cursor:
+        pack_at(cursor, folder.relative_to(below).parts, archive, limit_bytes)
 
 
-def _folder_entries(folder: Path) -> Iterator[Entry]:
+def pack_at(cursor: FolderCursor, parts: Parts, archive: Path, limit_bytes: int) -> None:
+    """As `pack_folder`, the folder `parts` of a cursor."""
+    save(archive_chunks(_folder_entries(cursor, parts)), archive, limit_bytes)
+
+
+def _folder_entries(cursor: FolderCursor, start: Parts) -> Iterator[Entry]:
     """Depth first, names sorted; names begin with "./"."""
-    top = os.fspath(folder)
-    names = ["."] if _is_folder(top) else []
-    while names:
-        name = names.pop()
-        # Plain strings, not Path: there may be hundreds of thousands.
-        path = os.path.join(top, name)  # noqa: PTH118
-        entry = path_entry(path, name)
+    try:
+        top = os.fstat(cursor.enter(start))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return
+    yield _header_of(top, "."), ()
+    pending: list[Parts] = [(name,) for name in _children(cursor, start)]
+    while pending:
+        parts = pending.pop()
+        entry = _entry_at(cursor.enter((*start, *parts[:-1])), parts[-1], "/".join((".", *parts)))
         if entry is None:
             continue
         yield entry
         if entry[0].kind is Kind.FOLDER:
-            names += sorted((f"{name}/{child}" for child in os.listdir(path)), reverse=True)  # noqa: PTH208
+            pending += [(*parts, name) for name in _children(cursor, (*start, *parts))]
 
 
-def _is_folder(path: str) -> bool:
+def _children(cursor: FolderCursor, parts: Parts) -> list[str]:
+    """Names in a folder, the first one last."""
+    return sorted(os.listdir(cursor.enter(parts)), reverse=True)  # noqa: PTH208  (of a descriptor)
+
+
+def _entry_at(folder: int, name: str, member_name: str) -> Entry | None:
+    """A file of an open folder as an entry owned by root; None for sockets and devices, and if it is gone."""
     try:
-        return stat.S_ISDIR(os.lstat(path).st_mode)
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        member = _header_of(status, member_name)
+        if member.kind is Kind.SYMLINK:
+            return replace(member, link=os.readlink(name, dir_fd=folder)), ()
     except (FileNotFoundError, NotADirectoryError):
-        return False
+        return None
+    if member.kind is Kind.FILE:
+        return member, _chunks(lambda: open_accessible(name, _OPEN_FLAGS, folder, 0o600), status.st_size)
+    return None if member.kind is Kind.UNKNOWN else (member, ())
+
+
+def _header_of(status: os.stat_result, name: str) -> Member:
+    """A header with the kind, the permissions and the time of a file; of a link it lacks the target."""
+    mode, size = status.st_mode, status.st_size if stat.S_ISREG(status.st_mode) else 0
+    kind = next((kind for test, kind in _KINDS if test(mode)), Kind.UNKNOWN)
+    return Member(
+        name=name, kind=kind, size=size, mode=stat.S_IMODE(mode), mtime=clamped_mtime(status.st_mtime)
+    )
 
 
 def path_entry(path: str, name: str) -> Entry | None:
     """A file, folder, symlink or FIFO of this machine as an entry owned by root; None for anything else."""
     status = os.lstat(path)
-    member = Member(
-        name=name, kind=Kind.FILE, mode=stat.S_IMODE(status.st_mode), mtime=clamped_mtime(status.st_mtime)
-    )
-    if stat.S_ISDIR(status.st_mode):
-        return replace(member, kind=Kind.FOLDER), ()
-    if stat.S_ISLNK(status.st_mode):
-        return replace(member, kind=Kind.SYMLINK, link=os.readlink(path)), ()  # noqa: PTH115
-    if stat.S_ISFIFO(status.st_mode):
-        return replace(member, kind=Kind.FIFO), ()
-    if stat.S_ISREG(status.st_mode):
-        return replace(member, size=status.st_size), _file_chunks(path, status.st_size)
-    return None
+    member = _header_of(status, name)
+    if member.kind is Kind.SYMLINK:
+        return replace(member, link=os.readlink(path)), ()  # noqa: PTH115
+    if member.kind is Kind.FILE:
+        return member, _chunks(lambda: os.open(path, _OPEN_FLAGS), status.st_size)
+    return None if member.kind is Kind.UNKNOWN else (member, ())
 
 
-def _file_chunks(path: str, size: int) -> Iterator[bytes]:
-    with os.fdopen(os.open(path, _OPEN_FLAGS), "rb") as file:
+def _chunks(open_file: Callable[[], int], size: int) -> Iterator[bytes]:
+    with os.fdopen(open_file(), "rb") as file:
         remaining = size
         while remaining and (chunk := file.read(min(remaining, CHUNK_BYTES))):
             remaining -= len(chunk)

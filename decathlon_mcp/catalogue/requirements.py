@@ -122,11 +122,13 @@ class MissingProgram:
 class HostInfo:
     """What this host offers to sandboxes.
 
-    `has_network`: a sandbox gets a network if its task needs one. `missing_programs`: by suite, then by MCP
-    server; a suite whose sandboxes were not probed is taken to have all of them.
+    `has_network`: a sandbox gets a network if its task needs one. `without_network`: suites whose provider
+    gives none, and why. `missing_programs`: by suite, then by MCP server; a suite whose sandboxes were not
+    probed is taken to have all of them.
     """
 
     has_network: bool = True
+    without_network: Mapping[str, str] = field(default_factory=dict[str, str])
     missing_programs: Mapping[str, Mapping[str, MissingProgram]] = field(
         default_factory=dict[str, Mapping[str, MissingProgram]]
     )
@@ -137,7 +139,7 @@ def missing_requirements(suite: Suite, task: Task, host: HostInfo) -> list[Missi
     pages = DocPages.of(suite)
     return [
         *_missing_text(suite, task, pages),
-        *_missing_network(task, pages, host),
+        *_missing_network(suite, task, pages, host),
         *_missing_programs(suite, task, pages, host),
         *(broken_file(suite, error) for error in task.errors),
         *_missing_servers(suite, task, pages),
@@ -165,17 +167,21 @@ def _missing_text(suite: Suite, task: Task, pages: DocPages) -> Iterator[Missing
         yield pages.requirement("text", file, message)
 
 
-def _missing_network(task: Task, pages: DocPages, host: HostInfo) -> Iterator[MissingRequirement]:
-    if task.needs.network and not host.has_network:
-        message = "needs a network, but `--network none` gives none to any sandbox"
-        yield pages.requirement("network", "network", message)
+def _missing_network(
+    suite: Suite, task: Task, pages: DocPages, host: HostInfo
+) -> Iterator[MissingRequirement]:
+    reason = host.without_network.get(suite.name)
+    if not host.has_network:
+        reason = "`--network none` gives none to any sandbox"
+    if task.needs.network and reason is not None:
+        yield pages.requirement("network", "network", f"needs a network, but {reason}")
 
 
 def _missing_programs(
     suite: Suite, task: Task, pages: DocPages, host: HostInfo
 ) -> Iterator[MissingRequirement]:
     programs = host.missing_programs.get(suite.name, {})
-    can_download = task.needs.network and host.has_network
+    can_download = task.needs.network and host.has_network and suite.name not in host.without_network
     for name in task.needs.servers:
         program = programs.get(name)
         if program is not None and not (program.downloadable and can_download):

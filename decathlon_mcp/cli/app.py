@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from decathlon_mcp import __version__
 from decathlon_mcp.cli.episode import episode
+from decathlon_mcp.cli.image import image
 from decathlon_mcp.cli.install import install
 from decathlon_mcp.cli.options import (
     DOCTOR_DEFAULTS,
@@ -52,6 +53,7 @@ app = App(
     group_parameters=GENERAL,
 )
 app.command(episode)
+app.command(image)
 app.command(install, sort_key=3)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from decathlon_mcp.app import provider_for
+from decathlon_mcp.app import create_provider, host_info, image_for, provider_for
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.requirements import HostInfo, MissingRequirement
 from decathlon_mcp.cli.options import unknown_variables
@@ -24,14 +24,12 @@ from decathlon_mcp.cli.tasks import summarize_missing
 from decathlon_mcp.driver_client.merging import check_merging
 from decathlon_mcp.episodes.program_probe import probe_programs
 from decathlon_mcp.episodes.registry import EpisodeRegistry
-from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError
+from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError, SettingsError
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.sandboxes.base import Finding, finding
 from decathlon_mcp.sandboxes.docker.engine import engine_address
 from decathlon_mcp.sandboxes.docker.limits import check_engine_limits
-from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvider
 from decathlon_mcp.sandboxes.kernel_limits import check_kernel_limits
-from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.settings import ProviderName, Settings
 from decathlon_mcp.storage.keys import KEY_FILE
 from decathlon_mcp.suites.loading import STARTER, load_suite
@@ -75,7 +73,7 @@ async def _findings(settings: Settings, host: str, port: int) -> AsyncGenerator[
             suites.append(load_suite(where, settings.language))
         except DecathlonError as error:
             yield Finding(f"suite {where}", False, error.message, "give the path of a checkout: --suite PATH")
-    for result in _check_tasks(suites, HostInfo(has_network=settings.network != "none")):
+    for result in _check_tasks(suites, host_info(suites, settings)):
         yield result
     async for result in _check_providers(suites, settings):
         yield result
@@ -119,7 +117,11 @@ async def _check_providers(suites: list[Suite], settings: Settings) -> AsyncGene
     checked: set[tuple[ProviderName, str | None]] = set()
     for suite in suites:
         name = provider_for(suite, settings)
-        image = (settings.image or suite.profile.image) if name == "docker" else None
+        try:
+            image = image_for(suite, settings)
+        except SettingsError as error:
+            yield Finding(f"{name} image", False, error.message, "see --provider, --image and --network")
+            continue
         if (name, image) not in checked:
             checked.add((name, image))
             for result in await _check_provider(name, image, suite, settings):
@@ -137,12 +139,7 @@ async def _check_providers(suites: list[Suite], settings: Settings) -> AsyncGene
 async def _check_provider(
     name: ProviderName, image: str | None, suite: Suite, settings: Settings
 ) -> list[Finding]:
-    owner = f"doctor-{os.getpid()}"
-    if name == "local":
-        opened = LocalProvider(owner, settings.state / "sandboxes")
-    else:
-        opened = DockerProvider(owner, network=settings.docker_network or DEFAULT_NETWORK)
-    async with opened as provider:
+    async with create_provider(name, f"doctor-{os.getpid()}", settings) as provider:
         findings = await provider.check(image)
         if settings.dense and all(result.ok for result in findings):
             findings += await check_merging(provider, image, suite.profile.root)

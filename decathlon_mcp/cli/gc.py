@@ -21,7 +21,12 @@ import anyio.to_thread
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import ProviderUnavailableError
 from decathlon_mcp.sandboxes.docker.engine import Engine
-from decathlon_mcp.sandboxes.inventory import DockerInventory, Inventory, LocalInventory
+from decathlon_mcp.sandboxes.inventory import (
+    DockerInventory,
+    Inventory,
+    ProcessInventory,
+    process_inventories,
+)
 from decathlon_mcp.storage.instance import InstanceLock, instance_lock, server_processes
 from decathlon_mcp.storage.store import FILE_NAME, EpisodeRow, SandboxRow, Store
 
@@ -72,7 +77,7 @@ async def collect(state: Path, dry_run: bool, abandon: bool, as_json: bool) -> i
 
 @asynccontextmanager
 async def _inventories(state: Path, report: Report) -> AsyncGenerator[list[Inventory]]:
-    inventories: list[Inventory] = [LocalInventory(state / "sandboxes")]
+    inventories: list[Inventory] = [*process_inventories(state)]
     engine = Engine()
     try:
         try:
@@ -90,8 +95,10 @@ async def _collect(
 ) -> None:
     # Listed before the locks: a server has its lock before it has a folder.
     scratch = sorted(folder for folder in (state / "scratch").glob("*-*") if folder.is_dir())
-    local = next(inventory for inventory in inventories if isinstance(inventory, LocalInventory))
-    owners = await local.owners() | {folder.name.partition("-")[0] for folder in scratch}
+    local = [inventory for inventory in inventories if isinstance(inventory, ProcessInventory)]
+    owners = {folder.name.partition("-")[0] for folder in scratch}
+    for inventory in local:
+        owners |= await inventory.owners()
     with Store.open_read_only(state) as store:
         episodes = [] if store is None else store.unfinished_episodes()
         sandboxes = [] if store is None else store.sandboxes()
@@ -116,7 +123,7 @@ async def _collect(
         # Of servers whose file is gone: nobody else would ever find it.
         for owner in sorted(owners - processes.keys() - set(dead)):
             if SERVER_NAME.fullmatch(owner):
-                removed = await _remove(owner, [local], scratch, dry_run=dry_run)
+                removed = await _remove(owner, local, scratch, dry_run=dry_run)
                 if removed != Removed(owner):
                     report.removed.append(removed)
 

@@ -374,6 +374,7 @@ class Episode:
             suite_changed=changed,
             preprocess_failure=progress.preprocess_failure,
             isolation=factory.provider.isolation,
+            unlimited=factory.provider.unlimited,
             agent_network=network,
             grader_network=network if spec.task.in_place else factory.grader_network_for(spec.task),
             launch_time=spec.launch_time,

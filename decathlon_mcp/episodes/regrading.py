@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
 from decathlon_mcp.grading.kept import ATTEMPT_FILE, KEPT_SEALED, KEPT_WORKSPACE, ORIGINAL_FILE, KeptAttempt
 from decathlon_mcp.grading.signing import verdict_digest
 from decathlon_mcp.grading.verdict import Regrading, Verdict
-from decathlon_mcp.sandboxes.base import Sandbox
+from decathlon_mcp.sandboxes.base import Isolation, Sandbox
 from decathlon_mcp.storage.kept_files import VERDICT_FILE, KeptFiles
 from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE, TrajectoryCalls, has_ended
 from decathlon_mcp.suites.suite import Suite
@@ -187,6 +187,13 @@ class Regrader:
         return CapturedWorkspace(workspace, sealed)
 
 
+_PLAYED: Mapping[Isolation, str] = {
+    "none": "without isolation",
+    "container": "in a container",
+    "namespaces": "in namespaces of bubblewrap",
+}
+
+
 def _refuse_unless_repeatable(kept: KeptAttempt, suite: Suite, task: Task, factory: SandboxFactory) -> None:
     """Raise BadRequestError for an attempt whose evaluator needs something that is not kept."""
     if kept.in_place or task.in_place:
@@ -201,7 +208,7 @@ def _refuse_unless_repeatable(kept: KeptAttempt, suite: Suite, task: Task, facto
         )
     isolation = factory.provider.isolation
     if isolation != kept.attempt.isolation:
-        played = "without isolation" if kept.attempt.isolation == "none" else "in a container"
+        played = _PLAYED[kept.attempt.isolation]
         raise BadRequestError(
             f"it was played {played}, and the provider {factory.provider.name} grades otherwise: choose the "
             "same with --provider"

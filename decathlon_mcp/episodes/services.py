@@ -153,8 +153,10 @@ async def _open_sandbox(
     factory: SandboxFactory, name: str, service: Service, label: str, records: EpisodeRecords
 ) -> AsyncGenerator[DriverClient]:
     """Open the sandbox of a service. Raises SetUpError if the provider or the image does not allow it."""
-    if factory.provider.isolation == "none":
-        raise SetUpError(f"the service {name} needs a container, which the local provider cannot open")
+    if factory.provider.isolation != "container":
+        raise SetUpError(
+            f"the service {name} needs a container, which the {factory.provider.name} provider cannot open"
+        )
     async with AsyncExitStack() as stack:
         try:
             _, driver = await stack.enter_async_context(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from decathlon_mcp.sandboxes.base import Isolation
+from decathlon_mcp.sandboxes.base import Isolation, LimitName
 from decathlon_mcp.suites.prompts import Prompt
 from decathlon_mcp.types import JsonObject, Network, as_object
 
@@ -71,7 +71,8 @@ class Attempt:
     `truncated`: a limit ended the attempt. `suite_revision` is that of the files at the set-up;
     `suite_changed`: not all files that were used are of that revision. `preprocess_failure`: how preprocess
     failed, if the suite ignores that. `image_digest`: the agent's image, None without one. `dense`: memory of
-    the agent's sandbox could be merged with that of others.
+    the agent's sandbox could be merged with that of others. `unlimited`: limits on sandboxes that the
+    provider could not enforce.
     """
 
     episode: str
@@ -93,6 +94,7 @@ class Attempt:
     started_at: datetime | None = None
     claimed_at: datetime | None = None
     image_digest: str | None = None
+    unlimited: tuple[LimitName, ...] = ()
     suite_changed: bool = False
     dense: bool = False
     preprocess_failure: str = ""

@@ -12,7 +12,7 @@ from typing import Any, Final, Self, TypeVar, cast, get_args
 
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.grading.attempt import Attempt, CallCounts
-from decathlon_mcp.sandboxes.base import Isolation
+from decathlon_mcp.sandboxes.base import Isolation, LimitName
 from decathlon_mcp.suites.prompts import Prompt
 from decathlon_mcp.types import JsonObject, Language, Network, as_object
 
@@ -56,6 +56,7 @@ class KeptAttempt:
             "suite_changed": attempt.suite_changed,
             "preprocess_failure": attempt.preprocess_failure,
             "isolation": attempt.isolation,
+            "unlimited": list(attempt.unlimited),
             "dense": attempt.dense,
             "agent_network": attempt.agent_network,
             "grader_network": attempt.grader_network,
@@ -102,6 +103,8 @@ class KeptAttempt:
             suite_changed=bool(values["suite_changed"]),
             preprocess_failure=str(values.get("preprocess_failure", "")),
             isolation=_one_of(values["isolation"], get_args(Isolation)),
+            # Releases before this field had no provider without some limit.
+            unlimited=tuple(_one_of(name, get_args(LimitName)) for name in values.get("unlimited", ())),
             dense=values.get("dense") is True,  # files of older releases do not have it
             agent_network=_one_of(values["agent_network"], get_args(Network)),
             grader_network=_one_of(values["grader_network"], get_args(Network)),

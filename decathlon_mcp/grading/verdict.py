@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal, Self, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
 from decathlon_mcp.grading.attempt import Attempt
-from decathlon_mcp.sandboxes.base import Isolation
+from decathlon_mcp.sandboxes.base import Isolation, LimitName
 from decathlon_mcp.types import JsonObject, Network
 
 Status: TypeAlias = Literal[
@@ -89,7 +89,8 @@ class Verdict(BaseModel):
     `preprocess_failure` is present if preprocess failed in a suite that ignores that: the exit code and the
     end of what it printed. `seconds` is the duration of the grading. `evaluator_digest` covers the
     evaluator's files and the groundtruth that were used, `image_digest` identifies the image of the
-    sandboxes; None if there was none. `dense` is present and true if memory of the agent's sandbox could be
+    sandboxes; None if there was none. `unlimited` is present if the provider isolates but could not enforce
+    these limits on the sandboxes. `dense` is present and true if memory of the agent's sandbox could be
     merged with that of others. `regrading` is present if the attempt was graded again later; the episode's
     own verdict has none.
     """
@@ -114,6 +115,7 @@ class Verdict(BaseModel):
     truncated: bool
     in_place: bool = False
     isolation: Isolation
+    unlimited: tuple[LimitName, ...] = ()
     dense: bool = False
     agent_network: Network
     grader_network: Network
@@ -140,8 +142,8 @@ class Verdict(BaseModel):
     def to_json(self) -> JsonObject:
         """The JSON form.
 
-        Without `success`, `reward`, `uncaught`, `preprocess_failure`, `regrading` and `signature` where there
-        are none, and without `suite_changed` and `dense` unless they are true.
+        Without `success`, `reward`, `uncaught`, `preprocess_failure`, `unlimited`, `regrading` and
+        `signature` where there are none, and without `suite_changed` and `dense` unless they are true.
         """
         absent = set[str]() if self.status in REWARDED else {"success", "reward"}
         if not self.suite_changed:
@@ -150,6 +152,8 @@ class Verdict(BaseModel):
             absent.add("dense")
         if not self.uncaught:
             absent.add("uncaught")
+        if not self.unlimited:
+            absent.add("unlimited")
         if not self.preprocess_failure:
             absent.add("preprocess_failure")
         if self.regrading is None:
@@ -232,6 +236,7 @@ def build_verdict(
         truncated=attempt.truncated,
         in_place=in_place,
         isolation=attempt.isolation,
+        unlimited=attempt.unlimited,
         dense=attempt.dense,
         agent_network=attempt.agent_network,
         grader_network=attempt.grader_network,

@@ -19,7 +19,10 @@ from decathlon_mcp.archives.writing import ArchiveSource
 from decathlon_mcp.errors import SandboxLostError
 from decathlon_mcp.types import Network
 
-Isolation = Literal["none", "container"]
+Isolation = Literal["none", "container", "namespaces"]
+"""`container`: of an engine. `namespaces`: of the kernel, without an engine."""
+LimitName = Literal["memory", "cpus", "pids"]
+"""Limits of a sandbox that a provider may be unable to enforce."""
 
 OUT_OF_MEMORY = "out of memory"
 """Cause of the end of a sandbox that the kernel killed at its memory limit."""
@@ -198,6 +201,11 @@ class Provider(Protocol):
 
     @property
     def isolation(self) -> Isolation: ...
+
+    @property
+    def unlimited(self) -> tuple[LimitName, ...]:
+        """Limits of a spec that this provider cannot enforce here, although it isolates."""
+        ...
 
     def root(self, spec: SandboxSpec) -> PurePosixPath:
         """The root that a sandbox of this spec will have, known before it is opened."""

@@ -9,15 +9,20 @@ import anyio.to_thread
 from docker.errors import APIError
 
 from decathlon_mcp.errors import ProviderUnavailableError
+from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
 from decathlon_mcp.sandboxes.docker.engine import Engine, engine_message
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.local.process_table import sandboxes_with_processes
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
-from decathlon_mcp.sandboxes.local.sandbox import OWNER_FILE
+from decathlon_mcp.sandboxes.local.resources import OWNER_FILE
 
 ALIVE = frozenset({"created", "running", "paused", "restarting"})
 """States of containers whose first process has not ended."""
+
+
+LOCAL_FOLDER, BUBBLEWRAP_FOLDER = "sandboxes", "bubblewrap"
+"""In the state folder: the folders of the sandboxes that are processes of this machine."""
 
 
 class Inventory(Protocol):
@@ -43,16 +48,17 @@ class Inventory(Protocol):
         ...
 
 
-class LocalInventory:
-    """Local sandboxes in one folder."""
+class ProcessInventory:
+    """Sandboxes that are processes of this machine, with their folders in one folder."""
 
-    name = "local"
-
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, provider: type[LocalProvider] | type[BubblewrapProvider], folder: Path) -> None:
+        self.name = provider.name
         self._folder = folder
+        self._provider = provider
 
     async def sandboxes(self, owner: str) -> dict[str, bool]:
-        alive = await anyio.to_thread.run_sync(sandboxes_with_processes, owner)
+        label = self._provider.label(owner)
+        alive = await anyio.to_thread.run_sync(sandboxes_with_processes, label)
         owners = await anyio.to_thread.run_sync(self._owners)
         return {name: name in alive for name in alive | {name for name, of in owners.items() if of == owner}}
 
@@ -61,7 +67,7 @@ class LocalInventory:
         return set((await anyio.to_thread.run_sync(self._owners)).values())
 
     async def remove(self, owner: str) -> int:
-        return await LocalProvider(owner, self._folder).sweep(owner)
+        return await self._provider(owner, self._folder).sweep(owner)
 
     def _owners(self) -> dict[str, str]:
         owners: dict[str, str] = {}
@@ -71,6 +77,14 @@ class LocalInventory:
             except OSError:  # its server removes it
                 continue
         return owners
+
+
+def process_inventories(state: Path) -> list[ProcessInventory]:
+    """The inventories of the providers whose sandboxes have folders in this state folder."""
+    return [
+        ProcessInventory(LocalProvider, state / LOCAL_FOLDER),
+        ProcessInventory(BubblewrapProvider, state / BUBBLEWRAP_FOLDER),
+    ]
 
 
 class DockerInventory:

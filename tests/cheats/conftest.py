@@ -1,4 +1,4 @@
-"""One server for all tests of a module. Its sandboxes are containers."""
+"""One server for all tests of a module, for each provider that isolates."""
 
 from __future__ import annotations
 
@@ -10,13 +10,24 @@ from tests.cheats.agent import LOW_LIMITS, SUITE, CheatServer, cheat_server
 from tests.probe.serving import serving
 
 
+@pytest.fixture(scope="module", params=["docker", "bubblewrap"])
+def provider(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def image(provider: str, request: pytest.FixtureRequest) -> str:
+    """The tests' image, as the provider needs it."""
+    return request.getfixturevalue("unpacked_image" if provider == "bubblewrap" else "test_image")
+
+
 @pytest.fixture(scope="module", name="cheats")
-async def docker_cheat_server(
-    test_image: str, tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
+async def isolated_cheat_server(
+    provider: str, image: str, tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 ) -> AsyncGenerator[CheatServer]:
     state = tmp_path_factory.mktemp("state")
     async with (
-        serving(state, suite=(SUITE,), provider="docker", image=test_image, **LOW_LIMITS) as served,
+        serving(state, suite=(SUITE,), provider=provider, image=image, **LOW_LIMITS) as served,
         cheat_server(served) as server,
     ):
         yield server

@@ -12,8 +12,11 @@ from tests.cheats.agent import SOLUTIONS, Agent, CheatServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
-FEWEST = {"scratch": 27, "others": 35}
-"""Numbers of ways in which preprocess can leave an answer, in scratch folders and elsewhere, in any image."""
+FEWEST = {"docker": {"scratch": 27, "others": 35}, "bubblewrap": {"scratch": 19, "others": 16}}
+"""Numbers of ways in which preprocess can leave an answer, in scratch folders and elsewhere, in any image.
+
+There are fewer where the image's own folders are read-only.
+"""
 SEARCH = """
 import ctypes, os, sys
 answer = "".join(HALVES)
@@ -79,16 +82,16 @@ async def ways(agent: Agent, kind: str) -> list[str]:
     return (await agent.shell(f"cat {kind}.txt")).splitlines()
 
 
-async def test_answers_left_by_preprocess_do_not_reach_the_agent(cheats: CheatServer) -> None:
+async def test_answers_left_by_preprocess_do_not_reach_the_agent(cheats: CheatServer, provider: str) -> None:
     async with cheats.unrewarded_episode("scattered-answer") as agent:
-        for kind, number in FEWEST.items():
+        for kind, number in FEWEST[provider].items():
             assert len(await ways(agent, kind)) >= number
         assert await ways(agent, "impossible") == []
         assert await search(agent) == ""
         # The search does find answers.
-        await agent.shell("sha256sum seed.txt | cut -c 1-64 > /opt/copy; mkdir /dev/shm/$(cat /opt/copy)")
-        answer = (await agent.shell("cat /opt/copy")).strip()
-        assert {*(await search(agent)).split()} == {f"/dev/shm/{answer}", "/opt/copy"}
+        await agent.shell("sha256sum seed.txt | cut -c 1-64 > /root/copy; mkdir /dev/shm/$(cat /root/copy)")
+        answer = (await agent.shell("cat /root/copy")).strip()
+        assert {*(await search(agent)).split()} == {f"/dev/shm/{answer}", "/root/copy"}
 
 
 async def test_honest_work_is_rewarded_after_a_careless_preprocess(cheats: CheatServer) -> None:
@@ -100,10 +103,10 @@ async def test_honest_work_is_rewarded_after_a_careless_preprocess(cheats: Cheat
 
 
 async def test_scratch_folders_are_cleared_where_processes_of_preprocess_continue(
-    cheats: CheatServer,
+    cheats: CheatServer, provider: str
 ) -> None:
     async with cheats.unrewarded_episode("scratched-answer") as agent:
-        assert len(await ways(agent, "scratch")) >= FEWEST["scratch"]
+        assert len(await ways(agent, "scratch")) >= FEWEST[provider]["scratch"]
         assert await search(agent) == ""
         get = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:8000/').read().decode())"
         assert await agent.python(get) == "a page of the task\n"

@@ -10,15 +10,22 @@ import anyio
 import pytest
 from decathlon_client import Decathlon
 
+from decathlon_mcp.sandboxes.bubblewrap.resources import STATUS_FILE
+from decathlon_mcp.sandboxes.inventory import BUBBLEWRAP_FOLDER
 from tests.cheats.agent import SOLUTIONS, SUITE
 from tests.cheats.test_resources import RAISE_OOM_SCORES, SHARED_MEMORY_BOMB
 from tests.probe.leftovers import processes_marked
 from tests.survival.servers import SupervisedServer, supervised_server
 
 
-async def until_it_has_ended(engine: Any, container: str) -> None:
+async def until_it_has_ended(provider: str, engine: Any, state: Path, name: str) -> None:
+    def is_running() -> bool:
+        if provider == "docker":
+            return engine.inspect_container(f"decathlon-{name}")["State"]["Running"]
+        return "exit-code" not in (state / BUBBLEWRAP_FOLDER / name / STATUS_FILE).read_text()
+
     with anyio.fail_after(60):
-        while engine.inspect_container(container)["State"]["Running"]:  # noqa: ASYNC110
+        while is_running():  # noqa: ASYNC110
             await anyio.sleep(0.1)
 
 
@@ -26,14 +33,14 @@ pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
 
 async def test_killing_the_driver_while_no_server_runs_forfeits_the_attempt(
-    tmp_path: Path, test_image: str, docker_engine: Any
+    tmp_path: Path, provider: str, image: str, docker_engine: Any
 ) -> None:
     """The next server finds out why the sandbox has ended. A reward of 0, even for the right answer."""
     state = tmp_path / "state"
-    options = ("--no-supervisor", "--image", test_image, "--memory-mib", "256")
+    options = ("--no-supervisor", "--image", image, "--memory-mib", "256")
 
     def serve(port: int = 0) -> AbstractAsyncContextManager[SupervisedServer]:
-        return supervised_server(state, *options, provider="docker", suite=SUITE, port=port)
+        return supervised_server(state, *options, provider=provider, suite=SUITE, port=port)
 
     async with AsyncExitStack() as servers:
         server = await servers.enter_async_context(serve())
@@ -45,7 +52,7 @@ async def test_killing_the_driver_while_no_server_runs_forfeits_the_attempt(
             await episode.call("root__shell", {"command": command})
             server.process.kill()
             await server.process.wait()
-            await until_it_has_ended(docker_engine, f"decathlon-{episode.id[:12]}-agent")
+            await until_it_has_ended(provider, docker_engine, state, f"{episode.id[:12]}-agent")
             await servers.enter_async_context(serve(server.port))
             verdict = await episode.evaluate()
             assert verdict.status == "forfeited"

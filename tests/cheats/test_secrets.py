@@ -150,10 +150,10 @@ async def test_other_sandboxes_are_invisible(cheats: CheatServer) -> None:
         await other.shell(f'exec -a neighbour python3 -c "{listen}" >/dev/null 2>&1 & touch /tmp/neighbour')
         async with cheats.unrewarded_episode() as agent:
             assert await agent.shell("cat /proc/*/cmdline | grep -ac neighb[o]ur; ls /tmp") == "0\n"
-            assert (await agent.shell("ls /sys/class/net; ls /proc/sys/net/ipv4/conf")).split() == [
-                "lo",
-                *("all", "default", "lo"),
-            ]
+            interfaces = "test -d /sys/class && ls /sys/class/net; ls /proc/sys/net/ipv4/conf"
+            names = ["all", "default", "lo"]
+            # A sandbox of bubblewrap has no /sys.
+            assert (await agent.shell(interfaces)).split() in (["lo", *names], names)
             assert "refused" in await agent.shell("exec 3<>/dev/tcp/127.0.0.1/7777")
             host = cheats.served.url.rpartition(":")[2]
             for address in ("127.0.0.1", "172.17.0.1", "169.254.169.254"):

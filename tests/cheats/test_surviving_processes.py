@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from decathlon_mcp.sandboxes.local.process_table import ProcessTable
 from tests.cheats.agent import CheatServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
@@ -91,12 +92,18 @@ time.sleep(0.1)
 
 
 @pytest.mark.parametrize("program", SURVIVORS.values(), ids=SURVIVORS)
-async def test_no_process_survives_the_claim(cheats: CheatServer, docker_engine: Any, program: str) -> None:
+async def test_no_process_survives_the_claim(
+    cheats: CheatServer, provider: str, docker_engine: Any, program: str
+) -> None:
     async with cheats.unrewarded_episode() as agent:
         background = f"LATE_WRITER = {LATE_WRITER!r}\n{LATE_WRITER}\nif os.fork() == 0:\n    os.setsid()"
         lines = "".join(f"    {line}\n" for line in program.splitlines())
         await agent.python(f"{background}\n{lines}")
         await agent.claim()
         await agent.verdict()
-        label = {"label": f"decathlon.sandbox={agent.label}-agent"}
-        assert docker_engine.containers(all=True, filters=label) == []
+        name = f"{agent.label}-agent"
+        if provider == "docker":
+            label = {"label": f"decathlon.sandbox={name}"}
+            assert docker_engine.containers(all=True, filters=label) == []
+        else:
+            assert not any(marker.endswith(f"/{name}") for marker in ProcessTable.read().markers)

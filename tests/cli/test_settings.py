@@ -66,7 +66,11 @@ def test_a_file_may_hold_settings_of_other_commands(shell: Shell) -> None:
     [
         (["--max-sandboxes", "many"], {}, "--max-sandboxes should be a valid integer"),
         (["--idle-seconds", "-3"], {}, "--idle-seconds should be greater than 0, not '-3'"),
-        (["--provider", "kubernetes"], {}, "--provider should be 'docker' or 'local', not 'kubernetes'"),
+        (
+            ["--provider", "kubernetes"],
+            {},
+            "--provider should be 'docker', 'bubblewrap' or 'local', not 'kubernetes'",
+        ),
         ([], {"DECATHLON_CPUS": "0"}, "DECATHLON_CPUS should be greater than 0, not '0'"),
     ],
 )

@@ -31,7 +31,7 @@ from anyio.abc import ByteStream, TaskGroup
 
 from decathlon_mcp.archives.writing import ArchiveSource, save
 from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, SandboxLostError
-from decathlon_mcp.sandboxes.base import Finding, Isolation, SandboxSpec, finding
+from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, SandboxSpec, finding
 from decathlon_mcp.sandboxes.conformance import PROBE_COMMAND
 from decathlon_mcp.sandboxes.streams import EndedStream, SocketStream
 from tests.fakes.driver import FakeDriver, FakeProbe, FakeRun, Faults, ProcessExit, Run, Tools
@@ -296,6 +296,7 @@ class FakeProvider:
         isolation: Isolation = "container",
     ) -> None:
         self.isolation: Isolation = isolation
+        self.unlimited: tuple[LimitName, ...] = ()
         self.machine = machine or FakeMachine()
         self.opened: list[FakeSandbox] = []
         self.starts: list[str] = []

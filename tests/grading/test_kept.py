@@ -48,7 +48,7 @@ def test_an_attempt_is_read_as_it_was_written() -> None:
         ({"launch_time": "yesterday"}, "damaged"),
         ({"calls": None}, "damaged"),
         ({"tools": []}, "damaged"),
-        ({"isolation": "hope"}, "'hope' is not one of none, container"),
+        ({"isolation": "hope"}, "'hope' is not one of none, container, namespaces"),
         ({"image_digest": 1}, "1 is no str"),
     ],
 )

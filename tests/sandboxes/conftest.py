@@ -17,6 +17,8 @@ from anyio.abc import Process
 
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND
 from decathlon_mcp.sandboxes.base import Limits, Provider, SandboxSpec
+from decathlon_mcp.sandboxes.bubblewrap.cgroups import Hierarchies
+from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
 from decathlon_mcp.sandboxes.conformance import ROOT, LastStep, ProviderUnderTest
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
@@ -75,6 +77,8 @@ async def open_bench(kind: str, request: pytest.FixtureRequest, folder: Path) ->
         bench = fake_bench(owner, folder)
     elif kind == "local":
         bench = local_bench(owner, folder)
+    elif kind == "bubblewrap":
+        bench = bubblewrap_bench(owner, folder, request.getfixturevalue("unpacked_image"))
     else:
         engine, image = request.getfixturevalue("docker_engine"), request.getfixturevalue("test_image")
         bench = docker_bench(owner, folder, engine, image)
@@ -122,6 +126,21 @@ def local_bench(owner: str, folder: Path) -> Bench:
         return [*processes, *(path.name for path in sandboxes.glob("*"))]
 
     return bench_of(owner, folder, lambda: LocalProvider(owner, sandboxes), resources=resources)
+
+
+def bubblewrap_bench(owner: str, folder: Path, image: str) -> Bench:
+    sandboxes = folder / "sandboxes"
+    parents = set(Hierarchies.of_this_process().by_limit.values())
+
+    async def resources() -> Collection[str]:
+        labels = [BubblewrapProvider.label(label) for label in (owner, former(owner))]
+        processes = [name for label in labels for name in sandboxes_with_processes(label)]
+        groups = [str(path) for parent in parents for path in parent.glob(f"decathlon-{owner}-*")]
+        return [*processes, *groups, *(path.name for path in sandboxes.glob("*"))]
+
+    return bench_of(
+        owner, folder, lambda: BubblewrapProvider(owner, sandboxes), resources=resources, image=image
+    )
 
 
 def docker_bench(owner: str, folder: Path, engine: Any, image: str) -> Bench:
@@ -197,6 +216,12 @@ async def real(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 @pytest.fixture
 async def local(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
     async with open_bench("local", request, tmp_path) as bench:
+        yield bench
+
+
+@pytest.fixture
+async def bubblewrap(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
+    async with open_bench("bubblewrap", request, tmp_path) as bench:
         yield bench
 
 

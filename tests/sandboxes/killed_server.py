@@ -14,20 +14,28 @@ from pathlib import Path, PurePosixPath
 import anyio
 
 from decathlon_mcp.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
+from decathlon_mcp.sandboxes.bubblewrap.image_folder import is_image_folder
+from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
 from decathlon_mcp.sandboxes.conformance import LastStep
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
 
 
 async def main(owner: str, folder: str, specs: Sequence[dict[str, object]], last_step: LastStep) -> None:
-    docker = any(spec["image"] for spec in specs)
-    provider: Provider = DockerProvider(owner) if docker else LocalProvider(owner, Path(folder))
+    provider = create_provider(owner, folder, next(iter(str(spec["image"] or "") for spec in specs), ""))
     async with provider, AsyncExitStack() as stack:
         report("opening")
         for spec in specs:
             await act(await stack.enter_async_context(provider.open(parse_spec(spec))), last_step)
         report("ready")
         await anyio.sleep_forever()
+
+
+def create_provider(owner: str, folder: str, image: str) -> Provider:
+    """The provider that such an image is for."""
+    if is_image_folder(image):
+        return BubblewrapProvider(owner, Path(folder))
+    return DockerProvider(owner) if image else LocalProvider(owner, Path(folder))
 
 
 def report(state: str) -> None:

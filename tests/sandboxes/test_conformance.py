@@ -20,7 +20,14 @@ SLOW = {
     conformance.cancelled_taking_back_leaves_nothing,
     conformance.ten_thousand_files_and_a_large_one_survive_a_round_trip,
 }
-PROVIDERS: dict[str, tuple[Check, ...]] = {"fake": CHECKS, "local": ALL_CHECKS, "docker": ALL_CHECKS}
+PROVIDERS: dict[str, tuple[Check, ...]] = {
+    "fake": CHECKS,
+    "local": ALL_CHECKS,
+    "bubblewrap": ALL_CHECKS,
+    "docker": ALL_CHECKS,
+}
+NEEDS_AN_ENGINE = ("bubblewrap", "docker")
+"""For bubblewrap, the image comes from one."""
 
 
 def cases() -> list[Any]:
@@ -29,7 +36,7 @@ def cases() -> list[Any]:
             kind,
             check,
             id=f"{kind}-{check.__name__}",
-            marks=[pytest.mark.docker] * (kind == "docker") + [pytest.mark.slow] * (check in SLOW),
+            marks=[pytest.mark.docker] * (kind in NEEDS_AN_ENGINE) + [pytest.mark.slow] * (check in SLOW),
         )
         for kind, checks in PROVIDERS.items()
         for check in checks

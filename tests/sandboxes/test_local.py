@@ -22,7 +22,7 @@ from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.conformance import file_entry, pack, receive_all, receive_line
 from decathlon_mcp.sandboxes.local import process_signals
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
-from decathlon_mcp.sandboxes.local.sandbox import LEADER_FILE, OWNER_FILE, unfinished_folder_prefix
+from decathlon_mcp.sandboxes.local.resources import LEADER_FILE, OWNER_FILE, unfinished_folder_prefix
 from tests.sandboxes.conftest import Bench
 
 pytestmark = pytest.mark.anyio
@@ -191,7 +191,7 @@ async def test_processes_that_do_not_end_delay_no_other_removal(
                 await anyio.sleep(0.1)
             removed.set()
             assert len(local.processes()) == 8, "the other removals had ended"
-    assert caplog.text.count("A local sandbox could not be removed") == 8
+    assert caplog.text.count("A sandbox could not be removed") == 8
     for pid in unkillable:
         kill(pid, signal.SIGKILL)
     await local.wait_until_nothing_left()

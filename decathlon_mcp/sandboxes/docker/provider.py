@@ -26,7 +26,7 @@ from anyio.abc import TaskGroup
 from docker.errors import APIError, NotFound
 
 from decathlon_mcp.errors import BadRequestError, DecathlonError, ImageError, ProviderUnavailableError
-from decathlon_mcp.sandboxes.base import Finding, Isolation, Limits, SandboxSpec, finding
+from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, Limits, SandboxSpec, finding
 from decathlon_mcp.sandboxes.docker.container import DEFAULT_NETWORK, Container, remove_container
 from decathlon_mcp.sandboxes.docker.engine import RESTART_SECONDS, Api, Engine, engine_message
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL, EventWatch
@@ -62,6 +62,7 @@ class DockerProvider:
 
     name = "docker"
     isolation: Isolation = "container"
+    unlimited: tuple[LimitName, ...] = ()
 
     # Four at once by default: with more, each takes longer and the total stays the same.
     def __init__(self, owner: str, *, network: str = DEFAULT_NETWORK, at_once: int = 4) -> None:

@@ -1,4 +1,4 @@
-"""The first process of a local sandbox."""
+"""The first process of a sandbox that this machine runs without an engine."""
 
 from __future__ import annotations
 
@@ -6,25 +6,38 @@ import os
 import select
 import stat
 import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import anyio
 
-from decathlon_mcp.errors import ImageError, SandboxLostError
-from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.local.process_table import MARKER_VARIABLE, ProcessId
+from decathlon_mcp.errors import SandboxLostError
+from decathlon_mcp.sandboxes.local.process_table import ProcessId
 from decathlon_mcp.sandboxes.streams import LogTail, PipeStream
 
 STANDARD_STREAMS = ("stdin", "stdout", "stderr")
 """Also the names of the pipes in the folder of a sandbox that survives."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What to start as a first process: a program on this machine's PATH, with its arguments.
+
+    `descriptors`: open files that it inherits under the same numbers. `survives`: see `SandboxSpec`.
+    """
+
+    command: tuple[str, ...]
+    cwd: Path
+    environment: Mapping[str, str]
+    survives: bool
+    descriptors: tuple[int, ...] = ()
+
+
 class FirstProcess:
-    """The first process of a local sandbox, in a session of its own. Create it with `start` or `take_back`.
+    """The first process of a sandbox, in a session of its own. Create it with `start` or `take_back`.
 
     A process that survives has both ends of three named pipes open. So its input does not end and its output
     does not break without a server, and what a pipe has room for (64 KiB) is kept for the next one; beyond
@@ -56,31 +69,27 @@ class FirstProcess:
         os.set_blocking(stderr, False)
 
     @classmethod
-    def start(cls, spec: SandboxSpec, folder: Path, marker: str) -> Self:
-        """Start it. Raises ImageError if the program is not on the PATH."""
+    def start(cls, launch: Launch, folder: Path) -> Self:
+        """Start it. `folder`: of the sandbox, for its pipes. Raises OSError if the program is not there."""
         with ExitStack() as on_error, ExitStack() as children:
             own: list[int] = []
             inherited: list[int] = []
             for name in STANDARD_STREAMS:
-                pipe = _named_pipe(folder, name) if spec.survives else _pipe(name)
+                pipe = _named_pipe(folder, name) if launch.survives else _pipe(name)
                 own.append(pipe[0])
                 inherited.append(pipe[1])
                 on_error.callback(os.close, pipe[0])
                 children.callback(os.close, pipe[1])
-            try:
-                popen = subprocess.Popen(
-                    spec.command,
-                    stdin=inherited[0],
-                    stdout=inherited[1],
-                    stderr=inherited[2],
-                    cwd=folder / "root",
-                    env=_environment(folder, marker),
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise ImageError(
-                    f"this machine has no {spec.command[0]} on its PATH: {error.strerror}"
-                ) from error
+            popen = subprocess.Popen(
+                launch.command,
+                stdin=inherited[0],
+                stdout=inherited[1],
+                stderr=inherited[2],
+                cwd=launch.cwd,
+                env=launch.environment,
+                pass_fds=launch.descriptors,
+                start_new_session=True,
+            )
             pidfd = os.pidfd_open(popen.pid)
             on_error.pop_all()
         stdin, stdout, stderr = own
@@ -203,16 +212,3 @@ def _has_ended(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
-
-
-def _environment(folder: Path, marker: str) -> Mapping[str, str]:
-    """The server's own variables without its settings; temporary files go to the sandbox's folder."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("DECATHLON_")}
-    # `python3` is the server's own Python. Not resolved: a virtual environment is recognized by the path.
-    python_folder = str(Path(sys.executable).parent)
-    return {
-        **inherited,
-        "PATH": os.pathsep.join((python_folder, inherited.get("PATH", os.defpath))),
-        "TMPDIR": str(folder / "tmp"),
-        MARKER_VARIABLE: marker,
-    }

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 MARKER_VARIABLE = "DECATHLON_SANDBOX"
-"""In the environment of every process of a sandbox: `<owner>/<name>`."""
+"""In the environment of processes of a sandbox: `<label>/<name>`, see `ProcessProvider.label`."""
 
 _MARKER = re.compile(rb"(?:^|\0)" + MARKER_VARIABLE.encode() + rb"=([^\0/]*)/([^\0]*)")
 _STOPPED_STATES = frozenset("tT")

@@ -1,0 +1,99 @@
+"""Moves through folders by descriptors, for folders whose owner may be hostile: no link is ever followed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Self
+
+from decathlon_mcp.errors import LimitExceededError
+
+MAX_LEVELS = 1000
+"""How deep folders may lie. Each move beyond `_KEPT_LEVELS` costs as many calls as it is levels deeper."""
+_KEPT_LEVELS = 32
+"""Down to this level, the descriptors of the folders above the current one are kept open."""
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+Parts = tuple[str, ...]
+
+
+class FolderCursor:
+    """The current folder, at or below `base`, a path or a descriptor of a folder.
+
+    `creates`: whether folders that are missing are created.
+    """
+
+    def __init__(self, base: Path | int, *, creates: bool = False) -> None:
+        self._creates = creates
+        if isinstance(base, int):
+            self._kept = [os.open(".", _FOLDER_FLAGS, dir_fd=base)]
+        else:
+            self._kept = [os.open(base, _FOLDER_FLAGS)]
+        self._parts: Parts = ()
+        self._current = os.dup(self._kept[0])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for descriptor in (*self._kept, self._current):
+            os.close(descriptor)
+
+    def enter(self, parts: Parts) -> int:
+        """A descriptor of that folder, valid until the next call.
+
+        Raises OSError, e.g. for a link, and LimitExceededError below `MAX_LEVELS`.
+        """
+        if len(parts) > MAX_LEVELS:
+            raise LimitExceededError(f"folders in the sandbox are more than {MAX_LEVELS} levels deep")
+        if parts != self._parts:
+            level = 0
+            if parts[: len(self._parts)] == self._parts:
+                level, current = len(self._parts), os.dup(self._current)
+            else:
+                while level + 1 < len(self._kept) and parts[: level + 1] == self._parts[: level + 1]:
+                    level += 1
+                for descriptor in self._kept[level + 1 :]:
+                    os.close(descriptor)
+                del self._kept[level + 1 :]
+                current = os.dup(self._kept[level])
+            os.close(self._current)
+            self._current, self._parts = current, parts[:level]
+            for part in parts[level:]:
+                self._descend(part)
+        return self._current
+
+    def _descend(self, part: str) -> None:
+        child = self._open(part)
+        if len(self._kept) == len(self._parts) + 1 and len(self._kept) <= _KEPT_LEVELS:
+            self._kept.append(os.dup(child))
+        os.close(self._current)
+        self._current, self._parts = child, (*self._parts, part)
+
+    def _open(self, name: str) -> int:
+        try:
+            return open_accessible(name, _FOLDER_FLAGS, self._current, 0o700)
+        except FileNotFoundError:
+            if not self._creates:
+                raise
+            os.mkdir(name, 0o755, dir_fd=self._current)
+            return os.open(name, _FOLDER_FLAGS, dir_fd=self._current)
+
+
+def open_accessible(name: str, flags: int, folder: int, mode: int) -> int:
+    """Open a file in a folder without following a link.
+
+    Its owner may have taken the permission from itself: then it gets the permissions `mode` first. Raises
+    OSError.
+    """
+    flags |= os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(name, flags, dir_fd=folder)
+    except PermissionError:
+        descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            # chmod(2) would follow a link that has replaced it, and fchmod(2) refuses such a descriptor.
+            os.chmod(f"/proc/self/fd/{descriptor}", mode)  # noqa: PTH101
+        finally:
+            os.close(descriptor)
+        return os.open(name, flags, dir_fd=folder)

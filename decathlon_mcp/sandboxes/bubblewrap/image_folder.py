@@ -1,0 +1,174 @@
+"""A root file system in a folder of this machine: an unpacked image, or any folder with `/usr` and `/etc`.
+
+An unpacked image is a folder with the file `image.json` and the folder `rootfs`; `decathlon-mcp image unpack`
+writes both. In any other folder, the folder itself is the root file system, and nothing is known about it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Self
+
+from decathlon_mcp.errors import ImageError
+from decathlon_mcp.types import JsonObject, as_object
+
+CONFIG_FILE = "image.json"
+ROOT_FOLDER = "rootfs"
+CONFIG_VERSION = 1
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SANDBOX_USER = 1_900_000_000
+"""User and group of sandboxes if the server is root, and owner of what root unpacks. Belongs to nobody: below
+the ids that systemd and container engines give away (systemd, "Users, Groups, UIDs and GIDs"), and above
+those of people."""
+MAX_LINKS = 40
+"""Symbolic links that are followed on one path, as by the kernel."""
+_TABLE_BYTES = 1 << 20
+"""How much of /etc/passwd or /etc/group is read."""
+_CONFIG_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ImageUser:
+    """The user that processes run as, inside: the image's USER. `home` is absolute."""
+
+    user: int = 0
+    group: int = 0
+    home: PurePosixPath = field(default=PurePosixPath("/root"))
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFolder:
+    """A root file system and what is known about it.
+
+    `owner`: user and group, on this machine, that own it. `environment` are the image's variables, `digest`
+    is that of the image, `sha256:...`; None if it is not known.
+    """
+
+    path: Path
+    root: Path
+    owner: tuple[int, int]
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    user: ImageUser = ImageUser()
+    digest: str | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Raises ImageError if there is no root file system, or if its `image.json` cannot be read."""
+        config_file = path / CONFIG_FILE
+        config = _read_config(config_file) if config_file.exists() else {}
+        root = path / ROOT_FOLDER if config else path
+        try:
+            status = (root / "usr").stat()
+        except OSError as error:
+            raise ImageError(
+                f"{path} is no unpacked image: {error.strerror}: {root / 'usr'}; unpack one with "
+                "`decathlon-mcp image unpack IMAGE DIR`",
+                image=str(path),
+            ) from None
+        environment = as_object(config.get("env")) or {}
+        return cls(
+            path,
+            root,
+            (status.st_uid, status.st_gid),
+            {"PATH": DEFAULT_PATH, **{name: str(value) for name, value in environment.items()}},
+            _image_user(root, str(config.get("user") or "")),
+            None if config.get("digest") is None else str(config["digest"]),
+        )
+
+    def find_program(self, name: str) -> Path | None:
+        """The file that a program's name means inside; None if there is none that can be executed."""
+        folders = [""] if "/" in name else self.environment["PATH"].split(":")
+        for folder in folders:
+            file = self.resolve(PurePosixPath("/", folder, name))
+            if file is not None and file.is_file() and os.access(file, os.X_OK):
+                return file
+        return None
+
+    def resolve(self, path: PurePosixPath) -> Path | None:
+        """Where an absolute path inside is on this machine, all links followed as inside.
+
+        None if it does not exist. The folder must not change meanwhile.
+        """
+        pending = list(reversed(path.parts[1:]))
+        parts: list[str] = []
+        links = 0
+        while pending:
+            part = pending.pop()
+            if part == "..":
+                parts = parts[:-1]
+                continue
+            here = self.root.joinpath(*parts, part)
+            try:
+                status = os.lstat(here)
+            except OSError:
+                return None
+            if not stat.S_ISLNK(status.st_mode):
+                parts.append(part)
+                continue
+            links += 1
+            if links > MAX_LINKS:
+                return None
+            target = PurePosixPath(here.readlink())
+            if target.is_absolute():
+                parts = []
+            pending += [part for part in reversed(target.parts) if part != "/"]
+        return self.root.joinpath(*parts)
+
+
+def is_image_folder(image: str | None) -> bool:
+    """Whether the setting `--image` names a folder: no name of an image on an engine begins like this."""
+    return image is not None and image.startswith(("/", ".", "~"))
+
+
+def _read_config(file: Path) -> JsonObject:
+    try:
+        with file.open("rb") as source:
+            config = as_object(json.loads(source.read(_CONFIG_BYTES)))
+    except (OSError, ValueError) as error:
+        raise ImageError(f"{file} cannot be read: {error}", image=str(file.parent)) from None
+    if config is None or config.get("version") != CONFIG_VERSION:
+        raise ImageError(f"{file} is not of this version: unpack the image again", image=str(file.parent))
+    return config
+
+
+def _image_user(root: Path, text: str) -> ImageUser:
+    """What an image's USER means: a name or an id, optionally with a group. Unknown names are root."""
+    name, _, group_name = text.partition(":")
+    row = _find(_rows(root / "etc" / "passwd"), name or "0", columns=7)
+    user = int(name) if _is_id(name) else int(row[2]) if row else 0
+    group = int(row[3]) if row and _is_id(row[3]) else 0
+    if group_name:
+        group_row = _find(_rows(root / "etc" / "group"), group_name, columns=4)
+        group = int(group_name) if _is_id(group_name) else int(group_row[2]) if group_row else 0
+    default = PurePosixPath("/root" if user == 0 else "/home/user")
+    home = PurePosixPath(row[5]) if row else default
+    usable = home.is_absolute() and ".." not in home.parts and len(home.parts) > 1
+    return ImageUser(user, group, home if usable else default)
+
+
+def _find(rows: Sequence[Sequence[str]], name_or_id: str, *, columns: int) -> Sequence[str] | None:
+    for column in (0, 2):
+        for row in rows:
+            if len(row) >= columns and row[column] == name_or_id:
+                return row
+    return None
+
+
+def _rows(file: Path) -> list[list[str]]:
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as source:
+            text = source.read(_TABLE_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return []
+    rows = [line.split(":") for line in text.splitlines()]
+    return [row for row in rows if len(row) >= 4 and _is_id(row[2])]
+
+
+def _is_id(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 10

@@ -1,0 +1,258 @@
+"""What one sandbox occupies on this machine: processes, a control group, and a folder that names both."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import resource
+import signal
+import socket
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.sandboxes.base import OUT_OF_MEMORY, SandboxSpec
+from decathlon_mcp.sandboxes.bubblewrap.cgroups import Group, Hierarchies
+from decathlon_mcp.sandboxes.bubblewrap.command import SandboxFiles, bubblewrap_command
+from decathlon_mcp.sandboxes.bubblewrap.image_folder import ImageFolder
+from decathlon_mcp.sandboxes.bubblewrap.seccomp import compile_filter
+from decathlon_mcp.sandboxes.local.first_process import FirstProcess, Launch
+from decathlon_mcp.sandboxes.local.process_table import MARKER_VARIABLE, ProcessId
+from decathlon_mcp.sandboxes.local.resources import ProcessResources, write_leader
+from decathlon_mcp.types import as_object
+
+GROUPS_FILE = "groups"
+"""In a sandbox's folder: the folders of its control group, one a line."""
+STATUS_FILE = "status"
+"""In a sandbox's folder: what bubblewrap writes about the first process."""
+_KILLED_EXIT_CODE = 137
+_CAP_SYS_RESOURCE = 1 << 24
+HOSTS = b"127.0.0.1\tlocalhost\n::1\tlocalhost\n"
+_STATUS_BYTES = 4096
+# Joins the control groups whose files come before `--`, then executes the rest.
+_JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done; shift; exec "$@"'
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What all sandboxes of a provider need of this machine. `program` is the path of bwrap."""
+
+    program: str
+    hierarchies: Hierarchies
+
+
+@contextmanager
+def closing_descriptor(descriptor: int) -> Generator[int]:
+    """Close an open file at the end."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def can_limit_processes() -> bool:
+    """Whether RLIMIT_NPROC limits the processes of one sandbox.
+
+    The kernel counts them in each user namespace since 5.14. The limit must be set after the namespace
+    exists: before, it would limit all processes of the server's user. That needs the same user or
+    CAP_SYS_RESOURCE.
+    """
+    version = tuple(map(int, re.findall(r"\d+", platform.release())[:2]))
+    try:
+        status = Path("/proc/self/status").read_text("utf-8", "replace")
+    except OSError:
+        return False
+    capabilities = int(re.findall(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)[0], 16)
+    return version >= (5, 14) and (os.geteuid() != 0 or bool(capabilities & _CAP_SYS_RESOURCE))
+
+
+def _file_with(content: bytes) -> int:
+    """A descriptor of a file without a name, to be read from its beginning."""
+    descriptor = os.memfd_create("decathlon", os.MFD_CLOEXEC)
+    os.write(descriptor, content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+class BubblewrapResources(ProcessResources):
+    """The process that is started is bubblewrap's, which waits for the first process, its child.
+
+    Its environment, which is visible outside only, has the marker.
+    """
+
+    def __init__(self, owner: str, name: str, folder: Path, *, label: str) -> None:
+        super().__init__(owner, name, folder, label=label)
+        self.group = Group(set())
+        self._leader: ProcessId | None = None
+        self._set_up: socket.socket | None = None
+
+    @property
+    def leader(self) -> ProcessId | None:
+        if self._leader is None and self.process is None:
+            self._leader = super().leader
+        return self._leader
+
+    @property
+    def monitor(self) -> ProcessId | None:
+        """bubblewrap's process outside; None if another server has started it."""
+        return None if self.process is None or self.process.id == self._leader else self.process.id
+
+    def start(self, spec: SandboxSpec, image: ImageFolder, host: Host, user: tuple[int, int] | None) -> None:
+        """Start bubblewrap, and call `mark_set_up` when `set_up` can be read.
+
+        `user`: user and group on this machine, if they are not the server's own.
+
+        Raises ProviderUnavailableError.
+        """
+        with ExitStack() as stack:
+            files = self._open_files(spec, stack)
+            self._create_group(spec, host.hierarchies)
+            command, descriptors = bubblewrap_command(host.program, spec, image, files, stack)
+            if user is not None:
+                command = ["setpriv", f"--reuid={user[0]}", f"--regid={user[1]}", "--clear-groups", *command]
+            if self.group.folders:
+                joined = (str(file) for file in self.group.process_files)
+                command = ["/bin/sh", "-c", _JOIN, "sh", *joined, "--", *command]
+            launch = Launch(
+                command=tuple(command),
+                cwd=Path("/"),
+                environment={"PATH": os.environ.get("PATH", os.defpath), MARKER_VARIABLE: self.marker},
+                survives=spec.survives,
+                descriptors=(files.status, files.block, files.seccomp, files.hosts, *descriptors),
+            )
+            try:
+                self.process = FirstProcess.start(launch, self.folder)
+            except OSError as error:
+                raise ProviderUnavailableError(f"{command[0]} cannot be started: {error.strerror}") from error
+
+    def _open_files(self, spec: SandboxSpec, stack: ExitStack) -> SandboxFiles:
+        status = os.open(
+            self.folder / STATUS_FILE,
+            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC,
+            0o600,
+        )
+        stack.callback(os.close, status)
+        self._set_up, block = socket.socketpair()
+        stack.callback(block.close)
+        self._set_up.setblocking(False)
+        self._set_up.send(b"1")
+        return SandboxFiles(
+            status=status,
+            block=block.fileno(),
+            seccomp=stack.enter_context(
+                closing_descriptor(_file_with(compile_filter(fixed_addresses=spec.dense)))
+            ),
+            hosts=stack.enter_context(closing_descriptor(_file_with(HOSTS))),
+        )
+
+    def _create_group(self, spec: SandboxSpec, hierarchies: Hierarchies) -> None:
+        self.group = hierarchies.group(f"decathlon-{self.owner}-{self.name}")
+        # Before it exists: of a server that is killed meanwhile, the next one knows what to remove.
+        (self.folder / GROUPS_FILE).write_text("".join(f"{folder}\n" for folder in self.group.folders))
+        try:
+            self.group.create(spec.limits)
+        except OSError as error:
+            raise ProviderUnavailableError(
+                f"no control group could be created: {error}; see `decathlon-mcp doctor`"
+            ) from error
+
+    @property
+    def set_up(self) -> socket.socket:
+        """Can be read when the sandbox is set up, or when bubblewrap has ended."""
+        assert self._set_up is not None, "another server has started it"
+        return self._set_up
+
+    def mark_set_up(self, spec: SandboxSpec, hierarchies: Hierarchies) -> bool:
+        """Note the first process, whose files are the sandbox's from now on; whether there is one."""
+        process = self.process
+        assert process is not None
+        pid = self._status().get("child-pid")
+        leader = ProcessId.of(pid) if isinstance(pid, int) else None
+        if leader is None or process.id is None:
+            return False
+        self._leader = leader
+        write_leader(self.folder, leader)
+        # It needs nothing, and the kernel shall not kill it for what others need.
+        self.group.dismiss(process.id.pid)
+        if spec.limits.pids is not None and "pids" in hierarchies.unlimited and can_limit_processes():
+            with suppress(OSError):
+                limits = (spec.limits.pids, spec.limits.pids)
+                resource.prlimit(leader.pid, resource.RLIMIT_NPROC, limits)
+        return True
+
+    @property
+    def has_run(self) -> bool:
+        """Whether the first process was executed and has ended."""
+        return "exit-code" in self._status()
+
+    def take_back(self) -> ProcessId:
+        self.group = self._recorded_group()
+        try:
+            self._leader = super().take_back()
+        except SandboxLostError as error:
+            if (cause := self.cause_of_end()) is None:
+                raise
+            raise SandboxLostError(f"{error.message} ({cause})", cause=cause) from None
+        return self._leader
+
+    def open_root(self) -> int:
+        """A descriptor of the sandbox's root. Raises SandboxLostError if the first process has ended."""
+        leader = self.leader
+        try:
+            if leader is not None:
+                descriptor = os.open(f"/proc/{leader.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                own, other = Path("/").stat(), os.fstat(descriptor)
+                # Looked at after the file is open: the number may belong to another process by now.
+                if ProcessId.of(leader.pid) == leader and not os.path.samestat(own, other):
+                    return descriptor
+                os.close(descriptor)
+        except OSError:
+            pass
+        raise SandboxLostError("the sandbox's first process has ended")
+
+    def cause_of_end(self, exit_code: int | None = None) -> str | None:
+        """Why the first process ended, if it has. `exit_code`: as its parent knows it."""
+        code = self._status().get("exit-code", exit_code)
+        if code in (None, _KILLED_EXIT_CODE) and self.group.was_out_of_memory:
+            return OUT_OF_MEMORY
+        return None if code is None else f"exit code {code}"
+
+    def kill_first_process(self) -> bool:
+        """Kill the first process, with which the kernel kills all others; whether that was possible."""
+        leader, monitor = self.leader, self.monitor
+        if leader is None or monitor is None:
+            return False
+        with suppress(OSError), closing_descriptor(os.pidfd_open(leader.pid)) as process:
+            # Looked at after the descriptor is open: the number may belong to another process by now.
+            if ProcessId.of(leader.pid) == leader:
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+        with suppress(OSError):
+            # Not reaped yet, so that its number is its own. It may have been stopped with the others.
+            os.kill(monitor.pid, signal.SIGCONT)
+        return True
+
+    def release(self) -> bool:
+        if self._set_up is not None:
+            self._set_up.close()
+        group = self.group if self.group.folders else self._recorded_group()
+        return group.remove()
+
+    def _recorded_group(self) -> Group:
+        try:
+            lines = (self.folder / GROUPS_FILE).read_text("utf-8").splitlines()
+        except OSError:
+            return Group(set())
+        return Group({Path(line) for line in lines})
+
+    def _status(self) -> dict[str, object]:
+        """What bubblewrap has written: JSON objects, one a line; a line that is cut is ignored."""
+        values: dict[str, object] = {}
+        with suppress(OSError):
+            for line in (self.folder / STATUS_FILE).read_bytes()[:_STATUS_BYTES].splitlines():
+                with suppress(ValueError):
+                    values |= as_object(json.loads(line)) or {}
+        return values

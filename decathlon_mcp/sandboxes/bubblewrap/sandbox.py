@@ -1,0 +1,157 @@
+"""One sandbox in namespaces of its own. Its files are in memory and are reached through its first process."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+import anyio
+from anyio import to_thread
+
+from decathlon_mcp.archives.folder_cursor import FolderCursor
+from decathlon_mcp.archives.reading import Member
+from decathlon_mcp.archives.unpacking import MemberReader, open_archive, unpack_members
+from decathlon_mcp.archives.writing import ArchiveSource, pack_at
+from decathlon_mcp.errors import BadRequestError, LimitExceededError
+from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.sandboxes.bubblewrap.command import SCRATCH, WritableFolder
+from decathlon_mcp.sandboxes.bubblewrap.resources import BubblewrapResources, closing_descriptor
+from decathlon_mcp.sandboxes.local.process_signals import ProcessSignaller
+from decathlon_mcp.sandboxes.local.sandbox import CAUSE_SECONDS, ProcessSandbox
+
+_Item = TypeVar("_Item")
+
+_libc = ctypes.CDLL(None)
+
+
+class BubblewrapSandbox(ProcessSandbox):
+    """See `base.Sandbox`.
+
+    `put` accepts folders at or below the suite's root and the user's home, since everything else belongs to
+    the image. `user`: the user and group of its processes on this machine, if they are not the server's own.
+    """
+
+    def __init__(
+        self,
+        spec: SandboxSpec,
+        resources: BubblewrapResources,
+        signaller: ProcessSignaller,
+        *,
+        folders: Sequence[WritableFolder],
+        image_digest: str | None,
+        user: tuple[int, int] | None,
+        paused: bool = False,
+    ) -> None:
+        super().__init__(spec, resources, signaller, paused=paused)
+        self.root = spec.root
+        self.image_digest = image_digest
+        self._resources = resources
+        self._writable = [folder.path for folder in folders if folder.path != SCRATCH]
+        self._user = user
+
+    async def put(self, folder: PurePosixPath, archive: ArchiveSource) -> None:
+        self._check_open()
+        below = next((path for path in self._writable if folder.is_relative_to(path)), None)
+        if below is None or ".." in folder.parts:
+            places = ", ".join(map(str, self._writable))
+            raise BadRequestError(f"files are copied to places at or below {places}, not to {folder}")
+
+        def put() -> None:
+            with (
+                open_archive(archive) as reader,
+                closing_descriptor(self._resources.open_root()) as root,
+                FolderCursor(root) as place,
+                FolderCursor(place.enter(below.parts[1:]), creates=True) as cursor,
+                _acting_as(self._user),
+            ):
+                unpack_members(_ServersReader(reader, self._user), cursor, folder.relative_to(below).parts)
+
+        try:
+            await to_thread.run_sync(put, limiter=self._threads, abandon_on_cancel=True)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise LimitExceededError(
+                f"the files for {folder} do not fit into the sandbox's memory"
+            ) from error
+
+    async def get(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
+        self._check_open()
+        if not folder.is_absolute() or ".." in folder.parts or folder.is_relative_to(SCRATCH):
+            raise BadRequestError(f"files are copied from absolute paths outside /tmp, not {folder}")
+
+        def get() -> None:
+            with closing_descriptor(self._resources.open_root()) as root, FolderCursor(root) as cursor:
+                pack_at(cursor, folder.parts[1:], archive, limit_bytes)
+
+        await to_thread.run_sync(get, limiter=self._threads, abandon_on_cancel=True)
+
+    async def cause_of_end(self) -> str | None:
+        process = self._process
+        if process.stream.ended.is_set():
+            with anyio.move_on_after(CAUSE_SECONDS):
+                await process.ended.wait()
+        return self._resources.cause_of_end(process.exit_code) if process.ended.is_set() else None
+
+
+@contextmanager
+def _acting_as(user: tuple[int, int] | None) -> Generator[None]:
+    """Create files as this user and group, in this thread. Only root may; None changes nothing.
+
+    In a file system that belongs to another user namespace, the kernel refuses files of users who have no
+    number there, root's too (EOVERFLOW).
+    """
+    if user is None:
+        yield
+        return
+    try:
+        _act_as(*user)
+        yield
+    finally:
+        _act_as_server()
+
+
+# setfsuid(2) is about a single thread, unlike setuid(3). It must come last, as it gives up the right to
+# change the group, and first on the way back.
+def _act_as(user: int, group: int) -> None:
+    _libc.setfsgid(group)
+    _libc.setfsuid(user)
+
+
+def _act_as_server() -> None:
+    _libc.setfsuid(os.geteuid())
+    _libc.setfsgid(os.getegid())
+
+
+class _ServersReader:
+    """Reads an archive as the server, in a thread that is acting as `user`."""
+
+    # A streamed archive opens the server's files while it is read.
+    def __init__(self, reader: MemberReader, user: tuple[int, int] | None) -> None:
+        self._reader = reader
+        self._user = user
+
+    def __iter__(self) -> Iterator[Member]:
+        return self._as_server(iter(self._reader))
+
+    def body(self) -> Iterator[bytes]:
+        return self._as_server(self._reader.body())
+
+    def _as_server(self, items: Iterator[_Item]) -> Iterator[_Item]:
+        if self._user is None:
+            yield from items
+            return
+        while True:
+            _act_as_server()
+            try:
+                item = next(items, None)
+            finally:
+                _act_as(*self._user)
+            if item is None:
+                return
+            yield item

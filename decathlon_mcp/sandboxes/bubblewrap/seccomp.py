@@ -1,0 +1,161 @@
+"""Seccomp filter of a sandbox: refuses the system calls that Docker's default profile refuses.
+
+Docker's profile lists what is allowed (moby, profiles/seccomp/default.json, version 25 and later) and depends
+on the capabilities, of which a sandbox has none. This filter lists what is refused, and answers ENOSYS to
+every call that is newer than the last one it knows, so that a new kernel does not widen it. Unlike Docker's,
+it refuses programs of other architectures, 32-bit ones included: a filter by numbers would need their tables.
+
+Format: classic BPF, see Documentation/userspace-api/seccomp_filter.rst in Linux.
+"""
+
+from __future__ import annotations
+
+import platform
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+_ALLOW = 0x7FFF0000
+_EPERM, _ENOSYS = 0x00050001, 0x00050026
+_LOAD, _AND, _EQUALS, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
+# Offsets in struct seccomp_data. The arguments that are compared have 32 bits, so their lower halves suffice.
+_NUMBER, _ARCHITECTURE, _FIRST = 0, 4, 16
+
+LAST_KNOWN = 462
+"""mseal(2) of Linux 6.10. From 424 on, numbers are the same on all architectures."""
+_REFUSED_EVERYWHERE = (
+    *(425, 426, 427),  # io_uring
+    *(428, 429, 430, 431, 432, 433, 442),  # mounts: open_tree to fspick, mount_setattr
+    *(438, 440, 443, 450),  # pidfd_getfd, process_madvise, quotactl_fd, set_mempolicy_home_node
+    *(457, 458, 459, 460, 461),  # statmount, listmount, lsm_*
+)
+_CLONE3 = 435
+_NAMESPACE_FLAGS = 0x7E020000
+"""Flags of clone(2) that create a namespace."""
+_VSOCK = 40
+_PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
+"""What Docker allows: Linux with or without short times and uname 2.6, and asking for the current value."""
+FIXED_ADDRESSES = 0x40000
+"""Personality ADDR_NO_RANDOMIZE, for sandboxes whose processes share equal pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Architecture:
+    """Numbers of an architecture's system calls. `refused`: below 424."""
+
+    audit: int
+    personality: int
+    clone: int
+    sockets: tuple[int, int]
+    refused: tuple[int, ...]
+
+
+_ARCHITECTURES = {
+    "x86_64": _Architecture(
+        audit=0xC000003E,
+        personality=135,
+        clone=56,
+        sockets=(41, 53),
+        refused=(
+            *(103, 153, 161, 163, 169, 170, 171),  # syslog, vhangup, chroot, acct, reboot, set*name
+            *(155, 165, 166, 272, 308),  # pivot_root, mount, umount2, unshare, setns
+            *(164, 227),  # settimeofday, clock_settime
+            *(167, 168, 179, 180),  # swapon, swapoff, quotactl, nfsservctl
+            *(172, 173),  # iopl, ioperm
+            *(174, 175, 176, 177, 178, 313),  # modules of the kernel
+            *(134, 136, 139, 156, 212, 236),  # uselib, ustat, sysfs, _sysctl, lookup_dcookie, vserver
+            *(237, 238, 239, 256, 279),  # memory policies and move_pages
+            *(246, 320),  # kexec
+            *(248, 249, 250),  # keys
+            *(298, 300, 304, 312, 321, 323),  # perf_event_open, fanotify_init, open_by_handle_at, kcmp, bpf,
+            # userfaultfd
+        ),
+    ),
+    "aarch64": _Architecture(
+        audit=0xC00000B7,
+        personality=92,
+        clone=220,
+        sockets=(198, 199),
+        refused=(
+            *(116, 58, 51, 89, 142, 161, 162),
+            *(41, 40, 39, 97, 268),
+            *(170, 112),
+            *(224, 225, 60, 42),
+            *(105, 106, 273),
+            18,
+            *(235, 236, 237, 238, 239),
+            *(104, 294),
+            *(217, 218, 219),
+            *(241, 262, 265, 272, 280, 282),
+        ),
+    ),
+}
+
+Instruction = tuple[int, int, int, int]
+
+
+def is_supported() -> bool:
+    """Whether there is a filter for this machine's architecture."""
+    return platform.machine() in _ARCHITECTURES
+
+
+def compile_filter(*, fixed_addresses: bool = False) -> bytes:
+    """The filter for this machine, as `bwrap --seccomp` reads it.
+
+    `fixed_addresses`: also allow the personality `FIXED_ADDRESSES`. Raises KeyError unless `is_supported`.
+    """
+    names = _ARCHITECTURES[platform.machine()]
+    personalities = (*_PERSONALITIES, *[FIXED_ADDRESSES, FIXED_ADDRESSES | 0x8] * fixed_addresses)
+    program: list[Instruction] = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_EQUALS, 1, 0, names.audit),
+        (_RETURN, 0, 0, _ENOSYS),
+        (_LOAD, 0, 0, _NUMBER),
+        # Also the calls of x86-64's x32, whose numbers have bit 30.
+        (_AT_LEAST, 0, 1, LAST_KNOWN + 1),
+        (_RETURN, 0, 0, _ENOSYS),
+        # With ENOSYS, programs use clone, whose flags are in a register and not in memory.
+        *_if_call(_CLONE3, [(_RETURN, 0, 0, _ENOSYS)]),
+        *_if_call(names.clone, _refuse_flags(_NAMESPACE_FLAGS)),
+        *_if_call(names.personality, _refuse_unless(personalities)),
+    ]
+    for number in names.sockets:
+        program += _if_call(number, _refuse_if(_VSOCK))
+    for number in sorted({*names.refused, *_REFUSED_EVERYWHERE}):
+        program += _if_call(number, [(_RETURN, 0, 0, _EPERM)])
+    program.append((_RETURN, 0, 0, _ALLOW))
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+
+
+def _if_call(number: int, then: Sequence[Instruction]) -> list[Instruction]:
+    """Run `then`, which returns, if the call has that number, which is loaded."""
+    return [(_EQUALS, 0, len(then), number), *then]
+
+
+def _refuse_flags(flags: int) -> list[Instruction]:
+    """Refuse the call if its first argument has one of the flags."""
+    return [
+        (_LOAD, 0, 0, _FIRST),
+        (_AND, 0, 0, flags),
+        (_EQUALS, 1, 0, 0),
+        (_RETURN, 0, 0, _EPERM),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
+
+
+def _refuse_if(value: int) -> list[Instruction]:
+    """Refuse the call if its first argument has that value."""
+    return [
+        (_LOAD, 0, 0, _FIRST),
+        (_EQUALS, 0, 1, value),
+        (_RETURN, 0, 0, _EPERM),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
+
+
+def _refuse_unless(values: Iterable[int]) -> list[Instruction]:
+    """Refuse the call unless its first argument has one of the values."""
+    allowed = [
+        instruction for value in values for instruction in ((_EQUALS, 0, 1, value), (_RETURN, 0, 0, _ALLOW))
+    ]
+    return [(_LOAD, 0, 0, _FIRST), *allowed, (_RETURN, 0, 0, _EPERM)]

@@ -1,0 +1,140 @@
+"""What a sandbox without an engine occupies on this machine, and how the next server finds it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from decathlon_mcp.errors import BadRequestError, SandboxLostError
+from decathlon_mcp.sandboxes.local.first_process import FirstProcess
+from decathlon_mcp.sandboxes.local.process_table import ProcessId, ProcessTree
+
+OWNER_FILE = "owner"
+"""In a sandbox's folder: the owner of the provider that opened it."""
+LEADER_FILE = "leader"
+"""In a sandbox's folder: which process is the first one, as `<pid> <started_ticks> <boot id>`."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+# The driver's environment, which has its sandbox's marker, can be read by root alone. Another server that
+# removes what a dead one left must find a driver that is stopped, and so did not end with its server.
+
+
+class ProcessResources:
+    """What one sandbox occupies on the machine: processes and a folder, any of which may be missing.
+
+    `label`: stands for the owner in the marker of its processes, see `ProcessProvider.label`.
+    """
+
+    SUBFOLDERS: tuple[str, ...] = ()
+    """Created in the sandbox's folder, and deleted before the file with its owner."""
+
+    def __init__(self, owner: str, name: str, folder: Path, *, label: str) -> None:
+        self.owner = owner
+        self.label = label
+        self.name = name
+        self.folder = folder
+        self.process: FirstProcess | None = None
+        self.killed: bool | None = None
+        """Whether the processes could be killed; None before it was tried."""
+
+    @property
+    def marker(self) -> str:
+        """Value of `MARKER_VARIABLE` in the environment of its processes."""
+        return f"{self.label}/{self.name}"
+
+    @property
+    def leader(self) -> ProcessId | None:
+        """The first process; None if it is not known."""
+        return read_leader(self.folder) if self.process is None else self.process.id
+
+    @property
+    def process_tree(self) -> ProcessTree:
+        return ProcessTree(self.label, self.name, self.leader)
+
+    def create_folders(self) -> None:
+        """Create the folder with its contents. Raises BadRequestError if there is already one."""
+        # Complete when it gets its name: of a server that is killed meanwhile, the owner of every folder is
+        # known.
+        new = self.folder.with_name(unfinished_folder_prefix(self.owner) + self.name)
+        new.mkdir(parents=True)
+        (new / OWNER_FILE).write_text(self.owner, "utf-8")
+        for name in self.SUBFOLDERS:
+            (new / name).mkdir()
+        try:
+            new.rename(self.folder)
+        except OSError:
+            shutil.rmtree(new)
+            raise BadRequestError(f"there is already a sandbox named {self.name}") from None
+
+    def take_back(self) -> ProcessId:
+        """Continue what a server with this owner has left; returns its first process.
+
+        Raises SandboxLostError if that has ended.
+        """
+        leader = read_leader(self.folder)
+        if leader is None:
+            raise SandboxLostError(f"nothing is left of the sandbox {self.name}")
+        self.process = FirstProcess.take_back(leader, self.folder)
+        return leader
+
+    def release(self) -> bool:
+        """Remove what is neither a process nor in the folder; whether it is gone. Blocks."""
+        return True
+
+    def delete(self) -> bool:
+        """Reap the first process, release the rest and delete the folder, after the processes were killed.
+
+        Returns whether all is gone. Blocks.
+        """
+        if self.process is not None:
+            self.process.reap()
+        if not self.release():
+            return False
+        # The owner's file last: if some file cannot be deleted now, a later sweep finds the folder by it.
+        for folder in (*(self.folder / name for name in self.SUBFOLDERS), self.folder):
+            shutil.rmtree(folder, onerror=_retry_with_permissions)
+            if folder.exists():
+                return False
+        return True
+
+
+def unfinished_folder_prefix(owner: str) -> str:
+    """How names of folders begin that a server with this owner has not finished creating."""
+    return f".{owner}."
+
+
+def read_owner(folder: Path) -> str | None:
+    """Owner of the sandbox in a folder; None if there is no sandbox."""
+    # Another server that uses this folder may remove its sandbox meanwhile.
+    try:
+        return (folder / OWNER_FILE).read_text("utf-8", "replace")
+    except FileNotFoundError:
+        return None
+
+
+def write_leader(folder: Path, leader: ProcessId) -> None:
+    """Note which process is the first one."""
+    boot_id = _BOOT_ID.read_text("utf-8").strip()
+    (folder / LEADER_FILE).write_text(f"{leader.pid} {leader.started_ticks} {boot_id}", "utf-8")
+
+
+def read_leader(folder: Path) -> ProcessId | None:
+    """The first process that another server started; None if the file is missing or of an earlier boot."""
+    try:
+        pid, started_ticks, boot_id = (folder / LEADER_FILE).read_text("utf-8").split()
+        leader = ProcessId(int(pid), int(started_ticks))
+        return leader if boot_id == _BOOT_ID.read_text("utf-8").strip() else None
+    except (OSError, ValueError):
+        return None
+
+
+def _retry_with_permissions(function: Callable[..., Any], path: str, error: object) -> None:
+    """Give this user access to a path that could not be removed, and try once more."""
+    with suppress(OSError):
+        for folder in (Path(path).parent, Path(path)):
+            if not folder.is_symlink():
+                folder.chmod(0o700)
+        function(path)

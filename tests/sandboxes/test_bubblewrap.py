@@ -1,0 +1,217 @@
+"""Sandboxes in namespaces, and images in folders."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+import anyio
+import pytest
+
+from decathlon_mcp.driver_client.driver import connect
+from decathlon_mcp.errors import (
+    BadRequestError,
+    ImageError,
+    LimitExceededError,
+    NotRunnableError,
+    ProviderUnavailableError,
+)
+from decathlon_mcp.sandboxes.base import Sandbox
+from decathlon_mcp.sandboxes.bubblewrap import provider as provider_module
+from decathlon_mcp.sandboxes.bubblewrap.cgroups import Hierarchies
+from decathlon_mcp.sandboxes.bubblewrap.image_folder import ImageFolder
+from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
+from decathlon_mcp.sandboxes.conformance import file_entry, pack, receive_all
+from tests.sandboxes.conftest import Bench
+
+pytestmark = [pytest.mark.anyio, pytest.mark.docker]
+
+REFUSED_CALLS = """
+import ctypes, errno, os, platform
+libc = ctypes.CDLL(None, use_errno=True)
+numbers = {
+    "x86_64": {"mount": 165, "unshare": 272, "setns": 308, "keyctl": 250, "bpf": 321, "reboot": 169,
+               "perf_event_open": 298, "userfaultfd": 323, "chroot": 161, "kexec_load": 246, "syslog": 103},
+    "aarch64": {"mount": 40, "unshare": 97, "setns": 268, "keyctl": 219, "bpf": 280, "reboot": 142,
+                "perf_event_open": 241, "userfaultfd": 282, "chroot": 51, "kexec_load": 104, "syslog": 116},
+}[platform.machine()]
+numbers |= {"io_uring_setup": 425, "open_tree": 428, "pidfd_getfd": 438}
+for name, number in numbers.items():
+    if not (libc.syscall(number, 0, 0, 0, 0, 0) == -1 and ctypes.get_errno() == errno.EPERM):
+        print(name, "is not refused")
+for number in (435, 463, 1000):
+    if not (libc.syscall(number, 0, 0) == -1 and ctypes.get_errno() == errno.ENOSYS):
+        print(number, "is not missing")
+CLONE_NEWUSER, ADDR_NO_RANDOMIZE, AF_VSOCK = 0x10000000, 0x40000, 40
+clone, personality = {"x86_64": (56, 135), "aarch64": (220, 92)}[platform.machine()]
+for call in (
+    lambda: libc.syscall(clone, CLONE_NEWUSER | 17, 0, 0, 0, 0),
+    lambda: libc.syscall(personality, ADDR_NO_RANDOMIZE),
+    lambda: libc.socket(AF_VSOCK, 1, 0),
+):
+    if not (call() == -1 and ctypes.get_errno() == errno.EPERM):
+        print("not refused")
+if libc.syscall(personality, 0xFFFFFFFF) != 0:
+    print("the personality cannot be read")
+os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)
+print("done")
+"""
+
+
+@contextmanager
+def open_to_everyone() -> Generator[Path]:
+    """A folder that root's sandboxes can read, which run as another user. Those of pytest they cannot."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+async def output_of(sandbox: Sandbox) -> str:
+    return (await receive_all(sandbox)).decode()
+
+
+async def test_calls_that_docker_refuses_are_refused(bubblewrap: Bench) -> None:
+    async with bubblewrap.provider.open(bubblewrap.python_spec(REFUSED_CALLS)) as sandbox:
+        assert await output_of(sandbox) == "done\n", sandbox.log_tail
+
+
+async def test_sandbox_has_its_own_loopback_its_home_and_nothing_of_the_machine(bubblewrap: Bench) -> None:
+    script = """
+import os, socket, subprocess
+with socket.create_server(("localhost", 0)) as server:
+    socket.create_connection(server.getsockname()[:2]).close()
+with open(os.path.expanduser("~/.profile"), "a") as file:
+    file.write("# changed")
+print(sorted(os.environ), os.getpid(), socket.gethostname(), os.getuid(), os.listdir("/tmp"))
+for path in ("/file", "/usr/file", "/etc/file", "/dev/file"):
+    try:
+        open(path, "w")
+    except OSError as error:
+        print(error.strerror)
+try:
+    os.chmod("/dev/null", 0o600)
+except OSError as error:
+    print(error.strerror)
+"""
+    async with bubblewrap.provider.open(bubblewrap.python_spec(script)) as sandbox:
+        output = (await output_of(sandbox)).splitlines()
+    assert output == [
+        "['HOME', 'LANG', 'PATH', 'PWD'] 1 sandbox 0 []",
+        *["Read-only file system"] * 4,
+        "Operation not permitted",
+    ]
+
+
+async def test_memory_over_the_limit_is_the_cause_of_end(bubblewrap: Bench) -> None:
+    if bubblewrap.provider.unlimited:
+        pytest.skip("no control groups can be created here")
+    script = "blocks = []\nwhile True: blocks.append(b'x' * (1 << 20))"
+    async with bubblewrap.provider.open(bubblewrap.spec("python3", "-c", script)) as sandbox:
+        await receive_all(sandbox)
+        assert await sandbox.cause_of_end() == "out of memory"
+
+
+async def test_what_cannot_be_limited_is_reported(bubblewrap: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hierarchies, "of_this_process", lambda: Hierarchies({}))
+    provider = bubblewrap.create_second()
+    # Root needs a capability for a limit on processes, which it lacks in some containers.
+    assert provider.unlimited in (("memory", "cpus"), ("memory", "cpus", "pids"))
+    async with provider:
+        (limited,) = [found for found in await provider.check(bubblewrap.image) if found.what == "limits"]
+        assert limited.detail.startswith(f"no limit on {', '.join(provider.unlimited)}:")
+
+
+async def test_files_go_to_the_writable_folders_and_must_fit(bubblewrap: Bench) -> None:
+    async with bubblewrap.provider.open(bubblewrap.new_spec()) as sandbox:
+        with pytest.raises(BadRequestError, match="at or below /episode, "):
+            await sandbox.put(PurePosixPath("/usr/lib"), pack(file_entry("file")))
+        with pytest.raises(BadRequestError):
+            await sandbox.put(PurePosixPath("/tmp"), pack(file_entry("file")))
+        await sandbox.put(PurePosixPath("/root/.config"), pack(file_entry("file")))
+        with pytest.raises(LimitExceededError, match="do not fit"):
+            await sandbox.put(sandbox.root, pack(file_entry("large", bytes(300 << 20))))
+
+
+async def test_outbound_network_is_refused(bubblewrap: Bench) -> None:
+    with pytest.raises(NotRunnableError, match="--provider docker"):
+        async with bubblewrap.provider.open(bubblewrap.spec(network="outbound")):
+            pass
+
+
+async def test_unsuitable_images_are_refused(bubblewrap: Bench, tmp_path: Path) -> None:
+    assert bubblewrap.image is not None
+    for image, command, message in (
+        (str(tmp_path), "python3", "is no unpacked image"),
+        ("sha256:" + "0" * 64, "python3", "is not the one"),
+        (bubblewrap.image, "no-such-program", "has no no-such-program"),
+    ):
+        with pytest.raises(ImageError, match=message):
+            async with bubblewrap.provider.open(bubblewrap.spec(command, image=image)):
+                pass
+
+
+async def test_image_is_found_by_its_digest(bubblewrap: Bench, tmp_path: Path) -> None:
+    image = Path(str(bubblewrap.image))
+    digest = ImageFolder.read(image).digest
+    async with (
+        BubblewrapProvider(bubblewrap.owner, tmp_path / "sandboxes", image=image) as provider,
+        provider.open(bubblewrap.spec("true", image=digest)) as sandbox,
+    ):
+        assert sandbox.image_digest == digest
+
+
+async def test_failure_of_bubblewrap_is_reported(bubblewrap: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_to_everyone() as folder:
+        program = folder / "bwrap"
+        program.write_text("#!/bin/sh\necho 'bwrap: Creating new namespace failed' >&2\nexit 1\n")
+        program.chmod(0o755)
+        monkeypatch.setattr(provider_module, "PROGRAM", str(program))
+        await assert_failure_is_reported(bubblewrap)
+    monkeypatch.setattr(provider_module, "PROGRAM", "no-such-program")
+    async with bubblewrap.create_second() as provider:
+        (found,) = await provider.check(bubblewrap.image)
+        assert "apt-get install bubblewrap" in found.detail
+
+
+async def assert_failure_is_reported(bubblewrap: Bench) -> None:
+    async with bubblewrap.create_second() as provider:
+        with pytest.raises(ProviderUnavailableError, match="Creating new namespace failed"):
+            async with provider.open(bubblewrap.spec()):
+                pass
+        (*_, found) = await provider.check(bubblewrap.image)
+        assert "user namespaces" in found.cure
+
+
+async def test_folder_without_the_places_for_mounts_can_be_an_image(
+    bubblewrap: Bench, tmp_path: Path
+) -> None:
+    """Nothing is known of such a folder, and nothing is created in it."""
+    image = Path(str(bubblewrap.image))
+    with open_to_everyone() as folder:
+        (folder / "usr").symlink_to(image / "rootfs" / "usr")
+        with pytest.raises(ImageError, match="has no python3"):
+            async with bubblewrap.provider.open(bubblewrap.spec(image=str(folder))):
+                pass
+        (folder / "usr").unlink()
+        shutil.copytree(image / "rootfs" / "usr", folder / "usr", symlinks=True, copy_function=os.link)
+        for name in ("lib", "lib64", "bin"):
+            (folder / name).symlink_to(f"usr/{name}")
+        before = sorted(path.name for path in folder.iterdir())
+        spec = bubblewrap.spec(image=str(folder))
+        async with bubblewrap.provider.open(spec) as sandbox, connect(sandbox) as driver:
+            result = await driver.run(["ls", "/"], cwd=str(sandbox.root), timeout_seconds=20)
+            assert sandbox.image_digest is None
+        assert {"episode", "proc", "dev", "tmp", "root", "usr"} <= set(result.stdout.split())
+        assert sorted(path.name for path in folder.iterdir()) == before
+
+
+async def test_an_ordinary_user_can_open_sandboxes(unpacked_image: str) -> None:
+    """The program becomes one if the tests run as root."""
+    command = [sys.executable, "-m", "tests.sandboxes.unprivileged", unpacked_image]
+    result = await anyio.run_process(command, check=False)
+    assert result.stdout == b"all passed\n", result.stderr.decode()

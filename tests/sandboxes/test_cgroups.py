@@ -1,0 +1,113 @@
+"""Control groups of both versions, in folders that look like them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from decathlon_mcp.sandboxes.base import Limits
+from decathlon_mcp.sandboxes.bubblewrap.cgroups import Group, Hierarchies
+
+
+class Machine:
+    """A /proc/self with its mounts of control groups."""
+
+    def __init__(self, folder: Path) -> None:
+        self.process = folder / "self"
+        self.process.mkdir()
+        self._mounts: list[str] = []
+        self._groups: list[str] = []
+
+    def mount(self, path: Path, kind: str, options: str, group: str, top: str = "/") -> None:
+        self._mounts.append(f"1 2 0:3 {top} {path} rw,relatime - {kind} {kind} rw,{options}\n")
+        controllers = "" if kind == "cgroup2" else options
+        self._groups.append(f"{len(self._groups)}:{controllers}:{group}\n")
+        (self.process / "mountinfo").write_text("".join(self._mounts))
+        (self.process / "cgroup").write_text("".join(self._groups))
+
+    def hierarchies(self) -> Hierarchies:
+        return Hierarchies.of_this_process(self.process)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def group_folder(path: Path, controllers: str = "", *, passed_on: str = "") -> Path:
+    path.mkdir(parents=True)
+    for name, text in {
+        "cgroup.procs": "",
+        "cgroup.controllers": controllers,
+        "cgroup.subtree_control": passed_on,
+    }.items():
+        (path / name).write_text(text)
+    return path
+
+
+def test_groups_of_version_1_are_created_in_the_servers_own(machine: Machine, tmp_path: Path) -> None:
+    memory = group_folder(tmp_path / "memory" / "service")
+    machine.mount(tmp_path / "memory", "cgroup", "memory", "/container/service", top="/container")
+    machine.mount(tmp_path / "cpu", "cgroup", "cpu,cpuacct", "/elsewhere")
+    assert machine.hierarchies().by_limit == {"memory": memory}
+    assert machine.hierarchies().unlimited == ("cpus", "pids")
+
+
+def test_groups_of_version_2_are_created_where_controllers_are_passed_on(
+    machine: Machine, tmp_path: Path
+) -> None:
+    top = group_folder(tmp_path / "unified", "cpu memory pids io", passed_on="cpu memory pids")
+    slice_folder = group_folder(top / "user.slice", "memory pids", passed_on="memory pids")
+    group_folder(slice_folder / "server.scope", "memory pids")
+    (slice_folder / "server.scope" / "cgroup.controllers").write_text("")
+    machine.mount(top, "cgroup2", "nsdelegate", "/user.slice/server.scope")
+    # All in one group, although the controller of CPUs is only passed on further up.
+    assert machine.hierarchies().by_limit == {"memory": slice_folder, "pids": slice_folder}
+    group = machine.hierarchies().group("sandbox")
+    assert group.folders == [slice_folder / "sandbox"]
+
+
+def test_machine_without_control_groups_limits_nothing(machine: Machine, tmp_path: Path) -> None:
+    assert machine.hierarchies().unlimited == ("memory", "cpus", "pids")
+    machine.mount(tmp_path / "missing", "cgroup", "memory", "/")
+    assert machine.hierarchies().unlimited == ("memory", "cpus", "pids")
+
+
+def test_limits_are_written_to_the_files_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_folder = Path.mkdir
+
+    def mkdir(self: Path, *arguments: object) -> None:
+        """As the kernel, which creates a group with its files."""
+        make_folder(self)
+        for name in ("memory.max", "memory.swap.max", "pids.max", "cpu.max", "cgroup.procs"):
+            (self / name).touch()
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    group = Group({tmp_path / "sandbox"})
+    group.create(Limits(memory_mib=64, cpus=0.5, pids=7))
+    files = {path.name: path.read_text() for path in (tmp_path / "sandbox").iterdir()}
+    assert files == {
+        "memory.max": str(64 << 20),
+        "memory.swap.max": "0",
+        "pids.max": "7",
+        "cpu.max": "50000 100000",
+        "cgroup.procs": "",
+    }
+    assert not group.was_out_of_memory
+    (tmp_path / "sandbox" / "memory.events").write_text(
+        "low 0\nhigh 0\noom 2\noom_kill 1\noom_group_kill 0\n"
+    )
+    assert group.was_out_of_memory
+
+
+def test_group_that_is_gone_is_removed_and_one_in_use_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("decathlon_mcp.sandboxes.bubblewrap.cgroups.REMOVE_SECONDS", 0.05)
+    (tmp_path / "empty").mkdir()
+    assert Group({tmp_path / "missing", tmp_path / "empty"}).remove()
+    (tmp_path / "used" / "below").mkdir(parents=True)
+    assert not Group({tmp_path / "used"}).remove()

@@ -1,0 +1,113 @@
+"""Program for tests: stops being root, and runs conformance checks on the provider `bubblewrap`.
+
+Prints "all passed", or the checks that failed.
+"""
+
+from __future__ import annotations
+
+import encodings.ascii
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+
+from decathlon_mcp.sandboxes import conformance
+from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
+from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
+from decathlon_mcp.sandboxes.conformance import LastStep, ProviderUnderTest
+from decathlon_mcp.sandboxes.local.process_table import sandboxes_with_processes
+
+USER = 1_000_000
+CHECKS = (
+    conformance.first_process_answers_on_the_stream,
+    conformance.nothing_is_left_after_exit,
+    conformance.files_survive_a_round_trip,
+    conformance.unpacked_files_belong_to_the_first_process,
+    conformance.paused_sandbox_does_nothing_and_its_files_can_be_read,
+    conformance.reopened_stream_reaches_the_same_first_process,
+    conformance.ready_machine_passes_the_providers_own_check,
+)
+
+
+async def main(image: str, folder: Path) -> None:
+    owner = f"test-{secrets.token_hex(4)}"
+    sandboxes = folder / "sandboxes"
+
+    async def resources() -> Collection[str]:
+        processes = sandboxes_with_processes(BubblewrapProvider.label(owner))
+        return [*processes, *(path.name for path in sandboxes.glob("*"))]
+
+    async def leave_behind(specs: Sequence[SandboxSpec], last_step: LastStep) -> None:
+        raise NotImplementedError
+
+    provider = BubblewrapProvider(owner, sandboxes)
+    target = ProviderUnderTest(
+        owner=owner,
+        provider=provider,
+        create_second=lambda: provider,
+        former_owner=owner,
+        leave_behind=leave_behind,
+        resources=resources,
+        scratch=folder,
+        image=image,
+    )
+    async with provider:
+        for check in CHECKS:
+            await check(target)
+        await check_unreadable_files(target, folder / "out.tar")
+        await check_limit_on_processes(target)
+    sys.stdout.write("all passed\n")
+
+
+async def check_unreadable_files(target: ProviderUnderTest, archive: Path) -> None:
+    """What its owner has made unreadable is copied all the same."""
+    script = """
+import os
+open("a", "w").close()
+os.mkdir("b")
+os.chmod("a", 0)
+os.chmod("b", 0)
+print("ready", flush=True)
+input()
+"""
+    async with target.provider.open(target.python_spec(script)) as sandbox:
+        await conformance.receive_line(sandbox)
+        assert {"a", "b"} <= (await conformance.download(sandbox, sandbox.root, archive)).keys()
+
+
+async def check_limit_on_processes(target: ProviderUnderTest) -> None:
+    """Processes are limited by a resource limit where no control groups can be created."""
+    script = """
+import os, time
+input()
+count = 0
+try:
+    while count < 100:
+        if os.fork() == 0:
+            time.sleep(1000)
+        count += 1
+except BlockingIOError:
+    print(count)
+"""
+    assert "pids" not in target.provider.unlimited
+    spec = replace(target.python_spec(script), limits=Limits(pids=20))
+    async with target.provider.open(spec) as sandbox:
+        await sandbox.stream.send(b"\n")
+        assert int(await conformance.receive_all(sandbox)) < 20
+
+
+if __name__ == "__main__":
+    # Everything that is imported late must be by now, as that user may not read this Python's files.
+    assert encodings.ascii
+    anyio.run(anyio.sleep, 0)
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(USER)
+        os.setuid(USER)
+    with tempfile.TemporaryDirectory() as scratch:
+        anyio.run(main, sys.argv[1], Path(scratch))
