@@ -86,6 +86,18 @@ class Admission:
         self.set_ups = anyio.CapacityLimiter(SET_UPS_PER_OPENING * max_opening)
         """Hold it while an episode is set up, `opening` included. It bounds how many scripts of tasks run and
         how many of their servers start at once."""
+        self._server_starts = anyio.CapacityLimiter(SET_UPS_PER_OPENING * max_opening)
+
+    @asynccontextmanager
+    async def starting_server(self) -> AsyncGenerator[None]:
+        """Hold it while a server of a ready episode starts, at its first call or ahead of it.
+
+        Apart from `set_ups`, whose scripts may take minutes. Raises AtCapacityError while there is too little
+        memory.
+        """
+        async with self._server_starts:
+            await self.memory.wait()
+            yield
 
     @property
     def max_sandboxes(self) -> int:

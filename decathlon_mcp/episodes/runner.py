@@ -69,7 +69,7 @@ class EpisodeRunner:
         self._admission = admission
         self._signer = signer
         self._scratch = scratch / episode.spec.label
-        self._offer = ToolOffer(episode)
+        self._offer = ToolOffer(episode, admission.starting_server)
 
     async def run(self) -> None:
         """Run from QUEUED to ENDED. Raises nothing but its own cancellation."""

@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import anyio
 
 from decathlon_mcp.driver_client.driver import DriverClient, ServerInfo
-from decathlon_mcp.errors import CallTimeoutError, DriverError, LimitExceededError, SandboxLostError
+from decathlon_mcp.errors import (
+    AtCapacityError,
+    CallTimeoutError,
+    DriverError,
+    LimitExceededError,
+    SandboxLostError,
+)
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import as_object
 
@@ -46,7 +52,7 @@ class ServerStarts:
 
     `running`: names of servers that are known to run. Others may, too: those that an earlier server process
     has started. `optional`: those whose end or failed start is only an error of the call; the next call
-    starts them again.
+    starts them again. `turn`: held while a server starts; it may raise AtCapacityError.
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class ServerStarts:
         running: Collection[str] = (),
         optional: Collection[str] = (),
         report: Report | None = None,
+        turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
         self.failed = anyio.Event()
         self.failure: DriverError | None = None
@@ -65,6 +72,7 @@ class ServerStarts:
         self._driver = driver
         self._start_seconds = start_seconds
         self._report_outcome = report
+        self._turn = turn
         self._servers = {name: _Server(is_running=True) for name in running}
         self._calls = 0
         self._idle: anyio.Event | None = None
@@ -101,13 +109,13 @@ class ServerStarts:
                     await self.ensure(name, ahead=True)
                 except DriverError as error:
                     log.warning("a server could not be started ahead", extra=fields(why=error.message))
-                except (CallTimeoutError, SandboxLostError):
+                except (AtCapacityError, CallTimeoutError, SandboxLostError):
                     return
 
     async def ensure(self, name: str, *, ahead: bool = False) -> None:
         """Start a server unless it runs. `ahead`: no call waits for it, and a failure does not set `failed`.
 
-        Raises DriverError, and SandboxLostError if `failed` is set.
+        Raises DriverError, AtCapacityError, and SandboxLostError if `failed` is set.
         """
         server = self._servers.get(name)
         if server is None:
@@ -122,10 +130,11 @@ class ServerStarts:
             if name in self.optional and server.failure not in (None, failure):
                 # Calls that waited for an attempt share its failure: one after another they would wait long.
                 raise DriverError(server.failure.message, **server.failure.data)
-            # Shielded: a caller that is cancelled must not stop a server for which others wait. The end of
-            # the sandbox ends the start. One that is ahead ends with the attempt, before the sandbox.
-            with anyio.CancelScope(shield=not ahead):
-                await self._start(name, server, ahead=ahead)
+            async with self._turn():
+                # Shielded: a caller that is cancelled must not stop a server for which others wait. The end
+                # of the sandbox ends the start. One that is ahead ends with the attempt, before the sandbox.
+                with anyio.CancelScope(shield=not ahead):
+                    await self._start(name, server, ahead=ahead)
             server.is_running = True
 
     async def _start(self, name: str, server: _Server, *, ahead: bool) -> None:

@@ -7,7 +7,8 @@ those servers start at set-up that have to. A list that was given to a client st
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import PurePosixPath
 
 from decathlon_mcp.driver_client.driver import DriverClient, ServerInfo
@@ -28,10 +29,11 @@ log = logging.getLogger("decathlon.episodes")
 
 
 class ToolOffer:
-    """The tools of one episode. For its runner."""
+    """The tools of one episode. For its runner. `turn`: as for `ServerStarts`."""
 
-    def __init__(self, episode: Episode) -> None:
+    def __init__(self, episode: Episode, turn: Callable[[], AbstractAsyncContextManager[None]]) -> None:
         self._episode = episode
+        self._turn = turn
         self._factory = episode.sandbox_factory
         self._task = episode.spec.task
         self._lists = self._factory.tool_lists
@@ -116,6 +118,7 @@ class ToolOffer:
             running=running,
             optional=[LOCAL] if tools.local else [],
             report=check,
+            turn=self._turn,
         )
         workspace = sandbox.root / factory.suite.profile.workspace
         return ToolSession(driver, router, starts, workspace=workspace if factory.cuts_overlong else None)

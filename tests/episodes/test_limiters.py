@@ -8,6 +8,8 @@ import anyio
 import pytest
 
 from decathlon_mcp.episodes.access import Principal
+from decathlon_mcp.episodes.admission import SET_UPS_PER_OPENING, Admission
+from decathlon_mcp.episodes.memory import MemoryFloor
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.sandboxes.base import SandboxSpec
@@ -77,3 +79,30 @@ async def test_grader_does_not_wait_for_openings(tmp_path: Path) -> None:
             for each in (episode, *waiting):
                 each.close()
                 await ended(each)
+
+
+async def test_servers_start_a_few_at_a_time_and_not_while_memory_is_low() -> None:
+    available_mib = 0
+    memory = MemoryFloor(1 << 20, lambda: available_mib << 20)
+    admission = Admission(max_sandboxes=64, max_opening=1, max_queue=0, memory=memory)
+    starting, release = 0, anyio.Event()
+
+    async def start() -> None:
+        nonlocal starting
+        async with admission.starting_server():
+            starting += 1
+            await release.wait()
+
+    with anyio.fail_after(BOUND_SECONDS):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(start)
+            await anyio.wait_all_tasks_blocked()
+            assert starting == 0
+            available_mib = 2
+            while starting < SET_UPS_PER_OPENING:
+                await anyio.sleep(0.01)
+            await anyio.wait_all_tasks_blocked()
+            assert starting == SET_UPS_PER_OPENING
+            release.set()
+    assert starting == 5
