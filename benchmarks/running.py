@@ -21,7 +21,6 @@ import httpx2
 from anyio.abc import Process
 
 from benchmarks.machine import process_cpu_seconds, processes_with, resident_memory_kib
-from decathlon_mcp.settings import Settings
 
 SUITE = Path(__file__).parent / "suite"
 TOOL_SERVER = SUITE / "local_servers" / "echo_server.py"
@@ -190,17 +189,12 @@ class Server(ServerProcess):
 async def decathlon(run: Run, **settings: object) -> AsyncGenerator[Server]:
     """Start this project's server as a user does; `settings` are flags, with `_` for `-`.
 
-    By default it has containers, and opens them when they are needed. Raises UnavailableError if this version
-    lacks a setting.
+    By default it has containers, and opens them when they are needed.
     """
-    missing = [name for name in settings if name not in Settings.model_fields]
-    if missing:
-        raise UnavailableError(f"this version has no setting {missing[0]}")
     defaults: dict[str, object] = {"provider": "docker", "image": run.options.image, "log_level": "warning"}
     defaults |= {f"{name}_seconds": LONG_SECONDS for name in LONG}
     # Sandboxes that were opened ahead would make what is measured depend on what was measured before.
-    if "warm" in Settings.model_fields:
-        defaults["warm"] = 0
+    defaults["warm"] = 0
     values = defaults | settings
     if values["provider"] != "docker":
         values.pop("image", None)

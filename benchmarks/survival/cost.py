@@ -13,8 +13,8 @@ from benchmarks.samples import Measurement, Samples, measure_in_turns, timed
 from benchmarks.survival.running import ProviderName, killable_server
 from benchmarks.wire_client import wire_client
 
-Path = Literal["episode address, sessionless", "task address, handshake"]
-PATHS: tuple[Path, ...] = ("episode address, sessionless", "task address, handshake")
+Path = Literal["episode address, decathlon_client", "task address, bare HTTP"]
+PATHS: tuple[Path, ...] = ("episode address, decathlon_client", "task address, bare HTTP")
 TEXT = "x" * 100
 
 
@@ -50,7 +50,7 @@ async def _calls(url: str) -> AsyncGenerator[dict[Path, Measurement]]:
         await session.request("tools/list", {})
         params = {"name": "probe__echo", "arguments": {"text": TEXT}}
         yield {
-            "episode address, sessionless": timed(lambda: episode.call("probe__echo", {"text": TEXT})),
-            "task address, handshake": timed(lambda: session.request("tools/call", params)),
+            "episode address, decathlon_client": timed(lambda: episode.call("probe__echo", {"text": TEXT})),
+            "task address, bare HTTP": timed(lambda: session.request("tools/call", params)),
         }
         await session.end()

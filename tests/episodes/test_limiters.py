@@ -100,7 +100,7 @@ async def test_servers_start_a_few_at_a_time_and_not_while_memory_is_low() -> No
             await anyio.wait_all_tasks_blocked()
             assert starting == 0
             available_mib = 2
-            while starting < SET_UPS_PER_OPENING:
+            while starting < SET_UPS_PER_OPENING:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
             await anyio.wait_all_tasks_blocked()
             assert starting == SET_UPS_PER_OPENING
