@@ -44,9 +44,12 @@ _IPC_TABLES = {"shm": "shared memory segment", "msg": "message queue", "sem": "s
 
 def snapshot(request: Request) -> None:
     """Reply with the present moment, later than every change so far and not later than any to come."""
-    before = _coarse_ns()
-    while (moment := _coarse_ns()) == before:
+    # Since Linux 6.13 some changes are stamped with the precise time, which the coarse clock reaches later: by
+    # a tick, or more if ticks are late.
+    now = time.time_ns()
+    while (moment := _coarse_ns()) <= now:
         time.sleep(_TICK_SECONDS)
+        now = min(now, time.time_ns())  # the clock may be set back
     request.reply({"since": {"moment_ns": moment, "offset_ns": _offset_ns()}})
 
 
