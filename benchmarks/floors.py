@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import PurePosixPath
 from typing import Any
 
 import anyio
@@ -22,6 +23,7 @@ from anyio.abc import ByteStream
 from benchmarks.load import for_each
 from benchmarks.running import RUN_LABEL, SUITE, Run
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND, connect
+from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.docker.sandbox import AttachedStream
 from decathlon_mcp.sandboxes.streams import LogTail, SocketStream
 
@@ -195,6 +197,7 @@ async def attached(run: Run, count: int, server: str = "echo") -> AsyncGenerator
 class _BareSandbox:
     """The part of a sandbox that a driver's client needs: its stream."""
 
+    spec = SandboxSpec("bare", BOOT_COMMAND, PurePosixPath("/"))
     log_tail = ""
 
     def __init__(self, stream: socket.socket) -> None:
