@@ -59,6 +59,11 @@ from decathlon_mcp.types import JsonObject, as_json, as_object
 
 _log = logging.getLogger("decathlon.protocol")
 
+LEAVING_SECONDS = 0.5
+"""How long the answer to a cancelled call waits for its client to leave. The Python client often closes its
+connection after a cancellation, and fails if an answer comes while it does."""
+LEAVING_CHECKS = 10
+
 StartSoon: TypeAlias = Callable[..., None]
 """Runs a function in the background: `start_soon(function, *arguments)`."""
 OnGone: TypeAlias = Callable[[], object]
@@ -139,6 +144,10 @@ class JsonCall(FastCall):
             return await self.answer(caller)
         if request.session_ended:
             return 500, _SESSION_ENDED
+        for _ in range(LEAVING_CHECKS):
+            if await is_gone():
+                break
+            await anyio.sleep(LEAVING_SECONDS / LEAVING_CHECKS)
         return self.error(ErrorData(code=REQUEST_CANCELLED, message="Request cancelled"))
 
     def _accepts(self, params: JsonObject) -> bool:
