@@ -44,8 +44,8 @@ _IPC_TABLES = {"shm": "shared memory segment", "msg": "message queue", "sem": "s
 
 def snapshot(request: Request) -> None:
     """Reply with the present moment, later than every change so far and not later than any to come."""
-    # Since Linux 6.13 some changes are stamped with the precise time, which the coarse clock reaches later: by
-    # a tick, or more if ticks are late.
+    # Since Linux 6.13 some changes are stamped with the precise time, which the coarse clock reaches later,
+    # by a tick or, if ticks are late, more.
     now = time.time_ns()
     while (moment := _coarse_ns()) <= now:
         time.sleep(_TICK_SECONDS)

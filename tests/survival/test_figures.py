@@ -20,7 +20,7 @@ async def test_episodes_are_rewarded_and_calls_run_once_although_the_server_is_k
 
 
 async def test_no_episode_is_lost_by_the_death_of_a_server_and_nothing_is_left_by_any_death() -> None:
-    deaths = await measure_deaths("local", count=16, at_once=4)
+    deaths = await measure_deaths("local", count=8, at_once=4)
     assert deaths.errors == []
     assert deaths.lost("server") == 0
     assert deaths.lost("client") == deaths.lost("batch") == 0
