@@ -50,7 +50,7 @@ async def main(state: Path, ready_file: Path, options: str) -> None:
     def create_provider(_name: str, owner: str, _settings: Settings) -> _Provider:
         return _Provider(owner, tools=tools)
 
-    setattr(app, "_create_provider", create_provider)  # noqa: B010  (private)
+    app.create_provider = create_provider
     values = {"suite": (SUITE,), "provider": "local", "state": state, **json.loads(options)}
     async with app.bootstrap(Settings.model_validate(values), survives=True) as registry:
         listener = listen("127.0.0.1", 0)
