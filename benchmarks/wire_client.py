@@ -28,8 +28,10 @@ class WireClient:
         writer: asyncio.StreamWriter,
         *,
         reconnects: bool = False,
+        protocol: str = PROTOCOL,
     ) -> None:
         self._url = urlsplit(url)
+        self._protocol = protocol
         self._reader = reader
         self._writer = writer
         self._reconnects = reconnects
@@ -41,7 +43,7 @@ class WireClient:
     async def initialize(self) -> None:
         client = {"name": "benchmark", "version": "1"}
         self.server_info = await self.request(
-            "initialize", {"protocolVersion": PROTOCOL, "capabilities": {}, "clientInfo": client}
+            "initialize", {"protocolVersion": self._protocol, "capabilities": {}, "clientInfo": client}
         )
         await self._post({"method": "notifications/initialized"})
 
@@ -64,14 +66,15 @@ class WireClient:
         """End the session."""
         head = (
             f"DELETE {self._url.path} HTTP/1.1\r\nHost: {self._url.netloc}\r\n"
-            f"MCP-Protocol-Version: {PROTOCOL}\r\nMcp-Session-Id: {self._session}\r\n\r\n"
+            f"MCP-Protocol-Version: {self._protocol}\r\nMcp-Session-Id: {self._session}\r\n\r\n"
         )
         await self._exchange(head.encode())
 
     @asynccontextmanager
     async def sibling(self) -> AsyncGenerator[WireClient]:
         """The same session on a connection of its own."""
-        client = WireClient(self._url.geturl(), *await _connect(self._url.geturl()))
+        url = self._url.geturl()
+        client = WireClient(url, *await _connect(url), protocol=self._protocol)
         client._session, client._last_id, client.server_info = (
             self._session,
             self._last_id,
@@ -88,7 +91,7 @@ class WireClient:
         head = (
             f"POST {self._url.path} HTTP/1.1\r\nHost: {self._url.netloc}\r\n"
             "Accept: application/json, text/event-stream\r\nContent-Type: application/json\r\n"
-            f"MCP-Protocol-Version: {PROTOCOL}\r\n{session}Content-Length: {len(body)}\r\n\r\n"
+            f"MCP-Protocol-Version: {self._protocol}\r\n{session}Content-Length: {len(body)}\r\n\r\n"
         )
         return await self._exchange(head.encode() + body)
 
@@ -127,10 +130,10 @@ class WireClient:
 
 @asynccontextmanager
 async def wire_client(
-    url: str, *, initialize: bool = True, reconnects: bool = False
+    url: str, *, initialize: bool = True, reconnects: bool = False, protocol: str = PROTOCOL
 ) -> AsyncGenerator[WireClient]:
     """Connect and initialize a session. At the end its connection is closed, and the session goes on."""
-    client = WireClient(url, *await _connect(url), reconnects=reconnects)
+    client = WireClient(url, *await _connect(url), reconnects=reconnects, protocol=protocol)
     try:
         if initialize:
             await client.initialize()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from decathlon_client import Decathlon
 
@@ -13,8 +13,13 @@ from benchmarks.samples import Measurement, Samples, measure_in_turns, timed
 from benchmarks.survival.running import ProviderName, killable_server
 from benchmarks.wire_client import wire_client
 
-Path = Literal["episode address, decathlon_client", "task address, bare HTTP"]
-PATHS: tuple[Path, ...] = ("episode address, decathlon_client", "task address, bare HTTP")
+Path = Literal[
+    "episode address, decathlon_client", "task address, bare HTTP", "task address, bare HTTP, 2025-06-18"
+]
+PATHS: tuple[Path, ...] = get_args(Path)
+OLDER_PROTOCOL = "2025-06-18"
+"""Replies of this revision are JSON, with a store too. Those of the next are then events that can be resumed,
+so that the difference is not the store's alone."""
 TEXT = "x" * 100
 
 
@@ -46,11 +51,15 @@ async def _calls(url: str) -> AsyncGenerator[dict[Path, Measurement]]:
         Decathlon(url) as client,
         client.episode("find-answer") as episode,
         wire_client(f"{url}/tasks/find-answer/mcp") as session,
+        wire_client(f"{url}/tasks/find-answer/mcp", protocol=OLDER_PROTOCOL) as older,
     ):
         await session.request("tools/list", {})
+        await older.request("tools/list", {})
         params = {"name": "probe__echo", "arguments": {"text": TEXT}}
         yield {
             "episode address, decathlon_client": timed(lambda: episode.call("probe__echo", {"text": TEXT})),
             "task address, bare HTTP": timed(lambda: session.request("tools/call", params)),
+            "task address, bare HTTP, 2025-06-18": timed(lambda: older.request("tools/call", params)),
         }
         await session.end()
+        await older.end()
