@@ -1,7 +1,7 @@
 """The memory floor: no agent's sandbox opens while the machine has little memory left.
 
-With merging (`--dense`) memory comes back by itself, some time after it was taken. So whoever needs more
-waits, instead of being refused or bringing the machine down.
+With merging (`--dense`) memory comes back by itself, some time after it was taken. So an episode that needs
+more waits, instead of being refused or bringing the machine down.
 """
 
 from __future__ import annotations

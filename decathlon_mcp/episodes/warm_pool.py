@@ -1,7 +1,7 @@
 """Sandboxes that are opened ahead, with their drivers connected, for the episodes that come next.
 
-A sandbox of the pool has run nothing but its driver. It is taken once, and removed when whoever took it is
-done: a used one never comes back. Sandboxes are interchangeable if they have the same kind, which is
+A sandbox of the pool has run nothing but its driver. It is taken once, and removed afterwards: a used
+one never comes back. Sandboxes are interchangeable if they have the same kind, which is
 everything of their specification except the name, with the image's digest in place of its name.
 
 Each sandbox has a task of the pool, which opens and removes it, because what a context manager has entered
@@ -84,7 +84,7 @@ class SandboxKind:
         """
         spec = replace(spec, name="")
         # Where the root is a folder of the sandbox's own, the files in it would have other paths than those
-        # that the episode was told.
+        # in the episode's prompt.
         if provider.root(replace(spec, name="a")) != provider.root(replace(spec, name="b")):
             return None
         if spec.image is None:
@@ -138,7 +138,7 @@ class _State(Enum):
 
 
 class PooledSandbox:
-    """One sandbox of the pool. Whoever takes it calls `remove`, once."""
+    """One sandbox of the pool. The one that takes it calls `remove`, once."""
 
     def __init__(self, spec: SandboxSpec) -> None:
         self.spec = spec

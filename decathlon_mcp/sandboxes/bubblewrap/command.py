@@ -128,8 +128,8 @@ def _memory_mount(folder: WritableFolder) -> list[str]:
 def _root_mounts(image: ImageFolder, mounts: Sequence[PurePosixPath]) -> Iterator[str]:
     """The image's files, read-only, with room for these mounts.
 
-    Where the image lacks the folder for one, the folders above are created anew, with what the image has in
-    them: nothing can be created in the image itself.
+    Where the image lacks the folder for one, the folders above it are made of what the image has in them:
+    nothing can be created in the image itself.
     """
     missing = [path for path in mounts if not (image.root / path.relative_to("/")).is_dir()]
     expanded = {
