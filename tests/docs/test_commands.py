@@ -21,7 +21,7 @@ from decathlon_mcp.types import as_object
 from tests.docs.pages import PAGES, blocks, inline_code
 
 COMMAND = "decathlon-mcp"
-TEST_NAMES = ("require_docker",)
+TEST_NAMES = ("require_docker", "test_every_provider")
 """Of variables that the tests read."""
 OTHER_PROGRAMS = {
     *("--cli", "--header", "--tool-arg", "--transport", "--silent"),
