@@ -54,7 +54,10 @@ async def test_sandbox_is_created_while_another_driver_starts(tmp_path: Path) ->
     provider = FakeProvider(tools=TOOLS, faults=faults)
     with anyio.fail_after(BOUND_SECONDS):
         async with running_registry(tmp_path, provider, max_opening=1) as registry:
-            first, second = (registry.start("find-answer", PLAYER) for _ in range(2))
+            first = registry.start("find-answer", PLAYER)
+            while not specs:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+            second = registry.start("find-answer", PLAYER)
             await second.state.reach(Phase.READY)
             assert first.state.phase is Phase.OPENING
             for episode in (first, second):
