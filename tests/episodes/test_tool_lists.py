@@ -295,7 +295,7 @@ async def test_key_changes_with_the_suite_and_the_image_but_not_with_credentials
 
 
 async def test_changed_checkout_has_other_lists(tmp_path: Path) -> None:
-    """A checkout with changes is told apart by the sizes and times of the changed files."""
+    """The key of a checkout with changes depends on the sizes and times of the changed files."""
     suite = two_servers(tmp_path)
     git = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(suite))
     for arguments in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "suite")):
