@@ -19,7 +19,7 @@ import logging
 import math
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -328,17 +328,25 @@ class WarmPool:
 
     async def _make_room(self) -> None:
         """Wait until episodes and pool together are within the limit, by removing sandboxes of the pool."""
-        while self._own and self._admission.active + len(self._own) > self._admission.max_sandboxes:
-            excess = self._admission.active + len(self._own) - self._admission.max_sandboxes
-            ending = sum(one.state is _State.ENDING for one in self._own)
+        while (unclaimed := self._unclaimed()) and self._excess(unclaimed) > 0:
             # Those still opening first: less work is lost.
             others = sorted(
-                (one for one in self._own if one.state is not _State.ENDING and not one.reserved),
+                (one for one in unclaimed if one.state is not _State.ENDING),
                 key=lambda one: one.state is _State.IDLE,
             )
-            for victim in others[: max(0, excess - ending)]:
+            ending = len(unclaimed) - len(others)
+            for victim in others[: max(0, self._excess(unclaimed) - ending)]:
                 victim.end()
+            # At least one is ending now, so that this event comes.
             await self._removed.wait()
+
+    def _unclaimed(self) -> list[PooledSandbox]:
+        """Those of the pool that no episode waits for; an episode that waits for one is counted itself."""
+        return [one for one in self._own if not one.reserved]
+
+    def _excess(self, unclaimed: Sequence[PooledSandbox]) -> int:
+        """By how many the sandboxes of episodes and pool are above the limit; negative: how many are free."""
+        return self._admission.active + len(unclaimed) - self._admission.max_sandboxes
 
     async def expect(self, provider: Provider, spec: SandboxSpec, open_new: OpenNew) -> None:
         """Open as many sandboxes of this kind ahead as the setting says, before the first episode needs one.
@@ -470,7 +478,7 @@ class WarmPool:
         limiter = admission.opening
         spare = 1 if limiter.total_tokens > 1 else 0
         return (
-            admission.active + len(self._own) < admission.max_sandboxes
+            self._excess(self._unclaimed()) < 0
             and self.opening < REFILLS_AT_ONCE
             and (admission.set_ups.borrowed_tokens == 0 or wanting_seconds >= BUSY_SECONDS)
             and limiter.statistics().tasks_waiting == 0

@@ -325,6 +325,40 @@ async def test_an_episode_waits_for_one_that_is_being_opened(tmp_path: Path) -> 
                 assert is_pooled(name)
 
 
+async def test_an_episode_that_waits_for_one_takes_no_second_place_of_a_full_server(tmp_path: Path) -> None:
+    both_wait, both_open = anyio.Event(), anyio.Event()
+    names: list[str] = []
+
+    class Gated(FakeProvider):
+        @asynccontextmanager
+        async def open(self, spec: SandboxSpec) -> AsyncGenerator[FakeSandbox]:
+            async with super().open(spec) as sandbox:
+                if is_pooled(spec.name):
+                    await both_wait.wait()
+                yield sandbox
+
+    async with pooled(tmp_path, 1, provider=Gated(), max_sandboxes=3) as pool:
+
+        async def play(network: Network) -> None:
+            async with pool.opened(network) as name:
+                names.append(name)
+                if len(names) == 2:
+                    both_open.set()
+                await both_open.wait()
+
+        async with pool.opened():
+            await until(lambda: pool.pool.opening == 1)
+            with anyio.fail_after(10):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(play, "none")
+                    await anyio.wait_all_tasks_blocked()
+                    # It has the last place: the sandbox that is being opened is the other episode's.
+                    tasks.start_soon(play, "outbound")
+                    await anyio.wait_all_tasks_blocked()
+                    both_wait.set()
+            assert sorted(map(is_pooled, names)) == [False, True]
+
+
 async def test_a_pool_that_cannot_open_anything_does_not_disturb_episodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
