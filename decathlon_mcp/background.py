@@ -1,11 +1,12 @@
-"""A task group for tasks that run as long as a block of code."""
+"""Tasks that run as long as a block of code, and work that is finished whatever cancels its caller."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import anyio
+from anyio import CancelScope
 from anyio.abc import TaskGroup
 
 
@@ -22,3 +23,24 @@ async def background_tasks() -> AsyncGenerator[TaskGroup]:
         tasks.cancel_scope.cancel()
     if failure is not None:
         raise failure
+
+
+async def finish(tasks: TaskGroup, work: Callable[[], Awaitable[object]]) -> None:
+    """Run `work` to its end, as a task of the group, and wait for it.
+
+    It is neither cancelled with its caller nor with the group. `work` must not raise and must end by itself.
+    """
+    # A shield alone is not enough: asyncio's own `Task.cancel`, which frameworks and `asyncio.run` call,
+    # ignores anyio's shields. It ends the waiting here, and nothing else.
+    finished = anyio.Event()
+
+    async def run() -> None:
+        with CancelScope(shield=True):
+            try:
+                await work()
+            finally:
+                finished.set()
+
+    tasks.start_soon(run)
+    with CancelScope(shield=True):
+        await finished.wait()

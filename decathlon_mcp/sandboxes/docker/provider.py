@@ -25,6 +25,7 @@ from anyio import CancelScope, CapacityLimiter
 from anyio.abc import TaskGroup
 from docker.errors import APIError, NotFound
 
+from decathlon_mcp.background import finish
 from decathlon_mcp.errors import BadRequestError, DecathlonError, ImageError, ProviderUnavailableError
 from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, Limits, SandboxSpec, finding
 from decathlon_mcp.sandboxes.docker.container import DEFAULT_NETWORK, Container, remove_container
@@ -186,22 +187,25 @@ class DockerProvider:
         return sandbox
 
     async def _remove(self, container: Container) -> None:
-        """Remove a container, with retries, in bounded time."""
+        """Remove a container, with retries, in bounded time, even if the caller is cancelled."""
+        assert self._tasks is not None, "the provider has not been entered"
+        await finish(self._tasks, lambda: self._remove_with_retries(container))
+
+    async def _remove_with_retries(self, container: Container) -> None:
         # Never raises: the error that ended the sandbox must not be replaced.
         name, remaining_seconds = container.spec.name, REMOVE_SECONDS
         try:
-            with CancelScope(shield=True):
-                for pause_seconds in (*REMOVE_RETRY_SECONDS, 0):
-                    if container.kept:
+            for pause_seconds in (*REMOVE_RETRY_SECONDS, 0):
+                if container.kept:
+                    return
+                async with self._removals:
+                    started_at = anyio.current_time()
+                    if await self._try_to_remove(container.remove, remaining_seconds, sandbox=name):
                         return
-                    async with self._removals:
-                        started_at = anyio.current_time()
-                        if await self._try_to_remove(container.remove, remaining_seconds, sandbox=name):
-                            return
-                        remaining_seconds -= anyio.current_time() - started_at
-                    if remaining_seconds <= 0 or self._silent:
-                        break
-                    await anyio.sleep(pause_seconds)
+                    remaining_seconds -= anyio.current_time() - started_at
+                if remaining_seconds <= 0 or self._silent:
+                    break
+                await anyio.sleep(pause_seconds)
             _log.error("A container was left behind", extra=fields(sandbox=name))
         finally:
             # Also if it failed: then the next sweep tries again.

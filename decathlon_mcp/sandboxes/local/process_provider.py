@@ -19,6 +19,7 @@ import anyio
 from anyio import CancelScope, CapacityLimiter, Semaphore, to_thread
 from anyio.abc import TaskGroup
 
+from decathlon_mcp.background import finish
 from decathlon_mcp.errors import BadRequestError, SandboxLostError
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.local.first_process import FirstProcess
@@ -112,7 +113,7 @@ class ProcessProvider(ABC, Generic[Resources, Opened]):
             raise
         # There is no await before the first process has started, so no cancellation can come between.
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._remove, resources)
+            stack.push_async_callback(self._finish_removal, resources)
             self._start(spec, resources)
             yield await self._running(stack, spec, resources)
 
@@ -125,7 +126,7 @@ class ProcessProvider(ABC, Generic[Resources, Opened]):
             raise SandboxLostError(f"there is no sandbox named {spec.name} of this owner")
         self._open_names.add(spec.name)
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._remove, resources)
+            stack.push_async_callback(self._finish_removal, resources)
             leader = resources.take_back()
             yield await self._running(stack, spec, resources, paused=is_stopped(leader), taken_back=True)
 
@@ -175,6 +176,11 @@ class ProcessProvider(ABC, Generic[Resources, Opened]):
             scope.cancel()
             with CancelScope(shield=True):
                 await finished.wait()
+
+    async def _finish_removal(self, resources: Resources) -> None:
+        """Remove a sandbox, even if the caller is cancelled."""
+        assert self._tasks is not None, "the provider has not been entered"
+        await finish(self._tasks, lambda: self._remove(resources))
 
     async def _remove(self, resources: Resources) -> bool:
         """Kill the sandbox's processes and delete its folder; whether both are gone. Never raises."""
