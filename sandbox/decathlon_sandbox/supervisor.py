@@ -346,8 +346,12 @@ def _read_environ(pid: int) -> bytes | None:
     environ = _read_file(pid, "environ")
     if environ:
         return environ
-    # Read again: execve(2) may have ended after the first look.
-    return None if _is_executing(pid) else _read_file(pid, "environ")
+    if _is_executing(pid):
+        return None
+    # Read again: execve(2) may have ended after the first look. And looked at again: a script's interpreter
+    # is executed right after its `env`, so that the second look may be in the next execve(2).
+    environ = _read_file(pid, "environ")
+    return None if not environ and _is_executing(pid) else environ
 
 
 def _is_executing(pid: int) -> bool:

@@ -190,11 +190,16 @@ def _read_environment(process: Process) -> bytes | None:
         return b"".join(_read(file) for file in Path(f"/proc/{pid}/task").glob("*/environ"))
     folder = Path(f"/proc/{pid}")
     try:
-        # Read twice: execve(2) may end between the first look and the one at the command line.
         if environment := (folder / "environ").read_bytes():
             return environment
-        if process.flags & _PF_EXITING or (folder / "cmdline").read_bytes():
-            return (folder / "environ").read_bytes()
+        if process.flags & _PF_EXITING:
+            return b""
+        # Read again: execve(2) may have ended after the first look. And looked at again: a script's
+        # interpreter is executed right after its `env`, so that the second look may be in the next execve(2).
+        if (folder / "cmdline").read_bytes():
+            environment = (folder / "environ").read_bytes()
+            if environment or (folder / "cmdline").read_bytes():
+                return environment
     except OSError:
         return b""
     return None
