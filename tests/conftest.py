@@ -51,6 +51,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
         pyfuncitem.obj = bounded
 
 
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Record how the session ended, which `.ci/run` needs to know if all tests have run."""
+    config = session.config
+    if hasattr(config, "cache") and not hasattr(config, "workerinput"):
+        config.cache.set("decathlon/exitstatus", int(exitstatus))
+
+
 @pytest.fixture(scope="session")
 def docker_engine() -> Iterator[Any]:
     """The engine's API (`docker.APIClient`). Without an engine the test is skipped, or fails in CI."""
