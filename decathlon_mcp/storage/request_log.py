@@ -261,6 +261,8 @@ def _records(data: bytes) -> Generator[list[Any]]:
         position = end + 1
         if record and record[0] == "+":
             size_bytes = record[-1]
+            if not isinstance(size_bytes, int) or size_bytes < 0:
+                return
             body = data[position : position + size_bytes]
             if len(body) < size_bytes:
                 return

@@ -32,6 +32,19 @@ def test_requests_are_kept_until_they_are_forgotten(tmp_path: Path) -> None:
     assert list((tmp_path / FOLDER).iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "damage", [b'["+","s","2",0,"4"]\nbody\n', b'["+","s","2",0,-9]\n', b'["-",7]\n', b"\0\n"]
+)
+def test_what_is_before_the_damage_of_a_file_is_found(tmp_path: Path, damage: bytes) -> None:
+    dead = RequestLog(tmp_path, "dead")
+    dead.insert(RequestRow("s", "1", b"first"))
+    with (tmp_path / FOLDER / "dead.log").open("ab") as file:
+        file.write(damage)
+    with closing(dead), closing(RequestLog(tmp_path, "me")) as log:
+        log.adopt(["dead"])
+        assert log.rows("s") == [RequestRow("s", "1", b"first")]
+
+
 def test_a_later_server_finds_what_a_killed_one_has_written_completely(tmp_path: Path) -> None:
     """The file is cut at every byte, as though the server had been killed there."""
     dead = RequestLog(tmp_path, "dead")
