@@ -96,7 +96,9 @@ async def test_an_episode_works_with_progress_cancellation_and_tool_list_changes
             assert (await call("echo", text="quick ✓\u2028 “” ")).text == "quick ✓\u2028 “” "
             await anyio.sleep(0.3)  # the tool must have begun for its being cancelled to be noted
             tasks.cancel_scope.cancel()
-        assert (await call("shell", **CANCELLED)).text == "gone\n"
+        if era == "handshake":
+            # Without sessions, cancelling is losing the connection, after which the bridge could come back.
+            assert (await call("shell", **CANCELLED)).text == "gone\n"
         assert len((await call("echo", text="x" * LARGE_BYTES)).text) == LARGE_BYTES
         await call("write", path="answer.txt", text="42")
         verdict = (await lobby.call_tool("evaluate", handle)).structured_content
