@@ -46,7 +46,7 @@ class _LoopThread:
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a coroutine function in the event loop and return its result. Ctrl-C cancels it."""
         loop_args = [self.to_loop(arg) for arg in args]
-        loop_kwargs = {name: self.to_loop(arg) for name, arg in kwargs.items()}
+        loop_kwargs = self.keywords_to_loop(kwargs)
         future = self._portal.start_task_soon(functools.partial(function, *loop_args, **loop_kwargs))
         try:
             return self.to_caller(future.result())
@@ -114,6 +114,13 @@ class _LoopThread:
             return [self.to_loop(item) for item in cast("list[Any]", value)]
         return self._in_thread(value) if inspect.isroutine(value) or inspect.isfunction(value) else value
 
+    def keywords_to_loop(self, keywords: Mapping[str, Any]) -> dict[str, Any]:
+        """The keyword arguments of a call, each as the event loop may use it."""
+        values = {name: self.to_loop(value) for name, value in keywords.items()}
+        if values.get("on_progress") is not None:
+            values["on_progress"] = _one_at_a_time(values["on_progress"])
+        return values
+
     def _in_thread(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A coroutine function that calls a plain function in a thread."""
 
@@ -125,6 +132,18 @@ class _LoopThread:
             return await anyio.to_thread.run_sync(bound, abandon_on_cancel=True, limiter=self._threads)
 
         return call
+
+
+def _one_at_a_time(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A coroutine function whose calls run one after the other, in the order in which they were made."""
+    # The SDK calls it in a task for each notification, and threads overtake each other.
+    lock = anyio.Lock()
+
+    async def call(*args: Any) -> Any:
+        async with lock:
+            return await function(*args)
+
+    return call
 
 
 class SyncProxy:
@@ -163,7 +182,7 @@ def _method(name: str, member: Callable[..., Any]) -> Callable[..., Any]:
         if inspect.iscoroutinefunction(member):
             return loop.run(bound, *args, **kwargs)
         loop_args = [loop.to_loop(arg) for arg in args]
-        result = bound(*loop_args, **{key: loop.to_loop(arg) for key, arg in kwargs.items()})
+        result = bound(*loop_args, **loop.keywords_to_loop(kwargs))
         if inspect.isasyncgenfunction(member):
             return loop.iterate(result)
         if isinstance(result, AbstractAsyncContextManager):
