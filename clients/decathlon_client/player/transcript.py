@@ -150,6 +150,9 @@ class Transcript(VerticalScroll, can_focus=False):
             self.query_one("#nothing").display = False
             entry = Entry(call)
             await self.mount(entry)
+            # The screen turned to the transcript for this call, possibly before its entry was here.
+            if self.screen.has_class("-reading"):
+                self.focus_newest()
         if call is self._newest() and (not call.running or call.progress is None):
             self.call_after_refresh(self.scroll_end, animate=False)
         self.screen.refresh_bindings()
