@@ -217,7 +217,8 @@ async def test_pending_calls_full_of_values_do_not_fill_the_memory(server: Serve
     """300 calls of 60 KiB. Each needs 2 MB as long as it runs, of which the server admits some 60."""
     path = "/tasks/find-answer/mcp"
     headers = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
-    async with httpx2.AsyncClient(base_url=f"http://{HOST}:{server.port}", headers=headers) as client:
+    url = f"http://{HOST}:{server.port}"
+    async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=120) as client:
         opened = await client.post(path, content=attacks.initialize())
         client.headers["Mcp-Session-Id"] = session = opened.headers["mcp-session-id"]
         await client.post(path, content=b'{"jsonrpc":"2.0","method":"notifications/initialized"}')
