@@ -65,24 +65,23 @@ $(BIN)/python:
 	fi; \
 	exit 1
 
-PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet install --require-virtualenv
+# Shows progress; locked dependencies are verified by hash.
+INSTALL = $(BIN)/python packaging/install.py
 
-# Locked dependencies are verified by hash; the project itself is installed as an editable package.
+# The project itself is installed as an editable package.
 $(VENV)/.installed: requirements.lock pyproject.toml $(BIN)/python
-	@echo "Installing requirements.lock into $(VENV)"
-	@$(PIP) --require-hashes -r requirements.lock
-	@$(PIP) --no-deps --no-build-isolation -e .
+	@$(INSTALL) requirements.lock
+	@$(BIN)/python -m pip --disable-pip-version-check --quiet install --require-virtualenv \
+	    --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.installed-dev: requirements-dev.lock $(VENV)/.installed
-	@echo "Installing requirements-dev.lock into $(VENV)"
-	@$(PIP) --require-hashes -r requirements-dev.lock
+	@$(INSTALL) requirements-dev.lock
 	@touch $@
 
 # Sphinx imports the packages that the reference pages describe.
 $(VENV)/.installed-docs: requirements-docs.lock $(VENV)/.installed
-	@echo "Installing requirements-docs.lock into $(VENV)"
-	@$(PIP) --require-hashes -r requirements-docs.lock
+	@$(INSTALL) requirements-docs.lock
 	@touch $@
 
 # For all platforms and Python versions from 3.11; the second and third files add to the first.

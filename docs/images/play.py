@@ -38,7 +38,7 @@ async def call(pilot: Pilot[None], tool: str, *values: str) -> None:
     await pilot.press("slash")
     pilot.app.post_message(Paste(tool))
     await pilot.pause(0.2)
-    await pilot.press("enter", "enter")
+    await pilot.press("enter")
     await pilot.pause(0.5)
     for value in values:
         pilot.app.post_message(Paste(value))

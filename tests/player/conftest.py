@@ -87,7 +87,7 @@ class Ui:
         """Search for a tool and open its form."""
         await self.press("slash")
         await self.type(tool)
-        await self.press("enter", "enter")
+        await self.press("enter")
         return await self.screen(FormScreen)
 
     async def claim(self, answer: str) -> VerdictScreen:

@@ -97,6 +97,8 @@ def test_leaving_closes_the_episode_and_restores_the_terminal(tmp_path: Path, ho
         assert player.content.startswith(ALTERNATE)
         if how == "ctrl-c":
             os.write(player.line, b"\x03")
+            player.read_until(b"Close it?")
+            os.write(player.line, b"\x03")
             player.read_until(None)
             assert BACK in player.content
             assert b"\x1b[?25h" in player.content[player.content.rindex(BACK) :]

@@ -30,6 +30,10 @@ CLAIM_HINT = (
     "This ends the attempt: no tool can be called afterwards, and the work is graded as it is. "
     "If the task asks for an answer, write it here:"
 )
+LEAVING_QUESTIONS = {
+    Phase.PLAYING: "The attempt is not claimed yet. Close it?",
+    Phase.GRADING: "The attempt is being graded. Leave before its verdict is shown?",
+}
 
 
 class PlayScreen(PlayerScreen[None]):
@@ -82,8 +86,8 @@ class PlayScreen(PlayerScreen[None]):
 
     @property
     def asks_before_leaving(self) -> bool:
-        """Whether leaving would lose work."""
-        return self.session.phase is Phase.PLAYING and bool(self.session.calls)
+        """Whether an attempt runs, or its verdict is not known yet."""
+        return self.session.phase in LEAVING_QUESTIONS
 
     def ask_to_leave(self, leave: Callable[[], object]) -> None:
         """Ask for confirmation, then call `leave`."""
@@ -93,7 +97,7 @@ class PlayScreen(PlayerScreen[None]):
                 leave()
 
         if not isinstance(self.player_app.screen, AskScreen):
-            self.player_app.push_screen(AskScreen("The attempt is not claimed yet. Close it?"), on_answer)
+            self.player_app.push_screen(AskScreen(LEAVING_QUESTIONS[self.session.phase]), on_answer)
 
     # Changes of the session
 
@@ -155,7 +159,10 @@ class PlayScreen(PlayerScreen[None]):
 
     @on(Input.Submitted, "#filter")
     def _filter_done(self) -> None:
-        self.query_one("#tools").focus()
+        """Open the first tool that was found, which is the highlighted one."""
+        tools = self.query_one("#tools", OptionList)
+        tools.focus()
+        tools.action_select()
 
     def _show_tools(self, words: str) -> None:
         episode = self.session.episode

@@ -20,7 +20,7 @@ from decathlon_client.player.session import SessionManager
 
 
 class TasksScreen(PlayerScreen[None]):
-    """Enter plays the highlighted task."""
+    """Enter plays the highlighted task, also while the search is being typed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "play", "Play", priority=True),
@@ -42,6 +42,8 @@ class TasksScreen(PlayerScreen[None]):
         self._sessions = sessions
         self._tasks: list[Task] = []
         self._shown: list[Task] = []
+        self._read_all = False
+        self._play_when_read = False
 
     @property
     def shown(self) -> list[str]:
@@ -68,10 +70,15 @@ class TasksScreen(PlayerScreen[None]):
         except ClientError as error:
             self.query_one("#prompt", Static).update(Text(error.message, "bold red"))
             return
-        self._show("")
+        self._read_all = True
+        search = self.query_one("#search", Input)
+        self._show(search.value)
+        if self._play_when_read and search.value:
+            self._play_highlighted()
 
     @on(Input.Changed, "#search")
     def _searched(self, event: Input.Changed) -> None:
+        self._play_when_read = False
         self._show(event.value)
 
     def _show(self, words: str) -> None:
@@ -81,7 +88,7 @@ class TasksScreen(PlayerScreen[None]):
         options.clear_options()
         options.add_options(Option(_task_line(task)) for task in self._shown)
         options.highlighted = 0 if self._shown else None
-        if not self._shown:
+        if not self._shown and self._read_all:
             self.query_one("#prompt", Static).update(
                 "No task matches." if self._tasks else "There are no tasks."
             )
@@ -92,8 +99,18 @@ class TasksScreen(PlayerScreen[None]):
             self.query_one("#prompt", Static).update(_task_details(self._shown[event.option_index]))
             self.query_one("#text").scroll_home(animate=False)
 
-    @on(OptionList.OptionSelected, "#tasks")
     def action_play(self) -> None:
+        # A binding with priority runs before the keys that wait for the search: its task list would be that of
+        # a shorter text, and another task would be played.
+        search = self.query_one("#search", Input)
+        search.call_later(search.action_submit)
+
+    @on(Input.Submitted, "#search")
+    @on(OptionList.OptionSelected, "#tasks")
+    def _play_highlighted(self) -> None:
+        if not self._read_all:
+            self._play_when_read = True
+            return
         at = self.query_one("#tasks", OptionList).highlighted
         if at is None:
             return
