@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from mcp.shared.memory import create_client_server_memory_streams
 
-from decathlon_client.errors import error_from_code
+from decathlon_client.errors import ClientError, error_from_code
 from decathlon_client.sdk import Session
 from decathlon_client.session import SessionOwner
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from decathlon_mcp.episodes.registry import EpisodeRegistry
 
 CLOSE_SECONDS = 5.0
+MISSING_SERVER = (
+    "Decathlon.embedded() runs the server in this process, but only the client is installed: add the extra "
+    "`server` with: pip install 'decathlon-mcp[server,starter]'"
+)
 
 
 class EmbeddedEndpoint:
@@ -32,9 +36,13 @@ class EmbeddedEndpoint:
 
     @asynccontextmanager
     async def run(self) -> AsyncGenerator[None]:
-        from decathlon_mcp.app import bootstrap
-        from decathlon_mcp.errors import DecathlonError
-        from decathlon_mcp.settings import Settings
+        # mcp 1.x next to the server's other packages fails with an ImportError that is not about a module.
+        try:
+            from decathlon_mcp.app import bootstrap
+            from decathlon_mcp.errors import DecathlonError
+            from decathlon_mcp.settings import Settings
+        except ImportError as error:
+            raise ClientError(f"{MISSING_SERVER} ({error})", code="server_not_installed") from error
 
         settings = Settings.model_validate(dict(self._settings))
         try:

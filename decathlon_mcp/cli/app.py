@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, cast
 
 import anyio
 from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter, UnusedCliTokensError
+from cyclopts.completion.detect import ShellDetectionError
 from pydantic import ValidationError
 
 from decathlon_mcp import __version__
@@ -197,7 +198,7 @@ def token(
     *,
     role: Literal["player", "controller", "admin"] = "player",
 ) -> int:
-    """Create a token: the secret goes to stderr, the line for the `--tokens` file to stdout.
+    """Create a token: its secret on stderr, its line for the `--tokens` file on stdout.
 
     Parameters
     ----------
@@ -405,6 +406,37 @@ def play(
     from decathlon_mcp.cli.play import play
 
     return _run(play, settings, task, url, script)
+
+
+@app.command(sort_key=9)
+def completion(
+    shell: Literal["bash", "zsh", "fish"] | None = None,
+    /,
+    *,
+    install: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+) -> int:
+    """Print the script that completes this command in a shell, or install it.
+
+    To try it in bash: `source <(decathlon-mcp completion bash)`.
+
+    Parameters
+    ----------
+    shell
+        The shell. [the one that runs this]
+    install
+        Save the script instead, and add a line that loads it to the startup file of bash or zsh.
+    """
+    try:
+        if not install:
+            sys.stdout.write(app.generate_completion(shell=shell))
+            return 0
+        file = app.install_completion(shell=shell)
+    except ShellDetectionError:
+        raise BadRequestError("the shell is not known; name it: decathlon-mcp completion bash") from None
+    except OSError as error:
+        raise BadRequestError(f"{error.filename}: {error.strerror}") from None
+    sys.stdout.write(f"{file}\nOpen a new shell to use it.\n")
+    return 0
 
 
 @app.command(sort_key=9)

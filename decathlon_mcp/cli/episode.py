@@ -10,15 +10,16 @@ import json
 import os
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import anyio
 from cyclopts import App, Group, Parameter
 
+from decathlon_mcp.settings import default_state
 from decathlon_mcp.types import as_object
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ AT_CAPACITY: Final = 75
 """`EX_TEMPFAIL` of sysexits.h: trying again later can help."""
 
 DEFAULT_URL = "http://127.0.0.1:8765"
+MAX_STARTS = 256
+"""Episodes of one server that `list` can show without a token."""
 SERVER = Group("Server", sort_key=1)
 EPILOGUE = (
     "Prints one JSON value on stdout. Reads the token from DECATHLON_TOKEN. Exit status: 0 success "
@@ -97,7 +100,7 @@ def start(
         "policy": policy,
         "wait": wait,
     }
-    return _run(_call_lobby, url, "start_episode", params)
+    return _run(_start, url, params)
 
 
 @episode.command(sort_key=1)
@@ -169,6 +172,12 @@ def status(handle: Handle, /, *, url: Url = DEFAULT_URL) -> int:
     return _run(_call_for_episode, url, handle, "episode_status")
 
 
+@episode.command(name="list", sort_key=7)
+def list_(*, url: Url = DEFAULT_URL) -> int:
+    """List your episodes on the server, newest first: your token's, or without one those you started here."""
+    return _run(_list, url)
+
+
 class _StepError(Exception):
     """A step failed; `status` is the process's exit status."""
 
@@ -184,6 +193,63 @@ def _run(step: Callable[..., Awaitable[int]], *arguments: Any) -> int:
     except _StepError as error:
         sys.stderr.write(f"decathlon-mcp: {' '.join(error.message.split())}\n")
         return error.status
+
+
+async def _start(url: str, params: Mapping[str, Any]) -> int:
+    info = (await _request(url, "start_episode", params)).structured or {}
+    if not _token():
+        _record_start(url, str(info.get("episode", "")))
+    return _print(dict(info))
+
+
+async def _list(url: str) -> int:
+    if _token():
+        return await _call_lobby(url, "list_episodes", {})
+    from decathlon_client import UnknownEpisodeError
+
+    episodes: list[Mapping[str, Any]] = []
+    async with _connect(url) as server:
+        for record in _recorded_starts(url):
+            try:
+                reply = await server.ask("episode_status", {"episode": record.name})
+            except UnknownEpisodeError:
+                record.unlink(missing_ok=True)
+            else:
+                episodes.append(reply.structured or {})
+    return _print({"episodes": episodes})
+
+
+def _record_start(url: str, handle: str) -> None:
+    """Keep the handle of an episode for `list`, as an empty file named like it."""
+    # Without tokens a server lists the episodes of one MCP session, and each step has its own.
+    folder = _starts_folder(url)
+    with suppress(OSError):  # such as a home folder that cannot be written: the episode runs nevertheless
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (folder / quote(handle, safe="")).touch(mode=0o600)
+        for record in _recorded_starts(url, from_newest=MAX_STARTS):
+            record.unlink(missing_ok=True)
+
+
+def _recorded_starts(url: str, *, from_newest: int = 0) -> list[Path]:
+    """The files of `_record_start` for this server, newest first."""
+    with suppress(OSError):
+        return sorted(_starts_folder(url).iterdir(), key=_modified, reverse=True)[from_newest:]
+    return []
+
+
+def _modified(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:  # removed by another step
+        return 0.0
+
+
+def _starts_folder(url: str) -> Path:
+    return default_state() / "shell" / quote(url.rstrip("/").removesuffix("/mcp"), safe="")
+
+
+def _token() -> str | None:
+    return os.environ.get("DECATHLON_TOKEN") or None
 
 
 async def _call_lobby(url: str, tool: str, params: Mapping[str, Any]) -> int:
@@ -236,7 +302,7 @@ async def _connect(url: str) -> AsyncGenerator[Decathlon]:
     from decathlon_client import AtCapacityError, ClientError, Decathlon
 
     try:
-        async with Decathlon(url, os.environ.get("DECATHLON_TOKEN") or None) as server:
+        async with Decathlon(url, _token()) as server:
             yield server
     except AtCapacityError as error:
         raise _StepError(error.message, AT_CAPACITY) from None

@@ -26,6 +26,7 @@ from urllib.parse import urlencode
 from cyclopts import Group, Parameter
 
 from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.settings import ProviderName
 
 ProgramName = Literal["claude-desktop", "claude-code", "cursor", "vscode"]
 TITLES: dict[ProgramName, str] = {
@@ -128,7 +129,7 @@ def install(
     *,
     task: Annotated[str | None, Parameter(metavar="ID")] = None,
     suite: Annotated[tuple[str, ...], Parameter(metavar="PATH", negative=(), show_default=False)] = (),
-    provider: Literal["docker", "local"] | None = None,
+    provider: ProviderName | None = None,
     config: Annotated[Path | None, Parameter(metavar="FILE")] = None,
     url: Annotated[str | None, Parameter(metavar="URL")] = None,
     with_token: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
@@ -250,7 +251,11 @@ def _application_settings() -> Path:
 def _server_command(
     task: str | None, suites: Sequence[str], provider: str | None, config: Path | None, url: str | None
 ) -> list[str]:
-    """Return the command that the program starts. Raises UnknownTaskError or SuiteError if it would fail."""
+    """Return the command that the program starts.
+
+    Raises UnknownTaskError or SuiteError if it would fail; the tasks of a suite that only `config` names are
+    not looked up.
+    """
     # An absolute path: desktop programs do not inherit the shell's PATH.
     script = Path(sys.executable).parent / ("decathlon-mcp.exe" if os.name == "nt" else "decathlon-mcp")
     command = [str(script)] if script.exists() else [sys.executable, "-m", "decathlon_mcp.cli"]
@@ -260,11 +265,14 @@ def _server_command(
 
         return [*command, "--url", address(url, task)]
     paths = [suite if suite == "starter" else str(Path(suite).resolve()) for suite in suites]
-    if task:
+    if not paths and config is None:
+        # Explicit: an entry shows where a checkout goes, and does not depend on the program's variables.
+        paths = ["starter"]
+    if task and paths:
         from decathlon_mcp.catalogue.catalogue import Catalogue
         from decathlon_mcp.suites.loading import load_suite
 
-        Catalogue([load_suite(path) for path in paths or ["starter"]]).find(task)
+        Catalogue([load_suite(path) for path in paths]).find(task)
     for path in paths:
         command += ["--suite", path]
     if provider:

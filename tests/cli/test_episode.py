@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import pytest
 
 from decathlon_mcp.cli.app import run as run_command
 from decathlon_mcp.http.authentication import Tokens, new_token
+from decathlon_mcp.settings import default_state
 from tests.probe.serving import Served, serving
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ async def served(
     async with serving(tmp_path / "state", provider="local", max_sandboxes=1, max_queue=0) as served:
         monkeypatch.setenv("DECATHLON_URL", served.url)
         monkeypatch.delenv("DECATHLON_TOKEN", raising=False)
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "shell"))
         yield served
 
 
@@ -94,6 +97,24 @@ async def test_exit_status_tells_a_failed_tool_a_failed_attempt_and_a_full_serve
     assert (await steps.output("claim", handle, "I give up."))["claimed"] is True
     assert (await steps.output("evaluate", handle, status=4))["reward"] == 0.0
     assert (await steps.output("status", handle))["claimed"] is True
+    (listed,) = (await steps.output("list"))["episodes"]
+    assert (listed["episode"], listed["task"], listed["claimed"]) == (handle, "find-answer", True)
+
+
+async def test_the_list_without_a_token_has_what_this_user_started_on_this_server(
+    served: Served, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = (await steps.output("start", "find-answer", "--no-wait"))["episode"]
+    listed = (await steps.output("list", "--url", f"{served.url}/mcp"))["episodes"]
+    assert [row["episode"] for row in listed] == [handle]
+    folder = next(default_state().glob("shell/*"))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    (folder / ("f" * 48)).touch()
+    assert len((await steps.output("list"))["episodes"]) == 1
+    assert [file.name for file in folder.iterdir()] == [handle]
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    await steps.output("close", handle)
+    assert await steps.output("list") == {"episodes": []}
 
 
 async def test_no_verdict_has_its_own_exit_status(served: Served, steps: Steps) -> None:
@@ -154,4 +175,5 @@ async def test_a_token_comes_from_the_environment(
         assert "a token is needed" in await steps.error("start", "find-answer", status=1)
         monkeypatch.setenv("DECATHLON_TOKEN", secret)
         handle = (await steps.output("start", "find-answer", "--no-wait"))["episode"]
+        assert [row["episode"] for row in (await steps.output("list"))["episodes"]] == [handle]
         await steps.output("close", handle)

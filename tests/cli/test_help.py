@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,14 +16,52 @@ from decathlon_mcp.settings import Settings
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell
 
-COMMANDS = ("serve", "stdio", "tasks", "doctor", "token", "episodes", "show", "gc", "demo", "version")
+COMMANDS = (
+    "serve",
+    "stdio",
+    "tasks",
+    "doctor",
+    "token",
+    "episodes",
+    "show",
+    "gc",
+    "demo",
+    "completion",
+    "version",
+)
 
 
 def test_help_fits_on_a_screen_and_names_every_command(shell: Shell) -> None:
     done = shell.run("--help")
     assert done.returncode == 0
     assert all(f"│ {command} " in done.stdout for command in COMMANDS)
-    assert len(done.stdout.splitlines()) <= 28
+    assert len(done.stdout.splitlines()) <= 30
+
+
+def test_bash_completes_commands_options_and_their_values(shell: Shell, tmp_path: Path) -> None:
+    script = tmp_path / "completion.bash"
+    script.write_text(shell.run("completion", "bash").stdout)
+    source = f"""
+        source {script}
+        complete_line() {{
+            COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMPREPLY=()
+            _decathlon_mcp decathlon-mcp "${{@: -1}}" "${{@: -2:1}}"
+            echo "${{COMPREPLY[*]}}"
+        }}
+        complete_line decathlon-mcp epi
+        complete_line decathlon-mcp serve --prov
+        complete_line .venv/bin/decathlon-mcp serve --provider d
+    """
+    done = subprocess.run(["bash", "-c", source], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["episode episodes", "--provider", "docker"]
+
+
+def test_completion_is_installed_in_the_home_folder(shell: Shell, tmp_path: Path) -> None:
+    done = shell.run("completion", "bash", "--install", HOME=str(tmp_path))
+    file, _ = done.stdout.splitlines()
+    assert file in (tmp_path / ".bashrc").read_text()
+    assert "complete -F" in Path(file).read_text()
+    assert "completion bash" in shell.error("completion", status=1, SHELL="", PATH="")
 
 
 def test_without_a_command_the_help_is_printed(shell: Shell) -> None:

@@ -18,8 +18,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from decathlon_mcp.cli.install import Target
+from decathlon_mcp.cli.install import ProgramName, Target, install
 from tests.cli.conftest import COMMAND
+from tests.docs.pages import below
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell
@@ -110,7 +111,7 @@ def test_claude_code_gets_the_entry_by_its_own_command(desktop: Desktop) -> None
     server = json.loads(entry)
     assert server["type"] == "stdio"
     assert Path(server["command"]).is_absolute()
-    assert server["args"][-1] == "stdio"
+    assert server["args"][-3:] == ["stdio", "--suite", "starter"]
 
 
 def test_claude_code_gets_a_projects_entry_in_that_folder(desktop: Desktop, tmp_path: Path) -> None:
@@ -142,14 +143,43 @@ def test_cursor_gets_an_install_link(desktop: Desktop) -> None:
     (call,) = desktop.calls("xdg-open")
     (link,) = call["arguments"]
     assert link.startswith("cursor://anysphere.cursor-deeplink/mcp/install?name=toolathlon&config=")
-    assert server_of_link(link)["args"][-5:] == ["stdio", "--provider", "local", "--task", "tune-reactor"]
+    assert server_of_link(link)["args"][-7:] == [
+        *("stdio", "--suite", "starter", "--provider", "local", "--task", "tune-reactor")
+    ]
 
 
 def test_claude_desktop_gets_instructions_with_the_bundle_and_the_settings_file(desktop: Desktop) -> None:
     output = desktop.install("claude-desktop")
     assert "make bundle" in output
     assert f"{desktop.home / SETTINGS_FILES['claude-desktop']} and restart Claude Desktop" in output
-    assert entry_in(output)["toolathlon"]["args"][-1] == "stdio"
+    assert entry_in(output)["toolathlon"]["args"][-3:] == ["stdio", "--suite", "starter"]
+
+
+@pytest.mark.parametrize(
+    ("program", "page", "heading"),
+    [
+        ("claude-desktop", "README.md", "Claude Desktop, Claude Code, Cursor"),
+        ("claude-desktop", "docs/clients/claude-desktop.md", "Claude Desktop"),
+        ("vscode", "docs/clients/vscode.md", "VS Code"),
+    ],
+)
+def test_pages_show_the_entry_that_is_installed(
+    program: ProgramName, page: str, heading: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert install(program, print=True) == 0
+    ((installed,),) = (entries.values() for entries in json.loads(capsys.readouterr().out).values())
+    (documented, *_) = entry_in("\n" + below(page, heading, "json")[0].text).values()
+    assert Path(documented["command"]).name == "decathlon-mcp"
+    command = [documented["command"], *documented["args"]]
+    assert command[1:] == [installed["command"], *installed["args"]][-len(command) + 1 :]
+    assert documented.get("type") == installed.get("type")
+
+
+def test_a_settings_file_may_name_the_suite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "decathlon.toml"
+    install("claude-desktop", config=file, task="a-task-of-its-suite", print=True)
+    (server,) = entry_in("\n" + capsys.readouterr().out).values()
+    assert server["args"][-5:] == ["stdio", "--config", str(file), "--task", "a-task-of-its-suite"]
 
 
 @pytest.mark.parametrize(("program", "executable"), [("cursor", "xdg-open"), ("vscode", "code")])

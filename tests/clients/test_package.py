@@ -34,6 +34,18 @@ def test_importing_the_client_imports_nothing_of_the_server() -> None:
     assert done.stdout == "[]\n"
 
 
+def test_embedding_without_the_server_names_the_missing_extra() -> None:
+    code = (
+        "import sys, decathlon_client.sync as client; sys.modules['docker'] = None\n"
+        "try: client.Decathlon.embedded().__enter__()\n"
+        "except client.ClientError as error: print(error.code, error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("server_not_installed Decathlon.embedded() runs the server in this process")
+    assert "pip install 'decathlon-mcp[server,starter]' (" in done.stdout
+    assert "docker" in done.stdout
+
+
 @pytest.mark.anyio
 class TestEmbedded:
     async def test_the_default_task_is_played_without_arguments(self, tmp_path: Path) -> None:

@@ -100,8 +100,8 @@ class TasksScreen(PlayerScreen[None]):
             self.query_one("#text").scroll_home(animate=False)
 
     def action_play(self) -> None:
-        # A binding with priority runs before the keys that wait for the search: its task list would be that of
-        # a shorter text, and another task would be played.
+        # A binding with priority runs before the keys that wait for the search: the list would be that of a
+        # shorter text, and another task would be played.
         search = self.query_one("#search", Input)
         search.call_later(search.action_submit)
 
