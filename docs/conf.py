@@ -2,8 +2,8 @@
 
     make docs
 
-The order of the pages is `NAVIGATION`. Every Sphinx warning ends the build: a page that is missing from
-`NAVIGATION`, a dead link, a docstring that is not valid reStructuredText.
+The order of the pages is `NAVIGATION`, with `SUBPAGES` below some. Every Sphinx warning ends the build: a page
+that is missing from both, a dead link, a docstring that is not valid reStructuredText.
 
 Decided 2026-11-21: Sphinx with MyST-Parser and Furo. MkDocs 1 is no longer maintained, and Material for
 MkDocs is declared inactive; Zensical, its successor, is an alpha, ignores pages missing from its navigation,
@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
-FIRST_PAGE = "docs/quickstart"
+FIRST_PAGE = "docs/index"
 PAGES_ELSEWHERE = (
     "CHANGELOG.md",
     "benchmarks/ATTACKS.md",
@@ -33,10 +34,19 @@ PAGES_ELSEWHERE = (
     "decathlon_mcp/starter/suite/README.md",
 )
 NAVIGATION: dict[str, tuple[str, ...]] = {
-    "Start": ("quickstart", "concepts"),
-    "Play": (
-        "playing",
-        "clients",
+    "Start": ("index", "quickstart", "concepts", "playing"),
+    "Connect and train": ("clients", "training", "sampling", "rewards"),
+    "Tasks": ("toolathlon", "gym", "/decathlon_mcp/starter/suite/README", "writing-tasks"),
+    "Run a server": ("operating", "monitoring", "reliability", "performance", "troubleshooting"),
+    "Trust": ("reward-integrity", "regrading", "/benchmarks/ATTACKS", "/benchmarks/SURVIVAL"),
+    "Reference": ("reference/settings", "reference/*", "protocol", "architecture", "/CHANGELOG"),
+}
+"""Groups of the sidebar and their pages, relative to this folder or, with a leading slash, to the repository.
+
+A `*` matches the pages of a folder that are not listed."""
+
+SUBPAGES: dict[str, tuple[str, ...]] = {
+    "clients": (
         "clients/claude-desktop",
         "clients/claude-code",
         "clients/cursor",
@@ -47,31 +57,9 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "clients/python-sdk-1",
         "clients/*",
     ),
-    "Train": (
-        "training",
-        "sampling",
-        "rewards",
-        "regrading",
-        "reward-integrity",
-        "trainers/verifiers",
-        "trainers/*",
-    ),
-    "Suites": ("toolathlon", "gym", "/decathlon_mcp/starter/suite/README", "writing-tasks"),
-    "Serve": ("operating", "monitoring", "performance", "reliability", "troubleshooting", "protocol"),
-    "Reference": (
-        "reference/settings",
-        "reference/client",
-        "reference/errors",
-        "reference/verdict",
-        "architecture",
-        "/benchmarks/ATTACKS",
-        "/benchmarks/SURVIVAL",
-        "/CHANGELOG",
-    ),
+    "training": ("trainers/verifiers", "trainers/*"),
 }
-"""Sections and their pages, relative to this folder or, with a leading slash, to the repository.
-
-A `*` matches the pages of a folder that are not listed."""
+"""Pages below a page: the sidebar shows them once that page is open."""
 
 REMOTE_RESOURCE = re.compile(
     r"<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=[\"'](https?://[^\"']+)"
@@ -122,22 +110,22 @@ html_theme_options = {
 }
 
 
-def toctrees() -> str:
-    """`NAVIGATION` as one toctree directive for each section."""
-    folder = FIRST_PAGE.rpartition("/")[0]
-    blocks: list[str] = []
-    for caption, pages in NAVIGATION.items():
-        entries = ["self" if f"{folder}/{page}" == FIRST_PAGE else page for page in pages]
-        blocks.append(
-            "\n".join(["```{toctree}", ":hidden:", ":glob:", f":caption: {caption}", "", *entries, "```"])
-        )
-    return "\n\n".join(blocks)
+def _toctree(page: str, entries: Iterable[str], *options: str) -> str:
+    """A toctree on `page`, with entries relative to the documentation's folder."""
+    up = "../" * page.count("/")
+    lines = ("Overview <self>" if entry == page else entry if entry[0] == "/" else up + entry for entry in entries)
+    return "\n".join(["```{toctree}", ":hidden:", ":glob:", *options, "", *lines, "```"])
 
 
-def _add_toctrees(_: Sphinx, page: str, source: list[str]) -> None:
-    # Here and not in the page: the page is also read where the code is hosted, which knows no directives.
+def _add_toctrees(_app: Sphinx, page: str, source: list[str]) -> None:
+    # Here and not in the pages: they are also read where the code is hosted, which knows no directives.
+    folder, _, name = FIRST_PAGE.rpartition("/")
+    trees: list[str] = []
     if page == FIRST_PAGE:
-        source[0] += f"\n\n{toctrees()}\n"
+        trees = [_toctree(name, pages, f":caption: {caption}") for caption, pages in NAVIGATION.items()]
+    elif (name := page.removeprefix(f"{folder}/")) in SUBPAGES:
+        trees = [_toctree(name, SUBPAGES[name])]
+    source[0] += "".join(f"\n\n{tree}\n" for tree in trees)
 
 
 def _signature_for_callers(

@@ -76,8 +76,8 @@ def install(lock: Path) -> int:
     if pip.returncode == 0:
         progress.finish("installed")
     else:
-        progress.finish(f"failed; all of pip's output is in {LOG}")
-        sys.stderr.writelines(last)
+        progress.finish("failed")
+        sys.stderr.writelines([*last, f"The whole output of pip: {LOG}\n"])
     return pip.returncode
 
 

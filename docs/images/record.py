@@ -5,7 +5,7 @@
     .venv/bin/python docs/images/record.py --task recount-ballots
 
 Every line appears when it appeared in the terminal, but pauses are cut to IDLE_SECONDS; lines that do not fit
-scroll off. Without animation (in print, with reduced motion, in a program without CSS animation) the picture
+scroll off. The picture starts with the end. Without animation (in print, with reduced motion, in a program without CSS animation) the picture
 shows the end. It loads nothing from the network. Requires Linux and the extras server and starter.
 """
 
@@ -40,6 +40,8 @@ IDLE_SECONDS = 1.5
 """The longest pause between two lines."""
 HOLD_SECONDS = 8.0
 """How long the last picture stays before the animation starts again."""
+FIRST_SECONDS = 3.0
+"""How long of this time the picture shows the end when it is opened: a preview shows only the first frame."""
 TITLE = "decathlon-mcp demo"
 CONSOLE = Console(width=COLUMNS)
 CONTROL = re.compile(r"\x1b\[(\??[0-9;]*)([A-Za-z])|\r|\n")
@@ -201,6 +203,7 @@ fill: {foreground}; white-space: pre; }}
 def _animation(lines: Sequence[Line]) -> str:
     """CSS that shows each line from its time on and scrolls up once the picture is full."""
     duration = lines[-1].seconds + HOLD_SECONDS
+    timing = f"{duration:.2f}s {FIRST_SECONDS - duration:.2f}s"  # a negative delay starts within the animation
     scroll = ["0% { transform: translateY(0); }"]
     appear: list[str] = []
     for number, line in enumerate(lines):
@@ -208,7 +211,7 @@ def _animation(lines: Sequence[Line]) -> str:
         appear.append(
             f"@keyframes l{number} {{ 0%, {max(0, percent - 0.001):.3f}% {{ opacity: 0; }} "
             f"{percent:.3f}%, 100% {{ opacity: 1; }} }}\n"
-            f"#l{number} {{ animation: l{number} {duration:.2f}s infinite; }}"
+            f"#l{number} {{ animation: l{number} {timing} infinite; }}"
         )
         if number >= ROWS:
             scroll.append(
@@ -220,7 +223,7 @@ def _animation(lines: Sequence[Line]) -> str:
         f".film {{ transform: translateY({end:.0f}px); }}\n"
         "@media screen and (prefers-reduced-motion: no-preference) {\n"
         f"@keyframes film {{ {' '.join(scroll)} 100% {{ transform: translateY({end:.0f}px); }} }}\n"
-        f".film {{ animation: film {duration:.2f}s step-end infinite; }}\n{joined}\n}}\n"
+        f".film {{ animation: film {timing} step-end infinite; }}\n{joined}\n}}\n"
     )
 
 

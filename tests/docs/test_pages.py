@@ -35,6 +35,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
 }
 NOT_PARSED = {"", "js", "sh", "bash", "{eval-rst}"}
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:tmp|root|home|work|opt/(?!venv|local_servers)|Users)/\S*")
+BLOCKING = re.compile(r"\S*decathlon-mcp (serve|stdio|play)\b(?!.*--script)")
 AUTODOC = re.compile(r"^\.\. auto(class|data|module):: ([\w.]+)$", re.MULTILINE)
 
 
@@ -63,6 +64,18 @@ def test_code_blocks_are_valid_in_their_language() -> None:
 def test_shell_blocks_are_valid_in_bash() -> None:
     commands = "\n".join(found.text for page in PAGES for found in blocks(page, "sh", "bash"))
     subprocess.run(["bash", "-n"], input=commands, text=True, check=True)
+
+
+def test_a_command_that_blocks_is_the_last_of_its_block() -> None:
+    """A reader pastes a whole block: what follows a server or the player would run only after it has ended."""
+    followed = [
+        f"{found}: {line}"
+        for page in PAGES
+        for found in blocks(page, "sh", "bash")
+        for line in found.text.strip().replace("\\\n", " ").splitlines()[:-1]
+        if BLOCKING.match(line) and not line.rstrip().endswith("&")
+    ]
+    assert followed == []
 
 
 def test_pages_name_no_path_of_one_machine() -> None:
@@ -141,6 +154,19 @@ def test_pictures_and_site_files_load_nothing_remote() -> None:
     assert [match for text in pictures for match in re.findall(r"(?:href|src)=|url\((?!#)", text)] == []
     files = [file.read_text("utf-8") for file in (DOCS / "site").iterdir()]
     assert [match for text in files for match in re.findall(r"https?://|@import", text)] == []
+
+
+def test_the_recording_starts_with_a_full_picture() -> None:
+    """Previews show only the first frame. A negative delay starts the animation at that time within it."""
+    recording = (DOCS / "images" / "demo.svg").read_text("utf-8")
+    appears = {
+        name: float(percent)
+        for name, percent in re.findall(r"@keyframes l(\d+) .*? ([\d.]+)%, 100% \{ opacity: 1", recording)
+    }
+    timings = re.findall(r"#l(\d+) \{ animation: l\d+ ([\d.]+)s (-[\d.]+)s infinite", recording)
+    assert len(appears) == len(timings) > 30
+    for name, duration, delay in timings:
+        assert appears[name] / 100 * float(duration) <= -float(delay)
 
 
 def test_every_step_to_the_first_reward_is_on_its_page() -> None:
