@@ -71,6 +71,7 @@ INSTALL = $(BIN)/python packaging/install.py
 # The project itself is installed as an editable package.
 $(VENV)/.installed: requirements.lock pyproject.toml $(BIN)/python
 	@$(INSTALL) requirements.lock
+	@echo "decathlon-mcp: linking this folder into $(VENV)"
 	@$(BIN)/python -m pip --disable-pip-version-check --quiet install --require-virtualenv \
 	    --no-deps --no-build-isolation -e .
 	@touch $@

@@ -2,8 +2,8 @@
 
     make docs
 
-The order of the pages is `NAVIGATION`, with `SUBPAGES` below some. Every Sphinx warning ends the build: a page
-that is missing from both, a dead link, a docstring that is not valid reStructuredText.
+The order of the pages is `NAVIGATION`, with `SUBPAGES` below some. Every Sphinx warning ends the build: a
+page that is missing from both, a dead link, a docstring that is not valid reStructuredText.
 
 Decided 2026-11-21: Sphinx with MyST-Parser and Furo. MkDocs 1 is no longer maintained, and Material for
 MkDocs is declared inactive; Zensical, its successor, is an alpha, ignores pages missing from its navigation,
@@ -113,7 +113,9 @@ html_theme_options = {
 def _toctree(page: str, entries: Iterable[str], *options: str) -> str:
     """A toctree on `page`, with entries relative to the documentation's folder."""
     up = "../" * page.count("/")
-    lines = ("Overview <self>" if entry == page else entry if entry[0] == "/" else up + entry for entry in entries)
+    lines = (
+        "Overview <self>" if entry == page else entry if entry[0] == "/" else up + entry for entry in entries
+    )
     return "\n".join(["```{toctree}", ":hidden:", ":glob:", *options, "", *lines, "```"])
 
 

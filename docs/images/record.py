@@ -5,8 +5,9 @@
     .venv/bin/python docs/images/record.py --task recount-ballots
 
 Every line appears when it appeared in the terminal, but pauses are cut to IDLE_SECONDS; lines that do not fit
-scroll off. The picture starts with the end. Without animation (in print, with reduced motion, in a program without CSS animation) the picture
-shows the end. It loads nothing from the network. Requires Linux and the extras server and starter.
+scroll off. The picture starts with the end, and without animation (in print, with reduced motion, in a
+program without CSS animation) it shows only the end. It loads nothing from the network. Requires Linux
+and the extras server and starter.
 """
 
 from __future__ import annotations
@@ -203,7 +204,9 @@ fill: {foreground}; white-space: pre; }}
 def _animation(lines: Sequence[Line]) -> str:
     """CSS that shows each line from its time on and scrolls up once the picture is full."""
     duration = lines[-1].seconds + HOLD_SECONDS
-    timing = f"{duration:.2f}s {FIRST_SECONDS - duration:.2f}s"  # a negative delay starts within the animation
+    timing = (
+        f"{duration:.2f}s {FIRST_SECONDS - duration:.2f}s"  # a negative delay starts within the animation
+    )
     scroll = ["0% { transform: translateY(0); }"]
     appear: list[str] = []
     for number, line in enumerate(lines):

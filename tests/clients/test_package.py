@@ -36,9 +36,10 @@ def test_importing_the_client_imports_nothing_of_the_server() -> None:
 
 def test_embedding_without_the_server_names_the_missing_extra() -> None:
     code = (
-        "import sys, decathlon_client.sync as client; sys.modules['docker'] = None\n"
-        "try: client.Decathlon.embedded().__enter__()\n"
-        "except client.ClientError as error: print(error.code, error)"
+        "import sys; from decathlon_client import ClientError; from decathlon_client.sync import Decathlon\n"
+        "sys.modules['docker'] = None\n"
+        "try: Decathlon.embedded().__enter__()\n"
+        "except ClientError as error: print(error.code, error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("server_not_installed Decathlon.embedded() runs the server in this process")

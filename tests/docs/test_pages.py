@@ -67,7 +67,7 @@ def test_shell_blocks_are_valid_in_bash() -> None:
 
 
 def test_a_command_that_blocks_is_the_last_of_its_block() -> None:
-    """A reader pastes a whole block: what follows a server or the player would run only after it has ended."""
+    """A reader pastes a whole block: what follows a server or the player runs only after it has ended."""
     followed = [
         f"{found}: {line}"
         for page in PAGES
@@ -85,7 +85,8 @@ def test_pages_name_no_path_of_one_machine() -> None:
 def test_readme_shows_the_two_commands_that_ci_runs() -> None:
     lines = block("README.md", "Two commands", "sh").text.splitlines()
     assert [line.partition("#")[0].strip() for line in lines] == ["make demo", "make test"]
-    assert "make test" in (REPOSITORY / ".ci" / "run").read_text("utf-8").splitlines()
+    commands = (REPOSITORY / ".ci" / "run").read_text("utf-8").splitlines()
+    assert "make test" in [command.partition(" ||")[0] for command in commands]
 
 
 def test_make_targets_and_variables_on_the_pages_exist() -> None:
