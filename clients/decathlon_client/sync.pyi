@@ -177,7 +177,8 @@ class Decathlon:
         task: str | None = None,
         **settings: Any,
     ) -> Self:
-        """Run the server in this process, without a port. Requires `decathlon-mcp[server]`.
+        """Run the server in this process, without a port. Requires `decathlon-mcp[server]`, and for the
+        bundled tasks `decathlon-mcp[starter]` too; ClientError on entering names what is missing.
 
         `task` is the task of `episode()` without arguments. `settings` are the server's settings by name
         (`state=...`, `max_sandboxes=...`). Errors in them are raised on entering.
