@@ -23,7 +23,7 @@ from decathlon_client.batch import Batch, open_batch
 from decathlon_client.close_budget import CloseBudget, is_interrupt
 from decathlon_client.embedded import EmbeddedEndpoint
 from decathlon_client.episode import Episode, connect_episode, raise_if_ended
-from decathlon_client.errors import ClientError, ProtocolError
+from decathlon_client.errors import ClientError, ProtocolError, error_from_reply
 from decathlon_client.lockstep import Lockstep, open_lockstep
 from decathlon_client.opener import EpisodeOpener, OpeningOptions
 from decathlon_client.resending import RESEND_SECONDS, ResendPolicy
@@ -319,11 +319,17 @@ class Decathlon:
                         log.info("An episode could not be closed: %s", error.message)
 
     async def _call_lobby(self, tool: str, arguments: JsonObject, **options: Any) -> Reply:
-        """Call one of the lobby's tools. `options`: of `ReconnectingSession.request`."""
+        """Call one of the lobby's tools. `options`: of `ReconnectingSession.request`.
+
+        Raises the error of a reply that says that the arguments are wrong, and every other ClientError.
+        """
         if self._lobby is None:
             raise RuntimeError(NOT_OPEN)
         params = {"name": tool, "arguments": arguments}
-        return Reply.read(await self._lobby.request("tools/call", params, **options))
+        reply = Reply.read(await self._lobby.request("tools/call", params, **options))
+        if (error := error_from_reply(reply)) is not None:
+            raise error
+        return reply
 
     async def _ask(self, tool: str, arguments: JsonObject) -> Reply:
         """Call one of the lobby's tools. Raises ClientError if it fails."""

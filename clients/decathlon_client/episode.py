@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from decathlon_client.errors import (
+    ERROR_KEY,
     CallTimeoutError,
     ClientError,
     EpisodeEndedError,
@@ -33,7 +34,6 @@ from decathlon_client.values import (
 CLAIM_NAMES = (CLAIM, "local-claim_done")
 EVALUATE_NAME = "evaluate"
 EPISODE_KEY = "decathlon/episode"
-ERROR_KEY = "decathlon/error"
 MISTAKES = (UnknownToolError, RequestError, CallTimeoutError)
 """Errors of a call that the model should not have made; the episode continues."""
 

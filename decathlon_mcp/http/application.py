@@ -29,9 +29,9 @@ from decathlon_mcp.http.bodies import (
     replay,
 )
 from decathlon_mcp.http.errors import (
+    Refusals,
     UnauthorizedError,
     handle_body_error,
-    handle_decathlon_error,
     handle_unauthorized,
     session_not_found,
 )
@@ -128,10 +128,10 @@ class McpEndpoints:
         if opener is not None:
             request_context.access = opener.access
         elif SESSION_HEADER not in request.headers and request.method == "POST":
-            starts_episode = not is_sessionless(request.headers.get("mcp-protocol-version", ""))
+            starts_episode = _has_handshake(request)
             request_context.task_id = self._task_id(request, request_context.principal, draw=starts_episode)
             if starts_episode:
-                # Before the SDK makes a session, so that a refusal has a status and leaves nothing behind.
+                # Before the SDK makes a session, so that a refusal leaves nothing behind.
                 self._registry.refuse_unless_startable(request_context.task_id, request_context.principal)
         await self._serve(self._tasks, request_context, request, send)
 
@@ -192,6 +192,9 @@ class McpEndpoints:
             return
         request.scope[SCOPE_KEY] = request_context
         current_request_context.set(request_context)
+        if session_id is None and request.method == "POST" and _has_handshake(request):
+            # Before the SDK does, which would answer with a status.
+            manager.refuse_if_full(request_context)
         if request.method != "POST":
             self._bodies.check_length(request)
             await self._serve_present(manager, manager.handle_request, request_context, request, send)
@@ -277,6 +280,11 @@ class McpEndpoints:
         return session_id if manager is self._tasks and manager.opener(session_id) is not None else None
 
 
+def _has_handshake(request: Request) -> bool:
+    """Whether the request is of a protocol revision with a handshake, as far as its headers say."""
+    return not is_sessionless(request.headers.get("mcp-protocol-version", ""))
+
+
 def _close_episode(request_context: RequestContext) -> None:
     if request_context.access is not None:
         request_context.access.episode.close()
@@ -346,7 +354,7 @@ def http_app(
         ],
         middleware=[Middleware(MeteredResponses, metrics=registry.metrics)],
         exception_handlers={
-            DecathlonError: handle_decathlon_error,
+            DecathlonError: Refusals(bodies),
             UnauthorizedError: handle_unauthorized,
             BodyError: handle_body_error,
         },

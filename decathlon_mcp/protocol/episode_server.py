@@ -76,7 +76,8 @@ class EpisodeServer:
                 return with_envelope(result, ctx.protocol_version, cacheable=True)
             case "tools/call":
                 name, arguments = call_params(ctx)
-                result = await call_tool(self._access(ctx), ctx, name, arguments)
+                with translate_errors():
+                    result = await call_tool(self._access(ctx), ctx, name, arguments)
                 return with_envelope(result, ctx.protocol_version)
             case _:
                 return await call_next(ctx)

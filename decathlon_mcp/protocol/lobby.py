@@ -47,6 +47,7 @@ from decathlon_mcp.protocol.lobby_tools import (
     StartEpisode,
 )
 from decathlon_mcp.protocol.results import (
+    ARGUMENT_FAULTS,
     INVALID_PARAMS,
     TOOL_FAILURES,
     claim_result,
@@ -152,7 +153,7 @@ class Lobby:
             try:
                 return await self._answer(ctx, tool.from_arguments(arguments))
             except DecathlonError as error:
-                if error.code in TOOL_FAILURES:
+                if error.code in TOOL_FAILURES | ARGUMENT_FAULTS:
                     return error_result(error)
                 raise
 

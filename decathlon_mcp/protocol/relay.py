@@ -22,6 +22,7 @@ from decathlon_mcp.errors import BadRequestError, DecathlonError, EpisodeClaimed
 from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS
 from decathlon_mcp.protocol.context import client_is_gone, request_context_of
 from decathlon_mcp.protocol.results import (
+    ARGUMENT_FAULTS,
     EVALUATE_HINT,
     INVALID_PARAMS,
     TOOL_FAILURES,
@@ -71,33 +72,34 @@ async def call_tool(
     """Call one of the episode's tools, including `claim_done` and `evaluate`.
 
     The reply of a task's tool is relayed unchanged, as a result or as an MCPError. A client that cannot
-    evaluate gets the same error for `evaluate` as for a tool that does not exist.
+    evaluate gets the same error for `evaluate` as for a tool that does not exist. Raises DecathlonError.
     """
     episode = access.episode
     # Before the wait for the episode's set-up, which is no part of a call's duration.
     request_context_of(ctx).called_at = perf_counter()
-    with translate_errors():
-        try:
-            async with report_waiting(ctx, episode):
-                router = await episode.ready()
-            if name == router.claim_name:
-                answer = _only_argument(arguments, "claim_done", "answer")
-                if answer is not None and not isinstance(answer, str):
-                    raise BadRequestError(
-                        f"claim_done: `answer` must be a string, not {type(answer).__name__}"
-                    )
-                return claim_result(access, first=await episode.claim_done(answer))
-            if name == router.evaluate_name and access.can_evaluate:
-                _only_argument(arguments, "evaluate")
-                return await evaluate(episode, ctx)
+    is_own_tool = False
+    try:
+        async with report_waiting(ctx, episode):
+            router = await episode.ready()
+        is_own_tool = name == router.claim_name or (name == router.evaluate_name and access.can_evaluate)
+        if not is_own_tool:
             return await _relay(episode, ctx, name, arguments)
-        except DecathlonError as error:
-            if (failure := failure_result(access, error)) is not None:
-                return failure
-            # An episode that ended without tools (a set-up that failed) still has a verdict.
-            if name == "evaluate" and access.can_evaluate and episode.verdict is not None:
-                return verdict_result(episode.verdict, episode.policy)
-            raise
+        if name == router.evaluate_name:
+            _only_argument(arguments, "evaluate")
+            return await evaluate(episode, ctx)
+        answer = _only_argument(arguments, "claim_done", "answer")
+        if answer is not None and not isinstance(answer, str):
+            raise BadRequestError(f"claim_done: `answer` must be a string, not {type(answer).__name__}")
+        return claim_result(access, first=await episode.claim_done(answer))
+    except DecathlonError as error:
+        if (failure := failure_result(access, error)) is not None:
+            return failure
+        if is_own_tool and error.code in ARGUMENT_FAULTS:
+            return error_result(error)
+        # An episode that ended without tools (a set-up that failed) still has a verdict.
+        if name == "evaluate" and access.can_evaluate and episode.verdict is not None:
+            return verdict_result(episode.verdict, episode.policy)
+        raise
 
 
 def failure_result(access: EpisodeAccess, error: DecathlonError) -> JsonObject | None:

@@ -54,6 +54,10 @@ TOOL_FAILURES = frozenset({"episode_claimed", "call_timeout", "driver_error", "l
 """Codes that a tool call answers with an `isError` result: the agent reads it, the episode continues."""
 
 
+ARGUMENT_FAULTS = frozenset({"bad_request", "unknown_task", "unknown_episode", "unknown_tool"})
+"""Codes that this server's own tools answer with an `isError` result: the agent can correct its arguments."""
+
+
 def is_sessionless(version: str) -> bool:
     """Whether this protocol revision has no handshake and no sessions."""
     return version in MODERN_PROTOCOL_VERSIONS

@@ -342,6 +342,11 @@ class SessionManagerBase(StreamableHTTPSessionManager):
     def prepare_transport(self, transport: SessionTransport, session_id: str) -> None:
         """Called with the transport of a session that opens or is revived, before it is used."""
 
+    @property
+    def is_full(self) -> bool:
+        """Whether as many sessions are open as may be."""
+        return self.max_sessions is not None and len(self._server_instances) >= self.max_sessions
+
     def is_open(self, session_id: str) -> bool:
         """Whether the session is open in this process."""
         return session_id in self._server_instances
@@ -427,9 +432,7 @@ class SessionManagerBase(StreamableHTTPSessionManager):
         return self._new_transport(uuid4().hex)
 
     def _new_transport(self, session_id: str) -> SessionTransport | None:
-        if self.max_sessions is not None and len(self._server_instances) >= self.max_sessions:
-            return None
-        if not self.may_open_session():
+        if self.is_full or not self.may_open_session():
             return None
         transport = SessionTransport(
             mcp_session_id=session_id,
