@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from functools import cache
 from importlib import resources
 from importlib.util import MAGIC_NUMBER
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import anyio
 from anyio import aclose_forcefully
@@ -50,6 +50,7 @@ GRACE_SECONDS = 10.0
 FREEZE_SECONDS = 30.0
 DEFAULT_REPLY_BYTES = 4 << 20
 MAX_TOOLS = 2_000
+MAX_TOOL_PAGES = 100
 MAX_TOOL_BYTES = 256 << 10
 """Limits on the tools of one server: their number, and the length of one definition."""
 CLEAN_SECONDS = 300.0
@@ -311,6 +312,37 @@ class DriverClient:
             if error.data.get("reason") == "too_long":
                 raise LimitExceededError(error.message, limit_bytes=self._reply_bytes) from None
             raise
+
+    async def changed_servers(self) -> set[str]:
+        """Wait until servers have said that their tools have changed; each is returned once for all of it."""
+        return await self._rpc.changed_servers.take()
+
+    async def list_tools(self, server: str, *, timeout_seconds: float) -> list[JsonObject]:
+        """The tools of a server that runs, as `start` returns them.
+
+        Raises what `start` and `call` raise.
+        """
+        tools: list[Any] = []
+        cursor: str | None = None
+        size = 0
+        for _ in range(MAX_TOOL_PAGES):
+            params = {} if cursor is None else {"cursor": cursor}
+            reply = await self.call(server, "tools/list", params, timeout_seconds=timeout_seconds)
+            if reply.result is None:
+                raise DriverError(f"server {server} does not list its tools", reason="server")
+            size += len(reply.result)
+            if size > self._reply_bytes:
+                raise LimitExceededError(
+                    f"the tools of server {server} have more than {self._reply_bytes} bytes"
+                )
+            result = as_object(reply.decoded().get("result")) or {}
+            page, following = result.get("tools"), result.get("nextCursor")
+            if isinstance(page, list):
+                tools += cast("list[Any]", page)
+            if not isinstance(following, str) or len(tools) > MAX_TOOLS:
+                return _checked_tools(server, _validated(ServerInfo, {"tools": tools})).tools
+            cursor = following
+        raise LimitExceededError(f"server {server} has more than {MAX_TOOL_PAGES} pages of tools")
 
     async def freeze(self, *, spare: Sequence[str] = ()) -> None:
         """Kill every process of the sandbox except the driver; no server can be started or called again.

@@ -57,20 +57,31 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """The tools of a ready episode. `servers`: by server; `local`: those of the suite's own code."""
+    """The tools of a ready episode. `servers`: by server; `local`: those of the suite's own code.
+
+    `changed`: the tools of servers that have changed theirs since then.
+    """
 
     servers: Mapping[str, list[JsonObject]]
     local: ToolDescriptions
+    changed: Mapping[str, list[JsonObject]] = field(default_factory=dict[str, list[JsonObject]])
 
     def to_json(self) -> JsonObject:
-        return {
+        value: JsonObject = {
             "servers": dict(self.servers),
             "local": {name: [*tools] for name, tools in self.local.items()},
         }
+        return {**value, "changed": dict(self.changed)} if self.changed else value
 
     @classmethod
     def from_json(cls, value: JsonObject) -> Self:
-        return cls(value["servers"], {name: tuple(tools) for name, tools in value["local"].items()})
+        local = {name: tuple(tools) for name, tools in value["local"].items()}
+        return cls(value["servers"], local, value.get("changed", {}))
+
+    @property
+    def current(self) -> Mapping[str, list[JsonObject]]:
+        """The tools by server, as they are now."""
+        return {**self.servers, **self.changed}
 
 
 _PROGRESS = TypeAdapter(Progress)

@@ -22,6 +22,7 @@ from decathlon_mcp.episodes.records import StoredEpisode
 from decathlon_mcp.episodes.services import EpisodeResources, open_services, read_credentials
 from decathlon_mcp.episodes.set_up import SEALED_FILE, SetUp
 from decathlon_mcp.episodes.state import Ending, Phase
+from decathlon_mcp.episodes.tool_changes import follow_tool_changes
 from decathlon_mcp.episodes.tool_offer import ToolOffer
 from decathlon_mcp.errors import (
     CallTimeoutError,
@@ -306,6 +307,7 @@ class EpisodeRunner:
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(watch, driver.closed)
+            tasks.start_soon(follow_tool_changes, episode, driver)
             if starts is not None:
                 tasks.start_soon(watch, starts.failed)
                 if episode.sandbox_factory.servers == "ahead":

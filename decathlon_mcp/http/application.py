@@ -10,6 +10,7 @@ from dataclasses import replace
 import anyio
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -60,6 +61,10 @@ from decathlon_mcp.telemetry.logs import fields
 log = logging.getLogger("decathlon.edge")
 
 SESSION_HEADER = "mcp-session-id"
+EXPOSED_HEADERS = ("Mcp-Session-Id", "Mcp-Protocol-Version", "Retry-After", "WWW-Authenticate")
+"""Headers of a response that a page of an allowed origin may read."""
+PREFLIGHT_SECONDS = 7_200
+"""How long a browser may rely on the answer to OPTIONS."""
 UNUSED_SECONDS = 60.0
 """Time between two searches for stored sessions that no client has used for the idle time."""
 INDEX_TEXT = """decathlon-mcp: Toolathlon as an environment for MCP clients.
@@ -352,7 +357,17 @@ def http_app(
             Route("/tasks/{task_id}/mcp", RawEndpoint(endpoints.serve_task)),
             Route("/episodes/{episode_id}/mcp", RawEndpoint(endpoints.serve_episode)),
         ],
-        middleware=[Middleware(MeteredResponses, metrics=registry.metrics)],
+        middleware=[
+            Middleware(MeteredResponses, metrics=registry.metrics),
+            Middleware(
+                CORSMiddleware,
+                allow_origin_regex=hosts.origin_pattern,
+                allow_methods=["GET", "POST", "DELETE"],
+                allow_headers=["*"],
+                expose_headers=EXPOSED_HEADERS,
+                max_age=PREFLIGHT_SECONDS,
+            ),
+        ],
         exception_handlers={
             DecathlonError: Refusals(bodies),
             UnauthorizedError: handle_unauthorized,

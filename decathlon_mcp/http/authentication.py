@@ -90,6 +90,11 @@ class AllowedHosts:
 
     names: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")
 
+    @property
+    def origin_pattern(self) -> str:
+        """Regular expression for the origins of these names on any port, with http or https."""
+        return rf"https?://(?:{'|'.join(map(re.escape, self.names))})(?::\d+)?"
+
     def security(self) -> TransportSecuritySettings:
         """The SDK's settings against DNS rebinding: these names on any port."""
         # Written out, because for a host other than localhost the SDK's default switches the check off.

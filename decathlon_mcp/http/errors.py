@@ -5,8 +5,8 @@ statuses are for what is not a JSON-RPC request (GET, DELETE, a notification, a 
 for what the protocol requires: 401 without a token, 413, 404 for an unknown session.
 """
 
-# Version 1.x of the Python SDK drops the body of an HTTP error, so that its users get `Session terminated` or a
-# bare status instead of the reason. An error without an id and with status 200 makes clients wait for ever.
+# Version 1.x of the Python SDK drops the body of an HTTP error: its users get `Session terminated` or a bare
+# status instead of the reason. An error without an id and with status 200 makes clients wait for ever.
 
 from __future__ import annotations
 

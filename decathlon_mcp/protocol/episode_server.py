@@ -32,11 +32,18 @@ from decathlon_mcp.protocol.relay import (
 )
 from decathlon_mcp.protocol.results import INVALID_PARAMS, is_sessionless, translate_errors, with_envelope
 from decathlon_mcp.protocol.sdk import Context, connection_of
+from decathlon_mcp.protocol.tool_changes import listen_for_changes, with_changing_tools
 from decathlon_mcp.types import JsonObject, as_object
 
 EPISODE_KEY = "decathlon/episode"
 PROMPT_NAME = "task"
+EVALUATE = "evaluate"
 UNSUPPORTED_PROTOCOL_VERSION = -32022
+NO_CALLS = (
+    "This MCP session made no tool call before `evaluate`. If you did make calls, your client opens a "
+    "session for each of them, and at a task's address every session is an episode of its own. Start an "
+    "episode in the lobby, /mcp, with `start_episode`, and connect to the address that it returns."
+)
 
 
 class EpisodeServer:
@@ -77,10 +84,25 @@ class EpisodeServer:
             case "tools/call":
                 name, arguments = call_params(ctx)
                 with translate_errors():
-                    result = await call_tool(self._access(ctx), ctx, name, arguments)
+                    result = await self._call_tool(self._access(ctx), ctx, name, arguments)
                 return with_envelope(result, ctx.protocol_version)
             case _:
                 return await call_next(ctx)
+
+    async def _call_tool(
+        self, access: EpisodeAccess, ctx: Context, name: str, arguments: JsonObject | None
+    ) -> JsonObject:
+        episode = access.episode
+        is_untouched = episode.calls == 0 and episode.claim is None
+        result = await call_tool(access, ctx, name, arguments)
+        if (
+            name == EVALUATE
+            and self._resolver.handshake_only
+            and is_untouched
+            and episode.verdict is not None
+        ):
+            return {**result, "content": [*result["content"], {"type": "text", "text": NO_CALLS}]}
+        return result
 
     async def _list_tools(self, ctx: Context) -> JsonObject:
         access = request_context_of(ctx).access
@@ -89,9 +111,12 @@ class EpisodeServer:
             require_initialized(ctx)
             return tools_after_end("decathlon", can_evaluate=True)
         access = self._access(ctx)
-        if access.episode.was_ready and access.episode.state.phase is Phase.ENDED:
-            names = access.episode.sandbox_factory.tool_names
+        episode = access.episode
+        if episode.state.phase is Phase.ENDED and (episode.was_ready or episode.verdict is not None):
+            names = episode.sandbox_factory.tool_names
             return tools_after_end(names, can_evaluate=access.can_evaluate)
+        # Again, for a session of an earlier server.
+        listen_for_changes(ctx, access.episode)
         return await list_tools(access, ctx)
 
     def _note_use(self, ctx: Context) -> None:
@@ -123,7 +148,8 @@ class EpisodeServer:
                 info["waits_for"] = episode.waiting_for
             instructions = episode.prompt.instructions
         request_context.initialize_failed = False
-        return {**result, "instructions": instructions, "_meta": {EPISODE_KEY: info}}
+        listen_for_changes(ctx, episode)
+        return {**with_changing_tools(result), "instructions": instructions, "_meta": {EPISODE_KEY: info}}
 
     async def _discover(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         result = as_object(await call_next(ctx)) or {}

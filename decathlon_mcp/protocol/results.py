@@ -80,11 +80,14 @@ def envelope_members(meta: JsonObject) -> JsonObject:
     return {"resultType": "complete", "_meta": {**meta, SERVER_INFO_META_KEY: SERVER_INFO}}
 
 
-def structured_result(value: JsonObject, *, text: str | None = None) -> JsonObject:
-    """A tool result with structured content, and with the same value as JSON text unless `text` is given."""
-    if text is None:
-        text = json.dumps(value, ensure_ascii=False, default=str)
-    return {"content": [{"type": "text", "text": text}], "structuredContent": value, "isError": False}
+def structured_result(value: JsonObject, *, text: str | None = None, is_error: bool = False) -> JsonObject:
+    """A tool result with structured content, and with the same value as JSON text, after `text` if given."""
+    # Many clients show a model only the text.
+    texts = [json.dumps(value, ensure_ascii=False, default=str)]
+    if text is not None:
+        texts.insert(0, text)
+    content = [{"type": "text", "text": text} for text in texts]
+    return {"content": content, "structuredContent": value, "isError": is_error}
 
 
 def claim_result(access: EpisodeAccess, *, first: bool, ignored_turns: bool = False) -> JsonObject:
@@ -103,14 +106,13 @@ def claim_result(access: EpisodeAccess, *, first: bool, ignored_turns: bool = Fa
 def verdict_result(verdict: Verdict, policy: RewardPolicy) -> JsonObject:
     """Result of `evaluate`. A verdict without a reward is an error that says why, never a reward of zero."""
     rewarded = verdict.status in REWARDED
-    if policy == "meta":
-        # Clients keep `_meta` from the model, so the text must not give the reward away.
-        text = "The evaluation is done." if rewarded else "The evaluation gave no verdict."
-        value = {"_meta": {VERDICT_KEY: verdict.to_json()}}
-    else:
+    if policy != "meta":
         # With policy `controller` only controllers evaluate, and they read all of it.
-        text, value = verdict.text(), {"structuredContent": verdict.to_json()}
-    return {"content": [{"type": "text", "text": text}], "isError": not rewarded, **value}
+        return structured_result(verdict.to_json(), text=verdict.text(), is_error=not rewarded)
+    # Clients keep `_meta` from the model, so the text must not give the reward away.
+    text = "The evaluation is done." if rewarded else "The evaluation gave no verdict."
+    content = [{"type": "text", "text": text}]
+    return {"content": content, "isError": not rewarded, "_meta": {VERDICT_KEY: verdict.to_json()}}
 
 
 def relayed_error(error: JsonObject) -> MCPError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -82,6 +82,12 @@ async def send_notification(ctx: Context, method: str, params: dict[str, Any], *
     session = ctx.session
     channel = session._request_outbound if with_reply else session._connection.outbound  # pyright: ignore[reportPrivateUsage]
     await channel.notify(method, params)
+
+
+async def notify_tools_changed(connection: Connection) -> None:
+    """Send `tools/list_changed` on a session's standalone stream, if it is open."""
+    with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
+        await connection.outbound.notify("notifications/tools/list_changed", {})
 
 
 def use_json_response(enabled: bool) -> None:

@@ -165,7 +165,6 @@ Driver to server:
                                           running on that server
 `opened` {"conn": INT, "port": INT}       a process in the sandbox connected to a forwarded port
 `changed` {"server": NAME}                a server sent `notifications/tools/list_changed`
-                                          (the server does not read this yet)
 
 Lifetime
 --------
