@@ -39,6 +39,10 @@ EPISODE_KEY = "decathlon/episode"
 PROMPT_NAME = "task"
 EVALUATE = "evaluate"
 UNSUPPORTED_PROTOCOL_VERSION = -32022
+_NEEDING_SESSION = frozenset(
+    {"server/discover", "tools/list", "tools/call", "prompts/list", "prompts/get", "subscriptions/listen"}
+)
+"""Methods of revisions without sessions that cannot be served where the session is the episode."""
 NO_CALLS = (
     "This MCP session made no tool call before `evaluate`. If you did make calls, your client opens a "
     "session for each of them, and at a task's address every session is an episode of its own. Start an "
@@ -71,7 +75,8 @@ class EpisodeServer:
             return await call_next(ctx)  # a notification, also with the method of a request
         check_request(ctx)
         if self._resolver.handshake_only and is_sessionless(ctx.protocol_version):
-            return _reject_sessionless(ctx)
+            # Of methods that revisions without sessions do not have, the SDK says that there are none.
+            return _reject_sessionless(ctx) if ctx.method in _NEEDING_SESSION else await call_next(ctx)
         self._note_use(ctx)
         match ctx.method:
             case "initialize":

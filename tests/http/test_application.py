@@ -298,6 +298,16 @@ async def test_a_claimed_episode_is_graded_after_its_client_disappears(tmp_path:
         assert '"reward": 1.0' in verdict.read_text()
 
 
+async def test_evaluate_without_a_call_names_the_likely_cause(served: Served) -> None:
+    async with playing(served, "find-answer", "task") as player:
+        assert "opens a session for each" in (await player.call("evaluate")).content[-1].text
+    async with playing(served, "find-answer", "task") as player:
+        await player.call("probe__echo", text="hello")
+        assert "session" not in str((await player.call("evaluate")).content)
+    async with playing(served, "find-answer", "episode-handshake") as player:
+        assert "session" not in str((await player.call("evaluate")).content)
+
+
 async def test_calls_past_the_limit_close_the_attempt(tmp_path: Path) -> None:
     async with serving(tmp_path, provider="local", max_calls=2) as served:
         async with playing(served, "find-answer", "task") as player:
