@@ -46,7 +46,7 @@ def settings() -> str:
 def errors() -> str:
     """The errors that clients receive, with their numbers."""
     return table(
-        ("`data.code`", "JSON-RPC", "HTTP", "ask again?", "what it says"),
+        ("`data.code`", "JSON-RPC", "HTTP without an id", "ask again?", "what it says"),
         (
             (
                 f"`{kind.code}`",
