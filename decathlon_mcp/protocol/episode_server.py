@@ -106,7 +106,8 @@ class EpisodeServer:
             and is_untouched
             and episode.verdict is not None
         ):
-            return {**result, "content": [*result["content"], {"type": "text", "text": NO_CALLS}]}
+            first, *others = result["content"]
+            return {**result, "content": [first, {"type": "text", "text": NO_CALLS}, *others]}
         return result
 
     async def _list_tools(self, ctx: Context) -> JsonObject:

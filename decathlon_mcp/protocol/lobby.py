@@ -268,7 +268,8 @@ class Lobby:
         turns = call.turns if access.reports_turns else None
         with access.episode.hold():
             first = await access.episode.claim_done(call.answer, truncated=call.truncated, turns=turns)
-        return claim_result(access, first=first, ignored_turns=turns != call.turns)
+        hint = "; `evaluate` gives the verdict" if access.can_evaluate else ""
+        return claim_result(first=first, ignored_turns=turns != call.turns, hint=hint)
 
     async def _close(self, ctx: Context, episode: Episode) -> JsonObject:
         episode.close()

@@ -16,13 +16,12 @@ from decathlon_mcp.driver_client.replies import CallParams
 from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.operations import Caller, check_operation
 from decathlon_mcp.episodes.tools import claim_tool, evaluate_tool
-from decathlon_mcp.errors import BadRequestError, DecathlonError, EpisodeClaimedError
+from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS
 from decathlon_mcp.protocol.context import client_is_gone, request_context_of
 from decathlon_mcp.protocol.progress import WAITING_UNIT, Progress
 from decathlon_mcp.protocol.results import (
     ARGUMENT_FAULTS,
-    EVALUATE_HINT,
     INVALID_PARAMS,
     TOOL_FAILURES,
     claim_result,
@@ -97,24 +96,14 @@ async def call_tool(
         answer = _only_argument(arguments, "claim_done", "answer")
         if answer is not None and not isinstance(answer, str):
             raise BadRequestError(f"claim_done: `answer` must be a string, not {type(answer).__name__}")
-        return claim_result(access, first=await episode.claim_done(answer))
+        return claim_result(first=await episode.claim_done(answer))
     except DecathlonError as error:
-        if (failure := failure_result(access, error)) is not None:
-            return failure
-        if is_own_tool and error.code in ARGUMENT_FAULTS:
+        if error.code in TOOL_FAILURES or (is_own_tool and error.code in ARGUMENT_FAULTS):
             return error_result(error)
         # An episode that ended without tools (a set-up that failed) still has a verdict.
         if name == "evaluate" and access.can_evaluate and episode.verdict is not None:
             return verdict_result(episode.verdict, episode.policy)
         raise
-
-
-def failure_result(access: EpisodeAccess, error: DecathlonError) -> JsonObject | None:
-    """The result of a call that failed for a reason which the agent should read; None for other errors."""
-    if error.code not in TOOL_FAILURES:
-        return None
-    leads_to_verdict = access.can_evaluate and isinstance(error, EpisodeClaimedError)
-    return error_result(error, EVALUATE_HINT if leads_to_verdict else "")
 
 
 async def evaluate(episode: Episode, progress: Progress) -> JsonObject:

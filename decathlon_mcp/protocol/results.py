@@ -11,7 +11,6 @@ from mcp_types import SERVER_INFO_META_KEY
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from decathlon_mcp import __version__
-from decathlon_mcp.episodes.episode import EpisodeAccess
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.grading.verdict import REWARDED, Verdict
 from decathlon_mcp.settings import RewardPolicy
@@ -19,7 +18,6 @@ from decathlon_mcp.types import JsonObject, as_object
 
 VERDICT_KEY = "decathlon/verdict"
 ERROR_KEY = "decathlon/error"
-EVALUATE_HINT = "; `evaluate` gives the verdict"
 SERVER_INFO: JsonObject = {"name": "decathlon-mcp", "title": "Toolathlon", "version": __version__}
 NO_MESSAGE = "the task's server answered with an error without a message"
 STDERR_CHARACTERS = 2_000
@@ -90,14 +88,14 @@ def structured_result(value: JsonObject, *, text: str | None = None, is_error: b
     return {"content": content, "structuredContent": value, "isError": is_error}
 
 
-def claim_result(access: EpisodeAccess, *, first: bool, ignored_turns: bool = False) -> JsonObject:
+def claim_result(*, first: bool, ignored_turns: bool = False, hint: str = "") -> JsonObject:
     """Result of `claim_done`. `first` is false where the attempt was already closed.
 
     `ignored_turns`: the client reported turns, and is not one whose report counts.
     """
+    # `hint` is for a client that starts episodes. An agent is not told of `evaluate`: most programs that play
+    # with a model hide it, and a model would try to call it.
     state = "The attempt is closed" if first else "The attempt was already closed"
-    # An agent that cannot evaluate is not told that `evaluate` exists.
-    hint = EVALUATE_HINT if access.can_evaluate else ""
     turns = " `turns` is not counted: only a controller may report it." if ignored_turns else ""
     text = f"{state}. It is graded as it is{hint}.{turns}"
     return structured_result({"claimed": True, "first": first}, text=text)
@@ -144,10 +142,10 @@ def error_data(error: DecathlonError) -> JsonObject:
     return {"code": error.code, "retryable": error.retryable, **error.data}
 
 
-def error_result(error: DecathlonError, hint: str = "") -> JsonObject:
+def error_result(error: DecathlonError) -> JsonObject:
     """An error as the result of a tool call, with the end of the stderr of a server that died."""
     stderr = str((as_object(error.data.get("about")) or {}).get("stderr") or "").strip()
-    text = f"{error.message}; stderr: {stderr[-STDERR_CHARACTERS:]}" if stderr else error.message + hint
+    text = f"{error.message}; stderr: {stderr[-STDERR_CHARACTERS:]}" if stderr else error.message
     return {
         "content": [{"type": "text", "text": text}],
         "isError": True,

@@ -300,7 +300,7 @@ async def test_a_claimed_episode_is_graded_after_its_client_disappears(tmp_path:
 
 async def test_evaluate_without_a_call_names_the_likely_cause(served: Served) -> None:
     async with playing(served, "find-answer", "task") as player:
-        assert "opens a session for each" in (await player.call("evaluate")).content[-1].text
+        assert "opens a session for each" in (await player.call("evaluate")).content[1].text
     async with playing(served, "find-answer", "task") as player:
         await player.call("probe__echo", text="hello")
         assert "session" not in str((await player.call("evaluate")).content)
