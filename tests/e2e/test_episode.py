@@ -208,10 +208,12 @@ async def test_a_server_that_dies_fails_its_call_with_its_stderr(
 
 async def test_no_tool_works_after_the_claim(served: Served, address: AddressKind) -> None:
     async with playing(served, "find-answer", address) as player:
-        await player.call("claim_done")
+        claimed = await player.call("claim_done")
         late = await player.call("probe__write", path="answer.txt", text="42")
         assert late.is_error
-        assert "evaluate" in late.content[0].text
+        assert "no tool works any more" in late.content[0].text
+        # Programs that play with a model hide `evaluate` from it.
+        assert "evaluate" not in str([claimed.content, late.content])
         assert (await player.call("evaluate")).structured_content["reward"] == 0.0
 
 

@@ -57,8 +57,13 @@ async def test_a_refused_request_gets_an_error_under_its_id(served: Served, http
 async def test_json_over_the_limits_is_refused_under_the_requests_id(
     served: Served, http: httpx2.AsyncClient
 ) -> None:
-    arguments = [[]] * (MAX_NODES + 1)
-    message = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": {"arguments": arguments}}
+    arguments: list[Any] = [None] * (MAX_NODES + 1)
+    message: dict[str, Any] = {
+        "jsonrpc": "2.0",
+        "id": 5,
+        "method": "tools/call",
+        "params": {"arguments": arguments},
+    }
     response = await http.post(served.lobby, json=message)
     assert (response.status_code, response.json()["id"]) == (200, 5)
     assert "error" in response.json()

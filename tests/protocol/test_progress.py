@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp.protocol import progress
+from decathlon_mcp.protocol import progress as progress_module
 from tests.probe.clients import connected
 from tests.probe.serving import serving
 
@@ -18,11 +18,11 @@ EARLIER_SECONDS = 100
 
 @pytest.mark.parametrize("era", ["handshake", "sessionless"])
 async def test_progress_never_decreases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, era: str) -> None:
-    monkeypatch.setattr(progress, "PROGRESS_SECONDS", 0.01)
+    monkeypatch.setattr(progress_module, "PROGRESS_SECONDS", 0.01)
     reported: list[float] = []
 
-    async def on_progress(value: float, total: float | None, message: str | None) -> None:
-        reported.append(value)
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        reported.append(progress)
 
     async with serving(tmp_path, provider="local") as served, connected(served.lobby, era) as lobby:
         started: Any = await lobby.call_tool("start_episode", {"task": "find-answer", "wait": False})
