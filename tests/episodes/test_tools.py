@@ -15,6 +15,7 @@ import pytest
 
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, ServerInfo, connect
 from decathlon_mcp.driver_client.replies import CallParams, Reply
+from decathlon_mcp.episodes.records import OfferedTools
 from decathlon_mcp.episodes.server_starts import ServerStarts
 from decathlon_mcp.episodes.tools import ORIGINAL_KEY, LocalTools, ToolRoute, ToolRouter, ToolSession
 from decathlon_mcp.errors import DriverError, SetUpError, UnknownToolError
@@ -42,6 +43,13 @@ def router(names: Names = "decathlon", **offered: Sequence[JsonObject]) -> ToolR
 
 def names_of(tools: Sequence[JsonObject]) -> list[str]:
     return [definition["name"] for definition in tools]
+
+
+def test_changed_tools_are_stored_next_to_those_that_were_listed_first() -> None:
+    first, changed = {"a": [tool("x")], "b": [tool("z")]}, {"a": [tool("y")]}
+    tools = OfferedTools.from_json(json.loads(json.dumps(OfferedTools(first, {}, changed).to_json())))
+    assert (tools.servers, tools.current) == (first, {"a": [tool("y")], "b": [tool("z")]})
+    assert OfferedTools.from_json(OfferedTools(first, {}).to_json()).current == first
 
 
 def test_tools_are_sorted_by_name_with_ours_last() -> None:
