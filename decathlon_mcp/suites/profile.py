@@ -76,6 +76,11 @@ class SuiteProfile:
     names: Names = "decathlon"
     cuts_overlong: bool = False
     """Whether replies that are too long for a conversation are cut. `--overlong` overrides it."""
+    overlong_characters: int = 100_000
+    """Length to which overlong replies are cut."""
+    saves_overlong: bool = True
+    """Whether the whole text of an overlong reply is saved in the workspace, as in Toolathlon. If not, what is
+    cut off is dropped, as in toolathlon_gym."""
     local_code: Pairs[str] = ()
     """The suite's own code of each local tool, by its name in `task_config.json`: `module:name`, or
     `module:name(workspace)` for a function that makes the tools."""
