@@ -115,10 +115,13 @@ class ExternalNeeds(Model):
 class ServerNeeds(ExternalNeeds):
     """The same for a server. `eager`: it starts at set-up, also with `--servers lazy`.
 
-    For servers whose start changes something that the agent or the evaluator can see.
+    For servers whose start changes something that the agent or the evaluator can see. `task_files` maps a
+    JSON file of the task's folder to keys without whose values the server does not start; a task without that
+    file needs none of them.
     """
 
     eager: bool = False
+    task_files: dict[str, Strings] = {}
 
 
 class Credentials(Model):
