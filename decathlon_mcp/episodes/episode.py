@@ -47,6 +47,7 @@ from decathlon_mcp.errors import (
     SandboxLostError,
 )
 from decathlon_mcp.grading.attempt import Attempt
+from decathlon_mcp.grading.evaluation import UNGRADED
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.storage.journal import Journal
@@ -193,6 +194,12 @@ class Episode:
         return self.records.progress.claim
 
     @property
+    def is_graded(self) -> bool:
+        """Whether its attempt, as it was closed, is graded; if not, its reward is 0."""
+        cause = self.claim and self.claim.truncated_by
+        return cause is None or self.sandbox_factory.grades_truncated or cause not in UNGRADED
+
+    @property
     def verdict(self) -> Verdict | None:
         return self._verdict
 
@@ -329,7 +336,7 @@ class Episode:
         await self.ready()
         if self.state.phase is Phase.ENDED and self.claim is None:
             raise self._end_error()
-        return self._accept_claim(Claim(not truncated, answer, truncated, turns))
+        return self._accept_claim(Claim(not truncated, answer, "client" if truncated else None, turns))
 
     async def evaluate(self) -> Verdict:
         """Wait for the verdict; an attempt that is still open is closed first.
@@ -383,7 +390,7 @@ class Episode:
             call_counts=self._recorder.counts,
             tools=self._router.offered if self._router else {},
             claimed=claim is not None and claim.by_agent,
-            truncated=claim is not None and claim.truncated,
+            truncated_by=claim.truncated_by if claim else None,
             answer=claim.answer if claim else None,
             turns=claim.turns if claim else None,
             started_at=progress.ready_at,
@@ -494,7 +501,7 @@ class Episode:
             "claim",
             by_agent=claim.by_agent,
             answer=claim.answer,
-            truncated=claim.truncated,
+            truncated=claim.truncated_by is not None,
             turns=claim.turns,
         )
         return True
@@ -509,10 +516,10 @@ class Episode:
             raise EpisodeClaimedError("this attempt was claimed and is closed: no tool works any more")
         max_calls = self.spec.limits.max_calls
         if max_calls is not None and self._recorder.last >= max_calls:
-            self._accept_claim(Claim(by_agent=False, truncated=True))
+            self._accept_claim(Claim(by_agent=False, truncated_by="calls"))
+            consequence = "will be graded as it is" if self.is_graded else "counts as failed"
             raise EpisodeClaimedError(
-                f"the limit of {max_calls} tool calls is reached: this attempt is closed and will be "
-                "graded as it is",
+                f"the limit of {max_calls} tool calls is reached: this attempt is closed and {consequence}",
                 truncated=True,
             )
         return self._tool_session
@@ -616,7 +623,7 @@ class Episode:
                 "this attempt is closed and will be graded as it is: its log has reached its limit, or the "
                 "server's disk is full"
             )
-            self._accept_claim(Claim(by_agent=False, truncated=True))
+            self._accept_claim(Claim(by_agent=False, truncated_by="log"))
         return EpisodeClaimedError(
             self._limit_reached or "this attempt was closed before the call was sent", truncated=True
         )

@@ -100,7 +100,7 @@ class ToolOffer:
         self, sandbox: Sandbox, driver: DriverClient, *, running: Collection[str] = ()
     ) -> ToolSession:
         """The session that calls the offered tools. `running`: the servers that are known to run."""
-        episode, factory = self._episode, self._factory
+        episode = self._episode
         tools, router = episode.tools, episode.router
         assert tools is not None
         assert router is not None

@@ -74,8 +74,9 @@ class Regrading(BaseModel):
 class Verdict(BaseModel):
     """The result of one attempt. Only `scored` and `forfeited` attempts have `success` and `reward`.
 
-    `forfeited`: the attempt could not be graded for a reason that the agent may have caused; the reward is
-    0.0. In all other statuses the infrastructure or the task failed, which is no zero.
+    `forfeited`: the attempt could not be graded for a reason that the agent may have caused, or a limit ended
+    it and the suite does not grade such attempts (`truncated` is true then); the reward is 0.0. In all other
+    statuses the infrastructure or the task failed, which is no zero.
 
     `success` is true if the evaluator exited with 0 and, where the suite requires it, the agent claimed the
     task. `metrics` are the values that the rubric's function returned and those that the server counted;

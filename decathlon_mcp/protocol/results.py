@@ -92,7 +92,8 @@ def claim_result(access: EpisodeAccess, *, first: bool, ignored_turns: bool = Fa
     # An agent that cannot evaluate is not told that `evaluate` exists.
     hint = EVALUATE_HINT if access.can_evaluate else ""
     turns = " `turns` is not counted: only a controller may report it." if ignored_turns else ""
-    text = f"{state}. It is graded as it is{hint}.{turns}"
+    graded = "It is graded as it is" if access.episode.is_graded else "It is not graded and counts as failed"
+    text = f"{state}. {graded}{hint}.{turns}"
     return structured_result({"claimed": True, "first": first}, text=text)
 
 

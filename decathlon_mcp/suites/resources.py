@@ -171,7 +171,7 @@ class SuiteResources:
         return needs
 
     def _unfilled_keys(self, servers: Iterable[str], folder: TaskFolder) -> list[str]:
-        """`PATH#KEY` for each key that a server needs in a file of the task's folder and that has no value."""
+        """`PATH#KEY` for each key that a server needs in a file of the task's folder, if it has no value."""
         credentials = [
             f"{folder.path / file}{KEY_SEPARATOR}{key}"
             for name in servers

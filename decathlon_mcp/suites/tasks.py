@@ -34,8 +34,8 @@ Name = Annotated[str, Field(min_length=1)]
 class Needs:
     """What a task needs.
 
-    `credentials`: `token.x`, `config.x`, a path of the checkout, or `PATH#KEY` for a key of a JSON file; filled
-    in or not.
+    `credentials`: `token.x`, `config.x`, a path of the checkout, or `PATH#KEY` for a key of a JSON file;
+    filled in or not.
     """
 
     servers: tuple[str, ...] = ()

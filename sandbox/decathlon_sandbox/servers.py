@@ -389,9 +389,7 @@ class RelayedCall(ReplyHandler):
         folder = self._limits.folder
         try:
             shortened = (
-                shorten(result, limit_characters)
-                if folder is None
-                else cut(result, folder, limit_characters)
+                shorten(result, limit_characters) if folder is None else cut(result, folder, limit_characters)
             )
             overlong = None
             if shortened is not None:

@@ -226,6 +226,7 @@ async def test_results_are_truncated_as_upstream_truncates_them(
         assert len(upstream) <= 100_000
         return
     assert truncated is not None
+    assert truncated.path is not None
     (item,) = truncated.result["content"]
     name = re.search(r"shortuuid identifier: (\w+)", upstream)
     assert name is not None
@@ -242,6 +243,7 @@ async def test_results_are_truncated_as_upstream_truncates_them(
 async def test_upstreams_tools_read_a_saved_result(local_tools: LocalToolsSandbox) -> None:
     truncated = local_tools.truncate(CONTENTS["long"])
     assert truncated is not None
+    assert truncated.path is not None
     await local_tools.driver.arrange(
         {"make": str(Path(truncated.path).parent)}, {"write": truncated.path, "text": truncated.full_text}
     )
