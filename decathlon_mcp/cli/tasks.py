@@ -43,13 +43,32 @@ def show_tasks(settings: Settings, filters: Draw, *, sample: int | None, as_json
         names = TaskSampler(catalogue).take(filters, count=sample)
     tasks = list_tasks(catalogue, names)
     if as_json:
-        _print_json({"tasks": tasks})
+        _print_json({"tasks": tasks, "suites": _suites_to_json(catalogue)})
     elif sys.stdout.isatty():
         _print_table(tasks)
+        for line in _suite_lines(catalogue):
+            Console(highlight=False).print(line, soft_wrap=True)
     else:
         for task in tasks:
             sys.stdout.write("\t".join(_cells(task)) + "\n")
     return 0
+
+
+def _suites_to_json(catalogue: Catalogue) -> list[JsonObject]:
+    return [
+        {
+            "name": suite.name,
+            "path": str(suite.path),
+            "revision": suite.revision,
+            **({} if suite.release is None else {"release": suite.release}),
+        }
+        for suite in catalogue.suites
+    ]
+
+
+def _suite_lines(catalogue: Catalogue) -> Iterator[str]:
+    for suite in catalogue.suites:
+        yield f"{suite.name}: {suite.path} ({suite.version_text})"
 
 
 def _cells(task: JsonObject) -> list[str]:
@@ -85,9 +104,11 @@ async def check_tasks(settings: Settings, filters: Draw, as_json: bool) -> int:
     missing = {name: [*_missing_requirements(catalogue, *catalogue.entry(name))] for name in names}
     if as_json:
         tasks = [{**task, **_missing_to_json(missing[task["id"]])} for task in list_tasks(catalogue, names)]
-        _print_json({"tasks": tasks, "unseen": unchecked})
+        _print_json({"tasks": tasks, "suites": _suites_to_json(catalogue), "unseen": unchecked})
     else:
         _print_missing(missing, unchecked)
+        for line in _suite_lines(catalogue):
+            Console(highlight=False).print(line, soft_wrap=True)
     return 1 if any(missing.values()) else 0
 
 

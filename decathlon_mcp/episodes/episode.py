@@ -379,6 +379,7 @@ class Episode:
             suite=factory.suite.name,
             suite_revision=progress.suite_revision or revision,
             suite_changed=changed,
+            suite_release=progress.suite_release,
             preprocess_failure=progress.preprocess_failure,
             isolation=factory.provider.isolation,
             unlimited=factory.provider.unlimited,
@@ -417,6 +418,7 @@ class Episode:
         self.records.progress = replace(
             self.records.progress,
             suite_revision=factory.suite.revision_of(self.spec.task),
+            suite_release=factory.suite.release,
             suite_changed=factory.suite.common_digest() != factory.common_digest,
         )
 

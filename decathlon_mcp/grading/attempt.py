@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 
 from decathlon_mcp.sandboxes.base import Isolation, LimitName
 from decathlon_mcp.suites.prompts import Prompt
+from decathlon_mcp.suites.release import Release
 from decathlon_mcp.types import JsonObject, Network, as_object
 
 SERVER_METRICS = ("calls", "failed_calls", "tools_used", "seconds", "turns", "success")
@@ -73,10 +74,10 @@ class Attempt:
     have. `turns` is None unless a controller reports it. `started_at` is the time when the tools were ready,
     `claimed_at` the time when they were closed. `claimed`: the agent called `claim_done`. `truncated_by`:
     what ended the attempt before its agent did. `suite_revision` is that of the files at the set-up;
-    `suite_changed`: not all files that were used are of that revision. `preprocess_failure`: how preprocess
-    failed, if the suite ignores that. `image_digest`: the agent's image, None without one. `dense`: memory of
-    the agent's sandbox could be merged with that of others. `unlimited`: limits on sandboxes that the
-    provider could not enforce.
+    `suite_changed`: not all files that were used are of that revision. `suite_release`: of Toolathlon, None
+    for other suites. `preprocess_failure`: how preprocess failed, if the suite ignores that. `image_digest`:
+    the agent's image, None without one. `dense`: memory of the agent's sandbox could be merged with that of
+    others. `unlimited`: limits on sandboxes that the provider could not enforce.
     """
 
     episode: str
@@ -100,6 +101,7 @@ class Attempt:
     image_digest: str | None = None
     unlimited: tuple[LimitName, ...] = ()
     suite_changed: bool = False
+    suite_release: Release | None = None
     dense: bool = False
     preprocess_failure: str = ""
 

@@ -14,6 +14,7 @@ from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.grading.attempt import Attempt, CallCounts, TruncationCause
 from decathlon_mcp.sandboxes.base import Isolation, LimitName
 from decathlon_mcp.suites.prompts import Prompt
+from decathlon_mcp.suites.release import Release
 from decathlon_mcp.types import JsonObject, Language, Network, as_object
 
 ATTEMPT_FILE: Final = "attempt.json"
@@ -54,6 +55,7 @@ class KeptAttempt:
             "language": self.language,
             "suite_revision": attempt.suite_revision,
             "suite_changed": attempt.suite_changed,
+            "suite_release": attempt.suite_release,
             "preprocess_failure": attempt.preprocess_failure,
             "isolation": attempt.isolation,
             "unlimited": list(attempt.unlimited),
@@ -101,6 +103,7 @@ class KeptAttempt:
             suite=str(values["suite"]),
             suite_revision=str(values["suite_revision"]),
             suite_changed=bool(values["suite_changed"]),
+            suite_release=_release(values.get("suite_release")),
             preprocess_failure=str(values.get("preprocess_failure", "")),
             isolation=_one_of(values["isolation"], get_args(Isolation)),
             # Releases before this field had no provider without some limit.
@@ -127,6 +130,10 @@ class KeptAttempt:
             in_place=bool(values["in_place"]),
             sealed=bool(values["sealed"]),
         )
+
+
+def _release(value: Any) -> Release | None:
+    return None if value is None else _one_of(value, get_args(Release))
 
 
 def _truncation_cause(values: JsonObject) -> TruncationCause | None:

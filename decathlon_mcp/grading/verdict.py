@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
 from decathlon_mcp.grading.attempt import Attempt
 from decathlon_mcp.sandboxes.base import Isolation, LimitName
+from decathlon_mcp.suites.release import Release
 from decathlon_mcp.types import JsonObject, Network
 
 Status: TypeAlias = Literal[
@@ -87,6 +88,7 @@ class Verdict(BaseModel):
     and the suite's common files at the set-up, with a digest of local changes if there are any;
     `suite_changed` is present and true if the checkout changed between the server's start and the set-up, or
     between the set-up and the grading, so that some of the files used are of another revision.
+    `suite_release` is present for Toolathlon: whether the checkout is from before Toolathlon-Verified.
     `preprocess_failure` is present if preprocess failed in a suite that ignores that: the exit code and the
     end of what it printed. `seconds` is the duration of the grading. `evaluator_digest` covers the
     evaluator's files and the groundtruth that were used, `image_digest` identifies the image of the
@@ -104,6 +106,7 @@ class Verdict(BaseModel):
     suite: str
     suite_revision: str
     suite_changed: bool = False
+    suite_release: Release | None = None
     preprocess_failure: str = ""
     evaluator_digest: str | None = None
     image_digest: str | None = None
@@ -143,12 +146,15 @@ class Verdict(BaseModel):
     def to_json(self) -> JsonObject:
         """The JSON form.
 
-        Without `success`, `reward`, `uncaught`, `preprocess_failure`, `unlimited`, `regrading` and
-        `signature` where there are none, and without `suite_changed` and `dense` unless they are true.
+        Without `success`, `reward`, `uncaught`, `suite_release`, `preprocess_failure`, `unlimited`,
+        `regrading` and `signature` where there are none, and without `suite_changed` and `dense` unless they
+        are true.
         """
         absent = set[str]() if self.status in REWARDED else {"success", "reward"}
         if not self.suite_changed:
             absent.add("suite_changed")
+        if self.suite_release is None:
+            absent.add("suite_release")
         if not self.dense:
             absent.add("dense")
         if not self.uncaught:
@@ -225,6 +231,7 @@ def build_verdict(
         suite=attempt.suite,
         suite_revision=attempt.suite_revision,
         suite_changed=attempt.suite_changed,
+        suite_release=attempt.suite_release,
         preprocess_failure=_without_surrogates(attempt.preprocess_failure[-DETAIL_CHARACTERS:]),
         evaluator_digest=evaluator_digest,
         image_digest=attempt.image_digest,

@@ -102,6 +102,8 @@ class SuiteProfile:
     """Limit for one request to a server whose YAML file has no `client_session_timeout_seconds`."""
     extra_args: Pairs[tuple[str, ...]] = ()
     """Arguments that a server needs when it runs as root, by the server's name."""
+    absent_servers: tuple[str, ...] = ()
+    """Servers that tasks list and upstream has no file for: its runner goes on without them."""
     folders: Pairs[Inside] = ()
     """A folder of the workspace that must exist when a server starts, by the server's name."""
     kept: tuple[str, ...] = ()

@@ -76,7 +76,7 @@ class SuiteResources:
 
     def needs(self, folder: TaskFolder, settings: TaskSettings) -> Needs:
         """A task's needs. Template values that are not filled in count as credentials, too."""
-        servers, local_tools = folder.config.servers, folder.config.local_tools
+        servers, local_tools = self._configured(folder.config.servers), folder.config.local_tools
         external = [self._external_needs_of("servers", name) for name in servers]
         external += [self._external_needs_of("local_tools", name) for name in local_tools]
         services = settings.services
@@ -97,6 +97,11 @@ class SuiteResources:
             credentials=tuple(dict.fromkeys([*listed, *unfilled])),
             services=services,
         )
+
+    def _configured(self, servers: Iterable[str]) -> tuple[str, ...]:
+        """These servers without those that the suite lists but does not have."""
+        known = {*self.servers, *self.server_errors}
+        return tuple(name for name in servers if name in known or name not in self.profile.absent_servers)
 
     def errors(self, servers: Iterable[str]) -> tuple[SuiteError, ...]:
         """The errors in the files of these servers."""

@@ -17,6 +17,7 @@ from decathlon_mcp.suites.checkout import revision
 from decathlon_mcp.suites.credentials import credential_archives
 from decathlon_mcp.suites.profile import SuiteProfile
 from decathlon_mcp.suites.prompts import Prompt, read_prompt
+from decathlon_mcp.suites.release import DESCRIPTIONS, Release, find_release
 from decathlon_mcp.suites.resources import SuiteResources
 from decathlon_mcp.suites.servers import FOLDER as SERVERS
 from decathlon_mcp.suites.servers import ServerConfig
@@ -52,6 +53,16 @@ class Suite:
     def revision_of(self, task: Task) -> str:
         """The revision of the files that an episode of this task uses, as they are now. Blocks: runs git."""
         return revision(self.path, [*self._common, task.folder])
+
+    @cached_property
+    def release(self) -> Release | None:
+        """The release of a checkout of Toolathlon, None for other suites; computed once. Blocks: runs git."""
+        return find_release(self.path) if self.profile.name == "toolathlon" else None
+
+    @property
+    def version_text(self) -> str:
+        """The revision and the release, for people. Blocks: runs git."""
+        return self.revision if self.release is None else f"{self.revision}; {DESCRIPTIONS[self.release]}"
 
     def common_digest(self) -> str:
         """A digest of the files that every task uses, as they are now, by path, size and time. Blocks."""
