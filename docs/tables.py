@@ -21,6 +21,8 @@ from decathlon_client.errors import error_from_code
 from prometheus_client.core import Metric
 
 from decathlon_mcp.app import create_registry, read_catalogue  # imports every module with errors
+from decathlon_mcp.catalogue.requirements import HostInfo, missing_requirements
+from decathlon_mcp.catalogue.ways import count_ways, way_to_run
 from decathlon_mcp.cli.app import app
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.http.errors import STATUS
@@ -162,8 +164,20 @@ def without_password(suite: Suite) -> str:
     return "\n".join([f"{len(lacking)} tasks:", "", *(f"- `{name}`" for name in lacking)])
 
 
+def ways(suite: Suite) -> str:
+    """How each task can run, and the number of tasks for each way."""
+    found = {
+        task.id: way_to_run(suite, task, missing_requirements(suite, task, HostInfo()))
+        for task in suite.tasks.values()
+    }
+    counts = ", ".join(f"{count} {text}" for text, count in count_ways(found.values()).items())
+    rows = table(("task", "how it can run"), ((f"`{name}`", way.text) for name, way in sorted(found.items())))
+    return f"Of the {len(found)} tasks: {counts}.\n\n{rows}"
+
+
 CHECKOUT_TABLES: Mapping[str, tuple[str, Callable[[Suite], str]]] = {
     "gym-without-password": ("gym", without_password),
+    "toolathlon-ways": ("toolathlon", ways),
 }
 """Tables about a checkout, each with the suite's key in `CHECKOUTS`."""
 
