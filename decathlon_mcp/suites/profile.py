@@ -68,6 +68,9 @@ class SuiteProfile:
     """Entries among `sealed` that an agent's sandbox gets only if preprocess or token files may read them."""
     stand_ins: Pairs[Inside] = ()
     """Files of the checkout that need not exist, each with the file that is used in its place."""
+    overlays: Pairs[Inside] = ()
+    """Paths of the suite's folder in a sandbox, each with the file of the checkout that is put there if the
+    checkout has it. They replace files of the image."""
     image: str | None = None
     launch_time_format: str = "%Y-%m-%d %H:%M:%S %A"
     """Of the prompt and of the evaluator's `--launch_time`, for `strftime`."""

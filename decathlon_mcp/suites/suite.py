@@ -127,7 +127,8 @@ class Suite:
     def common_archive(self, into: Path) -> None:
         """Write a tar archive of the files that every sandbox needs.
 
-        Files that the checkout lacks are replaced as the profile's `stand_ins` say.
+        Files that the checkout lacks are replaced as the profile's `stand_ins` say, and those of its
+        `overlays` that it has are added.
         """
         parts = self.profile.common
         for part in parts:
@@ -137,6 +138,11 @@ class Suite:
             PurePosixPath(name): source
             for name, source in self.profile.stand_ins
             if not (self.path / name).exists() and archives.inside(self.path, source).is_file()
+        }
+        aliases |= {
+            PurePosixPath(name): source
+            for name, source in self.profile.overlays
+            if archives.inside(self.path, source).is_file()
         }
         members = [*packages, *(path for part in parts for path in archives.walk(self.path, part))]
         archives.write(into, self.path, members, aliases)
