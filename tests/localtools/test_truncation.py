@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,21 @@ async def test_overlong_cut_truncates_with_every_profile(tmp_path: Path) -> None
         playing(served, "find-answer", "task") as player,
     ):
         parse_notice(await player.text("probe__big", characters=150_000))
+
+
+async def test_with_toolathlon_gyms_limit_the_end_of_a_reply_is_dropped(tmp_path: Path) -> None:
+    suite = tmp_path / "suite"
+    shutil.copytree(SUITE, suite)
+    with (suite / "suite.yaml").open("a") as file:
+        file.write("overlong_characters: 8000\nsaves_overlong: false\n")
+    async with (
+        serving(tmp_path / "state", suite=(str(suite),), provider="local") as served,
+        playing(served, "play", "task") as player,
+    ):
+        assert await player.text("long__text", characters=8000) == "é" * 8000
+        cut = await player.call("long__text", characters=8001)
+        assert cut.content[0].text == "é" * 8000 + "\n...[truncated, total 8001 chars]"
+        assert cut.meta["decathlon/overlong"] == {"characters": 8001}
 
 
 @pytest.mark.parametrize(
