@@ -165,6 +165,9 @@ def create_sandbox_factory(
 ) -> SandboxFactory:
     """The sandboxes of one suite. `common`: the suite's common archive."""
     cuts_overlong = suite.profile.cuts_overlong if settings.overlong is None else settings.overlong == "cut"
+    grades_truncated = (
+        suite.profile.grades_truncated if settings.at_limit is None else settings.at_limit == "grade"
+    )
     return SandboxFactory(
         suite=suite,
         provider=provider,
@@ -175,6 +178,7 @@ def create_sandbox_factory(
         common=common,
         common_digest=suite.common_digest(),
         cuts_overlong=cuts_overlong,
+        grades_truncated=grades_truncated,
         reply_bytes=settings.max_reply_mib << 20,
         dense=settings.dense,
         servers=settings.servers,
@@ -205,13 +209,13 @@ def create_registry(
         idle_seconds=settings.idle_seconds,
         first_use_seconds=settings.first_use_seconds,
         grace_seconds=settings.grace_seconds,
-        episode_seconds=settings.episode_seconds,
+        episode_seconds=settings.time_limit_seconds,
         servers_seconds=settings.servers_seconds,
         preprocess_seconds=settings.preprocess_seconds,
         set_up_seconds=settings.set_up_seconds,
         evaluation_seconds=settings.evaluation_seconds,
         workspace_bytes=settings.workspace_mib << 20,
-        max_calls=settings.max_calls,
+        max_calls=settings.call_limit,
     )
     admission = Admission(
         max_sandboxes=settings.max_sandboxes,

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,6 +20,27 @@ RewardPolicy = Literal["visible", "meta", "controller"]
 """Ordered: each policy reveals less of the reward than the one before."""
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsPreset:
+    """The limits of one of upstream's runners; None: it has no such limit.
+
+    Upstream counts steps, the replies of its model. The server sees only their tool calls.
+    """
+
+    calls: int
+    episode_seconds: float | None = None
+
+
+LimitsName = Literal["toolathlon", "toolathlon-formal", "toolathlon-parallel", "toolathlon-verified"]
+LIMITS: Mapping[LimitsName, LimitsPreset] = {
+    "toolathlon": LimitsPreset(100),  # scripts/run_single_containerized.sh (maxstep)
+    "toolathlon-formal": LimitsPreset(200),  # scripts/formal_run_v0.json (max_steps_under_single_turn_mode)
+    "toolathlon-parallel": LimitsPreset(100, 2400),  # scripts/run_parallel.sh (MAX_STEPS, TIMEOUT)
+    "toolathlon-verified": LimitsPreset(100, 5400),  # the same, since 2026-07-02
+}
+DEFAULT_EPISODE_SECONDS = 14_400.0
 
 
 def default_state() -> Path:
@@ -64,8 +87,8 @@ class Settings(BaseModel):
     )
     overlong: Literal["cut", "raw"] | None = Field(
         None,
-        description="Tool replies over 100,000 characters. `cut`: shortened, with the full text saved in the "
-        "workspace. `raw`: passed on whole. [the suite's own]",
+        description="Overlong tool replies: in Toolathlon over 100,000 characters, in toolathlon_gym over "
+        "8,000. `cut`: shortened as upstream does. `raw`: passed on whole. [the suite's own]",
     )
     results: Path | None = Field(
         None,
@@ -83,7 +106,20 @@ class Settings(BaseModel):
         "tasks without a Chinese text cannot run.",
     )
     max_calls: Count | None = Field(
-        None, description="Maximum number of tool calls per episode. At the limit the attempt is closed."
+        None,
+        description="Maximum number of tool calls per episode. At the limit the attempt is closed. "
+        "[that of `--limits`, else no limit]",
+    )
+    limits: LimitsName | None = Field(
+        None,
+        description="The limits of a runner of Toolathlon, by name. `toolathlon`: 100 tool calls. "
+        "`toolathlon-formal`: 200. `toolathlon-parallel`: 100, and 2,400 seconds. "
+        "`toolathlon-verified`: 100, and 5,400 seconds.",
+    )
+    at_limit: Literal["fail", "grade"] | None = Field(
+        None,
+        description="An attempt that a limit ended. `fail`: it is not graded and its reward is 0, as in "
+        "Toolathlon. `grade`: it is graded as it is. [the suite's own]",
     )
 
     dense: bool = Field(
@@ -135,8 +171,10 @@ class Settings(BaseModel):
         description="Time without a request after which an episode ends whose client lost its connection: "
         "the GET stream of the session that is the episode, or a request that waits for the sandbox.",
     )
-    episode_seconds: Seconds = Field(
-        14_400, description="Maximum time from the start of an episode's set-up to its claim."
+    episode_seconds: Seconds | None = Field(
+        None,
+        description="Maximum time from the start of an episode's set-up to its claim. "
+        "[that of `--limits`, else 14400]",
     )
     servers_seconds: Seconds = Field(120, description="Deadline for a task's MCP servers to start.")
     preprocess_seconds: Seconds = Field(600, description="Deadline for a task's preprocess script.")
@@ -205,3 +243,16 @@ class Settings(BaseModel):
         "info", description="Lowest level that is logged."
     )
     log_format: Literal["text", "json"] = Field("text", description="Format of the log on stderr.")
+
+    @property
+    def call_limit(self) -> int | None:
+        """Maximum number of tool calls of an episode; None: no limit."""
+        if self.max_calls is not None or self.limits is None:
+            return self.max_calls
+        return LIMITS[self.limits].calls
+
+    @property
+    def time_limit_seconds(self) -> float:
+        """Maximum time from the start of an episode's set-up to its claim."""
+        preset = None if self.limits is None else LIMITS[self.limits].episode_seconds
+        return self.episode_seconds or preset or DEFAULT_EPISODE_SECONDS

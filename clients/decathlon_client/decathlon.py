@@ -222,8 +222,8 @@ class Decathlon:
         """Play `concurrency` episodes at a time until all tasks, which are drawn as needed, are played.
 
         `progress`: show a bar on stderr (on a terminal, with `rich`), or else a line now and then. An attempt
-        whose player takes longer than `player_seconds` is truncated and graded as it is. Leaving early closes
-        the open episodes, after an interrupt within 5 s.
+        whose player takes longer than `player_seconds` is truncated: see `Episode.truncate`. Leaving early
+        closes the open episodes, after an interrupt within 5 s.
         """
         opener = EpisodeOpener(self._open_once, options)
         async with open_batch(opener, tasks, concurrency, progress, player_seconds) as batch:

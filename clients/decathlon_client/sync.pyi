@@ -86,10 +86,11 @@ class Episode:
     def truncate(self, answer: str | None = None, *, turns: int | None = None) -> Reply:
         """Close the attempt because the agent may not go on; the agent claims nothing.
 
-        The work so far is graded, and the verdict's `truncated` is true. `turns`: the turns that the agent
-        took, for rubrics that use them; counted only with policy `controller` or a controller's token. Raises
-        AccessDeniedError if another client controls this episode. If the episode has ended with a reward of
-        0 before, the reply has `is_error`.
+        The verdict's `truncated` is true. The work so far is graded, or the reward is 0: the server's
+        `--at-limit` decides. By default it is 0 for the tasks of Toolathlon and toolathlon_gym, as upstream.
+        `turns`: the turns that the agent took, for rubrics that use them; counted only with policy
+        `controller` or a controller's token. Raises AccessDeniedError if another client controls this
+        episode. If the episode has ended with a reward of 0 before, the reply has `is_error`.
         """
 
     def evaluate(self, *, on_progress: OnProgress | None = None, timeout: float | None = None) -> Verdict:
@@ -263,8 +264,8 @@ class Decathlon:
         """Play `concurrency` episodes at a time until all tasks, which are drawn as needed, are played.
 
         `progress`: show a bar on stderr (on a terminal, with `rich`), or else a line now and then. An attempt
-        whose player takes longer than `player_seconds` is truncated and graded as it is. Leaving early closes
-        the open episodes, after an interrupt within 5 s.
+        whose player takes longer than `player_seconds` is truncated: see `Episode.truncate`. Leaving early
+        closes the open episodes, after an interrupt within 5 s.
         """
 
     def ask(

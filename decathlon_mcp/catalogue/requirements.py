@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.payloads import source
 from decathlon_mcp.suites.prompts import language_suffix
+from decathlon_mcp.suites.resources import KEY_SEPARATOR
 from decathlon_mcp.suites.servers import FOLDER as SERVERS_FOLDER
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.suite_file import FILE, Service
@@ -231,8 +232,10 @@ def _missing_services(suite: Suite, task: Task, pages: DocPages) -> Iterator[Mis
 
 
 def _short_name(credential: str) -> str:
-    """`github_token` of `token.github_token`; a path of the checkout is left as it is."""
+    """`github_token` of `token.github_token`; of a key in a task's file without the folder."""
     prefix, _, name = credential.partition(".")
+    if KEY_SEPARATOR in credential:
+        return PurePosixPath(credential).name
     return name if prefix in SOURCES else credential
 
 
@@ -240,6 +243,9 @@ def _credential_message(checkout: Path, credential: str) -> str:
     prefix, _, name = credential.partition(".")
     if prefix in SOURCES:
         return f"needs {name}, which is not filled in: set it in {checkout / SOURCES[prefix][0]}"
+    file, _, key = credential.partition(KEY_SEPARATOR)
+    if key:
+        return f"needs `{key}`, which is not filled in: set it in {checkout / file}"
     return f"needs the file {credential}, which does not exist: put it at {checkout / credential}"
 
 

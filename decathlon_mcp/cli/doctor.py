@@ -91,7 +91,7 @@ async def _findings(settings: Settings, host: str, port: int) -> AsyncGenerator[
 def _check_tasks(suites: list[Suite], host: HostInfo) -> Iterable[Finding]:
     for suite in suites:
         count = len(suite.tasks)
-        yield Finding(f"suite {suite.name}", True, f"{count} tasks at {suite.path} ({suite.revision})")
+        yield Finding(f"suite {suite.name}", True, f"{count} tasks at {suite.path} ({suite.version_text})")
     if not suites:
         return
     try:

@@ -27,7 +27,7 @@ CLIENT_NAMES = ("url", "token")
 """Variables that only commands which connect to a server read."""
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Tasks": ("suite", "names", "language", "results", "overlong", "reward", "max_calls"),
+    "Tasks": ("suite", "names", "language", "results", "overlong", "reward"),
     "Sandboxes": (
         "provider",
         "image",
@@ -41,6 +41,9 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "workspace_mib",
     ),
     "Limits": (
+        "limits",
+        "max_calls",
+        "at_limit",
         "max_sandboxes",
         "max_opening",
         "warm",
@@ -164,6 +167,7 @@ RegradeOptions = _model(
         "max_sandboxes",
         "max_opening",
         "evaluation_seconds",
+        "at_limit",
         "state",
         "config",
     ),

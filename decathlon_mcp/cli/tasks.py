@@ -18,6 +18,7 @@ from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import Draw, TaskSampler, filter_tasks
 from decathlon_mcp.catalogue.listing import list_tasks
 from decathlon_mcp.catalogue.requirements import PLURALS, MissingRequirement, broken_file
+from decathlon_mcp.catalogue.ways import WayToRun, count_ways, way_to_run
 from decathlon_mcp.episodes.program_probe import probe_programs
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.settings import Settings
@@ -43,13 +44,32 @@ def show_tasks(settings: Settings, filters: Draw, *, sample: int | None, as_json
         names = TaskSampler(catalogue).take(filters, count=sample)
     tasks = list_tasks(catalogue, names)
     if as_json:
-        _print_json({"tasks": tasks})
+        _print_json({"tasks": tasks, "suites": _suites_to_json(catalogue)})
     elif sys.stdout.isatty():
         _print_table(tasks)
+        for line in _suite_lines(catalogue):
+            Console(highlight=False).print(line, soft_wrap=True)
     else:
         for task in tasks:
             sys.stdout.write("\t".join(_cells(task)) + "\n")
     return 0
+
+
+def _suites_to_json(catalogue: Catalogue) -> list[JsonObject]:
+    return [
+        {
+            "name": suite.name,
+            "path": str(suite.path),
+            "revision": suite.revision,
+            **({} if suite.release is None else {"release": suite.release}),
+        }
+        for suite in catalogue.suites
+    ]
+
+
+def _suite_lines(catalogue: Catalogue) -> Iterator[str]:
+    for suite in catalogue.suites:
+        yield f"{suite.name}: {suite.path} ({suite.version_text})"
 
 
 def _cells(task: JsonObject) -> list[str]:
@@ -75,7 +95,7 @@ def _print_table(tasks: list[JsonObject]) -> None:
 
 
 async def check_tasks(settings: Settings, filters: Draw, as_json: bool) -> int:
-    """Print what each task requirements, on stdout; return 0 only if all of them can run.
+    """Print what each task lacks and how it can run, on stdout; return 0 only if all of them can run.
 
     Opens a sandbox for each suite to look for the programs of its MCP servers. Raises SuiteError,
     SettingsError, BadRequestError.
@@ -83,11 +103,17 @@ async def check_tasks(settings: Settings, filters: Draw, as_json: bool) -> int:
     catalogue, unchecked = await _probe_programs(settings)
     names = [name for name, _, _ in filter_tasks(catalogue, filters)]
     missing = {name: [*_missing_requirements(catalogue, *catalogue.entry(name))] for name in names}
+    ways = {name: way_to_run(*catalogue.entry(name), missing[name]) for name in names}
     if as_json:
-        tasks = [{**task, **_missing_to_json(missing[task["id"]])} for task in list_tasks(catalogue, names)]
-        _print_json({"tasks": tasks, "unseen": unchecked})
+        tasks = [
+            {**task, **_missing_to_json(missing[task["id"]]), "how": ways[task["id"]].to_json()}
+            for task in list_tasks(catalogue, names)
+        ]
+        _print_json({"tasks": tasks, "suites": _suites_to_json(catalogue), "unseen": unchecked})
     else:
-        _print_missing(missing, unchecked)
+        _print_missing(missing, ways, unchecked)
+        for line in _suite_lines(catalogue):
+            Console(highlight=False).print(line, soft_wrap=True)
     return 1 if any(missing.values()) else 0
 
 
@@ -134,16 +160,20 @@ def summarize_missing(requirements: Iterable[MissingRequirement]) -> Iterator[st
         yield f"{kind}: {listed}{f', {len(names) - MAX_NAMES} more' if len(names) > MAX_NAMES else ''}"
 
 
-def _print_missing(missing: dict[str, list[MissingRequirement]], unchecked: JsonObject) -> None:
+def _print_missing(
+    missing: dict[str, list[MissingRequirement]], ways: dict[str, WayToRun], unchecked: JsonObject
+) -> None:
     console = Console(highlight=False)
     for name, requirements in missing.items():
         mark = ("✗   ", "bold red") if requirements else ("ok  ", "green")
-        console.print(Text.assemble(mark, (name, "bold")), soft_wrap=True)
+        console.print(Text.assemble(mark, (name, "bold"), f": {ways[name].text}"), soft_wrap=True)
         for requirement in requirements:
             page = "" if requirement.kind == "broken" else f"\n      → {requirement.page}"
             console.print(Text.assemble(f"      {requirement.message}", (page, "yellow")), soft_wrap=True)
     runnable = sum(not requirements for requirements in missing.values())
     console.print(f"\n{runnable} of {len(missing)} can run here", soft_wrap=True)
+    for text, count in count_ways(ways.values()).items():
+        console.print(f"  {count} {text}", soft_wrap=True)
     for line in summarize_missing(
         requirement for requirements in missing.values() for requirement in requirements
     ):

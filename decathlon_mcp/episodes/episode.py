@@ -49,6 +49,7 @@ from decathlon_mcp.errors import (
     UnknownToolError,
 )
 from decathlon_mcp.grading.attempt import Attempt
+from decathlon_mcp.grading.evaluation import UNGRADED
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.storage.journal import Journal
@@ -212,6 +213,12 @@ class Episode:
         return self.records.progress.claim
 
     @property
+    def is_graded(self) -> bool:
+        """Whether its attempt, as it was closed, is graded; if not, its reward is 0."""
+        cause = self.claim and self.claim.truncated_by
+        return cause is None or self.sandbox_factory.grades_truncated or cause not in UNGRADED
+
+    @property
     def verdict(self) -> Verdict | None:
         return self._verdict
 
@@ -370,7 +377,7 @@ class Episode:
         await self.ready()
         if self.state.phase is Phase.ENDED and self.claim is None:
             raise self._end_error()
-        return self._accept_claim(Claim(not truncated, answer, truncated, turns))
+        return self._accept_claim(Claim(not truncated, answer, "client" if truncated else None, turns))
 
     async def evaluate(self) -> Verdict:
         """Wait for the verdict; an attempt that is still open is closed first.
@@ -413,6 +420,7 @@ class Episode:
             suite=factory.suite.name,
             suite_revision=progress.suite_revision or revision,
             suite_changed=changed,
+            suite_release=progress.suite_release,
             preprocess_failure=progress.preprocess_failure,
             isolation=factory.provider.isolation,
             unlimited=factory.provider.unlimited,
@@ -424,7 +432,7 @@ class Episode:
             call_counts=self._recorder.counts,
             tools=self._router.offered if self._router else {},
             claimed=claim is not None and claim.by_agent,
-            truncated=claim is not None and claim.truncated,
+            truncated_by=claim.truncated_by if claim else None,
             answer=claim.answer if claim else None,
             turns=claim.turns if claim else None,
             started_at=progress.ready_at,
@@ -451,6 +459,7 @@ class Episode:
         self.records.progress = replace(
             self.records.progress,
             suite_revision=factory.suite.revision_of(self.spec.task),
+            suite_release=factory.suite.release,
             suite_changed=factory.suite.common_digest() != factory.common_digest,
         )
 
@@ -535,7 +544,7 @@ class Episode:
             "claim",
             by_agent=claim.by_agent,
             answer=claim.answer,
-            truncated=claim.truncated,
+            truncated=claim.truncated_by is not None,
             turns=claim.turns,
         )
         return True
@@ -550,10 +559,10 @@ class Episode:
             raise EpisodeClaimedError("this attempt was claimed and is closed: no tool works any more")
         max_calls = self.spec.limits.max_calls
         if max_calls is not None and self._recorder.last >= max_calls:
-            self._accept_claim(Claim(by_agent=False, truncated=True))
+            self._accept_claim(Claim(by_agent=False, truncated_by="calls"))
+            consequence = "will be graded as it is" if self.is_graded else "counts as failed"
             raise EpisodeClaimedError(
-                f"the limit of {max_calls} tool calls is reached: this attempt is closed and will be "
-                "graded as it is",
+                f"the limit of {max_calls} tool calls is reached: this attempt is closed and {consequence}",
                 truncated=True,
             )
         return self._tool_session
@@ -657,7 +666,7 @@ class Episode:
                 "this attempt is closed and will be graded as it is: its log has reached its limit, or the "
                 "server's disk is full"
             )
-            self._accept_claim(Claim(by_agent=False, truncated=True))
+            self._accept_claim(Claim(by_agent=False, truncated_by="log"))
         return EpisodeClaimedError(
             self._limit_reached or "this attempt was closed before the call was sent", truncated=True
         )

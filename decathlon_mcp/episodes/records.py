@@ -22,6 +22,7 @@ from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
 from decathlon_mcp.suites.local_tools import ToolDescriptions
+from decathlon_mcp.suites.release import Release
 from decathlon_mcp.types import JsonObject
 
 SandboxRole = Literal["agent", "preprocess", "grader", "service"]
@@ -43,6 +44,7 @@ class Progress:
     dense: bool = False
     suite_revision: str | None = None
     suite_changed: bool = False
+    suite_release: Release | None = None
     preprocess_failure: str = ""
     slots: Mapping[str, str] = field(default_factory=dict[str, str])
     agent: str | None = None

@@ -130,6 +130,7 @@ class Regrader:
                 common=factory.common,
                 deadline_seconds=options.limits.for_task(task).evaluation_seconds,
                 credentials=await read_credentials(factory, task, {}),
+                grades_truncated=factory.grades_truncated,
             )
             verdict = await grade(job)
         finally:

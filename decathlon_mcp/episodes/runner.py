@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -335,6 +336,8 @@ class EpisodeRunner:
                 if status == "forfeited" and not episode.was_ready:
                     status = "not_evaluated"
                 attempt = episode.attempt()
+                if ending is Ending.TIME_OVER:
+                    attempt = replace(attempt, truncated_by="time")
                 self._record_verdict(verdict_without_grading(attempt, status=status, detail=detail))
         except Exception:
             log.exception("no verdict could be made", extra=fields(episode=episode.spec.label))

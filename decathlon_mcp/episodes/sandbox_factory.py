@@ -35,11 +35,11 @@ class SandboxFactory:
 
     `image` is None for a provider without images. `common` is the archive of the files that every sandbox of
     the suite needs, `common_digest` identifies them. `cuts_overlong`: whether overlong replies of tools are
-    cut, as Toolathlon does. `reply_bytes`: longest reply of a tool, after that. `survival`: how long
-    sandboxes wait for another server. `dense`: whether the memory of agents' sandboxes is merged.
-    `local_tools` holds the definitions that all episodes of the suite share. `pool` has sandboxes that were
-    opened ahead. `servers`: when the task's servers start. `tool_lists`: the suite's cached ones; None:
-    every set-up starts all servers.
+    cut, as Toolathlon does. `grades_truncated`: whether an attempt that a limit ended is graded.
+    `reply_bytes`: longest reply of a tool, after that. `survival`: how long sandboxes wait for another
+    server. `dense`: whether the memory of agents' sandboxes is merged. `local_tools` holds the definitions
+    that all episodes of the suite share. `pool` has sandboxes that were opened ahead. `servers`: when the
+    task's servers start. `tool_lists`: the suite's cached ones; None: every set-up starts all servers.
     """
 
     suite: Suite
@@ -51,6 +51,7 @@ class SandboxFactory:
     common: Path
     common_digest: str
     cuts_overlong: bool = False
+    grades_truncated: bool = True
     reply_bytes: int = DEFAULT_REPLY_BYTES
     survival: Survival = field(default_factory=Survival)
     dense: bool = False

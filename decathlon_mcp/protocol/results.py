@@ -97,7 +97,8 @@ def claim_result(*, first: bool, ignored_turns: bool = False, hint: str = "") ->
     # with a model hide it, and a model would try to call it.
     state = "The attempt is closed" if first else "The attempt was already closed"
     turns = " `turns` is not counted: only a controller may report it." if ignored_turns else ""
-    text = f"{state}. It is graded as it is{hint}.{turns}"
+    graded = "It is graded as it is" if access.episode.is_graded else "It is not graded and counts as failed"
+    text = f"{state}. {graded}{hint}.{turns}"
     return structured_result({"claimed": True, "first": first}, text=text)
 
 

@@ -17,6 +17,7 @@ from decathlon_mcp.suites.checkout import revision
 from decathlon_mcp.suites.credentials import credential_archives
 from decathlon_mcp.suites.profile import SuiteProfile
 from decathlon_mcp.suites.prompts import Prompt, read_prompt
+from decathlon_mcp.suites.release import DESCRIPTIONS, Release, find_release
 from decathlon_mcp.suites.resources import SuiteResources
 from decathlon_mcp.suites.servers import FOLDER as SERVERS
 from decathlon_mcp.suites.servers import ServerConfig
@@ -52,6 +53,16 @@ class Suite:
     def revision_of(self, task: Task) -> str:
         """The revision of the files that an episode of this task uses, as they are now. Blocks: runs git."""
         return revision(self.path, [*self._common, task.folder])
+
+    @cached_property
+    def release(self) -> Release | None:
+        """The release of a checkout of Toolathlon, None for other suites; computed once. Blocks: runs git."""
+        return find_release(self.path) if self.profile.name == "toolathlon" else None
+
+    @property
+    def version_text(self) -> str:
+        """The revision and the release, for people. Blocks: runs git."""
+        return self.revision if self.release is None else f"{self.revision}; {DESCRIPTIONS[self.release]}"
 
     def common_digest(self) -> str:
         """A digest of the files that every task uses, as they are now, by path, size and time. Blocks."""
@@ -116,7 +127,8 @@ class Suite:
     def common_archive(self, into: Path) -> None:
         """Write a tar archive of the files that every sandbox needs.
 
-        Files that the checkout lacks are replaced as the profile's `stand_ins` say.
+        Files that the checkout lacks are replaced as the profile's `stand_ins` say, and those of its
+        `overlays` that it has are added.
         """
         parts = self.profile.common
         for part in parts:
@@ -126,6 +138,11 @@ class Suite:
             PurePosixPath(name): source
             for name, source in self.profile.stand_ins
             if not (self.path / name).exists() and archives.inside(self.path, source).is_file()
+        }
+        aliases |= {
+            PurePosixPath(name): source
+            for name, source in self.profile.overlays
+            if archives.inside(self.path, source).is_file()
         }
         members = [*packages, *(path for part in parts for path in archives.walk(self.path, part))]
         archives.write(into, self.path, members, aliases)

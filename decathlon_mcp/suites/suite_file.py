@@ -20,6 +20,7 @@ overrides the profile's value.
     servers: {my-server: {network: true, credentials: [token.my_key], services: [canvas], eager: true}}
     local_tools: {web_search: {network: true}}       # same fields as for a server, except `eager`
     pages: {token.my_key: docs/keys.md, "service.*": "https://..."}   # how to get what is missing
+    needed_to_record: [token.search_key]    # keys that are not needed to replay a recorded web
     tasks: {"k8s-*": {in_place: true, spared: ["kubectl port-forward*"], deadlines: {...}}}
 
 Keys of `tasks`, `servers` and `local_tools` may be patterns (`*`, `?`, `[...]`). The settings of all matching
@@ -115,10 +116,13 @@ class ExternalNeeds(Model):
 class ServerNeeds(ExternalNeeds):
     """The same for a server. `eager`: it starts at set-up, also with `--servers lazy`.
 
-    For servers whose start changes something that the agent or the evaluator can see.
+    For servers whose start changes something that the agent or the evaluator can see. `task_files` maps a
+    JSON file of the task's folder to keys without whose values the server does not start; a task without that
+    file needs none of them.
     """
 
     eager: bool = False
+    task_files: dict[str, Strings] = {}
 
 
 class Credentials(Model):
@@ -212,7 +216,10 @@ class TaskSettings(Model):
 
 
 class SuiteFile(Model):
-    """The fields of suite.yaml that are not fields of the profile."""
+    """The fields of suite.yaml that are not fields of the profile.
+
+    `needed_to_record`: credentials that only the live web asks for; a recording answers without them.
+    """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
     profile: str | None = None
@@ -225,6 +232,7 @@ class SuiteFile(Model):
     servers: dict[str, ServerNeeds] = {}
     local_tools: dict[str, ExternalNeeds] = {}
     pages: dict[str, str] = {}
+    needed_to_record: Strings = ()
     tasks: dict[str, TaskSettings] = {}
 
     def task(self, task_id: str) -> TaskSettings:

@@ -110,13 +110,15 @@ Requests: params -> result
             (negative: the signal)}; all servers that the request was starting are then stopped, and another
             request can start them. A name that was not defined fails it (code BAD_PARAMS).
 `call`      {"server": NAME, "method": STR, "params": {...}, "timeout_seconds": NUM | null,
-             "max_bytes": INT?, "cut": {"folder": DIR, "characters": INT}?}
+             "max_bytes": INT?, "cut": {"folder": DIR?, "characters": INT}?}
             -> the task server's whole reply: {"jsonrpc": "2.0", "id": ..., "result" | "error": ...}
             Relays one request. `method` is `tools/call` or `tools/list`. The bytes of the reply are embedded
             unchanged, except that unpaired surrogates become U+FFFD. A reply of more than `max_bytes` is an
             error (TOO_LONG). With `cut`, a result whose text has more than that many characters is replaced
-            by {"result": ...} with its beginning, the whole text is written to a new file in `folder`, and
-            the response has a further member "overlong": {"path": PATH, "characters": INT}.
+            by {"result": ...} with its beginning, and the response has a further member
+            "overlong": {"path": PATH | null, "characters": INT}. With `folder`, the text is that which
+            Toolathlon's model reads, and the whole of it is written to a new file there, PATH; without, it is
+            that of the content items, and what is cut off is dropped, as in toolathlon_gym.
             `timeout_seconds` null means the server's `request_seconds`. `progress` and `message`
             notifications may come before the reply. A progress token in `params` is replaced on the way.
             Codes: TIMEOUT (the task's server receives a cancellation), SERVER (it exited, or its reply is not

@@ -290,3 +290,29 @@ def test_programs_missing_in_one_suites_sandboxes_do_not_affect_another(
 def test_invalid_output_of_the_probe_is_an_error(output: str) -> None:
     with pytest.raises(SuiteError, match="printed no result"):
         parse_missing_programs(output, "")
+
+
+@pytest.mark.parametrize(
+    ("account", "lacking"),
+    [
+        (None, []),
+        ('{"email": "a@b.test", "password": "x"}', []),
+        ('[{"email": "a@b.test", "password": "x"}, {}]', []),
+        ('{"email": "a@b.test", "password": ""}', ["password"]),
+        ("[]", ["email", "password"]),
+        ("not JSON", ["email", "password"]),
+    ],
+)
+def test_a_gym_task_whose_mail_account_has_no_password_lacks_it(
+    gym: Checkout, account: str | None, lacking: list[str]
+) -> None:
+    gym.server("emails")
+    gym.task(servers=("emails",), files={} if account is None else {"email_config.json": account})
+    gym.write("suite.yaml", "services: {postgres: {available: true}}\n")
+    requirements = missing(gym)
+    assert [item.name for item in requirements] == [f"email_config.json#{key}" for key in lacking]
+    file = gym.path / "tasks/finalpool/find-paper/email_config.json"
+    for item, key in zip(requirements, lacking, strict=True):
+        assert item.kind == "credential"
+        assert item.message == f"needs `{key}`, which is not filled in: set it in {file}"
+        assert item.page == "docs/gym.md#tasks-without-a-password"

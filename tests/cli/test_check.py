@@ -62,26 +62,31 @@ async def test_check_reports_what_a_failed_start_reports(shell: Shell, limited: 
         ("service", "moon"),
     ]
     assert dense["lacks"][1]["page"] == "docs/moon.md"
+    assert (dense["how"]["way"], find_answer["how"]["way"]) == ("missing", "as is")
     assert output["unseen"] == {}
     assert await messages_at_a_start(limited, shell.folder / "state") == dense["missing"]
 
 
 def test_text_output_has_a_line_per_task_and_a_summary(shell: Shell, limited: Path) -> None:
     lines = shell.run(*CHECK).stdout.splitlines()
-    assert lines[0] == "✗   dense"
+    assert lines[0] == "✗   dense: missing: the program of the MCP server gone, the service moon"
     assert lines[1].startswith("      needs the program no-such-program for the MCP server 'gone'")
     assert "      → docs/moon.md" in lines
-    assert "ok  find-answer" in lines
-    assert lines[-3:] == [
+    assert "ok  find-answer: as is" in lines
+    assert lines[-6:-1] == [
         "1 of 2 can run here",
+        "  1 as is",
+        "  1 missing something else",
         "missing server programs: gone (1)",
         "missing services: moon (1)",
     ]
+    assert lines[-1].startswith(f"limited: {limited} (")
 
 
 def test_check_passes_if_all_selected_tasks_can_run(shell: Shell, limited: Path) -> None:
     done = shell.run(*CHECK, "--without", "services")
-    assert (done.returncode, done.stdout) == (0, "ok  find-answer\n\n1 of 1 can run here\n")
+    assert done.returncode == 0
+    assert done.stdout.startswith("ok  find-answer: as is\n\n1 of 1 can run here\n  1 as is\nlimited: ")
     assert limited.is_dir()
 
 
@@ -89,6 +94,7 @@ def test_without_an_engine_everything_but_programs_is_checked(shell: Shell, limi
     arguments = ("tasks", "--suite", "limited", "--provider", "docker", "--check")
     done = shell.run(*arguments, DOCKER_HOST="unix:///nowhere")
     assert done.returncode == 1
-    assert "1 of 2 can run here\nmissing services: moon (1)\n" in done.stdout
+    assert "1 of 2 can run here\n  1 as is\n  1 missing something else\n" in done.stdout
+    assert "missing services: moon (1)\n" in done.stdout
     assert "limited: could not check its servers' programs: no Docker engine answers" in done.stdout
     assert limited.is_dir()

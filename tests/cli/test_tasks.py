@@ -28,7 +28,10 @@ KEYS: dict[str, type] = {
 
 def test_json_has_the_documented_members(shell: Shell) -> None:
     output: dict[str, Any] = json.loads(shell.run("tasks", "--json").stdout)
-    assert set(output) == {"tasks"}
+    assert set(output) == {"tasks", "suites"}
+    (suite,) = output["suites"]
+    assert set(suite) == {"name", "path", "revision"}
+    assert suite["name"] == "starter"
     assert len(output["tasks"]) >= 6
     for task in output["tasks"]:
         assert {name: type(value) for name, value in task.items()} == KEYS

@@ -124,3 +124,11 @@ def test_cluster_tasks_are_graded_in_place(checkout: Checkout) -> None:
     checkout.task("imagenet")
     tasks = checkout.load().tasks
     assert (tasks["k8s-mysql"].in_place, tasks["imagenet"].in_place) == (True, False)
+
+
+def test_a_server_that_upstream_lists_without_having_it_is_left_out(checkout: Checkout) -> None:
+    checkout.server("excel")
+    checkout.task(servers=("excel", "web_search"))
+    assert checkout.load().tasks["find-paper"].needs.servers == ("excel",)
+    checkout.server("web_search")
+    assert checkout.load().tasks["find-paper"].needs.servers == ("excel", "web_search")

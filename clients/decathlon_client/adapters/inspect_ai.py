@@ -3,7 +3,7 @@
     inspect eval decathlon_client/tool_decathlon -T url=http://127.0.0.1:8765 --model openai/gpt-5
 
 An attempt without a verdict is an error of its sample (see `--fail-on-error`), never a score. Inspect-ai's
-limits on messages and tokens truncate the attempt, which is then graded as it is; its time limit cancels it.
+limits on messages and tokens truncate the attempt (see `Episode.truncate`); its time limit cancels it.
 """
 
 from __future__ import annotations

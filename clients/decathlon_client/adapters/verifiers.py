@@ -111,7 +111,9 @@ class ToolDecathlonTask(vf.Task[ToolDecathlonData, ToolDecathlonState, ToolDecat
         if not self.config.rubric:
             trace.record_reward("reward", verdict["reward"])
         for name, weight in self.config.rubric.items():
-            trace.record_reward(name, verdict["metrics"][name], weight)
+            # A forfeited attempt has not all metrics, and must count in its group's mean.
+            value = 0.0 if verdict["status"] == "forfeited" else verdict["metrics"][name]
+            trace.record_reward(name, value, weight)
 
 
 class ToolDecathlonTaskset(vf.Taskset[ToolDecathlonTask, ToolDecathlonConfig]):
@@ -207,7 +209,7 @@ def load_environment(
     """The environment for the tasks of a split (default: all), or for those whose ids are in `tasks`.
 
     `rubric` has weights of the verdict's metrics, each recorded as a reward; without it the reward is the
-    verdict's. A rollout past `max_turns` is truncated and graded as it is.
+    verdict's. A rollout past `max_turns` is truncated: see `Episode.truncate`.
     """
     task = ToolDecathlonTaskConfig(url=url, max_calls=max_calls, rubric=dict(rubric or {}))
     taskset = ToolDecathlonConfig(split=split, tasks=None if tasks is None else list(tasks), task=task)
