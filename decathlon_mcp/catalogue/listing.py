@@ -15,7 +15,8 @@ from decathlon_mcp.types import JsonObject
 def list_tasks(catalogue: Catalogue, names: Iterable[str], *, prompts: bool = False) -> list[JsonObject]:
     """Describe these tasks: what each needs, and whether it can run here. The order of `names` is kept.
 
-    A name may occur more than once. Prompts are those of an episode under Docker that starts now.
+    A name may occur more than once. Prompts are those of an episode that starts now; where sandboxes
+    have varying paths, `prompt_is_provisional` says that an episode's prompt differs from this one.
     """
     names = [*names]
     entries = {
@@ -42,16 +43,14 @@ def _entry(catalogue: Catalogue, name: str, suite: Suite, task: Task, *, prompts
     if (rate := catalogue.pass_rate(task)) is not None:
         entry |= {"pass_rate": rate.share, "attempts": rate.attempts}
     if prompts:
-        entry["prompt"] = _prompt(suite, task)
+        entry["prompt"] = _prompt(catalogue, suite, task)
+        entry["prompt_is_provisional"] = catalogue.prompt_is_provisional(suite)
     return entry
 
 
-def _prompt(suite: Suite, task: Task) -> str | None:
+def _prompt(catalogue: Catalogue, suite: Suite, task: Task) -> str | None:
     """None if its files cannot be read; `missing` says why."""
-    now = datetime.now().astimezone()
     try:
-        # The profile's root, although other providers use other folders: no sandbox is opened for a list.
-        prompt = suite.prompt(task, root=suite.profile.root, launch_time=now, names=suite.profile.names)
+        return catalogue.prompt(suite, task, datetime.now().astimezone()).instructions
     except SuiteError:
         return None
-    return prompt.instructions
