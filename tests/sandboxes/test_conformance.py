@@ -24,6 +24,7 @@ PROVIDERS: dict[str, tuple[Check, ...]] = {
     "fake": CHECKS,
     "local": ALL_CHECKS,
     "bubblewrap": ALL_CHECKS,
+    "namespaces": ALL_CHECKS,
     "docker": ALL_CHECKS,
 }
 NEEDS_AN_ENGINE = ("bubblewrap", "docker")
