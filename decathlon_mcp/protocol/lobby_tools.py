@@ -95,7 +95,11 @@ class ListTasks(Draw, LobbyTool):
         le=SAMPLE_LIMIT,
         description="Draw this many runnable tasks instead of listing all. They differ if there are enough.",
     )
-    prompts: bool = Field(False, description="Include each task's prompt.")
+    prompts: bool = Field(
+        False,
+        description="Include each task's prompt, as in an episode with the `launch_time` next to it. With "
+        "`prompt_is_provisional`, each episode has other paths in its prompt.",
+    )
 
     @model_validator(mode="after")
     def _check_sample(self) -> Self:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ class HostFiles:
         }
         return cls(
             prefixes,
-            tuple(sorted(folder for folder in covered if any(map(folder.is_relative_to, shown)))),
+            tuple(sorted(folder for folder in covered if _can_be_entered(folder, shown))),
             {**passed, "PATH": path},
             has_network,
         )
@@ -135,6 +136,14 @@ class HostFiles:
         contents = {"hosts": HOSTS, "passwd": PASSWD.encode(), "group": GROUP.encode()}
         for name, content in contents.items():
             yield from ("--perms", "0644", "--ro-bind-data", copied.add_content(content), str(etc / name))
+
+
+def _can_be_entered(folder: Path, shown: Sequence[Path]) -> bool:
+    """Whether a folder lies in one that is shown, so that a sandbox could read it."""
+    above = [path for path in folder.parents if any(map(path.is_relative_to, shown))]
+    # Root's sandboxes run as another user, who can neither read nor cover what lies in such a folder.
+    closed = os.geteuid() == 0 and not all(path.stat().st_mode & stat.S_IXOTH for path in above)
+    return any(map(folder.is_relative_to, shown)) and not closed
 
 
 def _prefixes() -> tuple[Path, ...]:
