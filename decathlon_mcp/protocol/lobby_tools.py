@@ -149,8 +149,8 @@ class StartEpisode(Draw, LobbyTool, _TaskName):
 
 class Prefetch(LobbyTool):
     """Open sandboxes ahead for episodes that you will start within five minutes, so that they open faster.
-    Returns for how many: as many as your share of the server has room for now. None where sandboxes are local
-    processes. Nothing has to be closed."""
+    Returns for how many: as many as your share of the server has room for now. None where sandboxes are
+    processes without isolation. Nothing has to be closed."""
 
     tool = "prefetch"
     tasks: list[str] = Field(
