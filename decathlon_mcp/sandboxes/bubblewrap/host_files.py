@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Self
 
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import DEFAULT_PATH
+from decathlon_mcp.sandboxes.bubblewrap.mount_view import closed_parent
 from decathlon_mcp.sandboxes.bubblewrap.mounts import (
     HOSTS,
     CopiedFiles,
@@ -47,6 +48,11 @@ RESOLVER = "resolv.conf"
 """Only with a network."""
 PASSED_VARIABLES = ("LANG", "LANGUAGE", "TZ")
 PASSED_PREFIX = "LC_"
+PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+CERTIFICATE_VARIABLES = (
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
+)
+"""With a network: by which way, and whom to trust. The certificates are there too."""
 _HIDDEN_BYTES = 4096
 
 
@@ -55,13 +61,15 @@ class HostFiles:
     """See `mounts.RootFiles`.
 
     `prefixes`: folders of the Python that runs the server, and of the one that its virtual environment is
-    made of. `hidden`: folders that are empty inside, if they are there at all.
+    made of. `hidden`: folders that are empty inside, if they are there at all. `certificates`: files and
+    folders that variables name.
     """
 
     prefixes: tuple[Path, ...]
     hidden: tuple[Path, ...]
     environment: Mapping[str, str]
     has_network: bool = False
+    certificates: tuple[Path, ...] = ()
 
     user = HOST_USER
     owner = (0, 0)
@@ -76,6 +84,14 @@ class HostFiles:
             for name, value in os.environ.items()
             if name in PASSED_VARIABLES or name.startswith(PASSED_PREFIX)
         }
+        certificates: dict[str, str] = {}
+        if has_network:
+            passed |= {name: value for name, value in os.environ.items() if name.lower() in PROXY_VARIABLES}
+            certificates = {
+                name: value
+                for name in CERTIFICATE_VARIABLES
+                if (value := os.environ.get(name, "")) and _is_public(Path(value))
+            }
         # `python3` is the server's own. Not resolved: a virtual environment is recognized by the path.
         path = f"{Path(sys.executable).parent}:{DEFAULT_PATH}"
         shown = (USR, *prefixes)
@@ -85,8 +101,9 @@ class HostFiles:
         return cls(
             prefixes,
             tuple(sorted(folder for folder in covered if _can_be_entered(folder, shown))),
-            {**passed, "PATH": path},
+            {**passed, **certificates, "PATH": path},
             has_network,
+            tuple(dict.fromkeys(map(Path, certificates.values()))),
         )
 
     def find_program(self, name: str) -> Path | None:
@@ -102,6 +119,8 @@ class HostFiles:
         for name in LINKED_FOLDERS:
             yield from bind(Path("/", name), PurePosixPath("/", name))
         yield from self._etc_mounts(copied)
+        for path in self.certificates:
+            yield from ("--ro-bind", str(path), str(path))
         writable = [mount for mount in mounts if mount.parts[1:2] not in (("proc",), ("dev",))]
         for prefix in self.prefixes:
             if not any(map(PurePosixPath(prefix).is_relative_to, writable)):
@@ -136,6 +155,11 @@ class HostFiles:
         contents = {"hosts": HOSTS, "passwd": PASSWD.encode(), "group": GROUP.encode()}
         for name, content in contents.items():
             yield from ("--perms", "0644", "--ro-bind-data", copied.add_content(content), str(etc / name))
+
+
+def _is_public(path: Path) -> bool:
+    """Whether a sandbox's user can reach a file or folder."""
+    return path.is_absolute() and path.exists() and (os.geteuid() != 0 or closed_parent(path) is None)
 
 
 def _can_be_entered(folder: Path, shown: Sequence[Path]) -> bool:

@@ -156,4 +156,4 @@ def _cure_of(message: str) -> str:
         return ALLOW
     if "ermission denied" in message:
         return "the folder of the server's Python must be accessible to other users"
-    return INSTALL
+    return "bubblewrap needs more than this machine allows, as in most containers"

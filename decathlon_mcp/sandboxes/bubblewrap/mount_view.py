@@ -32,13 +32,13 @@ def view_launcher(folders: Sequence[Path]) -> tuple[str, ...]:
     """
     if os.geteuid() != 0:
         return ()
-    closed = {folder: above for folder in folders if (above := _closed_parent(folder)) is not None}
+    closed = {folder: above for folder in folders if (above := closed_parent(folder)) is not None}
     if not closed:
         return ()
     return "nsenter", f"--mount=/proc/{os.getpid()}/fd/{_view(tuple(closed.items()))}", "--"
 
 
-def _closed_parent(folder: Path) -> Path | None:
+def closed_parent(folder: Path) -> Path | None:
     """The topmost folder above that other users may not enter."""
     for above in reversed(folder.parents):
         if not above.stat().st_mode & stat.S_IXOTH:

@@ -166,4 +166,4 @@ def find_program() -> str:
 def lacks_namespaces(message: str) -> bool:
     """Whether bubblewrap failed with this message because the kernel refuses user namespaces."""
     # Kernels of some distributions have one of these, and containers of an engine refuse namespaces.
-    return "new namespace" in message or "uid map" in message
+    return any(text in message for text in ("new namespace", "uid map", "RTM_NEWADDR"))

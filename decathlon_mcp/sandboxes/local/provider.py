@@ -62,6 +62,10 @@ class LocalProvider(ProcessProvider[LocalResources, LocalSandbox]):
         )
         return await super().__aenter__()
 
+    @property
+    def _reason(self) -> str:
+        return f" ({self._why})" if self._why else ""
+
     def root(self, spec: SandboxSpec) -> PurePosixPath:
         return PurePosixPath(self._folder / spec.name / "root")
 
@@ -102,7 +106,7 @@ class LocalProvider(ProcessProvider[LocalResources, LocalSandbox]):
     def _check(self) -> list[Finding]:
         python = shutil.which("python3", path=str(Path(sys.executable).parent))
         return [
-            finding("isolation", True, "none: sandboxes are processes of this user"),
+            finding("isolation", True, f"none: sandboxes are processes of this user{self._reason}"),
             finding(
                 "/proc",
                 Path("/proc/self/environ").exists(),
