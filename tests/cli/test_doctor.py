@@ -54,9 +54,9 @@ def test_local_isolation_is_a_finding(shell: Shell) -> None:
     result = findings(shell, "--isolation", "none", status=0)["local isolation"]
     assert result["detail"] == "none: sandboxes are processes of this user"
     # No programs, and so no bwrap.
-    without = {"PATH": str(shell.folder)}
-    assert "there is no bwrap" in findings(shell, status=0, **without)["local isolation"]["detail"]
-    result = findings(shell, "--isolation", "namespaces", status=1, **without)["isolation"]
+    empty = str(shell.folder)
+    assert "there is no bwrap" in findings(shell, status=0, PATH=empty)["local isolation"]["detail"]
+    result = findings(shell, "--isolation", "namespaces", status=1, PATH=empty)["isolation"]
     assert result["detail"].startswith("--isolation namespaces: there is no bwrap on the PATH: install")
 
 

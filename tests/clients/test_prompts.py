@@ -22,11 +22,11 @@ async def test_prompts_of_catalogue_and_group_are_equal_and_name_the_tools_folde
     async with Decathlon.embedded(SHELL_SUITE, "local", state=tmp_path, isolation="namespaces") as d:
         (task,) = await d.tasks(search="sum-prices")
         assert not task.prompt_is_provisional
-        options = {"launch_time": task.launch_time}
-        async with d.episode(task, **options) as first, d.episode(task, **options) as second:
+        when = task.launch_time
+        async with d.episode(task, launch_time=when) as first, d.episode(task, launch_time=when) as second:
             assert first.prompt == second.prompt == task.prompt
             folder = (await first.call("root__shell", {"command": "pwd"})).text.strip()
-            assert f"Your workspace is {folder}." in task.prompt
+            assert f"Your workspace is {folder}." in first.prompt
 
 
 async def test_a_rollout_that_knows_only_the_catalogues_prompt_gets_the_full_reward(tmp_path: Path) -> None:
@@ -53,10 +53,9 @@ async def test_names_of_tools_in_the_catalogues_prompt_are_those_of_the_server(t
 
 async def rollout(d: Decathlon, task: Task) -> float:
     """Play a task as a trainer does whose dataset has the catalogue's prompts."""
-    row = {"prompt": task.prompt or "", "launch_time": task.launch_time}
-    match = WORKSPACE.search(row["prompt"])
-    assert match, row["prompt"]
-    async with d.episode(task, launch_time=row["launch_time"]) as episode:
+    match = WORKSPACE.search(task.prompt or "")
+    assert match, task.prompt
+    async with d.episode(task, launch_time=task.launch_time) as episode:
         for step in oracle(task.id):
             await episode.act(step.tool, step.resolve(match[1]))
         return (await episode.evaluate()).reward

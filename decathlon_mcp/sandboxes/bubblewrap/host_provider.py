@@ -91,7 +91,8 @@ class HostProvider(NamespaceProvider):
                 findings += await to_thread.run_sync(self._check_machine, abandon_on_cancel=True)
                 findings += await to_thread.run_sync(check_folder, self._folder, abandon_on_cancel=True)
                 cure = "run the server with a complete Python 3.10 or later"
-                findings.append(await self._check_python(image, cure))
+                if all(result.ok for result in findings):
+                    findings.append(await self._check_python(image, cure))
             except DecathlonError as error:
                 findings.append(
                     Finding("sandbox", False, error.message, f"{_cure_of(error.message)}; {PLAIN}")
