@@ -28,7 +28,7 @@ async def test_local_provider_gives_access_to_the_answer_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        async with serving(tmp_path, suite=(SUITE,), provider="local", isolation="none") as served:
+        async with serving(tmp_path, suite=(SUITE,), provider="local") as served:
             async with open_episode(served, "sum-prices") as agent:
                 await agent.shell(f"cp '{SUITE}/{ANSWER}' report.json")
                 verdict = await agent.verdict()
@@ -38,7 +38,7 @@ async def test_local_provider_gives_access_to_the_answer_and_says_so(
 
 
 async def test_local_provider_grades_only_the_state_of_the_workspace(tmp_path: Path) -> None:
-    async with serving(tmp_path, suite=(SUITE,), provider="local", isolation="none") as served:
+    async with serving(tmp_path, suite=(SUITE,), provider="local") as served:
         for cheat in HARMLESS.values():
             async with open_episode(served, "sum-prices") as agent:
                 await agent.shell(cheat)

@@ -88,9 +88,7 @@ async def test_nothing_is_truncated_with_overlong_raw_or_by_other_profiles(
     tmp_path: Path, use_profile: bool
 ) -> None:
     settings: dict[str, Any] = {"suite": (SUITE,), "overlong": "raw"}
-    async with serving(
-        tmp_path, provider="local", isolation="none", **({} if use_profile else settings)
-    ) as served:
+    async with serving(tmp_path, provider="local", **({} if use_profile else settings)) as served:
         if use_profile:
             async with playing(served, "find-answer", "task") as player:
                 assert await player.text("probe__big", characters=150_000) == "x" * 150_000
@@ -103,7 +101,7 @@ async def test_nothing_is_truncated_with_overlong_raw_or_by_other_profiles(
 
 async def test_overlong_cut_truncates_with_every_profile(tmp_path: Path) -> None:
     async with (
-        serving(tmp_path, provider="local", isolation="none", overlong="cut") as served,
+        serving(tmp_path, provider="local", overlong="cut") as served,
         playing(served, "find-answer", "task") as player,
     ):
         parse_notice(await player.text("probe__big", characters=150_000))
