@@ -52,8 +52,8 @@ async def serving(
     state: Path, *, tokens: Tokens | None = None, limits: ConnectionLimits | None = None, **settings: Any
 ) -> AsyncGenerator[Served]:
     """Serve until the context exits, then drain as after SIGTERM."""
-    # Eager, so that an episode that lists its tools is ready. Without isolation, so that tests see the files of
-    # local sandboxes; others choose "auto", as users do.
+    # Eager, so that an episode that lists its tools is ready. Without isolation, so that tests see the files
+    # of local sandboxes; others choose "auto", as users do.
     defaults = {
         "suite": (SUITE,),
         "state": state,
