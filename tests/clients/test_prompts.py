@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 from decathlon_client import Decathlon
+from decathlon_client.adapters.trl import environments
 from decathlon_client.script import WORKSPACE
-from decathlon_client.values import Task
 
 from decathlon_mcp.starter import oracle
 from tests.cheats.agent import SUITE as SHELL_SUITE
+from tests.probe.serving import serving
 
 pytestmark = pytest.mark.anyio
 
@@ -29,10 +33,16 @@ async def test_prompts_of_catalogue_and_group_are_equal_and_name_the_tools_folde
             assert f"Your workspace is {folder}." in first.prompt
 
 
-async def test_a_rollout_that_knows_only_the_catalogues_prompt_gets_the_full_reward(tmp_path: Path) -> None:
-    async with Decathlon.embedded("starter", "local", state=tmp_path, isolation="namespaces") as d:
-        (task,) = await d.tasks(search=USES_ABSOLUTE_PATHS)
-        assert await rollout(d, task) == 1.0
+@pytest.mark.parametrize("isolation", ["namespaces", "none"])
+async def test_a_rollout_of_trl_that_follows_its_prompt_gets_the_full_reward(
+    tmp_path: Path, isolation: str
+) -> None:
+    settings: dict[str, Any] = {"provider": "local", "isolation": isolation, "servers": "lazy"}
+    async with serving(tmp_path, suite=("starter",), **settings) as served:
+        messages, reward = await anyio.to_thread.run_sync(trl_rollout, served.url, USES_ABSOLUTE_PATHS)
+    assert reward == 1.0
+    # With namespaces, the data set has the whole prompt before there is an episode.
+    assert [bool(message) for message in messages] == [isolation == "namespaces", isolation == "none"]
 
 
 async def test_without_namespaces_the_catalogues_prompt_is_provisional(tmp_path: Path) -> None:
@@ -51,14 +61,18 @@ async def test_names_of_tools_in_the_catalogues_prompt_are_those_of_the_server(t
         assert "`local-claim_done`" in (task.prompt or "")
 
 
-async def rollout(d: Decathlon, task: Task) -> float:
-    """Play a task as a trainer does whose dataset has the catalogue's prompts."""
-    match = WORKSPACE.search(task.prompt or "")
-    assert match, task.prompt
-    async with d.episode(task, launch_time=task.launch_time) as episode:
-        for step in oracle(task.id):
-            await episode.act(step.tool, step.resolve(match[1]))
-        return (await episode.evaluate()).reward
+def trl_rollout(url: str, task: str) -> tuple[list[str], float | None]:
+    """Play a task as TRL does; returns the row's message, what `reset` adds to it, and the reward."""
+    task_set = environments(url, tasks=[task], concurrency=2)
+    (row,) = task_set.rows
+    environment = task_set.factories[task]()
+    messages = [row["prompt"][0]["content"], environment.reset(**row) or ""]
+    match = WORKSPACE.search("".join(messages))
+    assert match, messages
+    for step in oracle(task):
+        getattr(environment, step.tool)(**step.resolve(match[1]))
+    (reward,) = task_set.reward([environment])
+    return messages, reward
 
 
 def _without_folder(prompt: str) -> str:
