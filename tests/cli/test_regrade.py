@@ -63,8 +63,8 @@ class Kept:
 
 async def play(suite: Path, state: Path, provider: str, tasks: tuple[str, ...]) -> list[str]:
     handles: list[str] = []
-    settings = {"suite": (str(suite),), "provider": provider, "isolation": ISOLATION, "keep": "workspace"}
-    async with serving(state, **settings) as served:
+    settings: dict[str, Any] = {"provider": provider, "isolation": ISOLATION, "keep": "workspace"}
+    async with serving(state, suite=(str(suite),), **settings) as served:
         for task in tasks:
             async with playing(served, task, "task") as player:
                 await player.call("probe__write", path="a.txt", text="x")
