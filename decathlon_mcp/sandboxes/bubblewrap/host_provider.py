@@ -97,6 +97,9 @@ class HostProvider(NamespaceProvider):
                 findings.append(
                     Finding("sandbox", False, error.message, f"{_cure_of(error.message)}; {PLAIN}")
                 )
+            except OSError as error:
+                cure = "choose a writable folder with free space (--state)"
+                findings.append(Finding("sandbox", False, f"none could be created: {error}", cure))
         if scope.cancelled_caught:
             cure = "try again when the machine is less busy"
             findings.append(Finding("time", False, "the checks did not finish within 3 s", cure))

@@ -130,7 +130,7 @@ def check_folder(folder: Path) -> list[Finding]:
     return [
         finding(
             "folder",
-            os.access(existing, os.W_OK) and free >= FREE_BYTES,
+            existing.is_dir() and os.access(existing, os.W_OK) and free >= FREE_BYTES,
             f"{folder}, {free >> 20} MiB free",
             "choose a writable folder with 1 GiB free (--state)",
         )
