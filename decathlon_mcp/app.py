@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import anyio
 import anyio.to_thread
@@ -37,10 +37,12 @@ from decathlon_mcp.errors import DecathlonError, SettingsError
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import Status
 from decathlon_mcp.sandboxes.base import Limits, Provider
+from decathlon_mcp.sandboxes.bubblewrap import host_provider
+from decathlon_mcp.sandboxes.bubblewrap.host_provider import HostProvider
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import is_image_folder
 from decathlon_mcp.sandboxes.bubblewrap.provider import NO_NETWORK, UNPACK, BubblewrapProvider
 from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvider
-from decathlon_mcp.sandboxes.inventory import BUBBLEWRAP_FOLDER, LOCAL_FOLDER
+from decathlon_mcp.sandboxes.inventory import BUBBLEWRAP_FOLDER, LOCAL_FOLDER, NAMESPACES_FOLDER
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.settings import ProviderName, Settings
 from decathlon_mcp.storage.disk import DiskSpace
@@ -48,7 +50,7 @@ from decathlon_mcp.storage.file_cache import FileCache
 from decathlon_mcp.storage.instance import create_state_folder, instance_lock
 from decathlon_mcp.storage.retention import delete_old_episodes
 from decathlon_mcp.storage.store import Store
-from decathlon_mcp.suites.loading import load_suite
+from decathlon_mcp.suites.loading import STARTER, load_suite
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import Metrics
@@ -92,8 +94,29 @@ def image_for(suite: Suite, settings: Settings) -> str | None:
 
 def host_info(suites: Iterable[Suite], settings: Settings) -> HostInfo:
     """What this server offers to the sandboxes of these suites."""
-    without = {suite.name: NO_NETWORK for suite in suites if provider_for(suite, settings) == "bubblewrap"}
-    return HostInfo(has_network=settings.network != "none", without_network=without)
+    names = {suite.name: provider_for(suite, settings) for suite in suites}
+    local = frozenset(suite for suite, provider in names.items() if provider == "local")
+    return HostInfo(
+        has_network=settings.network != "none",
+        without_network={suite: NO_NETWORK for suite, name in names.items() if name == "bubblewrap"},
+        varying_root=local if local and local_isolation(settings) == "none" else frozenset(),
+        tool_names=settings.names,
+    )
+
+
+def local_isolation(settings: Settings) -> Literal["namespaces", "none"]:
+    """How sandboxes of the local provider are isolated. Asks the machine once, for some 50 ms.
+
+    Raises SettingsError if that must be namespaces, which the machine does not allow.
+    """
+    if settings.isolation == "none":
+        return "none"
+    reason = host_provider.why_unavailable()
+    if reason is None:
+        return "namespaces"
+    if settings.isolation == "namespaces":
+        raise SettingsError(f"--isolation namespaces: {reason}")
+    return "none"
 
 
 def read_catalogue(settings: Settings) -> Catalogue:
@@ -136,7 +159,8 @@ async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGener
             factories[suite.name] = replace(factory, survival=survival, tool_lists=tool_lists)
         registry = create_registry(catalogue, factories, settings, scratch, store)
         registry.metrics.set_generation(survival.generation)
-        recovery = Recovery(registry, lock, providers.values(), scratch)
+        swept = [*providers.values(), *([_other_local(lock.name, settings)] if "local" in providers else [])]
+        recovery = Recovery(registry, lock, swept, scratch)
         stack.callback(recovery.forget_owners)
         await stack.enter_async_context(registry.running())
         await recovery.run()
@@ -268,10 +292,30 @@ def _create_metrics(catalogue: Catalogue, settings: Settings) -> Metrics:
 def create_provider(name: ProviderName, owner: str, settings: Settings) -> Provider:
     """A provider that labels its sandboxes with `owner`."""
     if name == "local":
-        return LocalProvider(owner, settings.state / LOCAL_FOLDER)
+        return _local_provider(owner, settings)
     if name == "bubblewrap":
         image = Path(settings.image).expanduser() if settings.image else None
         return BubblewrapProvider(owner, settings.state / BUBBLEWRAP_FOLDER, image=image)
     return DockerProvider(
         owner, network=settings.docker_network or DEFAULT_NETWORK, at_once=settings.max_opening
     )
+
+
+def _local_provider(owner: str, settings: Settings) -> HostProvider | LocalProvider:
+    if local_isolation(settings) == "namespaces":
+        # With the bundled suite, the scripts that solve its tasks.
+        hidden = [STARTER.parent, settings.state]
+        hidden += [Path(where).expanduser() for where in settings.suite if where != "starter"]
+        return HostProvider(owner, settings.state / NAMESPACES_FOLDER, hidden=hidden)
+    why = None if settings.isolation == "none" else host_provider.why_unavailable()
+    return LocalProvider(owner, settings.state / LOCAL_FOLDER, why=why)
+
+
+def _other_local(owner: str, settings: Settings) -> Provider:
+    """The local provider with the other isolation, to remove what a server with that one has left.
+
+    It opens nothing, and is never entered.
+    """
+    if local_isolation(settings) == "namespaces":
+        return LocalProvider(owner, settings.state / LOCAL_FOLDER)
+    return HostProvider(owner, settings.state / NAMESPACES_FOLDER)

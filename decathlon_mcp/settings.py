@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from decathlon_mcp.types import Language, Names, ServerStart
 
 ProviderName = Literal["docker", "bubblewrap", "local"]
+IsolationMode = Literal["auto", "namespaces", "none"]
 RewardPolicy = Literal["visible", "meta", "controller"]
 """Ordered: each policy reveals less of the reward than the one before."""
 Seconds = Annotated[float, Field(gt=0)]
@@ -61,8 +62,14 @@ class Settings(BaseModel):
     provider: ProviderName | None = Field(
         None,
         description="What runs the sandboxes: `docker`, `bubblewrap` for namespaces without a daemon, or "
-        "`local` for processes without isolation. [starter: local, else docker; with a folder as `--image` "
+        "`local` for this machine's own programs. [starter: local, else docker; with a folder as `--image` "
         "bubblewrap]",
+    )
+    isolation: IsolationMode = Field(
+        "auto",
+        description="Isolation of sandboxes with `--provider local`. `namespaces`: they see this machine's "
+        "programs and nothing else of it, each with the same paths. `none`: they are ordinary processes. "
+        "`auto`: namespaces if bubblewrap works here, else none.",
     )
     image: str | None = Field(
         None,

@@ -30,6 +30,7 @@ FIRST_PAGE = "docs/index"
 PAGES_ELSEWHERE = (
     "CHANGELOG.md",
     "benchmarks/ATTACKS.md",
+    "benchmarks/ISOLATION.md",
     "benchmarks/SURVIVAL.md",
     "decathlon_mcp/starter/suite/README.md",
 )
@@ -38,7 +39,13 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
     "Connect and train": ("clients", "training", "sampling", "rewards"),
     "Tasks": ("toolathlon", "gym", "/decathlon_mcp/starter/suite/README", "writing-tasks"),
     "Run a server": ("operating", "monitoring", "reliability", "performance", "troubleshooting"),
-    "Trust": ("reward-integrity", "regrading", "/benchmarks/ATTACKS", "/benchmarks/SURVIVAL"),
+    "Trust": (
+        "reward-integrity",
+        "regrading",
+        "/benchmarks/ATTACKS",
+        "/benchmarks/ISOLATION",
+        "/benchmarks/SURVIVAL",
+    ),
     "Reference": ("reference/settings", "reference/*", "protocol", "architecture", "/CHANGELOG"),
 }
 """Groups of the sidebar and their pages, relative to this folder or, with a leading slash, to the repository.

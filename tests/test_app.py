@@ -98,14 +98,21 @@ async def test_the_state_folder_is_private_and_scratch_is_empty_afterwards(tmp_p
 
 
 @pytest.mark.anyio
-async def test_files_of_a_dead_server_are_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("isolation", ["none", "namespaces"])
+async def test_files_of_a_dead_server_are_removed_whatever_its_isolation(
+    tmp_path: Path, isolation: str
+) -> None:
     state = tmp_path / "state"
-    (state / "servers").mkdir(parents=True)
+    sandboxes = [state / name / "box" for name in ("sandboxes", "namespaces")]
+    for folder in (state / "servers", state / "scratch" / "dead-archives", *sandboxes):
+        folder.mkdir(parents=True)
     (state / "servers" / "dead").touch()
-    (state / "scratch" / "dead-archives").mkdir(parents=True)
-    async with bootstrap(settings(provider="local", state=state)):
+    for folder in sandboxes:
+        (folder / "owner").write_text("dead")
+    async with bootstrap(settings(provider="local", isolation=isolation, state=state)):
         assert not (state / "servers" / "dead").exists()
         assert not (state / "scratch" / "dead-archives").exists()
+        assert not any(folder.exists() for folder in sandboxes)
 
 
 @pytest.mark.anyio

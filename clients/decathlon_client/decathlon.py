@@ -157,8 +157,8 @@ class Decathlon:
         """Let the server open sandboxes ahead for episodes of these tasks, which then open faster.
 
         Name a task once for each episode, at most 1,024. Start them within five minutes: after that, the
-        sandboxes are removed. Returns for how many the server has room now; 0 where sandboxes are local
-        processes. Raises UnknownTaskError, NotRunnableError.
+        sandboxes are removed. Returns for how many the server has room now; 0 where sandboxes are
+        processes without isolation. Raises UnknownTaskError, NotRunnableError.
         """
         names = [task.id if isinstance(task, Task) else task for task in tasks]
         if not names:

@@ -25,7 +25,7 @@ from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.suite_file import FILE, Service
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.suites.tokens import SOURCES
-from decathlon_mcp.types import JsonObject
+from decathlon_mcp.types import JsonObject, Names
 
 RequirementKind = Literal[
     "credential", "service", "server", "package", "local tool", "network", "text", "broken"
@@ -124,12 +124,15 @@ class HostInfo:
     """What this host offers to sandboxes.
 
     `has_network`: a sandbox gets a network if its task needs one. `without_network`: suites whose provider
-    gives none, and why. `missing_programs`: by suite, then by MCP server; a suite whose sandboxes were not
-    probed is taken to have all of them.
+    gives none, and why. `varying_root`: suites of which every sandbox has another root. `tool_names`: the
+    spelling in force; None: the suite's own. `missing_programs`: by suite, then by MCP server; a suite whose
+    sandboxes were not probed is taken to have all of them.
     """
 
     has_network: bool = True
     without_network: Mapping[str, str] = field(default_factory=dict[str, str])
+    varying_root: frozenset[str] = frozenset()
+    tool_names: Names | None = None
     missing_programs: Mapping[str, Mapping[str, MissingProgram]] = field(
         default_factory=dict[str, Mapping[str, MissingProgram]]
     )

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
+import anyio.to_thread
 from rich.console import Console
 from rich.text import Text
 
@@ -63,7 +64,7 @@ async def doctor(settings: Settings, host: str, port: int, as_json: bool) -> int
     return 1 if problems else 0
 
 
-async def _findings(settings: Settings, host: str, port: int) -> AsyncGenerator[Finding]:
+async def _findings(settings: Settings, host_name: str, port: int) -> AsyncGenerator[Finding]:
     yield Finding("python", True, f"{platform.python_version()} at {sys.executable}")
     if unknown := unknown_variables():
         yield Finding("variables", True, f"set, but not settings: {', '.join(unknown)}")
@@ -73,10 +74,15 @@ async def _findings(settings: Settings, host: str, port: int) -> AsyncGenerator[
             suites.append(load_suite(where, settings.language))
         except DecathlonError as error:
             yield Finding(f"suite {where}", False, error.message, "give the path of a checkout: --suite PATH")
-    for result in _check_tasks(suites, host_info(suites, settings)):
-        yield result
-    async for result in _check_providers(suites, settings):
-        yield result
+    try:
+        host = await anyio.to_thread.run_sync(host_info, suites, settings)
+    except SettingsError as error:
+        yield Finding("isolation", False, error.message, "see --isolation")
+    else:
+        for result in _check_tasks(suites, host):
+            yield result
+        async for result in _check_providers(suites, settings):
+            yield result
     if suites:
         yield check_kernel_limits(settings.max_sandboxes)
         if any(provider_for(suite, settings) == "docker" for suite in suites):
@@ -85,7 +91,7 @@ async def _findings(settings: Settings, host: str, port: int) -> AsyncGenerator[
                 yield engine
     yield _check_state(settings.state)
     yield _check_key(settings.state)
-    yield _check_address(settings, host, port)
+    yield _check_address(settings, host_name, port)
 
 
 def _check_tasks(suites: list[Suite], host: HostInfo) -> Iterable[Finding]:

@@ -30,6 +30,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Tasks": ("suite", "names", "language", "results", "overlong", "reward"),
     "Sandboxes": (
         "provider",
+        "isolation",
         "image",
         "network",
         "docker_network",
@@ -148,15 +149,19 @@ NO_FILTERS = FilterOptions.model_validate({})
 
 ServerOptions = _model("ServerOptions")
 TasksOptions = _model(
-    "TasksOptions", ("suite", "language", "results", "provider", "image", "network", "state", "config")
+    "TasksOptions",
+    ("suite", "language", "results", "provider", "isolation", "image", "network", "state", "config"),
 )
-DoctorOptions = _model("DoctorOptions", ("suite", "provider", "image", "dense", "state", "tokens", "config"))
+DoctorOptions = _model(
+    "DoctorOptions", ("suite", "provider", "isolation", "image", "dense", "state", "tokens", "config")
+)
 RegradeOptions = _model(
     "RegradeOptions",
     (
         "suite",
         "language",
         "provider",
+        "isolation",
         "image",
         "network",
         "docker_network",
@@ -172,7 +177,7 @@ RegradeOptions = _model(
         "config",
     ),
 )
-PlayOptions = _model("PlayOptions", ("suite", "provider", "image", "state", "config"))
+PlayOptions = _model("PlayOptions", ("suite", "provider", "isolation", "image", "state", "config"))
 
 ServerSettings = Annotated[ServerOptions, Parameter(name="*")]
 TasksSettings = Annotated[TasksOptions, Parameter(name="*")]

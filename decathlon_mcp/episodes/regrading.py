@@ -212,7 +212,7 @@ def _refuse_unless_repeatable(kept: KeptAttempt, suite: Suite, task: Task, facto
         played = _PLAYED[kept.attempt.isolation]
         raise BadRequestError(
             f"it was played {played}, and the provider {factory.provider.name} grades otherwise: choose the "
-            "same with --provider"
+            "same with --provider, and --isolation if that is local"
         )
 
 

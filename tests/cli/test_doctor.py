@@ -49,6 +49,22 @@ def test_text_output_marks_findings_and_shows_cures(shell: Shell) -> None:
     assert done.stdout.endswith("Not ready: docker engine\n")
 
 
+def test_local_isolation_is_a_finding(shell: Shell) -> None:
+    assert findings(shell, status=0)["local isolation"]["detail"].startswith("namespaces: ")
+    result = findings(shell, "--isolation", "none", status=0)["local isolation"]
+    assert result["detail"] == "none: sandboxes are processes of this user"
+    # No programs, and so no bwrap.
+    empty = str(shell.folder)
+    assert "there is no bwrap" in findings(shell, status=0, PATH=empty)["local isolation"]["detail"]
+    result = findings(shell, "--isolation", "namespaces", status=1, PATH=empty)["isolation"]
+    assert result["detail"].startswith("--isolation namespaces: there is no bwrap on the PATH: install")
+
+
+def test_a_server_that_cannot_isolate_as_it_must_does_not_start(shell: Shell) -> None:
+    message = shell.error("serve", "--isolation", "namespaces", status=1, PATH=str(shell.folder))
+    assert message.startswith("--isolation namespaces: there is no bwrap on the PATH: install")
+
+
 def test_a_port_in_use_is_a_finding(shell: Shell) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         results = findings(shell, port=taken.getsockname()[1], status=1)

@@ -130,6 +130,7 @@ async def test_the_next_server_removes_the_files_of_a_killed_one(tmp_path: Path,
     async with running(state, provider) as server:
         assert len(list((state / "servers").iterdir())) == 1
         assert len(list((state / "scratch").iterdir())) == 1
-        sandboxes = state / "sandboxes"
-        assert not sandboxes.exists() or not [entry for entry in sandboxes.iterdir() if entry.is_dir()]
+        for name in ("sandboxes", "namespaces"):
+            sandboxes = state / name
+            assert not sandboxes.exists() or not [entry for entry in sandboxes.iterdir() if entry.is_dir()]
     assert list((state / "servers").iterdir()) == []

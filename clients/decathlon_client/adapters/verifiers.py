@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from typing import Any
 
 import verifiers.v1 as vf
@@ -51,7 +50,7 @@ class ToolDecathlonConfig(vf.TasksetConfig):
 class ToolDecathlonData(vf.TaskData):
     """`launch_time` and the prompt are the same for all rollouts of a group."""
 
-    launch_time: str
+    launch_time: str | None
 
 
 class ToolDecathlonState(vf.State):
@@ -120,12 +119,16 @@ class ToolDecathlonTaskset(vf.Taskset[ToolDecathlonTask, ToolDecathlonConfig]):
     """The server's tasks. Listing them opens no sandbox."""
 
     def load(self) -> Iterable[ToolDecathlonTask]:
-        config, now = self.config, datetime.now().astimezone().isoformat(timespec="seconds")
+        config = self.config
         with sync.Decathlon(config.task.url, os.environ.get(config.task.token_var)) as d:
             runnable = [task for task in d.tasks(split=config.split) if task.runnable]
         for task in runnable:
             if config.tasks is None or task.id in config.tasks:
-                data = ToolDecathlonData(id=task.id, name=task.id, prompt=task.prompt, launch_time=now)
+                # The harness shows the episode's prompt, which is the same unless this one is provisional.
+                prompt = task.id if task.prompt_is_provisional else task.prompt
+                data = ToolDecathlonData(
+                    id=task.id, name=task.id, prompt=prompt, launch_time=task.launch_time
+                )
                 yield ToolDecathlonTask(data, config.task)
 
 
