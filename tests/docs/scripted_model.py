@@ -59,6 +59,17 @@ def next_move(steps: Sequence[Step], done: int, tools: Sequence[str]) -> Move:
     return Move(name, dict(step.arguments))
 
 
+def _with_defaults(move: Move, schema: JsonObject) -> Move:
+    """The move with the arguments that have a default and that the client requires all the same."""
+    properties: JsonObject = schema.get("properties") or {}
+    defaults = {
+        name: properties[name]["default"]
+        for name in schema.get("required") or ()
+        if "default" in properties.get(name, {})
+    }
+    return Move(move.tool, {**defaults, **move.arguments})
+
+
 def _normal(name: str) -> str:
     """A tool's name in the form that frameworks with stricter rules for names give it."""
     return re.sub(r"[^A-Za-z0-9]+", "_", name)
@@ -67,7 +78,10 @@ def _normal(name: str) -> str:
 def chat_completion(request: JsonObject, steps: Sequence[Step]) -> JsonObject:
     """The response of `POST /v1/chat/completions`."""
     done = sum(_is_tool_result(message) for message in request["messages"])
-    move = next_move(steps, done, [tool["function"]["name"] for tool in request.get("tools", ())])
+    functions = {tool["function"]["name"]: tool["function"] for tool in request.get("tools", ())}
+    move = next_move(steps, done, list(functions))
+    if move.tool in functions:
+        move = _with_defaults(move, functions[move.tool].get("parameters") or {})
     message: JsonObject = {"role": "assistant", "content": None if move.tool else FINAL_MESSAGE}
     if move.tool:
         function = {"name": move.tool, "arguments": json.dumps(move.arguments)}
