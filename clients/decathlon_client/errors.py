@@ -18,10 +18,11 @@ class ClientError(Exception):
     """Base of all errors of this package.
 
     `code` is the server's error code, `data` its details for programs. `retryable`: the same request may
-    succeed later.
+    succeed later. `episode` is the handle of the episode in which it happened; None if there was none.
     """
 
     retryable: bool = False
+    episode: str | None = None
 
     def __init__(self, message: str, *, code: str = "", data: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)

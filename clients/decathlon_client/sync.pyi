@@ -13,6 +13,7 @@ from decathlon_client.lockstep import Call
 from decathlon_client.opener import OpeningOptions
 from decathlon_client.progress import Tally
 from decathlon_client.resending import RESEND_SECONDS
+from decathlon_client.summary import Summary
 from decathlon_client.values import Filters, JsonObject, Policy, Reply, Task, Tool, Verdict
 
 T = TypeVar("T")
@@ -146,15 +147,29 @@ class Lockstep:
         """
 
 class Batch:
-    """A batch of episodes; made by `Decathlon.batch`. `tally` is its current progress."""
+    """A batch of episodes; made by `Decathlon.batch`."""
 
-    tally: Tally
+    @property
+    def tally(self) -> Tally:
+        """The current progress."""
+
+    @property
+    def summary(self) -> Summary:
+        """Mean, spread and pass@k of each task, over the episodes that have ended until now."""
 
     def run(self, player: Player[T]) -> Generator[Result[T]]:
-        """Play the tasks and yield the results as they are ready. May be called once.
+        """Play the tasks and yield the results as they are ready. May be called once, or `run_groups`.
 
         To stop early, leave the loop, then the batch's `async with`. A failed episode is a result with a
-        `failure`; only an error of the iterable of tasks is raised.
+        `failure`. An error of the iterable of tasks is raised after the results of the drawn ones; so is
+        ConnectionLostError if the server stayed away for `patience_seconds`: the other tasks are not drawn.
+        """
+
+    def run_groups(self, player: Player[T]) -> Generator[list[Result[T]]]:
+        """Play the tasks and yield the `n` results of each task together, as soon as its last one is ready.
+
+        Otherwise as `run`. A group is in the order of its attempts; groups come as they are ready. One that
+        is not complete, because an error ended the batch, is not yielded.
         """
 
 class Decathlon:
@@ -257,15 +272,17 @@ class Decathlon:
         tasks: Iterable[str | Task],
         *,
         concurrency: int,
+        n: int = 1,
         progress: bool = True,
         player_seconds: float | None = None,
         **options: Unpack[OpeningOptions],
     ) -> AbstractContextManager[Batch]:
         """Play `concurrency` episodes at a time until all tasks, which are drawn as needed, are played.
 
-        `progress`: show a bar on stderr (on a terminal, with `rich`), or else a line now and then. An attempt
-        whose player takes longer than `player_seconds` is truncated: see `Episode.truncate`. Leaving early
-        closes the open episodes, after an interrupt within 5 s.
+        Each task is played `n` times; these episodes are a group, with the same launch time and thus the same
+        prompt. `progress`: show a bar on stderr (on a terminal, with `rich`), or else a line now and then. An
+        attempt whose player takes longer than `player_seconds` is truncated: see `Episode.truncate`. Leaving
+        early closes the open episodes, after an interrupt within 5 s.
         """
 
     def ask(
