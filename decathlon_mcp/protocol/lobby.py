@@ -269,7 +269,9 @@ class Lobby:
         with access.episode.hold():
             first = await access.episode.claim_done(call.answer, truncated=call.truncated, turns=turns)
         hint = "; `evaluate` gives the verdict" if access.can_evaluate else ""
-        return claim_result(first=first, ignored_turns=turns != call.turns, hint=hint)
+        ignored_turns = turns != call.turns
+        is_graded = access.episode.is_graded
+        return claim_result(first=first, is_graded=is_graded, ignored_turns=ignored_turns, hint=hint)
 
     async def _close(self, ctx: Context, episode: Episode) -> JsonObject:
         episode.close()

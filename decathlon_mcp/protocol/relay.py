@@ -96,7 +96,8 @@ async def call_tool(
         answer = _only_argument(arguments, "claim_done", "answer")
         if answer is not None and not isinstance(answer, str):
             raise BadRequestError(f"claim_done: `answer` must be a string, not {type(answer).__name__}")
-        return claim_result(first=await episode.claim_done(answer))
+        first = await episode.claim_done(answer)
+        return claim_result(first=first, is_graded=episode.is_graded)
     except DecathlonError as error:
         if error.code in TOOL_FAILURES or (is_own_tool and error.code in ARGUMENT_FAULTS):
             return error_result(error)

@@ -88,16 +88,17 @@ def structured_result(value: JsonObject, *, text: str | None = None, is_error: b
     return {"content": content, "structuredContent": value, "isError": is_error}
 
 
-def claim_result(*, first: bool, ignored_turns: bool = False, hint: str = "") -> JsonObject:
+def claim_result(*, first: bool, is_graded: bool, ignored_turns: bool = False, hint: str = "") -> JsonObject:
     """Result of `claim_done`. `first` is false where the attempt was already closed.
 
-    `ignored_turns`: the client reported turns, and is not one whose report counts.
+    `is_graded`: whether the attempt will be. `ignored_turns`: the client reported turns, and is not one whose
+    report counts.
     """
     # `hint` is for a client that starts episodes. An agent is not told of `evaluate`: most programs that play
     # with a model hide it, and a model would try to call it.
     state = "The attempt is closed" if first else "The attempt was already closed"
     turns = " `turns` is not counted: only a controller may report it." if ignored_turns else ""
-    graded = "It is graded as it is" if access.episode.is_graded else "It is not graded and counts as failed"
+    graded = "It is graded as it is" if is_graded else "It is not graded and counts as failed"
     text = f"{state}. {graded}{hint}.{turns}"
     return structured_result({"claimed": True, "first": first}, text=text)
 
