@@ -49,7 +49,8 @@ WITHOUT_LOBBY: tuple[Address, ...] = ("task", "episode")
 class Client:
     """A client's page, the heading of its program, the packages it needs, the addresses it can connect to.
 
-    `npm`: packages of npm that a Python program starts with `npx`.
+    `npm`: packages of npm that a Python program starts with `npx`. `ends_session`: it sends a DELETE; the
+    episode of a client that does not ends after the server's grace.
     """
 
     page: str
@@ -58,6 +59,7 @@ class Client:
     addresses: tuple[Address, ...] = WITHOUT_LOBBY
     language: Literal["python", "js"] = "python"
     npm: tuple[str, ...] = ()
+    ends_session: bool = True
 
     def program(self) -> Block:
         return block(f"docs/clients/{self.page}.md", self.heading, self.language)
@@ -96,8 +98,8 @@ CLIENTS = (
     Client("others", "strands", ("strands-agents[openai]", "mcp>=2")),
     Client("others", "autogen", ("autogen-agentchat", "autogen-ext[mcp,openai]", "mcp<2")),
     Client("others", "Vercel's AI SDK", ("ai", "@ai-sdk/mcp", "@ai-sdk/openai"), language="js"),
-    Client("others", "Mastra", ("@mastra/core", "@mastra/mcp"), language="js"),
-    Client("others", "mcp-remote", ("mcp>=2,<3",), npm=("mcp-remote",)),
+    Client("others", "Mastra", ("@mastra/core", "@mastra/mcp"), language="js", ends_session=False),
+    Client("others", "mcp-remote", ("mcp>=2,<3",), npm=("mcp-remote",), ends_session=False),
     Client("others", "google-adk", ("google-adk[mcp]", "litellm", OURS), ("task",)),
     Client("others", "semantic-kernel", ("semantic-kernel[mcp]", OURS), ("task",)),
     Client("others", "crewai-tools", ("crewai", "crewai-tools[mcp]", OURS), ("task",)),
@@ -193,7 +195,9 @@ async def test_program_gets_the_reward_in_one_sandbox(
             if episode is not None:
                 await d.ask("close_episode", {"episode": episode})
         assert _count_sandboxes(served) == before + 1, address
-        if address == "task":  # the client's session is the episode, and ends with the program
+        if (
+            address == "task" and client.ends_session
+        ):  # the client's session is the episode, and ends with the program
             await _wait_for_end(served, live)
 
 
