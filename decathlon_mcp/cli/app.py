@@ -33,6 +33,7 @@ from decathlon_mcp.cli.options import (
     ServerSettings,
     TasksSettings,
 )
+from decathlon_mcp.cli.recordings import recordings
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.settings import default_state
 
@@ -56,6 +57,7 @@ app = App(
 app.command(episode)
 app.command(image)
 app.command(install, sort_key=3)
+app.command(recordings)
 
 
 def _validate_token_name(kind: object, name: str) -> None:
