@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -34,6 +35,7 @@ from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.episodes.tool_lists import ToolLists
 from decathlon_mcp.episodes.warm_pool import WarmPool
+from decathlon_mcp.episodes.web import RecordedWeb, no_recording, recording_id
 from decathlon_mcp.errors import DecathlonError, SettingsError
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import Status
@@ -53,8 +55,13 @@ from decathlon_mcp.storage.retention import delete_old_episodes
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.loading import STARTER, load_suite
 from decathlon_mcp.suites.suite import Suite
+from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import Metrics
+from decathlon_mcp.web.control import Configuration
+from decathlon_mcp.web.proxy import ProxyOptions, find_program, running_proxy
+from decathlon_mcp.web.recording import FOLDER
+from decathlon_mcp.web.targets import parse_addresses
 
 log = logging.getLogger("decathlon.app")
 
@@ -95,10 +102,16 @@ def image_for(suite: Suite, settings: Settings) -> str | None:
 
 def host_info(suites: Iterable[Suite], settings: Settings) -> HostInfo:
     """What this server offers to the sandboxes of these suites."""
+    if settings.web is not None and settings.network != "auto":
+        raise SettingsError(
+            f"--web is for sandboxes without a network: leave out --network {settings.network}"
+        )
     names = {suite.name: provider_for(suite, settings) for suite in suites}
     local = frozenset(suite for suite, provider in names.items() if provider == "local")
     return HostInfo(
         has_network=settings.network != "none",
+        has_web=settings.web is not None,
+        missing_recording=partial(_missing_recording, settings.state) if settings.web == "replay" else None,
         without_network={suite: NO_NETWORK for suite, name in names.items() if name == "bubblewrap"},
         varying_root=local if local and local_isolation(settings) == "none" else frozenset(),
         tool_names=settings.names,
@@ -118,6 +131,12 @@ def local_isolation(settings: Settings) -> Literal["namespaces", "none"]:
     if settings.isolation == "namespaces":
         raise SettingsError(f"--isolation namespaces: {reason}")
     return "none"
+
+
+def _missing_recording(state: Path, suite: Suite, task: Task) -> str:
+    return (
+        "" if recording_id(suite, task).path(state / FOLDER).is_file() else no_recording(state, suite, task)
+    )
 
 
 def read_catalogue(settings: Settings) -> Catalogue:
@@ -147,6 +166,7 @@ async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGener
         survival = Survival() if store is None else Survival(settings.survive_seconds, store.generation)
         parent = settings.state / "scratch"
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{lock.name}-", dir=parent)))
+        web = await stack.enter_async_context(recorded_web(settings)) if settings.web else None
         factories: dict[str, SandboxFactory] = {}
         providers: dict[ProviderName, Provider] = {}
         for suite in catalogue.suites:
@@ -157,7 +177,7 @@ async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGener
             await _write_common_archive(suite, common, settings.state)
             factory = create_sandbox_factory(suite, providers[name], common, settings)
             tool_lists = create_tool_lists(factory, settings.state)
-            factories[suite.name] = replace(factory, survival=survival, tool_lists=tool_lists)
+            factories[suite.name] = replace(factory, survival=survival, tool_lists=tool_lists, web=web)
         registry = create_registry(catalogue, factories, settings, scratch, store)
         registry.metrics.set_generation(survival.generation)
         swept = [*providers.values(), *([_other_local(lock.name, settings)] if "local" in providers else [])]
@@ -187,6 +207,33 @@ async def _write_common_archive(suite: Suite, archive: Path, state: Path) -> Non
             f"--state: {state} has no room for the files of suite {suite.name}: {error.strerror}; free some "
             "space, or choose a folder on another disk"
         ) from None
+
+
+@asynccontextmanager
+async def recorded_web(settings: Settings) -> AsyncGenerator[RecordedWeb]:
+    """The recorded web of a server with `--web`.
+
+    Raises SettingsError if the program of the proxy is missing or does not start.
+    """
+    assert settings.web is not None, "--web is set"
+    try:
+        addresses = parse_addresses(settings.web_address)
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    if settings.web_authorities is not None and not settings.web_authorities.expanduser().is_file():
+        raise SettingsError(f"--web-authorities {settings.web_authorities} is not a file")
+    options = ProxyOptions(
+        program=find_program(settings.web_proxy),
+        state=settings.state,
+        authorities=settings.web_authorities,
+        configuration=Configuration(
+            addresses=addresses,
+            max_response_bytes=settings.web_response_mib << 20,
+            max_recording_bytes=settings.web_recording_mib << 20,
+        ),
+    )
+    async with running_proxy(options) as proxy:
+        yield RecordedWeb(proxy, settings.web, settings.state, settings.web_recording_mib << 20)
 
 
 async def _delete_old_episodes(store: Store | None, state: Path, keep_days: float) -> None:

@@ -37,7 +37,7 @@ PAGES_ELSEWHERE = (
 NAVIGATION: dict[str, tuple[str, ...]] = {
     "Start": ("index", "quickstart", "concepts", "playing"),
     "Connect and train": ("clients", "training", "sampling", "rewards"),
-    "Tasks": ("toolathlon", "gym", "/decathlon_mcp/starter/suite/README", "writing-tasks"),
+    "Tasks": ("toolathlon", "recorded-web", "gym", "/decathlon_mcp/starter/suite/README", "writing-tasks"),
     "Run a server": ("operating", "monitoring", "reliability", "performance", "troubleshooting"),
     "Trust": (
         "reward-integrity",

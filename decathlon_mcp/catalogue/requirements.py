@@ -8,7 +8,7 @@ programs of the MCP servers are looked for inside a sandbox: `probe_command` is 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -28,7 +28,7 @@ from decathlon_mcp.suites.tokens import SOURCES
 from decathlon_mcp.types import JsonObject, Names
 
 RequirementKind = Literal[
-    "credential", "service", "server", "package", "local tool", "network", "text", "broken"
+    "credential", "service", "server", "package", "local tool", "network", "recording", "text", "broken"
 ]
 
 PLURALS: Mapping[RequirementKind, str] = {
@@ -38,6 +38,7 @@ PLURALS: Mapping[RequirementKind, str] = {
     "package": "missing server programs",
     "local tool": "local tools without code",
     "network": "networks switched off",
+    "recording": "missing recordings of the web",
     "text": "missing translations",
     "broken": "broken files",
 }
@@ -52,6 +53,7 @@ DEFAULT_PAGES: Mapping[RequirementKind, str] = {
     "package": "docs/toolathlon.md#play-it",
     "local tool": "docs/writing-tasks.md#suiteyaml",
     "network": "docs/operating.md#settings",
+    "recording": "docs/recorded-web.md#record",
     "text": "docs/toolathlon.md#in-chinese",
     "broken": "docs/writing-tasks.md",
 }
@@ -126,10 +128,14 @@ class HostInfo:
     `has_network`: a sandbox gets a network if its task needs one. `without_network`: suites whose provider
     gives none, and why. `varying_root`: suites of which every sandbox has another root. `tool_names`: the
     spelling in force; None: the suite's own. `missing_programs`: by suite, then by MCP server; a suite whose
-    sandboxes were not probed is taken to have all of them.
+    sandboxes were not probed is taken to have all of them. `has_web`: tasks get a recorded web in place of a
+    network, and need no network. `missing_recording`: with a web that only replays, why a task's recording is
+    missing, empty if it is there.
     """
 
     has_network: bool = True
+    has_web: bool = False
+    missing_recording: Callable[[Suite, Task], str] | None = None
     without_network: Mapping[str, str] = field(default_factory=dict[str, str])
     varying_root: frozenset[str] = frozenset()
     tool_names: Names | None = None
@@ -144,11 +150,12 @@ def missing_requirements(suite: Suite, task: Task, host: HostInfo) -> list[Missi
     return [
         *_missing_text(suite, task, pages),
         *_missing_network(suite, task, pages, host),
+        *_missing_recording(suite, task, pages, host),
         *_missing_programs(suite, task, pages, host),
         *(broken_file(suite, error) for error in task.errors),
         *_missing_servers(suite, task, pages),
         *_missing_local_tools(suite, task, pages),
-        *_missing_credentials(suite, task, pages),
+        *_missing_credentials(suite, task, pages, host),
         *_missing_files(suite, task, pages),
         *_missing_services(suite, task, pages),
     ]
@@ -177,8 +184,17 @@ def _missing_network(
     reason = host.without_network.get(suite.name)
     if not host.has_network:
         reason = "`--network none` gives none to any sandbox"
-    if task.needs.network and reason is not None:
+    if task.needs.network and reason is not None and not host.has_web:
         yield pages.requirement("network", "network", f"needs a network, but {reason}")
+
+
+def _missing_recording(
+    suite: Suite, task: Task, pages: DocPages, host: HostInfo
+) -> Iterator[MissingRequirement]:
+    if host.missing_recording is None or not (task.needs.network or task.grader_network):
+        return
+    if reason := host.missing_recording(suite, task):
+        yield pages.requirement("recording", "recording", reason)
 
 
 def _missing_programs(
@@ -186,6 +202,8 @@ def _missing_programs(
 ) -> Iterator[MissingRequirement]:
     programs = host.missing_programs.get(suite.name, {})
     can_download = task.needs.network and host.has_network and suite.name not in host.without_network
+    # The package's own web pages would have to be in the recording.
+    can_download = can_download and not host.has_web
     for name in task.needs.servers:
         program = programs.get(name)
         if program is not None and not (program.downloadable and can_download):
@@ -210,11 +228,14 @@ def _missing_local_tools(suite: Suite, task: Task, pages: DocPages) -> Iterator[
             yield pages.requirement("local tool", name, f"{message} {suite.path / FILE}")
 
 
-def _missing_credentials(suite: Suite, task: Task, pages: DocPages) -> Iterator[MissingRequirement]:
+def _missing_credentials(
+    suite: Suite, task: Task, pages: DocPages, host: HostInfo
+) -> Iterator[MissingRequirement]:
     resources = suite.resources
     values, provided = resources.token_values_for(task), resources.provided_credentials(task)
+    unneeded = resources.settings.needed_to_record if host.missing_recording is not None else ()
     for name in task.needs.credentials:
-        if name not in provided and not resources.has_credential(name, values):
+        if name not in provided and name not in unneeded and not resources.has_credential(name, values):
             yield pages.requirement(
                 "credential", _short_name(name), _credential_message(suite.path, name), key=name
             )

@@ -33,6 +33,7 @@ from decathlon_mcp.cli.options import (
     describe_unknown_variables,
     unknown_variables,
 )
+from decathlon_mcp.cli.recordings import recordings
 from decathlon_mcp.cli.usage import (
     check_names,
     check_not_empty,
@@ -65,6 +66,7 @@ app = App(
 app.command(episode)
 app.command(image)
 app.command(install, sort_key=3)
+app.command(recordings)
 
 
 @app.command(sort_key=0, help_epilogue=EPILOGUE)

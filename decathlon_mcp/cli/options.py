@@ -34,6 +34,12 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "image",
         "network",
         "docker_network",
+        "web",
+        "web_proxy",
+        "web_address",
+        "web_authorities",
+        "web_response_mib",
+        "web_recording_mib",
         "servers",
         "dense",
         "memory_mib",
@@ -150,7 +156,7 @@ NO_FILTERS = FilterOptions.model_validate({})
 ServerOptions = _model("ServerOptions")
 TasksOptions = _model(
     "TasksOptions",
-    ("suite", "language", "results", "provider", "isolation", "image", "network", "state", "config"),
+    ("suite", "language", "results", "provider", "isolation", "image", "network", "web", "state", "config"),
 )
 DoctorOptions = _model(
     "DoctorOptions", ("suite", "provider", "isolation", "image", "dense", "state", "tokens", "config")
@@ -165,6 +171,7 @@ RegradeOptions = _model(
         "image",
         "network",
         "docker_network",
+        "web",
         "memory_mib",
         "cpus",
         "pids",

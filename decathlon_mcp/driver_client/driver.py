@@ -146,6 +146,14 @@ class DriverClient:
         self._rpc = rpc
         self._tasks = tasks
         self._reply_bytes = reply_bytes
+        self._environment: Mapping[str, str] = {}
+
+    def set_environment(self, variables: Mapping[str, str]) -> None:
+        """Environment variables of all programs and servers that are started from now on.
+
+        What a program or a server sets itself has precedence.
+        """
+        self._environment = dict(variables)
 
     @property
     def closed(self) -> anyio.Event:
@@ -192,7 +200,7 @@ class DriverClient:
             {
                 "argv": list(argv),
                 "cwd": cwd,
-                "env": dict(env or {}),
+                "env": {**self._environment, **(env or {})},
                 "inherit": inherit,
                 "timeout_seconds": timeout_seconds,
                 "output_bytes": output_bytes,
@@ -234,7 +242,11 @@ class DriverClient:
 
     async def define(self, servers: Sequence[Mapping[str, Any]]) -> None:
         """Give the driver the specifications of the task's MCP servers, secrets included; starts none."""
-        await self._rpc.request(wire.DEFINE, {"servers": [dict(server) for server in servers]})
+        specs = [dict(server) for server in servers]
+        for spec in specs:
+            if spec.get("type") == "stdio":
+                spec["env"] = {**self._environment, **spec.get("env", {})}
+        await self._rpc.request(wire.DEFINE, {"servers": specs})
 
     async def start(
         self, names: Sequence[str], *, deadline_seconds: float, again: bool = False
@@ -358,6 +370,13 @@ class DriverClient:
         """
         self._rpc.tunnels.forward(targets, self._tasks)
         await self._rpc.request(wire.FORWARD, {"ports": [*targets]})
+
+    async def resolve(self) -> None:
+        """Let every host name lead to the sandbox's loopback, for programs that ask its port 53.
+
+        Raises DriverError with reason `network` if the driver may not listen there.
+        """
+        await self._rpc.request(wire.RESOLVE, {})
 
     async def dial(self, port: int) -> ByteStream:
         """Connect to a port of the sandbox's loopback.

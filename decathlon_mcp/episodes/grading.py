@@ -86,6 +86,7 @@ class EpisodeGrader:
                 records=episode.records,
                 role="grader",
                 opening=self.opening,
+                web=self.resources.web if factory.uses_web(episode.spec.task, "grader") else None,
             ) as opened:
                 yield opened
 

@@ -22,6 +22,7 @@ from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.driver_client.tunnels import Dialer
 from decathlon_mcp.episodes.records import EpisodeRecords
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.web import EpisodeWeb
 from decathlon_mcp.errors import ImageError, SandboxLostError, SetUpError
 from decathlon_mcp.storage.store import SandboxRow
 from decathlon_mcp.suites.suite_file import Service
@@ -65,10 +66,15 @@ class Services:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeResources:
-    """What all sandboxes of an episode share. `credentials`: archives, each with its target folder."""
+    """What all sandboxes of an episode share.
+
+    `credentials`: archives, each with its target folder. `web`: None if the task does not use the recorded
+    web.
+    """
 
     services: Services
     credentials: Sequence[tuple[PurePosixPath, bytes]]
+    web: EpisodeWeb | None = None
 
 
 async def read_credentials(

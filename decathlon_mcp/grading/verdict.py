@@ -72,6 +72,24 @@ class Regrading(BaseModel):
     suite_revision: str
 
 
+class WebUse(BaseModel):
+    """How the requests of the episode's sandboxes to the recorded web were answered.
+
+    `replayed`: from the recording. `recorded`: by the site, and stored. `passed`: by the site, and not
+    stored. `missed`: with an error, since the recording has no answer or the site could not be reached.
+    `problem`: why something could not be stored.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: Literal["record", "replay", "replay-or-record"]
+    replayed: int = 0
+    recorded: int = 0
+    passed: int = 0
+    missed: int = 0
+    problem: str = ""
+
+
 class Verdict(BaseModel):
     """The result of one attempt. Only `scored` and `forfeited` attempts have `success` and `reward`.
 
@@ -94,8 +112,8 @@ class Verdict(BaseModel):
     evaluator's files and the groundtruth that were used, `image_digest` identifies the image of the
     sandboxes; None if there was none. `unlimited` is present if the provider isolates but could not enforce
     these limits on the sandboxes. `dense` is present and true if memory of the agent's sandbox could be
-    merged with that of others. `regrading` is present if the attempt was graded again later; the episode's
-    own verdict has none.
+    merged with that of others. `web` is present if the task used the recorded web. `regrading` is present if
+    the attempt was graded again later; the episode's own verdict has none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -131,6 +149,7 @@ class Verdict(BaseModel):
     claimed_at: str | None = None
     scored_at: str | None = None
     seconds: float = 0.0
+    web: WebUse | None = None
     regrading: Regrading | None = None
     signature: Signature | None = None
 
@@ -146,7 +165,7 @@ class Verdict(BaseModel):
     def to_json(self) -> JsonObject:
         """The JSON form.
 
-        Without `success`, `reward`, `uncaught`, `suite_release`, `preprocess_failure`, `unlimited`,
+        Without `success`, `reward`, `uncaught`, `suite_release`, `preprocess_failure`, `unlimited`, `web`,
         `regrading` and `signature` where there are none, and without `suite_changed` and `dense` unless they
         are true.
         """
@@ -163,6 +182,8 @@ class Verdict(BaseModel):
             absent.add("unlimited")
         if not self.preprocess_failure:
             absent.add("preprocess_failure")
+        if self.web is None:
+            absent.add("web")
         if self.regrading is None:
             absent.add("regrading")
         if self.signature is None:

@@ -139,6 +139,9 @@ Requests: params -> result
             number, chosen by the server: negative and never used before, also not by an earlier server
             process. A `cancel` or a `reset` before the response ends it, and so does the attachment of
             another server process (code CANCELLED). Codes NETWORK, CANCELLED.
+`resolve`   {} -> {}
+            Answers DNS queries at port 53 (UDP) of 127.0.0.1, unless it does so already: every name has the
+            address 127.0.0.1. Code NETWORK.
 `ping`      {} -> {}
 
 Tunnels
@@ -216,6 +219,7 @@ CALL = "call"
 FREEZE = "freeze"
 FORWARD = "forward"
 DIAL = "dial"
+RESOLVE = "resolve"
 PING = "ping"
 
 # notifications

@@ -316,3 +316,29 @@ def test_a_gym_task_whose_mail_account_has_no_password_lacks_it(
         assert item.kind == "credential"
         assert item.message == f"needs `{key}`, which is not filled in: set it in {file}"
         assert item.page == "docs/gym.md#tasks-without-a-password"
+
+
+def test_a_recorded_web_replaces_the_network(checkout: Checkout) -> None:
+    checkout.server("papers")
+    checkout.task(servers=("papers",))
+    checkout.write("suite.yaml", json.dumps({"servers": {"papers": {"network": True}}}))
+    assert [each.kind for each in missing(checkout, HostInfo(has_network=False))] == ["network"]
+    assert missing(checkout, HostInfo(has_network=False, has_web=True)) == []
+
+
+def test_a_replay_needs_a_recording_and_no_key_that_only_the_live_web_asks_for(checkout: Checkout) -> None:
+    checkout.server("papers")
+    checkout.task(servers=("papers",))
+    needs = {"network": True, "credentials": ["token.search", "token.shop"]}
+    settings = {"servers": {"papers": needs}, "needed_to_record": ["token.search"]}
+    checkout.write("suite.yaml", json.dumps(settings))
+    recording = HostInfo(has_web=True)
+    assert [each.name for each in missing(checkout, recording)] == ["search", "shop"]
+    without = HostInfo(has_web=True, missing_recording=lambda suite, task: f"needs a recording of {task.id}")
+    assert [(each.kind, each.name) for each in missing(checkout, without)] == [
+        ("recording", "recording"),
+        ("credential", "shop"),
+    ]
+    assert missing(checkout, without)[0].sentence.startswith("needs a recording of find-paper (see docs/")
+    replay = HostInfo(has_web=True, missing_recording=lambda suite, task: "")
+    assert [each.name for each in missing(checkout, replay)] == ["shop"]
