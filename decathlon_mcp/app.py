@@ -44,6 +44,7 @@ from decathlon_mcp.sandboxes.bubblewrap import host_provider
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import HostProvider
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import is_image_folder
 from decathlon_mcp.sandboxes.bubblewrap.provider import NO_NETWORK, UNPACK, BubblewrapProvider
+from decathlon_mcp.sandboxes.docker.image import images_on_engine
 from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvider
 from decathlon_mcp.sandboxes.inventory import BUBBLEWRAP_FOLDER, LOCAL_FOLDER, NAMESPACES_FOLDER
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
@@ -101,13 +102,19 @@ def image_for(suite: Suite, settings: Settings) -> str | None:
 
 
 def host_info(suites: Iterable[Suite], settings: Settings) -> HostInfo:
-    """What this server offers to the sandboxes of these suites."""
+    """What this server offers to the sandboxes of these suites. Blocks: it may ask the engine for images."""
     if settings.web is not None and settings.network != "auto":
         raise SettingsError(
             f"--web is for sandboxes without a network: leave out --network {settings.network}"
         )
-    names = {suite.name: provider_for(suite, settings) for suite in suites}
+    providers = {suite.name: (suite, provider_for(suite, settings)) for suite in suites}
+    names = {name: provider for name, (_, provider) in providers.items()}
     local = frozenset(suite for suite, provider in names.items() if provider == "local")
+    service_images = {
+        name: suite.service_images for name, (suite, provider) in providers.items() if provider == "docker"
+    }
+    wanted = frozenset[str]().union(*service_images.values())
+    on_engine = images_on_engine(wanted) if wanted else wanted
     return HostInfo(
         has_network=settings.network != "none",
         has_web=settings.web is not None,
@@ -115,6 +122,7 @@ def host_info(suites: Iterable[Suite], settings: Settings) -> HostInfo:
         without_network={suite: NO_NETWORK for suite, name in names.items() if name == "bubblewrap"},
         varying_root=local if local and local_isolation(settings) == "none" else frozenset(),
         tool_names=settings.names,
+        service_images={name: images & on_engine for name, images in service_images.items()},
     )
 
 

@@ -130,7 +130,8 @@ class HostInfo:
     spelling in force; None: the suite's own. `missing_programs`: by suite, then by MCP server; a suite whose
     sandboxes were not probed is taken to have all of them. `has_web`: tasks get a recorded web in place of a
     network, and need no network. `missing_recording`: with a web that only replays, why a task's recording is
-    missing, empty if it is there.
+    missing, empty if it is there. `service_images`: by suite, those images of services that are on its
+    engine; a suite whose provider has no engine has no entry.
     """
 
     has_network: bool = True
@@ -142,6 +143,7 @@ class HostInfo:
     missing_programs: Mapping[str, Mapping[str, MissingProgram]] = field(
         default_factory=dict[str, Mapping[str, MissingProgram]]
     )
+    service_images: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
 
 
 def missing_requirements(suite: Suite, task: Task, host: HostInfo) -> list[MissingRequirement]:
@@ -157,7 +159,7 @@ def missing_requirements(suite: Suite, task: Task, host: HostInfo) -> list[Missi
         *_missing_local_tools(suite, task, pages),
         *_missing_credentials(suite, task, pages, host),
         *_missing_files(suite, task, pages),
-        *_missing_services(suite, task, pages),
+        *_missing_services(suite, task, pages, host),
     ]
 
 
@@ -248,10 +250,20 @@ def _missing_files(suite: Suite, task: Task, pages: DocPages) -> Iterator[Missin
             yield pages.requirement("credential", target, message)
 
 
-def _missing_services(suite: Suite, task: Task, pages: DocPages) -> Iterator[MissingRequirement]:
+def _missing_services(
+    suite: Suite, task: Task, pages: DocPages, host: HostInfo
+) -> Iterator[MissingRequirement]:
+    images = host.service_images.get(suite.name)
     for name, service in suite.services(task).items():
-        if not service.available:
-            message = _service_message(name, service)
+        message = None
+        if service.image is None:
+            message = None if service.available else _service_message(suite, name)
+        elif not service.available and service.image not in (images or ()):
+            message = _image_message(suite, name, service.image, has_engine=images is not None)
+        elif absent := [file for file in service.files.values() if not (suite.path / file).exists()]:
+            message = f"needs the service {name}, which starts with {' and '.join(absent)} of the checkout"
+            message += f": put it at {suite.path / absent[0]}"
+        if message is not None:
             yield pages.requirement("service", name, message, key=f"service.{name}")
 
 
@@ -273,13 +285,33 @@ def _credential_message(checkout: Path, credential: str) -> str:
     return f"needs the file {credential}, which does not exist: put it at {checkout / credential}"
 
 
-def _service_message(name: str, service: Service) -> str:
-    ports = f" (port{'s' if len(service.ports) > 1 else ''} {', '.join(map(str, service.ports))})"
+def _service_message(suite: Suite, name: str) -> str:
+    service = suite.resources.settings.services.get(name, Service())
+    message = f"needs the service {_with_ports(name, service)}, which is not marked as available"
+    return f"{message}: {_hosting(name, service)}"
+
+
+def _image_message(suite: Suite, name: str, image: str, *, has_engine: bool) -> str:
+    """The message for a service that runs in a sandbox of each episode, and whose image is missing."""
+    declared = suite.resources.settings.services[name]
+    service = declared.in_use
+    where = "is not on the engine" if has_engine else "only `--provider docker` runs"
+    message = f"needs the service {_with_ports(name, service)}, whose image {image} {where}"
+    cures = [service.cure] if service.cure else []
+    if declared is not service:
+        cures.append(_hosting(name, declared))
+    return f"{message}: {', or '.join(cures)}" if cures else message
+
+
+def _hosting(name: str, service: Service) -> str:
     cure = f"{service.cure}, then " if service.cure else ""
-    return (
-        f"needs the service {name}{ports if service.ports else ''}, which is not marked as available: {cure}"
-        f"set `services: {{{name}: {{available: true}}}}` in suite.yaml"
-    )
+    return f"{cure}set `services: {{{name}: {{available: true}}}}` in suite.yaml"
+
+
+def _with_ports(name: str, service: Service) -> str:
+    if not service.ports:
+        return name
+    return f"{name} (port{'s' if len(service.ports) > 1 else ''} {', '.join(map(str, service.ports))})"
 
 
 _PROBE_OUTPUT = TypeAdapter(dict[str, tuple[str, bool]])

@@ -94,7 +94,9 @@ class SuiteResources:
             servers=servers,
             local_tools=local_tools,
             network=network,
-            credentials=tuple(dict.fromkeys([*listed, *unfilled])),
+            credentials=tuple(
+                name for name in dict.fromkeys([*listed, *unfilled]) if name not in settings.optional
+            ),
             services=services,
         )
 
@@ -108,13 +110,17 @@ class SuiteResources:
         return tuple(self.server_errors[name] for name in servers if name in self.server_errors)
 
     def service(self, name: str) -> Service:
-        """The settings of a service; defaults for an unknown one."""
-        return self.settings.services.get(name, Service())
+        """The service of that name, or the private one in its place; defaults for an unknown one."""
+        return self.settings.services.get(name, Service()).in_use
 
     def accounts(self, task: Task) -> dict[str, Account]:
         """The accounts that a task works on, by name."""
-        accounts = self.settings.accounts.items()
-        return {name: account for name, account in accounts if account.is_of(task.id, task.needs.servers)}
+        return {
+            name: account
+            for name, account in self.settings.accounts.items()
+            if account.is_of(task.id, task.needs.servers)
+            and (account.service is None or self.service(account.service).image is None)
+        }
 
     def credentials(self, task: Task, slots: Mapping[str, str]) -> Credentials:
         """The credentials that a task's sandboxes get. `slots`: the slot it holds, by account.

@@ -17,6 +17,8 @@ overrides the profile's value.
         slots: {first: {values: {token.key: abc}}, second: {values: {...}}}
     services:                           # hosted services; ports of the sandbox's localhost lead to them
       canvas: {available: true, ports: {10001: 10001, 20001: "canvas.example.org:443"}}
+      board:                            # one of its own for each episode, unless there is a hosted one
+        private: {image: "board:latest", start: [start-board], ports: [8080], files: {users.json: users.json}}
     servers: {my-server: {network: true, credentials: [token.my_key], services: [canvas], eager: true}}
     local_tools: {web_search: {network: true}}       # same fields as for a server, except `eager`
     pages: {token.my_key: docs/keys.md, "service.*": "https://..."}   # how to get what is missing
@@ -98,6 +100,7 @@ def _check_credential(name: str) -> str:
 
 
 Address = Annotated[str, BeforeValidator(_normalise_address)]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
 Files = dict[Annotated[str, AfterValidator(_check_sandbox_path)], str]
 
 
@@ -155,12 +158,13 @@ class Account(Model):
 
     `slots` is the number of tasks that may use it at once, or one set of credentials for each of them; by
     default one task at a time. `told_by` names a token: tasks with different values of it use different
-    accounts.
+    accounts. `service` names the service that has it: not shared while each episode has one of its own.
     """
 
     servers: Strings = ()
     tasks: Strings = ()
     told_by: str | None = None
+    service: str | None = None
     slots: Annotated[int, Field(ge=1)] | dict[str, Credentials] = {}
 
     @model_validator(mode="before")
@@ -190,7 +194,9 @@ class Service(Model):
     `ports` maps ports of the sandbox's `localhost` to addresses that the server reaches: `host:port`, or a
     port of the server's own `localhost`. A service without ports is reached over the sandbox's network. With
     `image`, each episode gets its own instance in a sandbox of that image: the command `start` is run there
-    and leaves processes running that listen at these ports.
+    and leaves processes running that listen at these ports. Its working folder has the `files`: names there
+    to files of this host (relative to the checkout, or absolute). `private`: an instance for each episode,
+    used instead of this service unless that is `available`.
     """
 
     ports: Annotated[dict[Port, Address], BeforeValidator(_ports_as_mapping)] = {}
@@ -198,6 +204,19 @@ class Service(Model):
     cure: str = ""
     image: str | None = None
     start: Strings = ()
+    files: dict[FileName, str] = {}
+    private: Service | None = None
+
+    @model_validator(mode="after")
+    def _private_has_an_image(self) -> Service:
+        if self.private is not None and self.private.image is None:
+            raise ValueError("`private` names no image")
+        return self
+
+    @property
+    def in_use(self) -> Service:
+        """This service, or the private one that is used in its place."""
+        return self if self.available or self.private is None else self.private
 
     @property
     def targets(self) -> dict[int, tuple[str, int]]:
@@ -211,6 +230,7 @@ class TaskSettings(Model):
     `in_place`: grade it in the agent's own sandbox; `spared`: command lines (patterns) of processes that keep
     running meanwhile. `network`, `grader_network`: whether the agent's and the grader's sandbox have one.
     `credentials`, `services`: what it needs besides what its servers need; `services` replaces theirs.
+    `optional`: credentials of these without which it can be played, too.
     `leaves_running`: processes that its preprocess started keep running while the agent plays.
     `preprocess_sandbox`: where its preprocess runs. `kept`: entries of its folder that are not removed,
     besides the profile's. `eager`: all of its servers start at set-up, also with `--servers lazy`.
@@ -222,6 +242,7 @@ class TaskSettings(Model):
     grader_network: bool | None = None
     credentials: Strings | None = None
     services: Strings | None = None
+    optional: Strings = ()
     leaves_running: bool | None = None
     preprocess_sandbox: PreprocessSandbox | None = None
     kept: Strings = ()

@@ -141,16 +141,44 @@ def test_a_local_tool_without_code_is_missing(checkout: Checkout) -> None:
 
 
 def test_a_service_is_missing_until_it_is_marked_as_available(checkout: Checkout) -> None:
-    checkout.server("emails")
-    checkout.task(servers=("emails",))
+    checkout.server("canvas", "params: {command: canvas-mcp-server}")
+    checkout.task(servers=("canvas",))
     (sentence,) = sentences(checkout)
     assert sentence == (
-        "needs the service poste (ports 10005, 2525, 1143, 1587), which is not marked as available: deploy "
-        "it as deployment/poste does, then set `services: {poste: {available: true}}` in suite.yaml "
+        "needs the service canvas (ports 10001, 20001), which is not marked as available: deploy it as "
+        "deployment/canvas does, then set `services: {canvas: {available: true}}` in suite.yaml "
         "(see docs/toolathlon.md#which-tasks-run)"
     )
-    checkout.write("suite.yaml", "services: {poste: {available: true}}\n")
+    checkout.write("suite.yaml", "services: {canvas: {available: true}}\n")
     assert sentences(checkout) == []
+
+
+def test_a_private_service_is_missing_until_its_image_is_built_or_the_service_is_hosted(
+    checkout: Checkout,
+) -> None:
+    checkout.server("emails")
+    checkout.task(servers=("emails",))
+    checkout.write("configs/users_data.json", "{}")
+    name = checkout.load().name
+    without_image = HostInfo(service_images={name: frozenset()})
+    (requirement,) = missing(checkout, without_image)
+    assert requirement.sentence == (
+        "needs the service poste (ports 2525, 1143, 1587), whose image decathlon-mail:latest is not on the "
+        "engine: build its image with images/mail/build, or deploy it as deployment/poste does, then set "
+        "`services: {poste: {available: true}}` in suite.yaml (see docs/toolathlon.md#which-tasks-run)"
+    )
+    assert missing(checkout, HostInfo(service_images={name: frozenset({"decathlon-mail:latest"})})) == []
+    assert "only `--provider docker` runs" in missing(checkout)[0].message
+    checkout.write("suite.yaml", f"name: {name}\nservices: {{poste: {{available: true}}}}\n")
+    assert missing(checkout, without_image) == []
+
+
+def test_a_private_service_without_the_file_that_it_starts_with_is_missing(checkout: Checkout) -> None:
+    checkout.server("emails")
+    checkout.task(servers=("emails",))
+    host = HostInfo(service_images={checkout.load().name: frozenset({"decathlon-mail:latest"})})
+    (requirement,) = missing(checkout, host)
+    assert "starts with configs/users_data.json of the checkout" in requirement.message
 
 
 def test_a_gym_task_without_its_database_lacks_nothing(gym: Checkout) -> None:
