@@ -7,6 +7,7 @@ import: `mcp.server` and starlette take about a second, so the command line impo
 
 from __future__ import annotations
 
+import errno
 import logging
 import tempfile
 from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -153,7 +154,7 @@ async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGener
             if name not in providers:
                 providers[name] = await stack.enter_async_context(create_provider(name, lock.name, settings))
             common = scratch / f"{suite.name}.tar"
-            await anyio.to_thread.run_sync(suite.common_archive, common)
+            await _write_common_archive(suite, common, settings.state)
             factory = create_sandbox_factory(suite, providers[name], common, settings)
             tool_lists = create_tool_lists(factory, settings.state)
             factories[suite.name] = replace(factory, survival=survival, tool_lists=tool_lists)
@@ -173,6 +174,19 @@ async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGener
         if settings.keep_days is not None:
             tasks.start_soon(_delete_old_episodes, store, settings.state, settings.keep_days)
         yield registry
+
+
+async def _write_common_archive(suite: Suite, archive: Path, state: Path) -> None:
+    """Raises SettingsError if the state folder's disk is full."""
+    try:
+        await anyio.to_thread.run_sync(suite.common_archive, archive)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise SettingsError(
+            f"--state: {state} has no room for the files of suite {suite.name}: {error.strerror}; free some "
+            "space, or choose a folder on another disk"
+        ) from None
 
 
 async def _delete_old_episodes(store: Store | None, state: Path, keep_days: float) -> None:

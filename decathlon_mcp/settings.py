@@ -9,18 +9,42 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+)
 
+from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.types import Language, Names, ServerStart
+from decathlon_mcp.validation import find_problems
 
 ProviderName = Literal["docker", "bubblewrap", "local"]
 IsolationMode = Literal["auto", "namespaces", "none"]
 RewardPolicy = Literal["visible", "meta", "controller"]
 """Ordered: each policy reveals less of the reward than the one before."""
-Seconds = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+# The upper limits are beyond anything useful. They keep typing errors from engines, clocks and the SDK.
+Seconds = Annotated[float, Field(gt=0, le=1_000_000_000, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+
+
+def _check_text(value: object) -> object:
+    # An empty path would be the working directory.
+    if value == "":
+        raise ValueError("must not be empty")
+    if isinstance(value, str) and "\0" in value:
+        raise ValueError("must not contain a zero byte")
+    return value
+
+
+Text = Annotated[str, BeforeValidator(_check_text)]
+PathSetting = Annotated[Path, BeforeValidator(_check_text)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +95,7 @@ class Settings(BaseModel):
         "programs and nothing else of it, each with the same paths. `none`: they are ordinary processes. "
         "`auto`: namespaces if bubblewrap works here, else none.",
     )
-    image: str | None = Field(
+    image: Text | None = Field(
         None,
         description="Docker image of the sandboxes; for bubblewrap, the folder of an unpacked image: a path "
         "that begins with `/`, `.` or `~`. [the suite's own]",
@@ -81,7 +105,7 @@ class Settings(BaseModel):
         "auto",
         description="Network access of sandboxes. `auto`: outbound for tasks that need it, else none.",
     )
-    docker_network: str | None = Field(
+    docker_network: Text | None = Field(
         None,
         description="Docker network for sandboxes with network access. "
         "[a bridge network on which sandboxes cannot reach each other]",
@@ -97,7 +121,7 @@ class Settings(BaseModel):
         description="Overlong tool replies: in Toolathlon over 100,000 characters, in toolathlon_gym over "
         "8,000. `cut`: shortened as upstream does. `raw`: passed on whole. [the suite's own]",
     )
-    results: Path | None = Field(
+    results: PathSetting | None = Field(
         None,
         description="File of verdicts (JSON objects) to compute pass rates from, for draws by difficulty.",
     )
@@ -142,14 +166,17 @@ class Settings(BaseModel):
         description="Maximum number of sandboxes being created at the same time, agents' and graders' each; "
         "twice as many set-ups run, and as many containers are removed.",
     )
-    warm: Literal["auto"] | Annotated[int, Field(ge=0)] = Field(
+    warm: Literal["auto"] | Annotated[int, Field(ge=0, le=1_000_000_000)] = Field(
         "auto",
         description="Number of sandboxes opened ahead, of each kind that is used (image, limits, network). "
         "`auto`: as many as were needed at once in the last five minutes. They count against "
         "`--max-sandboxes` and give way to episodes. 0: none.",
     )
     max_queue: int = Field(
-        256, ge=0, description="Maximum number of episodes waiting for a sandbox. More are refused."
+        256,
+        ge=0,
+        le=1_000_000_000,
+        description="Maximum number of episodes waiting for a sandbox. More are refused.",
     )
     max_sessions: Count = Field(
         10_000,
@@ -205,13 +232,15 @@ class Settings(BaseModel):
         description="`workspace`: keep the workspace of every claimed attempt, compressed, with what "
         "`regrade` needs to grade it again.",
     )
-    keep_days: Annotated[float, Field(gt=0)] | None = Field(
+    keep_days: Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)] | None = Field(
         None,
         description="Days after which the files of an ended episode are deleted. [never]",
     )
 
     memory_mib: Count = Field(4096, description="Memory limit of one sandbox, in MiB.")
-    cpus: Annotated[float, Field(gt=0)] = Field(2.0, description="CPU limit of one sandbox.")
+    cpus: Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)] = Field(
+        2.0, description="CPU limit of one sandbox."
+    )
     pids: Count = Field(1024, description="Maximum number of processes in one sandbox.")
     workspace_mib: Count = Field(2048, description="Largest workspace that is graded, in MiB.")
     max_reply_mib: Annotated[int, Field(ge=1, le=60)] = Field(
@@ -223,22 +252,22 @@ class Settings(BaseModel):
         256,
         description="Largest log of one episode's calls, in MiB. At the limit the attempt is closed.",
     )
-    min_free_mib: Annotated[int, Field(ge=0)] = Field(
+    min_free_mib: Annotated[int, Field(ge=0, le=1_000_000_000)] = Field(
         512,
         description="Free space in the state folder, in MiB, below which no episode starts and the logs of "
         "running ones stay under 1 MiB.",
     )
 
-    min_available_mib: Annotated[int, Field(ge=0)] | None = Field(
+    min_available_mib: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = Field(
         None,
         description="Available memory of this machine, in MiB, below which episodes wait before their "
         "sandboxes open. [with `--dense` 1024, else 0]",
     )
 
-    state: Path = Field(
+    state: PathSetting = Field(
         default_factory=default_state, description="Folder for trajectories, verdicts and the signing key."
     )
-    tokens: Path | None = Field(
+    tokens: PathSetting | None = Field(
         None, description="File of tokens; each line has a name, a SHA-256 digest and a role."
     )
     metrics_tasks: bool = Field(
@@ -250,6 +279,13 @@ class Settings(BaseModel):
         "info", description="Lowest level that is logged."
     )
     log_format: Literal["text", "json"] = Field("text", description="Format of the log on stderr.")
+
+    @field_validator("suite")
+    @classmethod
+    def _check_suites(cls, suites: tuple[str, ...]) -> tuple[str, ...]:
+        for suite in suites:
+            _check_text(suite)
+        return suites
 
     @property
     def call_limit(self) -> int | None:
@@ -263,3 +299,14 @@ class Settings(BaseModel):
         """Maximum time from the start of an episode's set-up to its claim."""
         preset = None if self.limits is None else LIMITS[self.limits].episode_seconds
         return self.episode_seconds or preset or DEFAULT_EPISODE_SECONDS
+
+
+def read_settings(values: Mapping[str, Any]) -> Settings:
+    """The settings with these values, by name. Raises SettingsError naming each one that does not fit."""
+    try:
+        return Settings.model_validate(dict(values))
+    except ValidationError as error:
+        problems = find_problems(error, dict(values), TypeAdapter(Settings), shows_text=True)
+        raise SettingsError(
+            "; ".join(f"{problem.field}: {problem.message}" for problem in problems)
+        ) from None

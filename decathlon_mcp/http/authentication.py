@@ -46,6 +46,8 @@ class Tokens:
             lines = file.read_text("utf-8").splitlines()
         except OSError as error:
             raise SettingsError(f"--tokens: {file}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise SettingsError(f"--tokens: {file}: not a text file (UTF-8)") from None
         tokens: list[_Token] = []
         for number, line in enumerate(lines, 1):
             if not line.strip() or line.lstrip().startswith("#"):

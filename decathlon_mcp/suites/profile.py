@@ -12,12 +12,15 @@ from pydantic import AfterValidator, BeforeValidator
 
 from decathlon_mcp.suites.documents import read_yaml
 from decathlon_mcp.types import JsonObject, Names, PreprocessSandbox
+from decathlon_mcp.validation import describe
 
 T = TypeVar("T")
 
 
 def _pairs(value: object) -> object:
-    return tuple(cast("Mapping[object, object]", value).items()) if isinstance(value, Mapping) else value
+    if not isinstance(value, Mapping):
+        raise ValueError(f"a mapping was expected, not {describe(value)}")  # noqa: TRY004  (pydantic's protocol)
+    return tuple(cast("Mapping[object, object]", value).items())
 
 
 Pairs = Annotated[tuple[tuple[str, T], ...], BeforeValidator(_pairs)]

@@ -29,6 +29,7 @@ keys are merged in the file's order, those of the exact name last.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from fnmatch import fnmatchcase
@@ -45,6 +46,7 @@ from pydantic import (
     model_validator,
 )
 
+from decathlon_mcp.foreign_names import quoted, similar
 from decathlon_mcp.suites.documents import file_error, read_yaml, validate
 from decathlon_mcp.suites.profile import SuiteProfile, detect_profile, merge, packaged_profiles
 from decathlon_mcp.types import JsonObject, PreprocessSandbox
@@ -81,6 +83,18 @@ def _check_sandbox_path(path: str) -> str:
     if ".." in place.parts or place in (PurePosixPath(), PurePosixPath("/")) or place.is_relative_to("/tmp"):
         raise ValueError("a path of a sandbox was expected, not below /tmp")
     return path
+
+
+def _check_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ValueError("letters, digits and ._- were expected, a letter or a digit first")
+    return name
+
+
+def _check_credential(name: str) -> str:
+    if not re.fullmatch(r"(token|config)\.[A-Za-z_]\w*", name):
+        raise ValueError("token.NAME or config.NAME was expected as the name")
+    return name
 
 
 Address = Annotated[str, BeforeValidator(_normalise_address)]
@@ -132,7 +146,7 @@ class Credentials(Model):
     host (relative to the checkout, or absolute). They replace what the sandbox has there.
     """
 
-    values: dict[Annotated[str, Field(pattern=r"^(token|config)\.[A-Za-z_]\w*$")], str] = {}
+    values: dict[Annotated[str, AfterValidator(_check_credential)], str] = {}
     files: Files = {}
 
 
@@ -221,7 +235,7 @@ class SuiteFile(Model):
     `needed_to_record`: credentials that only the live web asks for; a recording answers without them.
     """
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
+    name: Annotated[str, AfterValidator(_check_name)] | None = None
     profile: str | None = None
     marks: Strings = ()
     deadlines: Deadlines = Deadlines()
@@ -267,11 +281,15 @@ def read_suite_file(checkout: Path) -> tuple[SuiteProfile, SuiteFile]:
     path = checkout / FILE
     content = read_yaml(path) if path.exists() else {}
     # The checkout's own settings are validated before they are merged, so that an error names its own file.
-    own = validate(path, _FILE, {key: value for key, value in content.items() if key not in _PROFILE_FIELDS})
+    own_fields = {key: value for key, value in content.items() if key not in _PROFILE_FIELDS}
+    own = validate(path, _FILE, own_fields, more_names=_PROFILE_FIELDS)
     profiles = packaged_profiles()
     base = own.profile or (own.name if own.name in profiles else None) or detect_profile(checkout)
     if base not in profiles:
-        raise file_error(path, f"one of {', '.join(profiles)} was expected, not {base!r}", field="profile")
+        close = similar(base, profiles, count=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        problem = f"one of {', '.join(profiles)} was expected, not {quoted(base)}{hint}"
+        raise file_error(path, problem, field="profile")
     merged = merge(profiles[base], content)
     profile_fields = {key: value for key, value in merged.items() if key in _PROFILE_FIELDS}
     other_fields = {key: value for key, value in merged.items() if key not in _PROFILE_FIELDS}

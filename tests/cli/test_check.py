@@ -14,6 +14,7 @@ from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.program_probe import probe_programs
 from decathlon_mcp.errors import NotRunnableError
 from decathlon_mcp.settings import Settings
+from decathlon_mcp.starter import TEMPLATE_TASK, copy_template
 from tests.probe.serving import SUITE
 
 if TYPE_CHECKING:
@@ -96,5 +97,26 @@ def test_without_an_engine_everything_but_programs_is_checked(shell: Shell, limi
     assert done.returncode == 1
     assert "1 of 2 can run here\n  1 as is\n  1 missing something else\n" in done.stdout
     assert "missing services: moon (1)\n" in done.stdout
-    assert "limited: could not check its servers' programs: no Docker engine answers" in done.stdout
+    assert "limited: could not look into a sandbox: no Docker engine answers" in done.stdout
     assert limited.is_dir()
+
+
+def test_a_rubric_function_that_cannot_be_imported_is_reported_with_file_and_line(shell: Shell) -> None:
+    copy_template(shell.folder / "mine")
+    evaluator = shell.folder / "mine/tasks/mine" / TEMPLATE_TASK / "evaluation/evaluator.py"
+    evaluator.write_text("print('noise')\nimport no_such_module\n\ndef evaluate(workspace): ...\n")
+    done = shell.run("tasks", "--suite", "mine", "--check")
+    assert done.returncode == 1
+    assert "it cannot be imported: ModuleNotFoundError: No module named 'no_such_module'" in done.stdout
+    assert "evaluation/evaluator.py, line 2)" in done.stdout
+    evaluator.write_text("def evaluate(workspace, colour): ...\n")
+    ready = shell.run("doctor", "--suite", "mine", "--port", "0")
+    assert ready.returncode == 1
+    assert "its parameter 'colour' is none of agent_workspace, groundtruth" in ready.stdout
+    assert ready.stdout.endswith("Not ready: rubrics of mine\n")
+
+
+def test_checking_no_task_at_all_is_not_a_success(shell: Shell) -> None:
+    done = shell.run("tasks", "--check", "--needs", "network", "--search", "x")
+    assert done.returncode == 1
+    assert done.stderr.endswith("none of the 8 tasks fits --needs network --search x\n")

@@ -82,8 +82,9 @@ def test_a_state_folder_that_cannot_be_created_is_a_finding(shell: Shell) -> Non
 
 
 def test_variables_that_are_not_settings_are_named(shell: Shell) -> None:
-    results = findings(shell, status=0, DECATHLON_MAX_SANDBOXEZ="8")
-    assert "DECATHLON_MAX_SANDBOXEZ" in results["variables"]["detail"]
+    results = findings(shell, status=1, DECATHLON_MAX_SANDBOXEZ="8")
+    assert "DECATHLON_MAX_SANDBOXEZ (did you mean DECATHLON_MAX_SANDBOXES?)" in results["variables"]["detail"]
+    assert findings(shell, status=0, DECATHLON_OTHER="8")["variables"]["ok"]
 
 
 def test_kernel_limits_that_do_not_suffice_come_with_what_to_set(shell: Shell) -> None:
