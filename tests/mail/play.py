@@ -26,6 +26,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import anyio
 from anyio import to_thread
@@ -170,7 +171,7 @@ async def run(checkout: Path, image: str, attempts: list[tuple[str, str]], at_on
         copy = Path(folder) / "toolathlon"
         await to_thread.run_sync(prepare_checkout, checkout, copy)
         limiter = anyio.CapacityLimiter(at_once)
-        settings: Mapping[str, object] = {
+        settings: Mapping[str, Any] = {
             "suite": (str(copy),),
             "provider": "docker",
             "image": image,
