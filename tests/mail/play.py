@@ -9,8 +9,8 @@ command (`uv run -m tasks.finalpool.TASK.evaluation.main`) runs in a container w
 of the agent's workspace and the network of the episode's mail server, so that it reads the same mailboxes.
 
 Prints a table of rewards and exit codes; the exit status is 0 if they agree everywhere. The checkout is
-copied first. In the copy, `playwright_with_chunk` is started as @playwright/mcp, and a repository is made for
-`git-bug-hunt` if the checkout has none.
+copied first. In the copy, `playwright_with_chunk` is started as @playwright/mcp, a repository is made for
+`git-bug-hunt` if the checkout has none, and the script that sends mails for `course-assistant` finds `utils`.
 """
 
 from __future__ import annotations
