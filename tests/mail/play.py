@@ -9,8 +9,8 @@ command (`uv run -m tasks.finalpool.TASK.evaluation.main`) runs in a container w
 of the agent's workspace and the network of the episode's mail server, so that it reads the same mailboxes.
 
 Prints a table of rewards and exit codes; the exit status is 0 if they agree everywhere. The checkout is
-copied first. In the copy, `playwright_with_chunk` is started as @playwright/mcp, and a repository is made for
-`git-bug-hunt` if the checkout has none.
+copied first. In the copy, `playwright_with_chunk` is started as @playwright/mcp, a repository is made for
+`git-bug-hunt` if the checkout has none, and the script that sends mails for `course-assistant` finds `utils`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from typing import Any
 import anyio
 from anyio import to_thread
 
+from decathlon_mcp.episodes.state import Phase
 from tests.mail.solutions import ATTEMPTS, SOLUTIONS
 from tests.probe.clients import Player, playing
 from tests.probe.serving import Served, serving
 
 IMAGE = "decathlon-mail-tasks:latest"
 TASKS = Path("tasks/finalpool")
-EVALUATION_SECONDS = 120
+EVALUATION_SECONDS = 600
 REPOSITORY = "initial_workspace/files.tar.gz"
 LAUNCH_TIME = "2025-10-16 10:00:00 Thursday"
 # As scripts/run_single_containerized.sh does: the checkout's files over the image's /workspace.
@@ -59,14 +60,15 @@ uv run -m {module}.evaluation.main --res_log_file traj_log.json --agent_workspac
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`reward` is this server's, `exit_code` that of upstream's command, `output` what that printed."""
+    """`reward` and `output` are this server's, `exit_code` and `upstream_output` of upstream's command."""
 
     task: str
     attempt: str
     reward: float | None
     status: str
-    exit_code: int
     output: str
+    exit_code: int
+    upstream_output: str
 
     @property
     def agree(self) -> bool:
@@ -80,6 +82,10 @@ def prepare_checkout(checkout: Path, copy: Path) -> None:
     text = server.read_text().replace("@lockon0927/playwright-mcp-with-chunk", "@playwright/mcp")
     text = re.sub(r'\s+- "--(image-responses|span-size)"\s+- "\w+"', "", text)
     server.write_text(text)
+    # It looks for `utils` in `tasks`, cannot be imported, and sends nothing; preprocess does not notice.
+    sender = copy / TASKS / "course-assistant/preprocess/send_email.py"
+    too_low = "_project_root = str(Path(__file__).parent.parent.parent.parent)\n"
+    sender.write_text(sender.read_text().replace(too_low, too_low.replace(".parent)", ".parent.parent)")))
     bug_hunt = copy / TASKS / "git-bug-hunt"
     if not (bug_hunt / REPOSITORY).exists():
         make_repository(bug_hunt)
@@ -126,10 +132,16 @@ async def play(served: Served, checkout: Path, image: str, task: str, attempt: s
         sys.stderr.write(f"{task}, {attempt}: playing\n")
         if attempt != "nothing":
             await SOLUTIONS[task](player, checkout / TASKS / task, attempt)
+        # Without a call, the episode may still be in preprocess, which fills the mailboxes.
+        state = served.find(player.episode_id).state
+        await state.reach(Phase.READY, Phase.ENDED)
+        if state.phase is Phase.ENDED:
+            raise RuntimeError(f"{task}, {attempt}: {state.cause}")
         exit_code, output = await to_thread.run_sync(evaluate_upstream, served, checkout, image, task, player)
         await player.call("claim_done")
         verdict = (await player.call("evaluate")).structured_content
-    result = Result(task, attempt, verdict["reward"], verdict["status"], exit_code, output)
+    ours = verdict["reward"], verdict["status"], verdict["evaluator_output"]
+    result = Result(task, attempt, *ours, exit_code, output)
     if not result.agree:
         sys.stderr.write(f"--- {task}, {attempt}: {verdict}\n--- upstream:\n{output}\n")
     return result
@@ -139,21 +151,23 @@ def evaluate_upstream(
     served: Served, checkout: Path, image: str, task: str, player: Player
 ) -> tuple[int, str]:
     """Exit code and output of upstream's command, run next to the mail server of an episode in progress."""
-    label = f"decathlon-{served.find(player.episode_id).spec.label}"
+    episode = served.find(player.episode_id)
+    # The sandbox of preprocess, if processes that it left running keep it.
+    agent = f"decathlon-{episode.records.progress.agent}:/workspace/dumps/workspace"
+    mail_server = f"decathlon-{episode.spec.label}-poste"
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
         for part in ("configs", "utils", "scripts", f"{TASKS}/{task}"):
             shutil.copytree(checkout / part, tree / part, symlinks=True)
         (tree / "dumps").mkdir()
-        agent = f"{label}-agent:/workspace/dumps/workspace"
-        subprocess.run(["docker", "cp", agent, str(tree / "dumps")], check=True, capture_output=True)
+        subprocess.run(["docker", "cp", "--quiet", agent, str(tree / "dumps")], check=True)
         archive = tree / "tree.tar"
         with tarfile.open(archive, "w") as tar:
             for part in ("configs", "utils", "scripts", "tasks", "dumps"):
                 tar.add(tree / part, part)
         module = str(TASKS / task).replace("/", ".")
         script = EVALUATE.format(folder=TASKS / task, module=module, launch_time=LAUNCH_TIME)
-        command = ["docker", "run", "--rm", "--interactive", "--network", f"container:{label}-poste", image]
+        command = ["docker", "run", "--rm", "--interactive", "--network", f"container:{mail_server}", image]
         with archive.open("rb") as stdin:
             done = subprocess.run(
                 [*command, "bash", "-c", script],
@@ -197,11 +211,18 @@ def main() -> int:
     parser.add_argument("tasks", nargs="*", default=list(SOLUTIONS), metavar="TASK")
     parser.add_argument("--image", default=IMAGE)
     parser.add_argument("--at-once", type=int, default=4, help="attempts that run at the same time")
+    parser.add_argument("--outputs", type=Path, help="folder for what both evaluators printed")
     parser.add_argument("--attempts", nargs="*", choices=ATTEMPTS, default=ATTEMPTS)
     arguments = parser.parse_args()
+    if arguments.outputs:
+        arguments.outputs.mkdir(parents=True, exist_ok=True)
     attempts = [(task, kind) for task in arguments.tasks for kind in arguments.attempts]
     results = anyio.run(run, arguments.checkout, arguments.image, attempts, arguments.at_once)
     for result in results:
+        if arguments.outputs:
+            name = f"{result.task}-{result.attempt}"
+            (arguments.outputs / f"{name}.txt").write_text(result.output)
+            (arguments.outputs / f"{name}-upstream.txt").write_text(result.upstream_output)
         line = f"{result.task:18} {result.attempt:8} {result.reward}  exit {result.exit_code}"
         sys.stdout.write(f"{line}{'' if result.agree else '  DIFFERENT'}\n")
     return 0 if all(result.agree for result in results) else 1

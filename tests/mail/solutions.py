@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.probe.clients import Player
 
+WORKSPACE = "/workspace/dumps/workspace"
 ATTEMPTS = ("nothing", "wrong", "right")
 Solution = Callable[[Player, Path, str], Awaitable[None]]
 
@@ -67,20 +68,21 @@ async def apply_phd_email(player: Player, task: Path, attempt: str) -> None:
         "myersj@mcp.com",
         "PhD Application Materials Submission (Student ID: 2201210606)",
         "Dear admissions team, please find my materials attached. Mary Castillo",
-        f"{name}.zip",
+        f"{WORKSPACE}/{name}.zip",
     )
 
 
 async def course_assistant(player: Player, task: Path, attempt: str) -> None:
-    """Remind the three students whose presentation is not in the mailbox."""
-    mails = "".join([await call(player, "emails__get_emails", page_size=50)])
+    """Remind two students whose presentation is not in the mailbox and one whose assignment 7 is missing."""
+    mails = await call(player, "emails__get_emails", page_size=50)
     assert "nlp-presentation" in mails, mails
     late = {
         "smorgan@mcp.com": ("Steven Morgan", "2000016613"),
         "calvarez@mcp.com": ("Carolyn Alvarez", "2000016630"),
         "michelle_brooks26@mcp.com": ("Michelle Brooks", "2000016606"),
     }
-    assert not any(number in mails for _, number in late.values()), mails
+    presented = [number for _, number in late.values() if f"nlp-presentation-{number}" in mails]
+    assert presented == ["2000016606"], mails
     if attempt == "wrong":
         late["smorgan@mcp.com"] = ("Steven Morgan", "2000016606")
     for address, (student, number) in late.items():
