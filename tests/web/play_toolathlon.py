@@ -202,7 +202,10 @@ async def main(source: Path, image: str, tasks: list[str]) -> None:
             assert b"0123456789secret" not in path.read_bytes(), "a credential was stored"
             assert b"0123456789abcdef" not in path.read_bytes(), "a cookie was stored"
             with Recording.open(path) as recording:
-                summary = recording.summary()
+                summary, unanswered = recording.summary(), recording.unanswered()
+            for request in unanswered:
+                why = request.failure or "missed"
+                print(f"  {summary.id.task}: {request.method} {request.url}: {request.count} times, {why}")  # noqa: T201
             results[summary.id.task].append(f"{summary.rate:.0%}" if summary.rate is not None else "-")
         for task, cells in results.items():
             print(f"| `{task}` | " + " | ".join(cells) + " |")  # noqa: T201
