@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import platform
+import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Iterable
@@ -40,12 +41,14 @@ from decathlon_mcp.suites.loading import STARTER, load_suite
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import as_object
+from decathlon_mcp.web.proxy import find_program
 
 STARTER_SERVERS = ("excel_mcp", "mcp_server_git")
 """Modules of the extra `starter`."""
 RUNNING = "server"
 """The finding that a server runs at the address already."""
 SERVER_SECONDS = 2.0
+PROXY_SECONDS = 30.0
 MAX_HEALTH_BYTES = 65_536
 MAX_ERRORS = 8
 """Errors in rubrics that a finding shows."""
@@ -108,6 +111,8 @@ async def _findings(settings: Settings, host_name: str, port: int) -> AsyncGener
             engine = check_engine_limits(settings.max_sandboxes, engine_address())
             if engine is not None:
                 yield engine
+    if settings.web is not None:
+        yield await anyio.to_thread.run_sync(_check_web, settings)
     yield _check_state(settings.state)
     yield _check_key(settings.state)
     yield await _check_address(settings, host_name, port)
@@ -200,6 +205,24 @@ async def _check_rubrics(suite: Suite, settings: Settings, *, can_open: bool) ->
         detail += f"\ntheir functions could not be imported: {check.unchecked}"
     cure = "docs/rewards.md#dense-rewards explains rubrics; `decathlon-mcp tasks --check` names the tasks"
     return [finding(f"rubrics of {suite.name}", not errors, detail, cure)]
+
+
+def _check_web(settings: Settings) -> Finding:
+    """The recording proxy can be run. Blocks."""
+    try:
+        program = find_program(settings.web_proxy)
+    except SettingsError as error:
+        return Finding("web", False, error.message, "docs/recorded-web.md#record")
+    try:
+        done = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, timeout=PROXY_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError, UnicodeError) as error:
+        return Finding("web", False, f"{program} does not run: {error}", "docs/recorded-web.md#record")
+    version = done.stdout.partition("\n")[0].strip()
+    return finding(
+        "web", version.startswith("Mitmproxy"), f"{version} at {program}", f"{program} is another program"
+    )
 
 
 def _check_state(folder: Path) -> Finding:

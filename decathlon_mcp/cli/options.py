@@ -159,7 +159,11 @@ TasksOptions = _model(
     ("suite", "language", "results", "provider", "isolation", "image", "network", "web", "state", "config"),
 )
 DoctorOptions = _model(
-    "DoctorOptions", ("suite", "provider", "isolation", "image", "dense", "state", "tokens", "config")
+    "DoctorOptions",
+    (
+        *("suite", "provider", "isolation", "image", "web", "web_proxy"),
+        *("dense", "state", "tokens", "config"),
+    ),
 )
 RegradeOptions = _model(
     "RegradeOptions",

@@ -6,6 +6,7 @@ import json
 import sys
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,6 @@ from decathlon_mcp.errors import BadRequestError, SettingsError
 from decathlon_mcp.settings import default_state
 from decathlon_mcp.web.recording import (
     FOLDER,
-    RUNNABLE_RATE,
     Recording,
     RecordingError,
     Summary,
@@ -56,7 +56,7 @@ def list_recordings(*, json: Flag = False, state: State = None) -> int:
 
 @recordings.command
 def show(task: Task, /, *, revision: Revision = None, json: Flag = False, state: State = None) -> int:
-    """Print the exchanges of a task's recording, and the rollouts that used it.
+    """Print a task's recording: the exchanges, the requests without an answer, and the rollouts that used it.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def show(task: Task, /, *, revision: Revision = None, json: Flag = False, state:
     """
     with _open(state, task, revision) as recording:
         summary, exchanges = recording.summary(), recording.exchanges()
-        rollouts = recording.rollouts()
+        rollouts, unanswered = recording.rollouts(), recording.unanswered()
     if json:
         value: dict[str, Any] = _summary_json(summary)
         value["exchanges"] = [
@@ -90,6 +90,7 @@ def show(task: Task, /, *, revision: Revision = None, json: Flag = False, state:
             {"episode": rollout.episode, "mode": rollout.mode, "at": rollout.at, **rollout.counts.to_json()}
             for rollout in rollouts
         ]
+        value["unanswered"] = [asdict(request) for request in unanswered]
         _print_json(value)
         return 0
     sys.stdout.write("\t".join(_cells(summary)) + "\n\n")
@@ -97,6 +98,12 @@ def show(task: Task, /, *, revision: Revision = None, json: Flag = False, state:
         line = (exchange.part, exchange.method, str(exchange.status), str(exchange.size), exchange.url)
         sys.stdout.write("\t".join(line) + "\n")
     sys.stdout.write("\n")
+    for request in unanswered:
+        why = f"recorded failure: {request.failure}" if request.failure else "missed"
+        line = (request.part, request.method, f"{request.count} times", why, request.url)
+        sys.stdout.write("\t".join(line) + "\n")
+    if unanswered:
+        sys.stdout.write("\n")
     for rollout in rollouts:
         counts = ", ".join(f"{number} {name}" for name, number in rollout.counts.to_json().items() if number)
         sys.stdout.write(f"{rollout.at[:19]}\t{rollout.mode}\t{rollout.episode}\t{counts}\n")
@@ -221,15 +228,8 @@ def _cells(summary: Summary) -> tuple[str, ...]:
         summary.launch_time.isoformat(timespec="seconds"),
         f"{summary.exchanges} exchanges",
         f"{summary.body_bytes / (1 << 20):.1f} MiB",
-        _rate(summary),
+        summary.rate_text,
     )
-
-
-def _rate(summary: Summary) -> str:
-    if summary.rate is None:
-        return "no other rollout yet"
-    verdict = "runnable" if summary.runnable else f"under {RUNNABLE_RATE:.0%}"
-    return f"{summary.rate:.1%} of other rollouts' requests ({verdict})"
 
 
 def _summary_json(summary: Summary) -> dict[str, Any]:

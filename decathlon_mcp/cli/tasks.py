@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
+import anyio.to_thread
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -21,13 +22,15 @@ from decathlon_mcp.catalogue.requirements import PLURALS, MissingRequirement, br
 from decathlon_mcp.catalogue.ways import WayToRun, count_ways, way_to_run
 from decathlon_mcp.episodes.program_probe import probe_programs
 from decathlon_mcp.episodes.rubric_probe import RubricCheck, check_rubrics
-from decathlon_mcp.errors import SuiteError
+from decathlon_mcp.episodes.web import recording_summary
+from decathlon_mcp.errors import SettingsError, SuiteError
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.suites.loading import STARTER
 from decathlon_mcp.suites.sharing import SharedResource
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import JsonObject
+from decathlon_mcp.web.recording import RecordingError, Summary
 
 MAX_NAMES = 8
 """Names that a summary line shows of each kind of missing requirement."""
@@ -107,14 +110,20 @@ async def check_tasks(settings: Settings, filters: Draw, as_json: bool) -> int:
     names = [name for name, _, _ in filter_tasks(catalogue, filters)]
     missing = {name: [*_missing_requirements(catalogue, *catalogue.entry(name), rubrics)] for name in names}
     ways = {name: way_to_run(*catalogue.entry(name), missing[name]) for name in names}
+    recorded = await anyio.to_thread.run_sync(_recorded, settings, catalogue, names)
     if as_json:
         tasks = [
-            {**task, **_missing_to_json(missing[task["id"]]), "how": ways[task["id"]].to_json()}
+            {
+                **task,
+                **_missing_to_json(missing[task["id"]]),
+                "how": ways[task["id"]].to_json(),
+                **_recorded_to_json(recorded.get(task["id"])),
+            }
             for task in list_tasks(catalogue, names)
         ]
         _print_json({"tasks": tasks, "suites": _suites_to_json(catalogue), "unseen": unchecked})
     else:
-        _print_missing(missing, ways, unchecked)
+        _print_missing(missing, ways, recorded, unchecked)
         for line in _suite_lines(catalogue):
             Console(highlight=False).print(line, soft_wrap=True)
     if not names:
@@ -168,6 +177,24 @@ def _missing_requirements(
         yield broken_file(suite, error, task.id)
 
 
+def _recorded(settings: Settings, catalogue: Catalogue, names: Iterable[str]) -> dict[str, Summary]:
+    """The recordings of the web that these tasks have. Blocks. Raises SettingsError."""
+    found: dict[str, Summary] = {}
+    for name in names:
+        suite, task = catalogue.entry(name)
+        try:
+            summary = recording_summary(settings.state, suite, task)
+        except RecordingError as error:
+            raise SettingsError(str(error)) from None
+        if summary is not None:
+            found[name] = summary
+    return found
+
+
+def _recorded_to_json(summary: Summary | None) -> JsonObject:
+    return {} if summary is None else {"recorded": {"hit_rate": summary.rate, "runnable": summary.runnable}}
+
+
 def _missing_to_json(requirements: list[MissingRequirement]) -> JsonObject:
     return {
         "runnable": not requirements,
@@ -187,12 +214,16 @@ def summarize_missing(requirements: Iterable[MissingRequirement]) -> Iterator[st
 
 
 def _print_missing(
-    missing: dict[str, list[MissingRequirement]], ways: dict[str, WayToRun], unchecked: JsonObject
+    missing: dict[str, list[MissingRequirement]],
+    ways: dict[str, WayToRun],
+    recorded: Mapping[str, Summary],
+    unchecked: JsonObject,
 ) -> None:
     console = Console(highlight=False)
     for name, requirements in missing.items():
         mark = ("✗   ", "bold red") if requirements else ("ok  ", "green")
-        console.print(Text.assemble(mark, (name, "bold"), f": {ways[name].text}"), soft_wrap=True)
+        rate = f"; recorded: {recorded[name].rate_text}" if name in recorded else ""
+        console.print(Text.assemble(mark, (name, "bold"), f": {ways[name].text}{rate}"), soft_wrap=True)
         for requirement in requirements:
             page = "" if requirement.kind == "broken" else f"\n      → {requirement.page}"
             console.print(Text.assemble(f"      {requirement.message}", (page, "yellow")), soft_wrap=True)

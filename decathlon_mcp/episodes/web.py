@@ -41,6 +41,7 @@ from decathlon_mcp.web.recording import (
     Recording,
     RecordingError,
     RecordingId,
+    Summary,
     revisions,
 )
 
@@ -151,6 +152,8 @@ class EpisodeWeb:
             return
         if found.problem:
             log.warning("not everything was recorded", extra=fields(episode=self._label, why=found.problem))
+        if found.missed:
+            log.info("requests had no answer", extra=fields(episode=self._label, missed=dict(found.missed)))
 
     async def _open_session(self, role: Role) -> str:
         part: Part = role
@@ -230,6 +233,21 @@ def recorded_launch_time(state: Path, suite: Suite, task: Task) -> datetime | No
     except RecordingError as error:
         log.warning("a recording cannot be read", extra=fields(why=str(error)))
         return None
+
+
+def recording_summary(state: Path, suite: Suite, task: Task) -> Summary | None:
+    """The recording of this revision of a task at a glance, None without one. Blocks.
+
+    Raises RecordingError.
+    """
+    # Running git takes longer than this, and most tasks have none.
+    if not revisions(state / FOLDER, suite.name, task.id):
+        return None
+    path = recording_id(suite, task).path(state / FOLDER)
+    if not path.is_file():
+        return None
+    with Recording.open(path) as recording:
+        return recording.summary()
 
 
 def no_recording(state: Path, suite: Suite, task: Task) -> str:

@@ -18,11 +18,12 @@ import json
 import os
 import socket
 import sys
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from mitmproxy import connection, ctx, http
+from mitmproxy import connection, ctx, http, tls
 from mitmproxy.proxy import server_hooks
 
 # The last entry: only what mitmproxy's own environment does not have is found there.
@@ -41,6 +42,10 @@ from decathlon_mcp.web.targets import RefusedTargetError, Targets, check_port, p
 
 PENDING = "decathlon_pending"
 RESOLVE_SECONDS = 20.0
+CANCELLED = "connection cancelled"
+"""mitmproxy's error of a connection to a site that nobody waits for any more."""
+MAX_LOGGED = 10
+MAX_LOGGED_CHARACTERS = 300
 CONDITIONS = ("If-None-Match", "If-Modified-Since", "If-Match", "If-Unmodified-Since", "If-Range")
 """Removed from requests: the recording needs the whole response, and a replay ignores them."""
 
@@ -68,6 +73,7 @@ class RecordingProxy:
         self._episodes: dict[str, list[Session]] = {}
         self._announced: dict[int, Session] = {}
         self._connections: dict[str, Session] = {}
+        self._failures: dict[str, str] = {}  # by client: the last failure to connect to a site
         self._control: asyncio.Task[None] | None = None
 
     # The server's requests
@@ -147,7 +153,7 @@ class RecordingProxy:
         sessions = self._episodes.get(episode, [])
         counts = sum((session.counts for session in sessions), Counts())
         problem = next((session.problem for session in sessions if session.problem), "")
-        return {"counts": counts.to_json(), "problem": problem}
+        return {"counts": counts.to_json(), "problem": problem, "missed": _most_missed(sessions)}
 
     async def _close(self, episode: str) -> None:
         sessions = self._episodes.pop(episode, [])
@@ -161,6 +167,8 @@ class RecordingProxy:
         if counts != Counts() and any(session.part == "agent" for session in sessions):
             await asyncio.to_thread(sessions[0].recording.add_rollout, rollout)
         for session in sessions:
+            for key, count in session.missed.items():
+                await asyncio.to_thread(session.recording.add_unanswered, session.part, key, count)
             self._sessions.pop(session.id, None)
             for path, opened in tuple(self._recordings.items()):
                 opened.sessions.discard(session.id)
@@ -179,6 +187,7 @@ class RecordingProxy:
 
     def client_disconnected(self, client: connection.Client) -> None:
         self._connections.pop(client.id, None)
+        self._failures.pop(client.id, None)
 
     def requestheaders(self, flow: http.HTTPFlow) -> None:
         if flow.client_conn.proxy_mode.type_name == "reverse":
@@ -218,10 +227,23 @@ class RecordingProxy:
         assert flow.response is not None
         await session.store(pending, None if flow.response.stream else _web_response(flow.response))
 
-    def error(self, flow: http.HTTPFlow) -> None:
+    async def error(self, flow: http.HTTPFlow) -> None:
         if PENDING in flow.metadata:
             session, pending = flow.metadata.pop(PENDING)
-            session.fail(pending)
+            failure = self._failures.get(flow.client_conn.id)
+            message = flow.error.msg if flow.error is not None else ""
+            # It may also be an error of the sandbox's connection, which says nothing about the site.
+            await session.fail(pending, failure if failure is not None and failure in message else "")
+
+    def server_connect_error(self, data: server_hooks.ServerConnectionHookData) -> None:
+        self._note_failure(data.client, data.server)
+
+    def tls_failed_server(self, data: tls.TlsData) -> None:
+        self._note_failure(data.context.client, data.conn)
+
+    def _note_failure(self, client: connection.Client, server: connection.Connection) -> None:
+        if server.error and server.error != CANCELLED:
+            self._failures[client.id] = server.error
 
     async def server_connect(self, data: server_hooks.ServerConnectionHookData) -> None:
         session = self._connections.get(data.client.id)
@@ -238,6 +260,15 @@ class RecordingProxy:
             data.server.address = (await _public_address(host, port), port)
         except RefusedTargetError as error:
             data.server.error = str(error)
+
+
+def _most_missed(sessions: list[Session]) -> dict[str, int]:
+    """The most frequent requests without an answer, for the server's log."""
+    missed = Counter[str]()
+    for session in sessions:
+        for key, count in session.missed.items():
+            missed[f"{key.method} {key.url}"[:MAX_LOGGED_CHARACTERS]] += count
+    return dict(missed.most_common(MAX_LOGGED))
 
 
 async def _public_address(host: str, port: int) -> str:

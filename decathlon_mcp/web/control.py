@@ -6,9 +6,11 @@ requests, and the addon answers each with its `id`:
 
     {"id": N, "do": "open", "session": ID, "episode": ID, "part": ..., "mode": ..., "recording": PATH}
     {"id": N, "do": "connect", "session": ID, "port": N}     the session's next connection comes from there
-    {"id": N, "do": "counts", "episode": ID}                 -> {"id": N, "counts": {...}, "problem": STR}
+    {"id": N, "do": "counts", "episode": ID}                 -> {"id": N, "counts": {...},
+                                                                 "problem": STR, "missed": {...}}
     {"id": N, "do": "close", "episode": ID}                  as `counts`, and ends the episode's sessions
 
+`missed` are the most frequent requests without an answer: `METHOD URL` and how often it was made.
 An answer is `{"id": N, ...}`, or `{"id": N, "error": STR}`. The addon ends with its stdin.
 """
 

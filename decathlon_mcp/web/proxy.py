@@ -96,10 +96,14 @@ class SessionSpec:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeCounts:
-    """`problem`: why something was not recorded, empty if nothing failed."""
+    """`problem`: why something was not recorded, empty if nothing failed.
+
+    `missed`: the most frequent requests without an answer, and how often each was made.
+    """
 
     counts: Counts
     problem: str = ""
+    missed: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 def find_program(setting: Path | None) -> Path:
@@ -324,7 +328,8 @@ def _raise_for(code: int) -> None:
 
 
 def _counts(answer: Mapping[str, Any]) -> EpisodeCounts:
-    return EpisodeCounts(Counts.from_json(answer["counts"]), str(answer["problem"]))
+    missed = {str(request): int(count) for request, count in answer["missed"].items()}
+    return EpisodeCounts(Counts.from_json(answer["counts"]), str(answer["problem"]), missed)
 
 
 def _copy_addon() -> tempfile.TemporaryDirectory[str]:

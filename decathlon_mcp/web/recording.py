@@ -2,7 +2,8 @@
 
 A recording belongs to a suite, its revision and a task, and fixes the launch time of the episodes that use
 it. It has an exchange for each time that a request was made: the n-th one of the same request in a sandbox
-gets the n-th response, and later ones the last. Bodies are stored once, compressed.
+gets the n-th response, and later ones the last. Bodies are stored once, compressed. Requests without a
+response are listed too; where the site could not be reached, replays fail in the same way.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ EXCHANGE_BYTES = 1024
 """What an exchange counts against the limit of its recording, in addition to its body."""
 MAX_ROLLOUTS = 200
 """Of more rollouts, the oldest are forgotten."""
+MAX_UNANSWERED = 1000
+"""Of more requests without a response, those that were not made for longest are forgotten."""
+MAX_REASON_CHARACTERS = 500
 BUSY_SECONDS = 20.0
 RUNNABLE_RATE = 0.9
 """Part of the requests of another rollout that a recording has to answer."""
@@ -46,6 +50,9 @@ CREATE TABLE IF NOT EXISTS exchanges (
 CREATE TABLE IF NOT EXISTS rollouts (
     episode TEXT PRIMARY KEY, mode TEXT NOT NULL, requests TEXT NOT NULL, counts TEXT NOT NULL,
     at TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS unanswered (
+    part TEXT NOT NULL, request TEXT NOT NULL, method TEXT NOT NULL, url TEXT NOT NULL,
+    failure TEXT NOT NULL, count INTEGER NOT NULL, at TEXT NOT NULL, PRIMARY KEY (part, request));
 """
 
 
@@ -88,6 +95,22 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
+class Unanswered:
+    """A request without a response, made `count` times, the last time at `at`.
+
+    `failure`: why the site could not be reached while recording; empty if it was not asked.
+    `url` is redacted.
+    """
+
+    part: str
+    method: str
+    url: str
+    failure: str
+    count: int
+    at: str
+
+
+@dataclass(frozen=True, slots=True)
 class Rollout:
     """An episode that used the recording. `requests`: digest of the set of its agent's requests."""
 
@@ -113,6 +136,14 @@ class Summary:
     def runnable(self) -> bool:
         """Whether a different rollout got at least `RUNNABLE_RATE` of its responses."""
         return self.rate is not None and self.rate >= RUNNABLE_RATE
+
+    @property
+    def rate_text(self) -> str:
+        """The rate, and whether it is high enough, for people."""
+        if self.rate is None:
+            return "no other rollout yet"
+        verdict = "runnable" if self.runnable else f"under {RUNNABLE_RATE:.0%}"
+        return f"{self.rate:.1%} of other rollouts' requests ({verdict})"
 
 
 class Recording:
@@ -231,7 +262,42 @@ class Recording:
                     now,
                 ),
             )
+            connection.execute("DELETE FROM unanswered WHERE part = ? AND request = ?", (part, key.digest))
             _delete_unused_bodies(connection)
+
+    def add_unanswered(self, part: Part, key: RequestKey, count: int, failure: str = "") -> None:
+        """Note a request without a response. `failure`: why its site, if asked, could not be reached."""
+        now = datetime.now(UTC).isoformat(timespec="microseconds")
+        row = (part, key.digest, key.method, key.url, failure[:MAX_REASON_CHARACTERS], count, now)
+        with self._transaction() as connection:
+            connection.execute(
+                "INSERT INTO unanswered VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+                "count = count + excluded.count, at = excluded.at, "
+                "failure = CASE excluded.failure WHEN '' THEN failure ELSE excluded.failure END",
+                row,
+            )
+            connection.execute(
+                "DELETE FROM unanswered WHERE rowid IN "
+                "(SELECT rowid FROM unanswered ORDER BY failure <> '' DESC, at DESC LIMIT -1 OFFSET ?)",
+                (MAX_UNANSWERED,),
+            )
+
+    def find_failure(self, part: Part, key: RequestKey) -> str | None:
+        """Why the site could not be reached while recording; None if it was not asked, or has answered."""
+        with self._transaction() as connection:
+            found = connection.execute(
+                "SELECT failure FROM unanswered WHERE part = ? AND request = ? AND failure <> ''",
+                (part, key.digest),
+            ).fetchone()
+        return None if found is None else str(found[0])
+
+    def unanswered(self) -> list[Unanswered]:
+        """The requests without a response, the most frequent first."""
+        with self._transaction() as connection:
+            rows = connection.execute(
+                "SELECT part, method, url, failure, count, at FROM unanswered ORDER BY count DESC, url, part"
+            ).fetchall()
+        return [Unanswered(*row) for row in rows]
 
     def add_rollout(self, rollout: Rollout) -> None:
         """Note how the requests of an ended episode were answered."""
@@ -274,11 +340,11 @@ class Recording:
         ]
 
     def remove(self, *, part: str | None = None, url_glob: str = "*") -> int:
-        """Delete the exchanges whose address matches; returns their number."""
+        """Delete the exchanges whose address matches; returns their number. Failures are forgotten too."""
+        matching = "WHERE url GLOB ? AND (? IS NULL OR part = ?)"
         with self._transaction() as connection:
-            cursor = connection.execute(
-                "DELETE FROM exchanges WHERE url GLOB ? AND (? IS NULL OR part = ?)", (url_glob, part, part)
-            )
+            cursor = connection.execute(f"DELETE FROM exchanges {matching}", (url_glob, part, part))
+            connection.execute(f"DELETE FROM unanswered {matching}", (url_glob, part, part))
             _delete_unused_bodies(connection)
         with self._lock:
             self._connection.execute("VACUUM")

@@ -10,19 +10,24 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from decathlon_mcp.web.exchanges import Counts, Headers, Mode, Part, WebRequest, WebResponse
 from decathlon_mcp.web.matching import RequestKey, request_key, storable
 from decathlon_mcp.web.recording import Recording, RecordingError
+from decathlon_mcp.web.usage_reports import is_usage_report
 
 MISSED_STATUS = 504
 """As a cache that may only answer from what it has (RFC 9111, 5.2.1.7)."""
 MARK = "Decathlon-Web"
-"""Header of responses that the proxy makes: `replayed`, `missed`."""
+"""Header of responses that the proxy makes: `replayed`, `missed`, `accepted`."""
 TEMPORARY = frozenset({408, 421, 425, 429, 500, 502, 503, 504})
 """Statuses that are not recorded: a rollout at another time would not get them."""
+UNREACHABLE_STATUS = 502
+"""Of sites that could not be reached: what the proxy answers while recording, and therefore in a replay."""
+MAX_MISSES = 200
+"""Different requests without an answer that a session remembers."""
 WAIT_SECONDS = 90.0
 """How long a sandbox waits for another one that asks a site for the same."""
 MAX_KEYS = 20_000
@@ -74,6 +79,12 @@ class Session:
     """Why something could not be recorded, the last time."""
     _numbers: Counter[str] = field(default_factory=Counter[str])
     _keys: set[str] = field(default_factory=set[str])
+    _missed: Counter[RequestKey] = field(default_factory=Counter[RequestKey])
+
+    @property
+    def missed(self) -> Mapping[RequestKey, int]:
+        """The requests without an answer, and how often each was made."""
+        return self._missed
 
     @property
     def keys(self) -> Collection[str]:
@@ -82,6 +93,8 @@ class Session:
 
     async def answer(self, request: WebRequest) -> WebResponse | PendingExchange:
         """The recorded response, an error that says that there is none, or what the site has to be asked."""
+        if is_usage_report(request.url):
+            return WebResponse(204, "No Content", Headers(((MARK, "accepted"),)))
         key = request_key(request)
         number = self._next_number(key)
         if len(self._keys) < MAX_KEYS:
@@ -91,7 +104,11 @@ class Session:
         if (found := await self._find(key, number)) is not None:
             return found
         if self.mode == "replay":
-            self.counts = replace(self.counts, missed=self.counts.missed + 1)
+            failure = await asyncio.to_thread(self.recording.find_failure, self.part, key)
+            if failure is not None:
+                self.counts = replace(self.counts, replayed=self.counts.replayed + 1)
+                return failed_response(key, failure)
+            self._miss(key)
             return missed_response(key)
         while (event := self.filling.claim(self.part, key)) is not None:
             try:
@@ -124,10 +141,31 @@ class Session:
         else:
             self.counts = replace(self.counts, passed=self.counts.passed + 1)
 
-    def fail(self, pending: PendingExchange) -> None:
-        """The site could not be reached, or the sandbox went away."""
-        self._finish(pending)
+    async def fail(self, pending: PendingExchange, failure: str = "") -> None:
+        """There is no response. `failure`: why the site could not be reached; empty if something else failed.
+
+        Failures are recorded, since programs of the task may ask for what cannot be reached in every episode.
+        """
+        key, repeats = pending.key, False
+        try:
+            if failure:
+                found = await asyncio.to_thread(self.recording.find_failure, self.part, key)
+                repeats = found is not None and self.mode == "replay-or-record"
+                await asyncio.to_thread(self.recording.add_unanswered, self.part, key, 1, failure)
+        except RecordingError as error:
+            self.problem = str(error)
+        finally:
+            self._finish(pending)
+        if repeats:
+            self.counts = replace(self.counts, replayed=self.counts.replayed + 1)
+        else:
+            self._miss(key, noted=bool(failure))
+
+    def _miss(self, key: RequestKey, *, noted: bool = False) -> None:
+        """Count a request without an answer. `noted`: the recording lists it already."""
         self.counts = replace(self.counts, missed=self.counts.missed + 1)
+        if not noted and (key in self._missed or len(self._missed) < MAX_MISSES):
+            self._missed[key] += 1
 
     def _finish(self, pending: PendingExchange) -> None:
         if pending.claimed:
@@ -152,6 +190,13 @@ def requests_digest(sessions: Collection[Session]) -> str:
     """What tells rollouts apart: the set of all requests of their agents."""
     keys = sorted({key for session in sessions if session.part == "agent" for key in session.keys})
     return hashlib.sha256("\n".join(keys).encode()).hexdigest()[:32]
+
+
+def failed_response(key: RequestKey, failure: str) -> WebResponse:
+    """The error that a sandbox gets for a site that could not be reached while recording either."""
+    text = f"{key.method} {key.url}\nThe site could not be reached while this was recorded: {failure}\n"
+    headers = (("Content-Type", "text/plain; charset=utf-8"), (MARK, "replayed"))
+    return WebResponse(UNREACHABLE_STATUS, "Bad Gateway", Headers(headers), text.encode())
 
 
 def missed_response(key: RequestKey) -> WebResponse:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,13 @@ import pytest
 from decathlon_mcp.app import bootstrap
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.program_probe import probe_programs
+from decathlon_mcp.episodes.web import recording_id
 from decathlon_mcp.errors import NotRunnableError
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.starter import TEMPLATE_TASK, copy_template
+from decathlon_mcp.suites.loading import load_suite
+from decathlon_mcp.web.exchanges import Counts
+from decathlon_mcp.web.recording import FOLDER, Recording, Rollout
 from tests.probe.serving import SUITE
 
 if TYPE_CHECKING:
@@ -41,6 +46,14 @@ def limited(shell: Shell) -> Path:
     return suite
 
 
+def record(path: Path, name: str, state: Path) -> None:
+    """Store a recording of a task's web that answered three of four requests of a rollout."""
+    suite = load_suite(str(path))
+    belongs_to = recording_id(suite, suite.tasks[name])
+    with Recording.create(state / FOLDER, belongs_to, datetime.now(UTC)) as recording:
+        recording.add_rollout(Rollout("1", "replay", "requests", Counts(replayed=3, missed=1), "2026-01-01"))
+
+
 async def messages_at_a_start(suite: Path, state: Path) -> list[str]:
     settings = Settings.model_validate({"suite": (str(suite),), "provider": "local", "state": state})
     async with bootstrap(settings) as episodes:
@@ -53,10 +66,14 @@ async def messages_at_a_start(suite: Path, state: Path) -> list[str]:
 
 @pytest.mark.anyio
 async def test_check_reports_what_a_failed_start_reports(shell: Shell, limited: Path) -> None:
-    done = shell.run(*CHECK, "--json")
+    state = shell.folder / "state"
+    record(limited, "find-answer", state)
+    done = shell.run(*CHECK, "--json", "--state", str(state))
     assert done.returncode == 1
     output = json.loads(done.stdout)
     dense, find_answer = output["tasks"]
+    assert find_answer["recorded"] == {"hit_rate": 0.75, "runnable": False}
+    assert "recorded" not in dense
     assert (find_answer["id"], find_answer["runnable"], find_answer["lacks"]) == ("find-answer", True, [])
     assert [(lack["kind"], lack["name"]) for lack in dense["lacks"]] == [
         ("package", "gone"),
@@ -65,7 +82,7 @@ async def test_check_reports_what_a_failed_start_reports(shell: Shell, limited: 
     assert dense["lacks"][1]["page"] == "docs/moon.md"
     assert (dense["how"]["way"], find_answer["how"]["way"]) == ("missing", "as is")
     assert output["unseen"] == {}
-    assert await messages_at_a_start(limited, shell.folder / "state") == dense["missing"]
+    assert await messages_at_a_start(limited, state) == dense["missing"]
 
 
 def test_text_output_has_a_line_per_task_and_a_summary(shell: Shell, limited: Path) -> None:

@@ -65,6 +65,15 @@ def test_a_server_that_cannot_isolate_as_it_must_does_not_start(shell: Shell) ->
     assert message.startswith("--isolation namespaces: there is no bwrap on the PATH: install")
 
 
+def test_the_program_that_records_the_web_is_a_finding(shell: Shell) -> None:
+    program = shell.folder / "mitmdump"
+    arguments = ("--web", "replay", "--web-proxy", str(program))
+    assert "make mitmproxy" in findings(shell, *arguments, status=1)["web"]["detail"]
+    program.write_text("#!/bin/sh\necho 'Mitmproxy: 11.0.2'\n")
+    program.chmod(0o755)
+    assert findings(shell, *arguments, status=0)["web"]["detail"] == f"Mitmproxy: 11.0.2 at {program}"
+
+
 def test_a_port_in_use_is_a_finding(shell: Shell) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         results = findings(shell, port=taken.getsockname()[1], status=1)

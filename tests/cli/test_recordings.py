@@ -33,6 +33,8 @@ def record(state: Path, belongs_to: RecordingId) -> None:
         for part, path in (("agent", "a"), ("agent", "b"), ("grader", "a")):
             key = request_key(WebRequest("GET", f"http://127.0.0.1:1/{path}"))
             recording.add(part, key, 0, WebResponse(200, "OK", body=b"page"))  # type: ignore[arg-type]
+        missed = request_key(WebRequest("GET", "http://127.0.0.1:1/missed?token=secret12"))
+        recording.add_unanswered("agent", missed, 2)
         for episode, mode, counts in (
             ("1", "record", Counts(recorded=3)),
             ("2", "replay", Counts(replayed=3)),
@@ -50,6 +52,14 @@ def test_recordings_are_listed_with_their_rates(shell: Shell, state: Path) -> No
     assert lines[0].endswith("3 exchanges\t0.0 MiB\t100.0% of other rollouts' requests (runnable)")
     listed = json.loads(shell.run("recordings", "list", "--json", "--state", str(state)).stdout)["recordings"]
     assert (listed[0]["hit_rate"], listed[0]["launch_time"]) == (1.0, LAUNCH_TIME.isoformat())
+
+
+def test_requests_without_an_answer_are_shown(shell: Shell, state: Path) -> None:
+    done = shell.run("recordings", "show", "find-paper", "--state", str(state))
+    assert "agent\tGET\t2 times\tmissed\thttp://127.0.0.1:1/missed?token=REDACTED\n" in done.stdout
+    done = shell.run("recordings", "show", "find-paper", "--json", "--state", str(state))
+    (request,) = json.loads(done.stdout)["unanswered"]
+    assert (request["count"], request["failure"]) == (2, "")
 
 
 def test_a_recording_is_shown_pruned_and_deleted(shell: Shell, state: Path) -> None:

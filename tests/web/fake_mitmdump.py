@@ -43,7 +43,7 @@ def main() -> None:
         if request.get("episode") == "die" and request["do"] == "counts":
             os._exit(3)
         counts = {"replayed": sessions, "recorded": 0, "passed": 0, "missed": 0}
-        send({"id": request["id"], "counts": counts, "problem": ""})
+        send({"id": request["id"], "counts": counts, "problem": "", "missed": {}})
 
 
 main()

@@ -4,7 +4,9 @@
 
 Needs a Docker engine with an image that has the tasks' servers, and mitmdump. The stand-ins serve arXiv with
 invented papers, a search engine, and a page; they are switched off before anything is replayed. Rollouts use
-the task's own tools only. For each task it prints the rewards and how the requests were answered.
+the task's own tools only. For each task it prints, as a row of a table, the rewards and how the requests were
+answered: recorded, replayed, of another rollout (which asks for a part of it, in another order), and of one
+that does nothing; and which part of the other rollout's requests was answered.
 """
 
 from __future__ import annotations
@@ -88,13 +90,14 @@ class PageHandler(BaseHTTPRequestHandler):
 
 
 async def find_alita(player: Player, checkout: Path, other: bool) -> None:
-    """`other`: in another order."""
+    """`other`: in another order, without a search."""
     paper = "2505.20286"
     if other:
         await show(player, "scholarly__search-arxiv", keyword="Alita")
     await show(player, "arxiv_local__search_papers", query="ti:Alita", max_results=10)
     if not other:
         await show(player, "scholarly__search-arxiv", keyword="Alita")
+        await show(player, "arxiv_local__search_papers", query="ti:Steel", max_results=10)
     await show(player, "arxiv_local__download_paper", paper_id=paper)
     folder = f"{await workspace(player)}/arxiv_local_storage"
     listing = await player.text("filesystem__list_directory", path=folder)
@@ -120,6 +123,8 @@ async def schedule_courses(player: Player, checkout: Path, other: bool) -> None:
     await show(player, "local__web_search", query="examinations timetable")
     tool = "fetch__fetch_txt" if other else "fetch__fetch_html"
     await show(player, tool, url="https://timetable.example.edu/")
+    if not other:
+        await show(player, tool, url="https://timetable.example.edu/rooms")
     solution = checkout / "tasks/finalpool/course-schedule/groundtruth_workspace/exam_schedule.jsonl"
     await write(player, "exam_schedule.jsonl", solution.read_text("utf-8"))
 
@@ -202,7 +207,10 @@ async def main(source: Path, image: str, tasks: list[str]) -> None:
             assert b"0123456789secret" not in path.read_bytes(), "a credential was stored"
             assert b"0123456789abcdef" not in path.read_bytes(), "a cookie was stored"
             with Recording.open(path) as recording:
-                summary = recording.summary()
+                summary, unanswered = recording.summary(), recording.unanswered()
+            for request in unanswered:
+                why = request.failure or "missed"
+                print(f"  {summary.id.task}: {request.method} {request.url}: {request.count} times, {why}")  # noqa: T201
             results[summary.id.task].append(f"{summary.rate:.0%}" if summary.rate is not None else "-")
         for task, cells in results.items():
             print(f"| `{task}` | " + " | ".join(cells) + " |")  # noqa: T201

@@ -109,6 +109,21 @@ async def test_a_site_is_asked_once_for_what_the_recording_does_not_have(tmp_pat
     assert second["reward"] == 1.0
 
 
+@needs_mitmdump
+async def test_what_could_not_be_reached_fails_again_in_a_replay(tmp_path: Path) -> None:
+    with arxiv_sites(tmp_path, []) as sites:
+        pass  # from here on, nothing listens at their ports
+    async with recording_server(tmp_path, "record", sites) as served:
+        recorded = await play(served, "ti:stilts")
+    async with recording_server(tmp_path, "replay", None) as served:
+        replayed = await play(served, "ti:stilts")
+    assert recorded["web"]["missed"] > 0
+    assert (replayed["web"]["replayed"], replayed["web"]["missed"]) == (recorded["web"]["missed"], 0)
+    (path,) = find_recordings(tmp_path / "state" / FOLDER)
+    with Recording.open(path) as recording:
+        assert all(request.failure for request in recording.unanswered())
+
+
 async def test_every_sandbox_of_a_task_that_needs_the_web_has_a_session(tmp_path: Path) -> None:
     async with recording_server(tmp_path, "record", None, web_proxy=STAND_IN) as served:
         first, second = await play(served, ""), await play(served, "")

@@ -110,6 +110,31 @@ def test_the_rate_is_that_of_rollouts_which_differ_from_the_recorded_ones(record
     assert recording.summary().rollouts == 5
 
 
+def test_requests_without_a_response_are_counted_until_there_is_one(recording: Recording) -> None:
+    recording.add_unanswered("agent", key("x?token=secret123"), 2)
+    recording.add_unanswered("agent", key("x?token=secret123"), 1, "refused")
+    recording.add_unanswered("grader", key("y"), 1)
+    (first, second) = recording.unanswered()
+    assert (first.url, first.count, first.failure) == ("http://a.example/x?token=REDACTED", 3, "refused")
+    assert (second.part, second.count, second.failure) == ("grader", 1, "")
+    assert recording.find_failure("agent", key("x?token=other1234")) == "refused"
+    assert recording.find_failure("grader", key("y")) is None
+    recording.add("agent", key("x?token=secret123"), 0, response("page"))
+    assert recording.unanswered() == [second]
+    recording.remove(part="grader")
+    assert recording.unanswered() == []
+
+
+def test_of_too_many_requests_without_a_response_the_failures_stay(
+    recording: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("decathlon_mcp.web.recording.MAX_UNANSWERED", 3)
+    recording.add_unanswered("agent", key("failed"), 1, "refused")
+    for number in range(5):
+        recording.add_unanswered("agent", key(f"{number}"), 1)
+    assert [each.url[-1] for each in recording.unanswered()] == ["3", "4", "d"]
+
+
 def test_exchanges_are_removed_with_their_bodies(recording: Recording) -> None:
     for part in ("agent", "grader"):
         recording.add(part, key("x"), 0, response("same"))

@@ -13,6 +13,7 @@ from decathlon_mcp.web.exchanges import Counts, Mode, Part, WebRequest, WebRespo
 from decathlon_mcp.web.recording import Recording, RecordingId
 from decathlon_mcp.web.session import (
     MISSED_STATUS,
+    UNREACHABLE_STATUS,
     Filling,
     PendingExchange,
     Session,
@@ -130,8 +131,50 @@ async def test_another_sandbox_asks_if_the_site_did_not_answer_the_first(recordi
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(record, second, "page")
         await anyio.wait_all_tasks_blocked()
-        first.fail(pending)
+        await first.fail(pending)
     assert (first.counts, second.counts) == (Counts(missed=1), Counts(recorded=1))
+
+
+async def test_a_site_that_could_not_be_reached_fails_again_in_a_replay(recording: Recording) -> None:
+    first, second = session(recording, "record"), session(recording, "replay-or-record")
+    for each in (first, second):
+        pending = await each.answer(PAGE)
+        assert isinstance(pending, PendingExchange)
+        await each.fail(pending, "a.example cannot be resolved")
+    assert (first.counts, second.counts) == (Counts(missed=1), Counts(replayed=1))
+    replay = session(recording, "replay")
+    answer = await replay.answer(PAGE)
+    assert isinstance(answer, WebResponse)
+    assert (answer.status, replay.counts) == (UNREACHABLE_STATUS, Counts(replayed=1))
+    assert b"while this was recorded: a.example cannot be resolved" in answer.body
+    assert "has no response" in await body(session(recording, "replay", part="grader"))
+    await record(session(recording, "record"), "page")
+    assert await body(session(recording, "replay")) == "page"
+
+
+async def test_a_sandbox_that_goes_away_is_no_failure_of_the_site(recording: Recording) -> None:
+    first, replay = session(recording, "record"), session(recording, "replay")
+    pending = await first.answer(PAGE)
+    assert isinstance(pending, PendingExchange)
+    await first.fail(pending)
+    await replay.answer(PAGE)
+    for each in (first, replay):
+        assert each.counts == Counts(missed=1)
+        assert [(key.url, count) for key, count in each.missed.items()] == [(PAGE.url, 1)]
+
+
+@pytest.mark.parametrize("mode", ["record", "replay", "replay-or-record"])
+async def test_reports_of_use_are_accepted_without_the_site_and_not_counted(
+    recording: Recording, mode: Mode
+) -> None:
+    each = session(recording, mode)
+    for host in ("mobile.events.data.microsoft.com", "www.google-analytics.com.", "api.segment.io:443"):
+        answer = await each.answer(WebRequest("POST", f"https://{host}/collect", body=b"{}"))
+        assert isinstance(answer, WebResponse)
+        assert answer.status == 204
+    assert (each.counts, len(each.keys)) == (Counts(), 0)
+    answer = await each.answer(WebRequest("GET", "https://notapi.segment.io.example/"))
+    assert isinstance(answer, PendingExchange) or answer.status == MISSED_STATUS
 
 
 async def test_rollouts_are_told_apart_by_what_their_agents_ask_for(recording: Recording) -> None:
