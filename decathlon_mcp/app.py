@@ -42,7 +42,8 @@ from decathlon_mcp.sandboxes.bubblewrap.provider import NO_NETWORK, UNPACK, Bubb
 from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvider
 from decathlon_mcp.sandboxes.inventory import BUBBLEWRAP_FOLDER, LOCAL_FOLDER
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
-from decathlon_mcp.settings import ProviderName, Settings
+from decathlon_mcp.sandboxes.plugins import ProviderContext, create_from_plugin, load_plugin, parse_options
+from decathlon_mcp.settings import BUILT_IN_PROVIDERS, ProviderName, Settings
 from decathlon_mcp.storage.disk import DiskSpace
 from decathlon_mcp.storage.file_cache import FileCache
 from decathlon_mcp.storage.instance import create_state_folder, instance_lock
@@ -55,6 +56,8 @@ from decathlon_mcp.telemetry.metrics import Metrics
 
 log = logging.getLogger("decathlon.app")
 
+PLUGIN_FOLDERS = "providers"
+"""In the state folder: the folders of other packages' providers, by name."""
 RETENTION_SECONDS = 3600.0
 """Time between two searches for episodes that are older than `--keep-days`."""
 
@@ -77,6 +80,8 @@ def image_for(suite: Suite, settings: Settings) -> str | None:
     name = provider_for(suite, settings)
     if name == "local":
         return None
+    if name not in BUILT_IN_PROVIDERS:
+        return settings.image or suite.profile.image
     if name == "docker":
         if is_image_folder(settings.image):
             raise SettingsError(
@@ -90,10 +95,28 @@ def image_for(suite: Suite, settings: Settings) -> str | None:
     return settings.image and str(Path(settings.image).expanduser().absolute())
 
 
+def check_provider(settings: Settings) -> None:
+    """Raises SettingsError for a provider that there is not, or for options that it does not take."""
+    name = settings.provider
+    if name is not None and name not in BUILT_IN_PROVIDERS:
+        parse_options(name, load_plugin(name), settings.provider_option)
+    elif settings.provider_option:
+        raise SettingsError(
+            f"--provider-option {settings.provider_option[0]}: {name or 'the default provider'} takes none"
+        )
+
+
 def host_info(suites: Iterable[Suite], settings: Settings) -> HostInfo:
     """What this server offers to the sandboxes of these suites."""
-    without = {suite.name: NO_NETWORK for suite in suites if provider_for(suite, settings) == "bubblewrap"}
+    reasons = {suite.name: _why_no_network(provider_for(suite, settings)) for suite in suites}
+    without = {name: reason for name, reason in reasons.items() if reason}
     return HostInfo(has_network=settings.network != "none", without_network=without)
+
+
+def _why_no_network(name: ProviderName) -> str:
+    if name in BUILT_IN_PROVIDERS:
+        return NO_NETWORK if name == "bubblewrap" else ""
+    return load_plugin(name).without_network
 
 
 def read_catalogue(settings: Settings) -> Catalogue:
@@ -101,6 +124,7 @@ def read_catalogue(settings: Settings) -> Catalogue:
 
     Raises SuiteError, SettingsError.
     """
+    check_provider(settings)
     suites = [load_suite(where, settings.language) for where in settings.suite]
     pass_rates = read_pass_rates(settings.results) if settings.results else None
     return Catalogue(suites, pass_rates, host=host_info(suites, settings))
@@ -117,6 +141,7 @@ async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGener
     create_state_folder(settings.state)
     survives = survives and settings.survive_seconds > 0
     names = {provider_for(suite, settings) for suite in catalogue.suites}
+    survives = survives and all(name in BUILT_IN_PROVIDERS or load_plugin(name).survives for name in names)
     async with AsyncExitStack() as stack:
         lock = stack.enter_context(instance_lock(settings.state, names, survives=survives))
         store = stack.enter_context(Store.open(settings.state, lock.name)) if survives else None
@@ -268,6 +293,10 @@ def create_provider(name: ProviderName, owner: str, settings: Settings) -> Provi
     if name == "bubblewrap":
         image = Path(settings.image).expanduser() if settings.image else None
         return BubblewrapProvider(owner, settings.state / BUBBLEWRAP_FOLDER, image=image)
+    if name not in BUILT_IN_PROVIDERS:
+        folder = settings.state / PLUGIN_FOLDERS / name
+        context = ProviderContext(owner, folder, settings.max_opening)
+        return create_from_plugin(name, context, settings.provider_option)
     return DockerProvider(
         owner, network=settings.docker_network or DEFAULT_NETWORK, at_once=settings.max_opening
     )

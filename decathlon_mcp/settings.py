@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,11 +14,20 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from decathlon_mcp.types import Language, Names, ServerStart
 
-ProviderName = Literal["docker", "bubblewrap", "local"]
+ProviderName = Literal["docker", "bubblewrap", "local", "podman"] | str
+"""One of `BUILT_IN_PROVIDERS`, or the name of a plugin; `podman` is one."""
+BUILT_IN_PROVIDERS = ("docker", "bubblewrap", "local")
+PROVIDER_GROUP = "decathlon_mcp.providers"
+"""Entry points of packages that add providers."""
 RewardPolicy = Literal["visible", "meta", "controller"]
 """Ordered: each policy reveals less of the reward than the one before."""
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+
+
+def provider_entry_points() -> tuple[EntryPoint, ...]:
+    """The providers that installed packages register."""
+    return tuple(entry_points(group=PROVIDER_GROUP))
 
 
 def default_state() -> Path:
@@ -38,8 +48,13 @@ class Settings(BaseModel):
     provider: ProviderName | None = Field(
         None,
         description="What runs the sandboxes: `docker`, `bubblewrap` for namespaces without a daemon, or "
-        "`local` for processes without isolation. [starter: local, else docker; with a folder as `--image` "
-        "bubblewrap]",
+        "`local` for processes without isolation; `podman` or the name of another package's provider. "
+        "[starter: local, else docker; with a folder as `--image` bubblewrap]",
+    )
+    provider_option: tuple[str, ...] = Field(
+        (),
+        description="An option of a provider that is not docker, bubblewrap or local. Can be given more than "
+        "once.",
     )
     image: str | None = Field(
         None,

@@ -37,7 +37,14 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
     "Start": ("index", "quickstart", "concepts", "playing"),
     "Connect and train": ("clients", "training", "sampling", "rewards"),
     "Tasks": ("toolathlon", "gym", "/decathlon_mcp/starter/suite/README", "writing-tasks"),
-    "Run a server": ("operating", "monitoring", "reliability", "performance", "troubleshooting"),
+    "Run a server": (
+        "operating",
+        "monitoring",
+        "reliability",
+        "performance",
+        "write-a-provider",
+        "troubleshooting",
+    ),
     "Trust": ("reward-integrity", "regrading", "/benchmarks/ATTACKS", "/benchmarks/SURVIVAL"),
     "Reference": ("reference/settings", "reference/*", "protocol", "architecture", "/CHANGELOG"),
 }

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from decathlon_mcp.app import create_provider, host_info, image_for, provider_for
+from decathlon_mcp.app import check_provider, create_provider, host_info, image_for, provider_for
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.requirements import HostInfo, MissingRequirement
 from decathlon_mcp.cli.options import unknown_variables
@@ -73,6 +73,11 @@ async def _findings(settings: Settings, host: str, port: int) -> AsyncGenerator[
             suites.append(load_suite(where, settings.language))
         except DecathlonError as error:
             yield Finding(f"suite {where}", False, error.message, "give the path of a checkout: --suite PATH")
+    try:
+        check_provider(settings)
+    except SettingsError as error:
+        yield Finding("provider", False, error.message, "see --provider and --provider-option")
+        return
     for result in _check_tasks(suites, host_info(suites, settings)):
         yield result
     async for result in _check_providers(suites, settings):

@@ -30,6 +30,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Tasks": ("suite", "names", "language", "results", "overlong", "reward", "max_calls"),
     "Sandboxes": (
         "provider",
+        "provider_option",
         "image",
         "network",
         "docker_network",
@@ -79,7 +80,13 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
 }
 SHOWN = frozenset(name for names in SECTIONS.values() for name in names)
-UNITS = {"seconds": "SECONDS", "mib": "MIB", "suite": "PATH", "image": "IMAGE"}
+UNITS = {
+    "seconds": "SECONDS",
+    "mib": "MIB",
+    "suite": "PATH",
+    "image": "IMAGE",
+    "option": "NAME=VALUE",
+}
 """Metavars of settings, by the last word of the name."""
 
 
@@ -118,7 +125,7 @@ def _split(kind: object, value: str, **_: object) -> list[str]:
 def _default(value: object) -> str | None:
     """Format a default as a user would type it."""
     if isinstance(value, tuple):
-        return " ".join(str(item) for item in cast("tuple[object, ...]", value))
+        return " ".join(str(item) for item in cast("tuple[object, ...]", value)) or None
     if isinstance(value, Path) and value.is_relative_to(Path.home()):
         return f"~/{value.relative_to(Path.home())}"
     return None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
@@ -145,15 +152,19 @@ NO_FILTERS = FilterOptions.model_validate({})
 
 ServerOptions = _model("ServerOptions")
 TasksOptions = _model(
-    "TasksOptions", ("suite", "language", "results", "provider", "image", "network", "state", "config")
+    "TasksOptions",
+    ("suite", "language", "results", "provider", "provider_option", "image", "network", "state", "config"),
 )
-DoctorOptions = _model("DoctorOptions", ("suite", "provider", "image", "dense", "state", "tokens", "config"))
+DoctorOptions = _model(
+    "DoctorOptions", ("suite", "provider", "provider_option", "image", "dense", "state", "tokens", "config")
+)
 RegradeOptions = _model(
     "RegradeOptions",
     (
         "suite",
         "language",
         "provider",
+        "provider_option",
         "image",
         "network",
         "docker_network",
@@ -168,7 +179,7 @@ RegradeOptions = _model(
         "config",
     ),
 )
-PlayOptions = _model("PlayOptions", ("suite", "provider", "image", "state", "config"))
+PlayOptions = _model("PlayOptions", ("suite", "provider", "provider_option", "image", "state", "config"))
 
 ServerSettings = Annotated[ServerOptions, Parameter(name="*")]
 TasksSettings = Annotated[TasksOptions, Parameter(name="*")]

@@ -154,9 +154,20 @@ def docker_bench(owner: str, folder: Path, engine: Any, image: str) -> Bench:
     )
 
 
-def bench_of(owner: str, folder: Path, create: Callable[[], Provider], **fields: Any) -> Bench:
+def bench_of(
+    owner: str,
+    folder: Path,
+    create: Callable[[], Provider],
+    *,
+    plugin: tuple[str, Sequence[str]] | None = None,
+    **fields: Any,
+) -> Bench:
+    """A bench; `plugin` is the name and the options of the provider that its killed servers have."""
+
     async def leave_behind(specs: Sequence[SandboxSpec], last_step: LastStep) -> None:
-        async with killed_server(former(owner), folder, specs, last_step, wait_for="ready") as server:
+        async with killed_server(
+            former(owner), folder, specs, last_step, wait_for="ready", plugin=plugin
+        ) as server:
             server.kill()
             await server.wait()
 
@@ -178,7 +189,13 @@ def former(owner: str) -> str:
 
 @asynccontextmanager
 async def killed_server(
-    owner: str, folder: Path, specs: Sequence[SandboxSpec], last_step: LastStep = "none", *, wait_for: str
+    owner: str,
+    folder: Path,
+    specs: Sequence[SandboxSpec],
+    last_step: LastStep = "none",
+    *,
+    wait_for: str,
+    plugin: tuple[str, Sequence[str]] | None = None,
 ) -> AsyncGenerator[Process]:
     """A separate process that opens sandboxes, in the folder that the bench's provider uses.
 
@@ -189,6 +206,7 @@ async def killed_server(
         "folder": str(folder / "sandboxes"),
         "specs": [spec_arguments(spec) for spec in specs],
         "last_step": last_step,
+        "plugin": plugin,
     }
     command = [sys.executable, "-m", "tests.sandboxes.killed_server", json.dumps(arguments)]
     async with await anyio.open_process(command, stderr=None) as server:
