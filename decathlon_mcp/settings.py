@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from decathlon_mcp.types import Language, Names, ServerStart
 
-ProviderName = Literal["docker", "bubblewrap", "local", "podman"] | str
-"""One of `BUILT_IN_PROVIDERS`, or the name of a plugin; `podman` is one."""
+ProviderName = Literal["docker", "bubblewrap", "local", "podman", "prime"] | str
+"""One of `BUILT_IN_PROVIDERS`, or the name of a plugin; `podman` and `prime` are plugins."""
 BUILT_IN_PROVIDERS = ("docker", "bubblewrap", "local")
 PROVIDER_GROUP = "decathlon_mcp.providers"
 """Entry points of packages that add providers."""
@@ -48,7 +48,7 @@ class Settings(BaseModel):
     provider: ProviderName | None = Field(
         None,
         description="What runs the sandboxes: `docker`, `bubblewrap` for namespaces without a daemon, or "
-        "`local` for processes without isolation; `podman` or the name of another package's provider. "
+        "`local` for processes without isolation; `podman`, `prime`, or another package's provider. "
         "[starter: local, else docker; with a folder as `--image` bubblewrap]",
     )
     provider_option: tuple[str, ...] = Field(

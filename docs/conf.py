@@ -42,6 +42,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "monitoring",
         "reliability",
         "performance",
+        "prime",
         "write-a-provider",
         "troubleshooting",
     ),

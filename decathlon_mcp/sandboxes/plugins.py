@@ -15,7 +15,10 @@ from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.sandboxes.base import Provider
 from decathlon_mcp.settings import BUILT_IN_PROVIDERS, PROVIDER_GROUP, provider_entry_points
 
-BUNDLED: Mapping[str, str] = {"podman": "decathlon_mcp.sandboxes.podman:PLUGIN"}
+BUNDLED: Mapping[str, str] = {
+    "podman": "decathlon_mcp.sandboxes.podman:PLUGIN",
+    "prime": "decathlon_mcp.sandboxes.prime.provider:PLUGIN",
+}
 """Plugins of this package, by name. Not entry points, so that they work from a folder of sources too."""
 
 
