@@ -5,8 +5,11 @@ BIN := $(VENV)/bin
 # More than the cores: most tests wait for processes and containers.
 JOBS ?= 4
 UV ?= uv
+# mitmproxy pins versions that the server cannot have, so it has an environment of its own. The server finds it
+# next to the one that it runs in.
+MITMPROXY := .venv-mitmproxy
 
-.PHONY: help bundle demo test check docs format lock clean
+.PHONY: help bundle demo test check docs format lock mitmproxy clean
 
 help:
 	@echo "make demo    start a server and play a task on it, showing each step (TASK=... or ALL=1)"
@@ -15,6 +18,7 @@ help:
 	@echo "make docs    build the site in build/site"
 	@echo "make format  format the code and fix what the linter can fix"
 	@echo "make bundle  build the bundle for Claude Desktop, dist/decathlon-mcp-VERSION.mcpb (needs the network)"
+	@echo "make mitmproxy  install mitmdump for --web into $(MITMPROXY)"
 	@echo "make lock    pin the newest compatible dependencies (needs uv)"
 	@echo "make clean   remove what these commands created"
 	@echo
@@ -85,6 +89,15 @@ $(VENV)/.installed-docs: requirements-docs.lock $(VENV)/.installed
 	@$(INSTALL) requirements-docs.lock
 	@touch $@
 
+mitmproxy: $(MITMPROXY)/.installed
+
+$(MITMPROXY)/.installed: requirements-mitmproxy.lock $(BIN)/python
+	@echo "Installing requirements-mitmproxy.lock into $(MITMPROXY)"
+	@$(BIN)/python -m venv $(MITMPROXY)
+	@$(MITMPROXY)/bin/python -m pip --disable-pip-version-check --quiet install --require-virtualenv \
+	    --require-hashes -r requirements-mitmproxy.lock
+	@touch $@
+
 # For all platforms and Python versions from 3.11; the second and third files add to the first.
 COMPILE = $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
     --no-emit-index-url --no-annotate --custom-compile-command "make lock"
@@ -93,6 +106,7 @@ lock:
 	echo "hatchling" | $(COMPILE) pyproject.toml - --extra server --extra starter --extra play -o requirements.lock
 	$(COMPILE) --group dev --constraint requirements.lock -o requirements-dev.lock
 	$(COMPILE) --group docs --constraint requirements.lock --constraint requirements-dev.lock -o requirements-docs.lock
+	echo "mitmproxy>=11,<13" | $(COMPILE) - -o requirements-mitmproxy.lock
 
 clean:
-	rm -rf $(VENV) build .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(MITMPROXY) build .pytest_cache .ruff_cache .import_linter_cache

@@ -40,7 +40,7 @@ LONG_SECONDS = 3600
 OWNER_LABEL = "decathlon.owner"
 RUN_LABEL = "decathlon.benchmark"
 """Label of the containers that a run creates itself, as floors."""
-SURVIVING_FOLDERS = ("scratch", "sandboxes", "servers")
+SURVIVING_FOLDERS = ("scratch", "sandboxes", "namespaces", "servers")
 """Folders of a state folder that are empty when its servers have ended in order."""
 
 

@@ -7,13 +7,15 @@ import: `mcp.server` and starlette take about a second, so the command line impo
 
 from __future__ import annotations
 
+import errno
 import logging
 import tempfile
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import anyio
 import anyio.to_thread
@@ -33,14 +35,18 @@ from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.episodes.tool_lists import ToolLists
 from decathlon_mcp.episodes.warm_pool import WarmPool
+from decathlon_mcp.episodes.web import RecordedWeb, no_recording, recording_id
 from decathlon_mcp.errors import DecathlonError, SettingsError
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import Status
 from decathlon_mcp.sandboxes.base import Limits, Provider
+from decathlon_mcp.sandboxes.bubblewrap import host_provider
+from decathlon_mcp.sandboxes.bubblewrap.host_provider import HostProvider
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import is_image_folder
 from decathlon_mcp.sandboxes.bubblewrap.provider import NO_NETWORK, UNPACK, BubblewrapProvider
+from decathlon_mcp.sandboxes.docker.image import images_on_engine
 from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvider
-from decathlon_mcp.sandboxes.inventory import BUBBLEWRAP_FOLDER, LOCAL_FOLDER
+from decathlon_mcp.sandboxes.inventory import BUBBLEWRAP_FOLDER, LOCAL_FOLDER, NAMESPACES_FOLDER
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.sandboxes.plugins import ProviderContext, create_from_plugin, load_plugin, parse_options
 from decathlon_mcp.settings import BUILT_IN_PROVIDERS, ProviderName, Settings
@@ -49,10 +55,15 @@ from decathlon_mcp.storage.file_cache import FileCache
 from decathlon_mcp.storage.instance import create_state_folder, instance_lock
 from decathlon_mcp.storage.retention import delete_old_episodes
 from decathlon_mcp.storage.store import Store
-from decathlon_mcp.suites.loading import load_suite
+from decathlon_mcp.suites.loading import STARTER, load_suite
 from decathlon_mcp.suites.suite import Suite
+from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import Metrics
+from decathlon_mcp.web.control import Configuration
+from decathlon_mcp.web.proxy import ProxyOptions, find_program, running_proxy
+from decathlon_mcp.web.recording import FOLDER
+from decathlon_mcp.web.targets import parse_addresses
 
 log = logging.getLogger("decathlon.app")
 
@@ -107,10 +118,49 @@ def check_provider(settings: Settings) -> None:
 
 
 def host_info(suites: Iterable[Suite], settings: Settings) -> HostInfo:
-    """What this server offers to the sandboxes of these suites."""
-    reasons = {suite.name: _why_no_network(provider_for(suite, settings)) for suite in suites}
-    without = {name: reason for name, reason in reasons.items() if reason}
-    return HostInfo(has_network=settings.network != "none", without_network=without)
+    """What this server offers to the sandboxes of these suites. Blocks: it may ask the engine for images."""
+    if settings.web is not None and settings.network != "auto":
+        raise SettingsError(
+            f"--web is for sandboxes without a network: leave out --network {settings.network}"
+        )
+    providers = {suite.name: (suite, provider_for(suite, settings)) for suite in suites}
+    names = {name: provider for name, (_, provider) in providers.items()}
+    local = frozenset(suite for suite, provider in names.items() if provider == "local")
+    service_images = {
+        name: suite.service_images for name, (suite, provider) in providers.items() if provider == "docker"
+    }
+    wanted = frozenset[str]().union(*service_images.values())
+    on_engine = images_on_engine(wanted) if wanted else wanted
+    return HostInfo(
+        has_network=settings.network != "none",
+        has_web=settings.web is not None,
+        missing_recording=partial(_missing_recording, settings.state) if settings.web == "replay" else None,
+        without_network={suite: why for suite, name in names.items() if (why := _why_no_network(name))},
+        varying_root=local if local and local_isolation(settings) == "none" else frozenset(),
+        tool_names=settings.names,
+        service_images={name: images & on_engine for name, images in service_images.items()},
+    )
+
+
+def local_isolation(settings: Settings) -> Literal["namespaces", "none"]:
+    """How sandboxes of the local provider are isolated. Asks the machine once, for some 50 ms.
+
+    Raises SettingsError if that must be namespaces, which the machine does not allow.
+    """
+    if settings.isolation == "none":
+        return "none"
+    reason = host_provider.why_unavailable()
+    if reason is None:
+        return "namespaces"
+    if settings.isolation == "namespaces":
+        raise SettingsError(f"--isolation namespaces: {reason}")
+    return "none"
+
+
+def _missing_recording(state: Path, suite: Suite, task: Task) -> str:
+    return (
+        "" if recording_id(suite, task).path(state / FOLDER).is_file() else no_recording(state, suite, task)
+    )
 
 
 def _why_no_network(name: ProviderName) -> str:
@@ -148,6 +198,7 @@ async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGener
         survival = Survival() if store is None else Survival(settings.survive_seconds, store.generation)
         parent = settings.state / "scratch"
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{lock.name}-", dir=parent)))
+        web = await stack.enter_async_context(recorded_web(settings)) if settings.web else None
         factories: dict[str, SandboxFactory] = {}
         providers: dict[ProviderName, Provider] = {}
         for suite in catalogue.suites:
@@ -155,13 +206,14 @@ async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGener
             if name not in providers:
                 providers[name] = await stack.enter_async_context(create_provider(name, lock.name, settings))
             common = scratch / f"{suite.name}.tar"
-            await anyio.to_thread.run_sync(suite.common_archive, common)
+            await _write_common_archive(suite, common, settings.state)
             factory = create_sandbox_factory(suite, providers[name], common, settings)
             tool_lists = create_tool_lists(factory, settings.state)
-            factories[suite.name] = replace(factory, survival=survival, tool_lists=tool_lists)
+            factories[suite.name] = replace(factory, survival=survival, tool_lists=tool_lists, web=web)
         registry = create_registry(catalogue, factories, settings, scratch, store)
         registry.metrics.set_generation(survival.generation)
-        recovery = Recovery(registry, lock, providers.values(), scratch)
+        swept = [*providers.values(), *([_other_local(lock.name, settings)] if "local" in providers else [])]
+        recovery = Recovery(registry, lock, swept, scratch)
         stack.callback(recovery.forget_owners)
         await stack.enter_async_context(registry.running())
         await recovery.run()
@@ -174,6 +226,46 @@ async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGener
         if settings.keep_days is not None:
             tasks.start_soon(_delete_old_episodes, store, settings.state, settings.keep_days)
         yield registry
+
+
+async def _write_common_archive(suite: Suite, archive: Path, state: Path) -> None:
+    """Raises SettingsError if the state folder's disk is full."""
+    try:
+        await anyio.to_thread.run_sync(suite.common_archive, archive)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise SettingsError(
+            f"--state: {state} has no room for the files of suite {suite.name}: {error.strerror}; free some "
+            "space, or choose a folder on another disk"
+        ) from None
+
+
+@asynccontextmanager
+async def recorded_web(settings: Settings) -> AsyncGenerator[RecordedWeb]:
+    """The recorded web of a server with `--web`.
+
+    Raises SettingsError if the program of the proxy is missing or does not start.
+    """
+    assert settings.web is not None, "--web is set"
+    try:
+        addresses = parse_addresses(settings.web_address)
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    if settings.web_authorities is not None and not settings.web_authorities.expanduser().is_file():
+        raise SettingsError(f"--web-authorities {settings.web_authorities} is not a file")
+    options = ProxyOptions(
+        program=find_program(settings.web_proxy),
+        state=settings.state,
+        authorities=settings.web_authorities,
+        configuration=Configuration(
+            addresses=addresses,
+            max_response_bytes=settings.web_response_mib << 20,
+            max_recording_bytes=settings.web_recording_mib << 20,
+        ),
+    )
+    async with running_proxy(options) as proxy:
+        yield RecordedWeb(proxy, settings.web, settings.state, settings.web_recording_mib << 20)
 
 
 async def _delete_old_episodes(store: Store | None, state: Path, keep_days: float) -> None:
@@ -190,6 +282,9 @@ def create_sandbox_factory(
 ) -> SandboxFactory:
     """The sandboxes of one suite. `common`: the suite's common archive."""
     cuts_overlong = suite.profile.cuts_overlong if settings.overlong is None else settings.overlong == "cut"
+    grades_truncated = (
+        suite.profile.grades_truncated if settings.at_limit is None else settings.at_limit == "grade"
+    )
     return SandboxFactory(
         suite=suite,
         provider=provider,
@@ -200,6 +295,7 @@ def create_sandbox_factory(
         common=common,
         common_digest=suite.common_digest(),
         cuts_overlong=cuts_overlong,
+        grades_truncated=grades_truncated,
         reply_bytes=settings.max_reply_mib << 20,
         dense=settings.dense,
         servers=settings.servers,
@@ -230,13 +326,13 @@ def create_registry(
         idle_seconds=settings.idle_seconds,
         first_use_seconds=settings.first_use_seconds,
         grace_seconds=settings.grace_seconds,
-        episode_seconds=settings.episode_seconds,
+        episode_seconds=settings.time_limit_seconds,
         servers_seconds=settings.servers_seconds,
         preprocess_seconds=settings.preprocess_seconds,
         set_up_seconds=settings.set_up_seconds,
         evaluation_seconds=settings.evaluation_seconds,
         workspace_bytes=settings.workspace_mib << 20,
-        max_calls=settings.max_calls,
+        max_calls=settings.call_limit,
     )
     admission = Admission(
         max_sandboxes=settings.max_sandboxes,
@@ -289,7 +385,7 @@ def _create_metrics(catalogue: Catalogue, settings: Settings) -> Metrics:
 def create_provider(name: ProviderName, owner: str, settings: Settings) -> Provider:
     """A provider that labels its sandboxes with `owner`."""
     if name == "local":
-        return LocalProvider(owner, settings.state / LOCAL_FOLDER)
+        return _local_provider(owner, settings)
     if name == "bubblewrap":
         image = Path(settings.image).expanduser() if settings.image else None
         return BubblewrapProvider(owner, settings.state / BUBBLEWRAP_FOLDER, image=image)
@@ -300,3 +396,23 @@ def create_provider(name: ProviderName, owner: str, settings: Settings) -> Provi
     return DockerProvider(
         owner, network=settings.docker_network or DEFAULT_NETWORK, at_once=settings.max_opening
     )
+
+
+def _local_provider(owner: str, settings: Settings) -> HostProvider | LocalProvider:
+    if local_isolation(settings) == "namespaces":
+        # With the bundled suite, the scripts that solve its tasks.
+        hidden = [STARTER.parent, settings.state]
+        hidden += [Path(where).expanduser() for where in settings.suite if where != "starter"]
+        return HostProvider(owner, settings.state / NAMESPACES_FOLDER, hidden=hidden)
+    why = None if settings.isolation == "none" else host_provider.why_unavailable()
+    return LocalProvider(owner, settings.state / LOCAL_FOLDER, why=why)
+
+
+def _other_local(owner: str, settings: Settings) -> Provider:
+    """The local provider with the other isolation, to remove what a server with that one has left.
+
+    It opens nothing, and is never entered.
+    """
+    if local_isolation(settings) == "namespaces":
+        return LocalProvider(owner, settings.state / LOCAL_FOLDER)
+    return HostProvider(owner, settings.state / NAMESPACES_FOLDER)

@@ -6,23 +6,72 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+)
 
+from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.types import Language, Names, ServerStart
+from decathlon_mcp.validation import find_problems
 
 ProviderName = Literal["docker", "bubblewrap", "local", "podman", "prime"] | str
 """One of `BUILT_IN_PROVIDERS`, or the name of a plugin; `podman` and `prime` are plugins."""
 BUILT_IN_PROVIDERS = ("docker", "bubblewrap", "local")
 PROVIDER_GROUP = "decathlon_mcp.providers"
 """Entry points of packages that add providers."""
+IsolationMode = Literal["auto", "namespaces", "none"]
 RewardPolicy = Literal["visible", "meta", "controller"]
 """Ordered: each policy reveals less of the reward than the one before."""
-Seconds = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+WebMode = Literal["record", "replay", "replay-or-record"]
+# The upper limits are beyond anything useful. They keep typing errors from engines, clocks and the SDK.
+Seconds = Annotated[float, Field(gt=0, le=1_000_000_000, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+
+
+def _check_text(value: object) -> object:
+    # An empty path would be the working directory.
+    if value == "":
+        raise ValueError("must not be empty")
+    if isinstance(value, str) and "\0" in value:
+        raise ValueError("must not contain a zero byte")
+    return value
+
+
+Text = Annotated[str, BeforeValidator(_check_text)]
+PathSetting = Annotated[Path, BeforeValidator(_check_text)]
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsPreset:
+    """The limits of one of upstream's runners; None: it has no such limit.
+
+    Upstream counts steps, the replies of its model. The server sees only their tool calls.
+    """
+
+    calls: int
+    episode_seconds: float | None = None
+
+
+LimitsName = Literal["toolathlon", "toolathlon-formal", "toolathlon-parallel", "toolathlon-verified"]
+LIMITS: Mapping[LimitsName, LimitsPreset] = {
+    "toolathlon": LimitsPreset(100),  # scripts/run_single_containerized.sh (maxstep)
+    "toolathlon-formal": LimitsPreset(200),  # scripts/formal_run_v0.json (max_steps_under_single_turn_mode)
+    "toolathlon-parallel": LimitsPreset(100, 2400),  # scripts/run_parallel.sh (MAX_STEPS, TIMEOUT)
+    "toolathlon-verified": LimitsPreset(100, 5400),  # the same, since 2026-07-02
+}
+DEFAULT_EPISODE_SECONDS = 14_400.0
 
 
 def provider_entry_points() -> tuple[EntryPoint, ...]:
@@ -48,7 +97,7 @@ class Settings(BaseModel):
     provider: ProviderName | None = Field(
         None,
         description="What runs the sandboxes: `docker`, `bubblewrap` for namespaces without a daemon, or "
-        "`local` for processes without isolation; `podman`, `prime`, or another package's provider. "
+        "`local` for this machine's own programs; `podman`, `prime`, or another package's provider. "
         "[starter: local, else docker; with a folder as `--image` bubblewrap]",
     )
     provider_option: tuple[str, ...] = Field(
@@ -56,7 +105,13 @@ class Settings(BaseModel):
         description="An option of a provider that is not docker, bubblewrap or local. Can be given more than "
         "once.",
     )
-    image: str | None = Field(
+    isolation: IsolationMode = Field(
+        "auto",
+        description="Isolation of sandboxes with `--provider local`. `namespaces`: they see this machine's "
+        "programs and nothing else of it, each with the same paths. `none`: they are ordinary processes. "
+        "`auto`: namespaces if bubblewrap works here, else none.",
+    )
+    image: Text | None = Field(
         None,
         description="Docker image of the sandboxes; for bubblewrap, the folder of an unpacked image: a path "
         "that begins with `/`, `.` or `~`. [the suite's own]",
@@ -66,11 +121,34 @@ class Settings(BaseModel):
         "auto",
         description="Network access of sandboxes. `auto`: outbound for tasks that need it, else none.",
     )
-    docker_network: str | None = Field(
+    docker_network: Text | None = Field(
         None,
         description="Docker network for sandboxes with network access. "
         "[a bridge network on which sandboxes cannot reach each other]",
     )
+    web: WebMode | None = Field(
+        None,
+        description="A recorded web instead of a network, for tasks that need the internet. `record`: pass "
+        "requests to the sites and store the responses. `replay`: answer from the task's recording only. "
+        "`replay-or-record`: ask the sites for what the recording does not have.",
+    )
+    web_proxy: Path | None = Field(
+        None, description="The program `mitmdump`. [the one that `make mitmproxy` installs, else on the PATH]"
+    )
+    web_address: tuple[str, ...] = Field(
+        (),
+        description="HOST=ADDRESS, both with an optional port: where the recorded web finds a host, such as "
+        "a mirror or one without a public address. Can be given more than once.",
+    )
+    web_authorities: Path | None = Field(
+        None,
+        description="PEM file of the authorities by which the recorded web checks the certificates of sites. "
+        "[mitmproxy's own list]",
+    )
+    web_response_mib: Count = Field(
+        32, description="Largest response that is recorded, in MiB. Larger ones are passed on, in `record`."
+    )
+    web_recording_mib: Count = Field(1024, description="Largest recording of a task, in MiB.")
     reward: RewardPolicy = Field(
         "visible",
         description="Who sees the reward. `visible`: it is in the result of `evaluate`. `meta`: only in the "
@@ -79,10 +157,10 @@ class Settings(BaseModel):
     )
     overlong: Literal["cut", "raw"] | None = Field(
         None,
-        description="Tool replies over 100,000 characters. `cut`: shortened, with the full text saved in the "
-        "workspace. `raw`: passed on whole. [the suite's own]",
+        description="Overlong tool replies: in Toolathlon over 100,000 characters, in toolathlon_gym over "
+        "8,000. `cut`: shortened as upstream does. `raw`: passed on whole. [the suite's own]",
     )
-    results: Path | None = Field(
+    results: PathSetting | None = Field(
         None,
         description="File of verdicts (JSON objects) to compute pass rates from, for draws by difficulty.",
     )
@@ -98,7 +176,20 @@ class Settings(BaseModel):
         "tasks without a Chinese text cannot run.",
     )
     max_calls: Count | None = Field(
-        None, description="Maximum number of tool calls per episode. At the limit the attempt is closed."
+        None,
+        description="Maximum number of tool calls per episode. At the limit the attempt is closed. "
+        "[that of `--limits`, else no limit]",
+    )
+    limits: LimitsName | None = Field(
+        None,
+        description="The limits of a runner of Toolathlon, by name. `toolathlon`: 100 tool calls. "
+        "`toolathlon-formal`: 200. `toolathlon-parallel`: 100, and 2,400 seconds. "
+        "`toolathlon-verified`: 100, and 5,400 seconds.",
+    )
+    at_limit: Literal["fail", "grade"] | None = Field(
+        None,
+        description="An attempt that a limit ended. `fail`: it is not graded and its reward is 0, as in "
+        "Toolathlon. `grade`: it is graded as it is. [the suite's own]",
     )
 
     dense: bool = Field(
@@ -114,14 +205,17 @@ class Settings(BaseModel):
         description="Maximum number of sandboxes being created at the same time, agents' and graders' each; "
         "twice as many set-ups run, and as many containers are removed.",
     )
-    warm: Literal["auto"] | Annotated[int, Field(ge=0)] = Field(
+    warm: Literal["auto"] | Annotated[int, Field(ge=0, le=1_000_000_000)] = Field(
         "auto",
         description="Number of sandboxes opened ahead, of each kind that is used (image, limits, network). "
         "`auto`: as many as were needed at once in the last five minutes. They count against "
         "`--max-sandboxes` and give way to episodes. 0: none.",
     )
     max_queue: int = Field(
-        256, ge=0, description="Maximum number of episodes waiting for a sandbox. More are refused."
+        256,
+        ge=0,
+        le=1_000_000_000,
+        description="Maximum number of episodes waiting for a sandbox. More are refused.",
     )
     max_sessions: Count = Field(
         10_000,
@@ -150,8 +244,10 @@ class Settings(BaseModel):
         description="Time without a request after which an episode ends whose client lost its connection: "
         "the GET stream of the session that is the episode, or a request that waits for the sandbox.",
     )
-    episode_seconds: Seconds = Field(
-        14_400, description="Maximum time from the start of an episode's set-up to its claim."
+    episode_seconds: Seconds | None = Field(
+        None,
+        description="Maximum time from the start of an episode's set-up to its claim. "
+        "[that of `--limits`, else 14400]",
     )
     servers_seconds: Seconds = Field(120, description="Deadline for a task's MCP servers to start.")
     preprocess_seconds: Seconds = Field(600, description="Deadline for a task's preprocess script.")
@@ -175,13 +271,15 @@ class Settings(BaseModel):
         description="`workspace`: keep the workspace of every claimed attempt, compressed, with what "
         "`regrade` needs to grade it again.",
     )
-    keep_days: Annotated[float, Field(gt=0)] | None = Field(
+    keep_days: Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)] | None = Field(
         None,
         description="Days after which the files of an ended episode are deleted. [never]",
     )
 
     memory_mib: Count = Field(4096, description="Memory limit of one sandbox, in MiB.")
-    cpus: Annotated[float, Field(gt=0)] = Field(2.0, description="CPU limit of one sandbox.")
+    cpus: Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)] = Field(
+        2.0, description="CPU limit of one sandbox."
+    )
     pids: Count = Field(1024, description="Maximum number of processes in one sandbox.")
     workspace_mib: Count = Field(2048, description="Largest workspace that is graded, in MiB.")
     max_reply_mib: Annotated[int, Field(ge=1, le=60)] = Field(
@@ -193,22 +291,22 @@ class Settings(BaseModel):
         256,
         description="Largest log of one episode's calls, in MiB. At the limit the attempt is closed.",
     )
-    min_free_mib: Annotated[int, Field(ge=0)] = Field(
+    min_free_mib: Annotated[int, Field(ge=0, le=1_000_000_000)] = Field(
         512,
         description="Free space in the state folder, in MiB, below which no episode starts and the logs of "
         "running ones stay under 1 MiB.",
     )
 
-    min_available_mib: Annotated[int, Field(ge=0)] | None = Field(
+    min_available_mib: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = Field(
         None,
         description="Available memory of this machine, in MiB, below which episodes wait before their "
         "sandboxes open. [with `--dense` 1024, else 0]",
     )
 
-    state: Path = Field(
+    state: PathSetting = Field(
         default_factory=default_state, description="Folder for trajectories, verdicts and the signing key."
     )
-    tokens: Path | None = Field(
+    tokens: PathSetting | None = Field(
         None, description="File of tokens; each line has a name, a SHA-256 digest and a role."
     )
     metrics_tasks: bool = Field(
@@ -220,3 +318,34 @@ class Settings(BaseModel):
         "info", description="Lowest level that is logged."
     )
     log_format: Literal["text", "json"] = Field("text", description="Format of the log on stderr.")
+
+    @field_validator("suite")
+    @classmethod
+    def _check_suites(cls, suites: tuple[str, ...]) -> tuple[str, ...]:
+        for suite in suites:
+            _check_text(suite)
+        return suites
+
+    @property
+    def call_limit(self) -> int | None:
+        """Maximum number of tool calls of an episode; None: no limit."""
+        if self.max_calls is not None or self.limits is None:
+            return self.max_calls
+        return LIMITS[self.limits].calls
+
+    @property
+    def time_limit_seconds(self) -> float:
+        """Maximum time from the start of an episode's set-up to its claim."""
+        preset = None if self.limits is None else LIMITS[self.limits].episode_seconds
+        return self.episode_seconds or preset or DEFAULT_EPISODE_SECONDS
+
+
+def read_settings(values: Mapping[str, Any]) -> Settings:
+    """The settings with these values, by name. Raises SettingsError naming each one that does not fit."""
+    try:
+        return Settings.model_validate(dict(values))
+    except ValidationError as error:
+        problems = find_problems(error, dict(values), TypeAdapter(Settings), shows_text=True)
+        raise SettingsError(
+            "; ".join(f"{problem.field}: {problem.message}" for problem in problems)
+        ) from None

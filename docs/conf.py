@@ -30,13 +30,14 @@ FIRST_PAGE = "docs/index"
 PAGES_ELSEWHERE = (
     "CHANGELOG.md",
     "benchmarks/ATTACKS.md",
+    "benchmarks/ISOLATION.md",
     "benchmarks/SURVIVAL.md",
     "decathlon_mcp/starter/suite/README.md",
 )
 NAVIGATION: dict[str, tuple[str, ...]] = {
     "Start": ("index", "quickstart", "concepts", "playing"),
     "Connect and train": ("clients", "training", "sampling", "rewards"),
-    "Tasks": ("toolathlon", "gym", "/decathlon_mcp/starter/suite/README", "writing-tasks"),
+    "Tasks": ("toolathlon", "recorded-web", "gym", "/decathlon_mcp/starter/suite/README", "writing-tasks"),
     "Run a server": (
         "operating",
         "monitoring",
@@ -46,7 +47,13 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "write-a-provider",
         "troubleshooting",
     ),
-    "Trust": ("reward-integrity", "regrading", "/benchmarks/ATTACKS", "/benchmarks/SURVIVAL"),
+    "Trust": (
+        "reward-integrity",
+        "regrading",
+        "/benchmarks/ATTACKS",
+        "/benchmarks/ISOLATION",
+        "/benchmarks/SURVIVAL",
+    ),
     "Reference": ("reference/settings", "reference/*", "protocol", "architecture", "/CHANGELOG"),
 }
 """Groups of the sidebar and their pages, relative to this folder or, with a leading slash, to the repository.

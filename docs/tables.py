@@ -3,12 +3,14 @@
     .venv/bin/python docs/tables.py
 
 A page has `<!-- table: NAME -->` and `<!-- end -->`, and the lines between them are replaced. `tests/docs`
-fails if a page is out of date.
+fails if a page is out of date. Tables about the tasks of Toolathlon and toolathlon_gym need a checkout, in
+`DECATHLON_TOOLATHLON` and `DECATHLON_TOOLATHLON_GYM`.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +21,8 @@ from decathlon_client.errors import error_from_code
 from prometheus_client.core import Metric
 
 from decathlon_mcp.app import create_registry, read_catalogue  # imports every module with errors
+from decathlon_mcp.catalogue.requirements import HostInfo, missing_requirements
+from decathlon_mcp.catalogue.ways import count_ways, way_to_run
 from decathlon_mcp.cli.app import app
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.http.errors import STATUS
@@ -26,12 +30,17 @@ from decathlon_mcp.http.health import Scrape, current_values
 from decathlon_mcp.protocol.lobby_tools import LOBBY_TOOLS
 from decathlon_mcp.protocol.results import CODES, TOOL_FAILURES, error_code
 from decathlon_mcp.settings import Settings
+from decathlon_mcp.suites.loading import load_suite
+from decathlon_mcp.suites.resources import KEY_SEPARATOR
+from decathlon_mcp.suites.suite import Suite
 
 DOCS = Path(__file__).parent
 INTERNAL = frozenset({"bad_settings", "bad_metrics"})
 """Codes that no client receives: the first ends a server's start, the second appears in a verdict's text."""
 MAX_VALUES_SHOWN = 12
 """Values of a metric's label up to this number are listed."""
+CHECKOUTS = {"toolathlon": "DECATHLON_TOOLATHLON", "gym": "DECATHLON_TOOLATHLON_GYM"}
+"""Environment variables with the checkouts of the suites that tables are about."""
 MARKED = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -46,7 +55,7 @@ def settings() -> str:
 def errors() -> str:
     """The errors that clients receive, with their numbers."""
     return table(
-        ("`data.code`", "JSON-RPC", "HTTP", "ask again?", "what it says"),
+        ("`data.code`", "JSON-RPC", "HTTP without an id", "ask again?", "what it says"),
         (
             (
                 f"`{kind.code}`",
@@ -145,9 +154,49 @@ TABLES: Mapping[str, Callable[[], str]] = {
 }
 
 
+def without_password(suite: Suite) -> str:
+    """The tasks whose mail account lacks a password."""
+    lacking = [
+        task.id
+        for task in suite.tasks.values()
+        if any(KEY_SEPARATOR in credential for credential in task.needs.credentials)
+    ]
+    return "\n".join([f"{len(lacking)} tasks:", "", *(f"- `{name}`" for name in lacking)])
+
+
+def ways(suite: Suite) -> str:
+    """How each task can run, and the number of tasks for each way."""
+    found = {
+        task.id: way_to_run(suite, task, missing_requirements(suite, task, HostInfo()))
+        for task in suite.tasks.values()
+    }
+    counts = ", ".join(f"{count} {text}" for text, count in count_ways(found.values()).items())
+    rows = table(("task", "how it can run"), ((f"`{name}`", way.text) for name, way in sorted(found.items())))
+    return f"Of the {len(found)} tasks: {counts}.\n\n{rows}"
+
+
+CHECKOUT_TABLES: Mapping[str, tuple[str, Callable[[Suite], str]]] = {
+    "gym-without-password": ("gym", without_password),
+    "toolathlon-ways": ("toolathlon", ways),
+}
+"""Tables about a checkout, each with the suite's key in `CHECKOUTS`."""
+
+
 def with_tables(page: str) -> str:
-    """A page's text with its tables up to date. Raises KeyError for an unknown table."""
-    return MARKED.sub(lambda mark: f"{mark[1]}{TABLES[mark['name']]()}\n{mark[3]}", page)
+    """A page's text with its tables up to date; those about a checkout that is not given stay as they are.
+
+    Raises KeyError for an unknown table.
+    """
+    return MARKED.sub(_with_table, page)
+
+
+def _with_table(mark: re.Match[str]) -> str:
+    name = mark["name"]
+    if name not in CHECKOUT_TABLES:
+        return f"{mark[1]}{TABLES[name]()}\n{mark[3]}"
+    suite, write = CHECKOUT_TABLES[name]
+    checkout = os.environ.get(CHECKOUTS[suite])
+    return f"{mark[1]}{write(load_suite(checkout))}\n{mark[3]}" if checkout else mark[0]
 
 
 def main() -> None:

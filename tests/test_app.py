@@ -10,11 +10,20 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp.app import bootstrap, host_info, image_for, provider_for, read_catalogue
+from decathlon_mcp.app import (
+    bootstrap,
+    create_sandbox_factory,
+    host_info,
+    image_for,
+    provider_for,
+    read_catalogue,
+)
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.errors import SettingsError, SuiteError
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.suites.suite import Suite
+from decathlon_mcp.suites.suite_file import read_suite_file
+from tests.fakes.provider import FakeProvider
 from tests.probe.serving import SUITE
 
 
@@ -89,14 +98,21 @@ async def test_the_state_folder_is_private_and_scratch_is_empty_afterwards(tmp_p
 
 
 @pytest.mark.anyio
-async def test_files_of_a_dead_server_are_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("isolation", ["none", "namespaces"])
+async def test_files_of_a_dead_server_are_removed_whatever_its_isolation(
+    tmp_path: Path, isolation: str
+) -> None:
     state = tmp_path / "state"
-    (state / "servers").mkdir(parents=True)
+    sandboxes = [state / name / "box" for name in ("sandboxes", "namespaces")]
+    for folder in (state / "servers", state / "scratch" / "dead-archives", *sandboxes):
+        folder.mkdir(parents=True)
     (state / "servers" / "dead").touch()
-    (state / "scratch" / "dead-archives").mkdir(parents=True)
-    async with bootstrap(settings(provider="local", state=state)):
+    for folder in sandboxes:
+        (folder / "owner").write_text("dead")
+    async with bootstrap(settings(provider="local", isolation=isolation, state=state)):
         assert not (state / "servers" / "dead").exists()
         assert not (state / "scratch" / "dead-archives").exists()
+        assert not any(folder.exists() for folder in sandboxes)
 
 
 @pytest.mark.anyio
@@ -122,3 +138,42 @@ async def test_a_signing_key_that_others_can_read_is_refused(tmp_path: Path) -> 
     with pytest.raises(SettingsError):
         async with bootstrap(settings(provider="local", state=tmp_path)):
             pass
+
+
+@pytest.mark.parametrize(
+    ("values", "calls", "seconds"),
+    [
+        ({}, None, 14_400),
+        ({"limits": "toolathlon"}, 100, 14_400),
+        ({"limits": "toolathlon-formal"}, 200, 14_400),
+        ({"limits": "toolathlon-parallel"}, 100, 2400),
+        ({"limits": "toolathlon-verified"}, 100, 5400),
+        ({"limits": "toolathlon-parallel", "max_calls": 7, "episode_seconds": 60}, 7, 60),
+        ({"max_calls": 7}, 7, 14_400),
+    ],
+)
+def test_limits_have_names_and_can_be_overridden(
+    values: dict[str, Any], calls: int | None, seconds: float
+) -> None:
+    chosen = settings(**values)
+    assert (chosen.call_limit, chosen.time_limit_seconds) == (calls, seconds)
+
+
+@pytest.mark.parametrize(
+    ("profile", "at_limit", "graded"),
+    [
+        ("toolathlon", None, False),
+        ("gym", None, False),
+        ("starter", None, True),
+        ("toolathlon", "grade", True),
+        ("starter", "fail", False),
+    ],
+)
+def test_upstreams_suites_do_not_grade_truncated_attempts_unless_set(
+    tmp_path: Path, profile: str, at_limit: str | None, graded: bool
+) -> None:
+    (tmp_path / "suite.yaml").write_text(f"profile: {profile}\n")
+    (probe,) = read_catalogue(settings()).suites
+    suite, common = replace(probe, profile=read_suite_file(tmp_path)[0]), tmp_path / "common.tar"
+    factory = create_sandbox_factory(suite, FakeProvider(), common, settings(at_limit=at_limit))
+    assert factory.grades_truncated is graded

@@ -19,6 +19,7 @@ import docker
 from docker.errors import APIError
 
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
+from decathlon_mcp.sandboxes.inventory import LOCAL_FOLDER, NAMESPACES_FOLDER
 from decathlon_mcp.sandboxes.local.process_table import MARKER_VARIABLE
 from decathlon_mcp.storage.store import FILE_NAME, EpisodeRow, SandboxRow, Store
 from tests.probe.leftovers import processes_marked
@@ -109,8 +110,9 @@ class Sandboxes:
             with closing(sqlite3.connect(self.state / FILE_NAME)) as connection:
                 owners = {server for (server,) in connection.execute("SELECT server FROM server_starts")}
         folders = [*(self.state / "servers").iterdir(), *(self.state / "scratch").iterdir()]
-        if (self.state / "sandboxes").is_dir():
-            folders += [*(self.state / "sandboxes").iterdir()]
+        for name in (LOCAL_FOLDER, NAMESPACES_FOLDER):
+            if (self.state / name).is_dir():
+                folders += [*(self.state / name).iterdir()]
         processes = processes_marked(self.state)
         return Leftovers(self.count_containers(owners), len(processes), len(folders))
 

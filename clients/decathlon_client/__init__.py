@@ -32,6 +32,7 @@ from decathlon_client.errors import (
 from decathlon_client.lockstep import Call, Lockstep, Slot
 from decathlon_client.opener import OpeningOptions
 from decathlon_client.progress import Tally
+from decathlon_client.summary import Summary, TaskSummary
 from decathlon_client.values import (
     Filters,
     OnProgress,
@@ -71,8 +72,10 @@ __all__ = [
     "SandboxLostError",
     "SetUpError",
     "Slot",
+    "Summary",
     "Tally",
     "Task",
+    "TaskSummary",
     "Tool",
     "UnknownEpisodeError",
     "UnknownTaskError",

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sized
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import count
 from typing import Generic, Literal, TypeAlias, TypeVar, cast
 
 import anyio
@@ -17,10 +19,13 @@ from anyio.abc import ObjectSendStream, TaskGroup
 
 from decathlon_client.background import background_tasks
 from decathlon_client.episode import MISTAKES, Episode
-from decathlon_client.errors import ClientError
+from decathlon_client.errors import ClientError, ConnectionLostError
 from decathlon_client.opener import EpisodeOpener
-from decathlon_client.progress import ShowTally, Tally, progress_display
+from decathlon_client.progress import Pace, ShowTally, Tally, progress_display
+from decathlon_client.summary import Summary, SummaryCounts
 from decathlon_client.values import Task, Verdict
+
+SHOW_SECONDS = 1.0
 
 T = TypeVar("T")
 Player: TypeAlias = Callable[[Episode], Awaitable[T]]
@@ -32,14 +37,19 @@ Fault: TypeAlias = Literal["infrastructure", "player"]
 
 @dataclass(frozen=True, slots=True)
 class Result(Generic[T]):
-    """The result of one task: a verdict, or a failure and whose fault it is.
+    """The result of one episode: a verdict, or a failure and whose fault it is.
 
-    `index` counts the tasks from 0 in the order they were drawn. `played` is the player's return value, None
-    if the player did not return. `seconds` is the time from the first try to open the episode to its end.
+    `index` counts the episodes from 0 in the order in which they were drawn, `group` the tasks, `attempt` the
+    episodes of one task (always 0 without `n`). `episode` is the id of the episode, as `decathlon-mcp show`
+    takes it; None only if the server never opened one. `played` is the player's return value, None if the
+    player did not return. `seconds` is the time from the first try to open the episode to its end.
     """
 
     index: int
     task: str
+    group: int
+    attempt: int
+    episode: str | None
     played: T | None
     verdict: Verdict | None
     failure: Exception | None = field(compare=False)
@@ -52,81 +62,154 @@ class Result(Generic[T]):
         return None if self.verdict is None else self.verdict.reward
 
 
-class Batch:
-    """A batch of episodes; made by `Decathlon.batch`. `tally` is its current progress."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a batch plays its tasks: see `Decathlon.batch`. Raises ValueError for numbers below 1."""
 
-    tally: Tally
+    concurrency: int
+    n: int
+    player_seconds: float | None
+
+    def __post_init__(self) -> None:
+        for name, value in (("concurrency", self.concurrency), ("n", self.n)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """One episode to be played. `launch_time` is the same for its group; None for the server's clock."""
+
+    index: int
+    task: str | Task
+    group: int
+    attempt: int
+    launch_time: str | None
+
+
+class Batch:
+    """A batch of episodes; made by `Decathlon.batch`."""
 
     def __init__(
         self,
         opener: EpisodeOpener,
         workers: TaskGroup,
         tasks: Iterable[str | Task] | AsyncIterable[str | Task],
-        *,
-        concurrency: int,
-        player_seconds: float | None,
-        show: ShowTally,
+        plan: Plan,
+        show: ShowTally | None,
     ) -> None:
-        self.tally = Tally(total=len(tasks) if isinstance(tasks, Sized) else None)
+        self._tally = Tally(total=len(tasks) * plan.n if isinstance(tasks, Sized) else None)
+        self._pace = Pace()
+        self._counts = SummaryCounts()
         self._opener = opener
         self._workers = workers
-        self._tasks = _enumerate(tasks)
-        self._concurrency = concurrency
-        self._player_seconds = player_seconds
+        self._draws = _draw_each(tasks, plan.n)
+        self._plan = plan
         self._show = show
         self._drawing = anyio.Lock()
-        self._draw_error: Exception | None = None
+        self._error: Exception | None = None
+
+    @property
+    def tally(self) -> Tally:
+        """The current progress."""
+        self._tally.away_seconds = self._opener.away_seconds
+        self._pace.update(self._tally)
+        return self._tally
+
+    @property
+    def summary(self) -> Summary:
+        """Mean, spread and pass@k of each task, over the episodes that have ended until now."""
+        return self._counts.summary()
 
     async def run(self, player: Player[T]) -> AsyncGenerator[Result[T]]:
-        """Play the tasks and yield the results as they are ready. May be called once.
+        """Play the tasks and yield the results as they are ready. May be called once, or `run_groups`.
 
         To stop early, leave the loop, then the batch's `async with`. A failed episode is a result with a
-        `failure`; only an error of the iterable of tasks is raised.
+        `failure`. An error of the iterable of tasks is raised after the results of the drawn ones; so is
+        ConnectionLostError if the server stayed away for `patience_seconds`: the other tasks are not drawn.
         """
         send, receive = anyio.create_memory_object_stream[Result[T]]()
         with receive:
             with send:
-                for _ in range(self._concurrency):
+                for _ in range(self._plan.concurrency):
                     self._workers.start_soon(self._work, player, send.clone())
             async for result in receive:
                 yield result
-        if self._draw_error is not None:
-            raise self._draw_error
+        if self._error is not None:
+            raise self._error
+
+    async def run_groups(self, player: Player[T]) -> AsyncGenerator[list[Result[T]]]:
+        """Play the tasks and yield the `n` results of each task together, as soon as its last one is ready.
+
+        Otherwise as `run`. A group is in the order of its attempts; groups come as they are ready. One that
+        is not complete, because an error ended the batch, is not yielded.
+        """
+        # Tasks are drawn one after the other, so that no more than `concurrency` groups are incomplete.
+        groups: dict[int, list[Result[T]]] = {}
+        async with aclosing(self.run(player)) as results:
+            async for result in results:
+                group = groups.setdefault(result.group, [])
+                group.append(result)
+                if len(group) == self._plan.n:
+                    yield sorted(groups.pop(result.group), key=lambda result: result.attempt)
+
+    async def keep_shown(self) -> None:
+        """Show the progress every second: the time left and an outage change without any episode."""
+        while True:
+            await anyio.sleep(SHOW_SECONDS)
+            self._show_tally()
+
+    def _show_tally(self) -> None:
+        if self._show is not None:
+            self._show(self.tally)
 
     async def _work(self, player: Player[T], send: ObjectSendStream[Result[T]]) -> None:
         async with send:
             while True:
-                drawn = await self._draw()
-                if drawn is None:
+                draw = await self._draw()
+                if draw is None:
                     return
-                index, task = drawn
                 try:
-                    await send.send(await self._play(index, task, player))
+                    await send.send(await self._play(draw, player))
                 except anyio.BrokenResourceError:
                     return
 
-    async def _draw(self) -> tuple[int, str | Task] | None:
-        """The next task and its index; None if there is none, or drawing it failed."""
+    async def _draw(self) -> _Draw | None:
+        """The next episode to play; None if there is none, drawing it failed, or the server is gone."""
         async with self._drawing:
+            if self._error is not None:
+                return None
             try:
-                return await anext(self._tasks, None)
+                return await anext(self._draws, None)
             except Exception as error:  # noqa: BLE001
-                self._draw_error = error
+                self._error = error
                 return None
 
-    async def _play(self, index: int, task: str | Task, player: Player[T]) -> Result[T]:
+    async def _play(self, draw: _Draw, player: Player[T]) -> Result[T]:
         started = time.monotonic()
-        run = _TaskRun(self.tally, self._show, self._player_seconds, player)
+        run = _EpisodeRun(self._tally, self._show_tally, self._plan.player_seconds, player)
         failure: Exception | None = None
         try:
-            async with self._opener.open(task) as episode:
+            async with self._opener.open(draw.task, launch_time=draw.launch_time) as episode:
                 await run.play(episode)
         except Exception as error:  # noqa: BLE001
             failure = error
-        fault = run.finish(failure)
+            if isinstance(error, ConnectionLostError) and run.episode is None and self._error is None:
+                # Every other task would wait as long, and fail too.
+                self._error = ConnectionLostError(
+                    f"the server is away, so that no more tasks are played: {error.message}"
+                )
+        fault = run.outcome(failure)
+        task = draw.task if isinstance(draw.task, str) else draw.task.id
+        self._pace.note_end()
+        self._counts.add(task, run.verdict)
+        self._show_tally()
         return Result(
-            index=index,
-            task=task if isinstance(task, str) else task.id,
+            index=draw.index,
+            task=task,
+            group=draw.group,
+            attempt=draw.attempt,
+            episode=run.episode or (failure.episode if isinstance(failure, ClientError) else None),
             played=run.played,
             verdict=run.verdict,
             failure=failure if fault else None,
@@ -135,12 +218,13 @@ class Batch:
         )
 
 
-class _TaskRun(Generic[T]):
-    """Plays and grades one task's episode, and keeps the tally up to date."""
+class _EpisodeRun(Generic[T]):
+    """Plays and grades one episode, and keeps the tally up to date."""
 
     def __init__(
-        self, tally: Tally, show: ShowTally, player_seconds: float | None, player: Player[T]
+        self, tally: Tally, show: Callable[[], None], player_seconds: float | None, player: Player[T]
     ) -> None:
+        self.episode: str | None = None
         self.played: T | None = None
         self.verdict: Verdict | None = None
         self._tally = tally
@@ -151,6 +235,7 @@ class _TaskRun(Generic[T]):
         self._count("opening", 1)
 
     async def play(self, episode: Episode) -> None:
+        self.episode = episode.id
         self._enter("playing")
         with anyio.move_on_after(self._player_seconds) as time_limit:
             try:
@@ -164,7 +249,7 @@ class _TaskRun(Generic[T]):
             await episode.truncate()
         self.verdict = await episode.evaluate()
 
-    def finish(self, failure: Exception | None) -> Fault | None:
+    def outcome(self, failure: Exception | None) -> Fault | None:
         """Count the outcome. Returns whose fault it is that there is no verdict; None if there is one."""
         self._count(self._phase, -1)
         fault: Fault | None = None
@@ -173,14 +258,13 @@ class _TaskRun(Generic[T]):
         else:
             fault = "player" if self._phase == "playing" and _is_players_fault(failure) else "infrastructure"
         self._count({None: "scored", "player": "broken", "infrastructure": "lost"}[fault], 1)
-        self._show(self._tally)
         return fault
 
     def _enter(self, phase: Literal["playing", "grading"]) -> None:
         self._count(self._phase, -1)
         self._count(phase, 1)
         self._phase = phase
-        self._show(self._tally)
+        self._show()
 
     def _count(self, state: str, change: int) -> None:
         setattr(self._tally, state, getattr(self._tally, state) + change)
@@ -194,39 +278,37 @@ def _is_players_fault(error: BaseException | None) -> bool:
     return not isinstance(error, ClientError) or isinstance(error, MISTAKES)
 
 
-async def _enumerate(
-    tasks: Iterable[str | Task] | AsyncIterable[str | Task],
-) -> AsyncIterator[tuple[int, str | Task]]:
-    index = 0
+async def _draw_each(tasks: Iterable[str | Task] | AsyncIterable[str | Task], n: int) -> AsyncIterator[_Draw]:
+    """The episodes of a batch: each task `n` times, one task after the other."""
+    indices, group = count(), 0
+    async for task in _iterate(tasks):
+        launch_time = datetime.now().astimezone().isoformat(timespec="seconds") if n > 1 else None
+        for attempt in range(n):
+            yield _Draw(next(indices), task, group, attempt, launch_time)
+        group += 1
+
+
+async def _iterate(tasks: Iterable[str | Task] | AsyncIterable[str | Task]) -> AsyncIterator[str | Task]:
     if isinstance(tasks, AsyncIterable):
         async for task in tasks:
-            yield index, task
-            index += 1
+            yield task
     else:
-        for index, task in enumerate(tasks):
-            yield index, task
+        for task in tasks:
+            yield task
 
 
 @asynccontextmanager
 async def open_batch(
     opener: EpisodeOpener,
     tasks: Iterable[str | Task] | AsyncIterable[str | Task],
-    concurrency: int,
+    plan: Plan,
     progress: bool,
-    player_seconds: float | None,
 ) -> AsyncGenerator[Batch]:
-    """A batch that is ready to run. Raises ValueError for a concurrency below 1."""
-    if concurrency < 1:
-        raise ValueError(f"concurrency must be at least 1, not {concurrency}")
+    """A batch that is ready to run."""
     with progress_display(progress) as show:
         async with background_tasks() as workers:
-            batch = Batch(
-                opener,
-                workers,
-                tasks,
-                concurrency=concurrency,
-                player_seconds=player_seconds,
-                show=show,
-            )
+            batch = Batch(opener, workers, tasks, plan, show)
+            if show is not None:
+                workers.start_soon(batch.keep_shown)
             with opener.close_budget.shorten_on_interrupt():
                 yield batch

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import socket
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -44,6 +45,8 @@ from decathlon_client.stdin import StdinPump, stop_on_signal
 from decathlon_client.values import as_object, as_objects
 
 CONNECT_SECONDS = 30.0
+LIST_SECONDS = 120.0
+"""How long the call of a tool that was not listed waits for the list, which has the names of its headers."""
 DELETE_SECONDS = 5.0
 RECONNECT_SECONDS = 2.0
 """Delay before the session's GET stream is opened again."""
@@ -56,6 +59,9 @@ BODY_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encodi
 """Headers that describe a body as it was sent, and not as it is passed on."""
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 EVENT_STREAM = {"content-type": "text/event-stream"}
+ENVELOPE_PREFIX = "io.modelcontextprotocol/"
+MAX_NOT_LISTED = 1_000
+"""Names of tools that are remembered as not listed."""
 INITIALIZED = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
 TOOLS_CHANGED = b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'
 
@@ -122,33 +128,68 @@ class Relay:
         self._initialize_id: types.RequestId | None = None
         self._initialize_answered = anyio.Event()
         self._header_maps: dict[str, dict[tuple[str, ...], str]] = {}
+        self._not_listed: set[str] = set()
+        self._own_lists: dict[types.RequestId, anyio.Event] = {}
+        """The bridge's own requests for the list of tools."""
 
     async def run_to_server(self) -> None:
         """Relay the client's messages until stdin ends."""
-        async for item in self._from_client:
-            if isinstance(item, Exception):
-                await self._to_client.send(_parse_error())
-                continue
-            message = item.message
-            if (
-                isinstance(message, types.JSONRPCRequest)
-                and message.method == "tools/call"
-                and message.params
-            ):
-                message.params = with_operation(message.params)
-            # The SDK's HTTP client raises for other values, which would end the bridge; without the header
-            # the server refuses the request.
-            headers = {
-                name: value for name, value in self._headers(message).items() if _is_header_value(value)
-            }
-            item.metadata = ClientMessageMetadata(headers=headers)
-            if not (isinstance(message, types.JSONRPCRequest) and message.method == "initialize"):
-                await self._to_server.send(item)
-                continue
-            # Whatever follows belongs to the session whose id is in the answer.
-            self._initialize_id, self._initialize_answered = message.id, anyio.Event()
+        async with background_tasks() as tasks:
+            async for item in self._from_client:
+                if isinstance(item, Exception):
+                    await self._to_client.send(_parse_error())
+                    continue
+                message = item.message
+                if isinstance(message, types.JSONRPCRequest) and message.method == "tools/call":
+                    if message.params:
+                        message.params = with_operation(message.params)
+                    if self._needs_list(message):
+                        tasks.start_soon(self._send_after_list, item)
+                        continue
+                await self._send(item)
+
+    async def _send(self, item: SessionMessage) -> None:
+        message = item.message
+        # The SDK's HTTP client raises for other values, which would end the bridge; without the header the
+        # server refuses the request.
+        headers = {name: value for name, value in self._headers(message).items() if _is_header_value(value)}
+        item.metadata = ClientMessageMetadata(headers=headers)
+        if not (isinstance(message, types.JSONRPCRequest) and message.method == "initialize"):
             await self._to_server.send(item)
-            await self._initialize_answered.wait()
+            return
+        # Whatever follows belongs to the session whose id is in the answer.
+        self._initialize_id, self._initialize_answered = message.id, anyio.Event()
+        await self._to_server.send(item)
+        await self._initialize_answered.wait()
+
+    def _needs_list(self, call: types.JSONRPCRequest) -> bool:
+        """Whether the headers of a call depend on the schema of a tool that has not been listed."""
+        name = (call.params or {}).get("name")
+        has_arguments = bool((call.params or {}).get("arguments"))
+        is_known = not isinstance(name, str) or name in self._header_maps or name in self._not_listed
+        return _version_of(call) is not None and has_arguments and not is_known
+
+    async def _send_after_list(self, call: SessionMessage) -> None:
+        """List the tools with the envelope of a call, then send the call."""
+        message = call.message
+        assert isinstance(message, types.JSONRPCRequest)
+        params = message.params or {}
+        meta = as_object(params.get("_meta")) or {}
+        envelope = {key: value for key, value in meta.items() if key.startswith(ENVELOPE_PREFIX)}
+        number = f"decathlon-bridge-{secrets.token_hex(8)}"
+        answered = self._own_lists[number] = anyio.Event()
+        try:
+            request = types.JSONRPCRequest(
+                jsonrpc="2.0", id=number, method="tools/list", params={"_meta": envelope}
+            )
+            await self._send(SessionMessage(request))
+            with anyio.move_on_after(LIST_SECONDS):
+                await answered.wait()
+        finally:
+            del self._own_lists[number]
+        if params["name"] not in self._header_maps and len(self._not_listed) < MAX_NOT_LISTED:
+            self._not_listed.add(params["name"])
+        await self._send(call)
 
     async def run_to_client(self) -> None:
         """Relay the server's messages until cancelled."""
@@ -157,6 +198,11 @@ class Relay:
                 _log(f"unreadable message from the server: {item}")
                 continue
             self._note(item.message)
+            if isinstance(item.message, (types.JSONRPCResponse, types.JSONRPCError)):
+                answered = self._own_lists.get(str(item.message.id))
+                if answered is not None:
+                    answered.set()
+                    continue
             await self._to_client.send(item)
 
     def _note(self, message: types.JSONRPCMessage) -> None:
@@ -178,8 +224,8 @@ class Relay:
         if not isinstance(message, (types.JSONRPCRequest, types.JSONRPCNotification)):
             return {}
         params = message.params or {}
-        version = (as_object(params.get("_meta")) or {}).get(types.PROTOCOL_VERSION_META_KEY)
-        if not isinstance(version, str):
+        version = _version_of(message)
+        if version is None:
             return {MCP_PROTOCOL_VERSION_HEADER: self._version} if self._version else {}
         headers = {MCP_PROTOCOL_VERSION_HEADER: version, MCP_METHOD_HEADER: message.method}
         name = params.get(NAME_BEARING_METHODS.get(message.method, ""))
@@ -189,6 +235,13 @@ class Relay:
             header_map = self._header_maps.get(str(name), {})
             headers |= mcp_param_headers(header_map, as_object(params.get("arguments")) or {})
         return headers
+
+
+def _version_of(message: types.JSONRPCRequest | types.JSONRPCNotification) -> str | None:
+    """The protocol revision that a message without a session names; None for one of a session."""
+    meta = as_object((message.params or {}).get("_meta")) or {}
+    version = meta.get(types.PROTOCOL_VERSION_META_KEY)
+    return version if isinstance(version, str) else None
 
 
 class BridgeHttpClient(httpx2.AsyncClient):

@@ -19,11 +19,11 @@ import anyio
 from anyio.abc import TaskGroup
 
 from decathlon_client.background import background_tasks
-from decathlon_client.batch import Batch, open_batch
+from decathlon_client.batch import Batch, Plan, open_batch
 from decathlon_client.close_budget import CloseBudget, is_interrupt
 from decathlon_client.embedded import EmbeddedEndpoint
 from decathlon_client.episode import Episode, connect_episode, raise_if_ended
-from decathlon_client.errors import ClientError, ProtocolError
+from decathlon_client.errors import ClientError, ProtocolError, error_from_reply
 from decathlon_client.lockstep import Lockstep, open_lockstep
 from decathlon_client.opener import EpisodeOpener, OpeningOptions
 from decathlon_client.resending import RESEND_SECONDS, ResendPolicy
@@ -157,8 +157,8 @@ class Decathlon:
         """Let the server open sandboxes ahead for episodes of these tasks, which then open faster.
 
         Name a task once for each episode, at most 1,024. Start them within five minutes: after that, the
-        sandboxes are removed. Returns for how many the server has room now; 0 where sandboxes are local
-        processes. Raises UnknownTaskError, NotRunnableError.
+        sandboxes are removed. Returns for how many the server has room now; 0 where sandboxes are
+        processes without isolation. Raises UnknownTaskError, NotRunnableError.
         """
         names = [task.id if isinstance(task, Task) else task for task in tasks]
         if not names:
@@ -195,7 +195,7 @@ class Decathlon:
         self, task: str | Task, **options: Unpack[OpeningOptions]
     ) -> AbstractAsyncContextManager[Episode]:
         """Open an episode as a batch does: with retries, and waiting while the server is full."""
-        return EpisodeOpener(self._open_once, options).open(task)
+        return EpisodeOpener(self._open_once, options, self._resend_policy).open(task)
 
     @asynccontextmanager
     async def episodes(
@@ -206,7 +206,9 @@ class Decathlon:
         Waits until each is ready or has failed; a failure is its slot's (`slot.failure`). On exit all are
         closed. The server must have room for all of them.
         """
-        async with open_lockstep(EpisodeOpener(self._open_once, options), tasks) as lockstep:
+        async with open_lockstep(
+            EpisodeOpener(self._open_once, options, self._resend_policy), tasks
+        ) as lockstep:
             yield lockstep
 
     @asynccontextmanager
@@ -215,18 +217,21 @@ class Decathlon:
         tasks: Iterable[str | Task] | AsyncIterable[str | Task],
         *,
         concurrency: int,
+        n: int = 1,
         progress: bool = True,
         player_seconds: float | None = None,
         **options: Unpack[OpeningOptions],
     ) -> AsyncGenerator[Batch]:
         """Play `concurrency` episodes at a time until all tasks, which are drawn as needed, are played.
 
-        `progress`: show a bar on stderr (on a terminal, with `rich`), or else a line now and then. An attempt
-        whose player takes longer than `player_seconds` is truncated and graded as it is. Leaving early closes
-        the open episodes, after an interrupt within 5 s.
+        Each task is played `n` times; these episodes are a group, with the same launch time and thus the same
+        prompt. `progress`: show a bar on stderr (on a terminal, with `rich`), or else a line now and then. An
+        attempt whose player takes longer than `player_seconds` is truncated: see `Episode.truncate`. Leaving
+        early closes the open episodes, after an interrupt within 5 s.
         """
-        opener = EpisodeOpener(self._open_once, options)
-        async with open_batch(opener, tasks, concurrency, progress, player_seconds) as batch:
+        plan = Plan(concurrency, n, player_seconds)
+        opener = EpisodeOpener(self._open_once, options, self._resend_policy)
+        async with open_batch(opener, tasks, plan, progress) as batch:
             yield batch
 
     async def ask(
@@ -268,6 +273,9 @@ class Decathlon:
             try:
                 async with self._connect(address, on_progress, close_budget, agent_address) as episode:
                     yield episode
+            except ClientError as error:
+                error.episode = error.episode or handle
+                raise
             finally:
                 await self._close(handle, close_budget)
 
@@ -319,11 +327,17 @@ class Decathlon:
                         log.info("An episode could not be closed: %s", error.message)
 
     async def _call_lobby(self, tool: str, arguments: JsonObject, **options: Any) -> Reply:
-        """Call one of the lobby's tools. `options`: of `ReconnectingSession.request`."""
+        """Call one of the lobby's tools. `options`: of `ReconnectingSession.request`.
+
+        Raises the error of a reply that says that the arguments are wrong, and every other ClientError.
+        """
         if self._lobby is None:
             raise RuntimeError(NOT_OPEN)
         params = {"name": tool, "arguments": arguments}
-        return Reply.read(await self._lobby.request("tools/call", params, **options))
+        reply = Reply.read(await self._lobby.request("tools/call", params, **options))
+        if (error := error_from_reply(reply)) is not None:
+            raise error
+        return reply
 
     async def _ask(self, tool: str, arguments: JsonObject) -> Reply:
         """Call one of the lobby's tools. Raises ClientError if it fails."""

@@ -40,13 +40,12 @@ class EmbeddedEndpoint:
         try:
             from decathlon_mcp.app import bootstrap
             from decathlon_mcp.errors import DecathlonError
-            from decathlon_mcp.settings import Settings
+            from decathlon_mcp.settings import read_settings
         except ImportError as error:
             raise ClientError(f"{MISSING_SERVER} ({error})", code="server_not_installed") from error
 
-        settings = Settings.model_validate(dict(self._settings))
         try:
-            async with bootstrap(settings) as self._registry:
+            async with bootstrap(read_settings(self._settings)) as self._registry:
                 yield
         except DecathlonError as error:
             raise error_from_code(error.code, error.message, error.data) from error

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from decathlon_client.errors import (
+    ERROR_KEY,
     CallTimeoutError,
     ClientError,
     EpisodeEndedError,
@@ -33,7 +34,6 @@ from decathlon_client.values import (
 CLAIM_NAMES = (CLAIM, "local-claim_done")
 EVALUATE_NAME = "evaluate"
 EPISODE_KEY = "decathlon/episode"
-ERROR_KEY = "decathlon/error"
 MISTAKES = (UnknownToolError, RequestError, CallTimeoutError)
 """Errors of a call that the model should not have made; the episode continues."""
 
@@ -174,10 +174,11 @@ class Episode:
     async def truncate(self, answer: str | None = None, *, turns: int | None = None) -> Reply:
         """Close the attempt because the agent may not go on; the agent claims nothing.
 
-        The work so far is graded, and the verdict's `truncated` is true. `turns`: the turns that the agent
-        took, for rubrics that use them; counted only with policy `controller` or a controller's token. Raises
-        AccessDeniedError if another client controls this episode. If the episode has ended with a reward of
-        0 before, the reply has `is_error`.
+        The verdict's `truncated` is true. The work so far is graded, or the reward is 0: the server's
+        `--at-limit` decides. By default it is 0 for the tasks of Toolathlon and toolathlon_gym, as upstream.
+        `turns`: the turns that the agent took, for rubrics that use them; counted only with policy
+        `controller` or a controller's token. Raises AccessDeniedError if another client controls this
+        episode. If the episode has ended with a reward of 0 before, the reply has `is_error`.
         """
         arguments = {"episode": self.id, "truncated": True, "answer": answer, "turns": turns}
         try:

@@ -8,17 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from decathlon_client.values import JsonObject, as_object
+from decathlon_client.values import JsonObject, Reply, as_object
+
+ERROR_KEY = "decathlon/error"
+"""Key in the `_meta` of a result that the server made from an error of its own."""
 
 
 class ClientError(Exception):
     """Base of all errors of this package.
 
     `code` is the server's error code, `data` its details for programs. `retryable`: the same request may
-    succeed later.
+    succeed later. `episode` is the handle of the episode in which it happened; None if there was none.
     """
 
     retryable: bool = False
+    episode: str | None = None
 
     def __init__(self, message: str, *, code: str = "", data: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -148,9 +152,20 @@ _BY_CODE: dict[str, type[ClientError]] = {
 }
 
 
+_ARGUMENT_FAULTS = frozenset({"bad_request", "unknown_episode", "unknown_task", "unknown_tool"})
+"""Codes that the lobby's tools answer with a result, for models to read. For a program they are errors."""
+
+
 def error_from_code(code: str, message: str, data: Mapping[str, Any]) -> ClientError:
     """The error for one of the server's codes; a plain ClientError for an unknown code."""
     return _BY_CODE.get(code, ClientError)(message, code=code, data=data)
+
+
+def error_from_reply(reply: Reply) -> ClientError | None:
+    """The error for a tool's reply that says that its arguments are wrong; None for any other reply."""
+    error = as_object(reply.meta.get(ERROR_KEY)) or {}
+    code = str(error.get("code"))
+    return error_from_code(code, reply.text, error) if code in _ARGUMENT_FAULTS else None
 
 
 def error_from_json_rpc(number: int, message: str, data: object) -> ClientError:

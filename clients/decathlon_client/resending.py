@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import secrets
+import time
 
 import anyio
 
@@ -31,14 +32,30 @@ log = logging.getLogger("decathlon.client")
 
 
 class ResendPolicy:
-    """How long requests are sent again, and the warnings about it. Shared by the sessions of one client."""
+    """How long requests are sent again, and since when in vain. Shared by the sessions of one client."""
 
     def __init__(self, seconds: float) -> None:
         """`seconds`: longest outage that a request is sent again after; 0 for never. Raises ValueError."""
         if not seconds >= 0:
             raise ValueError(f"resend_seconds must be at least 0, not {seconds}")
         self.seconds = seconds
+        self._lost_at: float | None = None
         self._warned_at: float | None = None
+
+    @property
+    def away_seconds(self) -> float | None:
+        """How long the server has not been reached; None while it answers."""
+        # Not the event loop's clock: the synchronous client reads this in a thread without a loop.
+        return None if self._lost_at is None else time.monotonic() - self._lost_at
+
+    def note_loss(self) -> None:
+        """Note that a request found no server."""
+        if self._lost_at is None:
+            self._lost_at = time.monotonic()
+
+    def note_answer(self) -> None:
+        """Note that the server answered."""
+        self._lost_at = None
 
     def warn(self, loss: ConnectionLostError) -> None:
         now = anyio.current_time()
@@ -62,6 +79,7 @@ class Resends:
 
     async def pause(self, loss: ConnectionLostError, closing: anyio.Event) -> None:
         """Wait before the request is sent again. Raises the loss once it is not to be, or at `closing`."""
+        self._policy.note_loss()
         now = anyio.current_time()
         connected_at, self._connected_at = self._connected_at, None
         if connected_at is not None and now - connected_at >= STEADY_SECONDS:

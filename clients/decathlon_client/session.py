@@ -242,7 +242,9 @@ class ReconnectingSession:
                     with limit_try():
                         owner = await self._connect()
                         resends.connected()
-                        return await owner.request(method, params, on_progress)
+                        result = await owner.request(method, params, on_progress)
+                        self._policy.note_answer()
+                        return result
                     loss = ConnectionLostError(f"{self.address} did not answer in time")
                 except ConnectionLostError as error:
                     loss = error
@@ -267,6 +269,7 @@ class ReconnectingSession:
             if self._owner is None or self._owner.loss is not None:
                 owner = SessionOwner(self.address, self._open_session)
                 await self._tasks.start(owner.run)
+                self._policy.note_answer()
                 self._owner = owner
             return self._owner
 

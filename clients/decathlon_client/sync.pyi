@@ -13,6 +13,7 @@ from decathlon_client.lockstep import Call
 from decathlon_client.opener import OpeningOptions
 from decathlon_client.progress import Tally
 from decathlon_client.resending import RESEND_SECONDS
+from decathlon_client.summary import Summary
 from decathlon_client.values import Filters, JsonObject, Policy, Reply, Task, Tool, Verdict
 
 T = TypeVar("T")
@@ -86,10 +87,11 @@ class Episode:
     def truncate(self, answer: str | None = None, *, turns: int | None = None) -> Reply:
         """Close the attempt because the agent may not go on; the agent claims nothing.
 
-        The work so far is graded, and the verdict's `truncated` is true. `turns`: the turns that the agent
-        took, for rubrics that use them; counted only with policy `controller` or a controller's token. Raises
-        AccessDeniedError if another client controls this episode. If the episode has ended with a reward of
-        0 before, the reply has `is_error`.
+        The verdict's `truncated` is true. The work so far is graded, or the reward is 0: the server's
+        `--at-limit` decides. By default it is 0 for the tasks of Toolathlon and toolathlon_gym, as upstream.
+        `turns`: the turns that the agent took, for rubrics that use them; counted only with policy
+        `controller` or a controller's token. Raises AccessDeniedError if another client controls this
+        episode. If the episode has ended with a reward of 0 before, the reply has `is_error`.
         """
 
     def evaluate(self, *, on_progress: OnProgress | None = None, timeout: float | None = None) -> Verdict:
@@ -145,15 +147,29 @@ class Lockstep:
         """
 
 class Batch:
-    """A batch of episodes; made by `Decathlon.batch`. `tally` is its current progress."""
+    """A batch of episodes; made by `Decathlon.batch`."""
 
-    tally: Tally
+    @property
+    def tally(self) -> Tally:
+        """The current progress."""
+
+    @property
+    def summary(self) -> Summary:
+        """Mean, spread and pass@k of each task, over the episodes that have ended until now."""
 
     def run(self, player: Player[T]) -> Generator[Result[T]]:
-        """Play the tasks and yield the results as they are ready. May be called once.
+        """Play the tasks and yield the results as they are ready. May be called once, or `run_groups`.
 
         To stop early, leave the loop, then the batch's `async with`. A failed episode is a result with a
-        `failure`; only an error of the iterable of tasks is raised.
+        `failure`. An error of the iterable of tasks is raised after the results of the drawn ones; so is
+        ConnectionLostError if the server stayed away for `patience_seconds`: the other tasks are not drawn.
+        """
+
+    def run_groups(self, player: Player[T]) -> Generator[list[Result[T]]]:
+        """Play the tasks and yield the `n` results of each task together, as soon as its last one is ready.
+
+        Otherwise as `run`. A group is in the order of its attempts; groups come as they are ready. One that
+        is not complete, because an error ended the batch, is not yielded.
         """
 
 class Decathlon:
@@ -216,8 +232,8 @@ class Decathlon:
         """Let the server open sandboxes ahead for episodes of these tasks, which then open faster.
 
         Name a task once for each episode, at most 1,024. Start them within five minutes: after that, the
-        sandboxes are removed. Returns for how many the server has room now; 0 where sandboxes are local
-        processes. Raises UnknownTaskError, NotRunnableError.
+        sandboxes are removed. Returns for how many the server has room now; 0 where sandboxes are
+        processes without isolation. Raises UnknownTaskError, NotRunnableError.
         """
 
     def episode(
@@ -256,15 +272,17 @@ class Decathlon:
         tasks: Iterable[str | Task],
         *,
         concurrency: int,
+        n: int = 1,
         progress: bool = True,
         player_seconds: float | None = None,
         **options: Unpack[OpeningOptions],
     ) -> AbstractContextManager[Batch]:
         """Play `concurrency` episodes at a time until all tasks, which are drawn as needed, are played.
 
-        `progress`: show a bar on stderr (on a terminal, with `rich`), or else a line now and then. An attempt
-        whose player takes longer than `player_seconds` is truncated and graded as it is. Leaving early closes
-        the open episodes, after an interrupt within 5 s.
+        Each task is played `n` times; these episodes are a group, with the same launch time and thus the same
+        prompt. `progress`: show a bar on stderr (on a terminal, with `rich`), or else a line now and then. An
+        attempt whose player takes longer than `player_seconds` is truncated: see `Episode.truncate`. Leaving
+        early closes the open episodes, after an interrupt within 5 s.
         """
 
     def ask(

@@ -64,6 +64,8 @@ def as_objects(value: object) -> list[JsonObject]:
 class Task:
     """One task of the server. `prompt` is None if prompts were not requested or the task has none.
 
+    An episode with this `launch_time` has the same prompt, unless `prompt_is_provisional`: then the paths in
+    it are only known when the episode has started, so show `Episode.prompt` to the model.
     `pass_rate` is the share of its `attempts` that succeeded; None if the server has no results for it.
     """
 
@@ -76,6 +78,8 @@ class Task:
     runnable: bool
     missing: tuple[str, ...]
     prompt: str | None
+    prompt_is_provisional: bool
+    launch_time: str | None
     pass_rate: float | None
     attempts: int
     raw: Mapping[str, Any] = field(repr=False)
@@ -93,6 +97,8 @@ class Task:
             runnable=bool(raw.get("runnable", True)),
             missing=tuple(raw.get("missing", ())),
             prompt=raw.get("prompt"),
+            prompt_is_provisional=bool(raw.get("prompt_is_provisional")),
+            launch_time=raw.get("launch_time"),
             pass_rate=raw.get("pass_rate"),
             attempts=int(raw.get("attempts", 0)),
             raw=raw,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 
 from decathlon_mcp.catalogue.pass_rates import PassRate, PassRates
 from decathlon_mcp.catalogue.requirements import (
@@ -15,6 +16,7 @@ from decathlon_mcp.catalogue.requirements import (
 )
 from decathlon_mcp.errors import SuiteError, UnknownTaskError
 from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS, quoted, similar
+from decathlon_mcp.suites.prompts import Prompt
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 
@@ -78,6 +80,18 @@ class Catalogue:
     def is_runnable(self, suite: Suite, task: Task) -> bool:
         """Whether a task lacks nothing on this host."""
         return not self.missing_requirements(suite, task)
+
+    def prompt(self, suite: Suite, task: Task, launch_time: datetime) -> Prompt:
+        """The prompt of an episode that starts at that time. Raises SuiteError if its files cannot be read.
+
+        Where `prompt_is_provisional`, an episode has other paths in it.
+        """
+        names = self._host.tool_names or suite.profile.names
+        return suite.prompt(task, root=suite.profile.root, launch_time=launch_time, names=names)
+
+    def prompt_is_provisional(self, suite: Suite) -> bool:
+        """Whether the prompts of this suite's tasks are only known when an episode has started."""
+        return suite.name in self._host.varying_root
 
     def record_missing_programs(self, suite: Suite, programs: Mapping[str, MissingProgram]) -> None:
         """Keep the result of probing the suite's sandboxes: missing programs by MCP server."""

@@ -15,17 +15,22 @@ from decathlon_mcp.types import JsonObject
 def list_tasks(catalogue: Catalogue, names: Iterable[str], *, prompts: bool = False) -> list[JsonObject]:
     """Describe these tasks: what each needs, and whether it can run here. The order of `names` is kept.
 
-    A name may occur more than once. Prompts are those of an episode under Docker that starts now.
+    A name may occur more than once. A prompt is that of an episode with the `launch_time` next to it;
+    with `prompt_is_provisional`, the episode's has other paths.
     """
     names = [*names]
+    # In whole seconds, since clients pass it on as text.
+    launch_time = datetime.now().astimezone().replace(microsecond=0) if prompts else None
     entries = {
-        name: _entry(catalogue, name, *catalogue.entry(name), prompts=prompts)
-        for name in dict.fromkeys(names)
+        name: _entry(catalogue, name, *catalogue.entry(name), launch_time) for name in dict.fromkeys(names)
     }
     return [entries[name] for name in names]
 
 
-def _entry(catalogue: Catalogue, name: str, suite: Suite, task: Task, *, prompts: bool) -> JsonObject:
+def _entry(
+    catalogue: Catalogue, name: str, suite: Suite, task: Task, launch_time: datetime | None
+) -> JsonObject:
+    """`launch_time`: of the prompt; None: without a prompt."""
     missing = catalogue.missing_sentences(suite, task)
     entry: JsonObject = {
         "id": name,
@@ -41,17 +46,18 @@ def _entry(catalogue: Catalogue, name: str, suite: Suite, task: Task, *, prompts
         entry["shared"] = [resource.name for resource in shared]
     if (rate := catalogue.pass_rate(task)) is not None:
         entry |= {"pass_rate": rate.share, "attempts": rate.attempts}
-    if prompts:
-        entry["prompt"] = _prompt(suite, task)
+    if launch_time is not None:
+        entry |= {
+            "prompt": _prompt(catalogue, suite, task, launch_time),
+            "prompt_is_provisional": catalogue.prompt_is_provisional(suite),
+            "launch_time": launch_time.isoformat(),
+        }
     return entry
 
 
-def _prompt(suite: Suite, task: Task) -> str | None:
+def _prompt(catalogue: Catalogue, suite: Suite, task: Task, launch_time: datetime) -> str | None:
     """None if its files cannot be read; `missing` says why."""
-    now = datetime.now().astimezone()
     try:
-        # The profile's root, although other providers use other folders: no sandbox is opened for a list.
-        prompt = suite.prompt(task, root=suite.profile.root, launch_time=now, names=suite.profile.names)
+        return catalogue.prompt(suite, task, launch_time).instructions
     except SuiteError:
         return None
-    return prompt.instructions

@@ -8,7 +8,7 @@ programs of the MCP servers are looked for inside a sandbox: `probe_command` is 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -19,15 +19,16 @@ from pydantic import TypeAdapter, ValidationError
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.payloads import source
 from decathlon_mcp.suites.prompts import language_suffix
+from decathlon_mcp.suites.resources import KEY_SEPARATOR
 from decathlon_mcp.suites.servers import FOLDER as SERVERS_FOLDER
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.suite_file import FILE, Service
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.suites.tokens import SOURCES
-from decathlon_mcp.types import JsonObject
+from decathlon_mcp.types import JsonObject, Names
 
 RequirementKind = Literal[
-    "credential", "service", "server", "package", "local tool", "network", "text", "broken"
+    "credential", "service", "server", "package", "local tool", "network", "recording", "text", "broken"
 ]
 
 PLURALS: Mapping[RequirementKind, str] = {
@@ -37,6 +38,7 @@ PLURALS: Mapping[RequirementKind, str] = {
     "package": "missing server programs",
     "local tool": "local tools without code",
     "network": "networks switched off",
+    "recording": "missing recordings of the web",
     "text": "missing translations",
     "broken": "broken files",
 }
@@ -51,6 +53,7 @@ DEFAULT_PAGES: Mapping[RequirementKind, str] = {
     "package": "docs/toolathlon.md#play-it",
     "local tool": "docs/writing-tasks.md#suiteyaml",
     "network": "docs/operating.md#settings",
+    "recording": "docs/recorded-web.md#record",
     "text": "docs/toolathlon.md#in-chinese",
     "broken": "docs/writing-tasks.md",
 }
@@ -123,15 +126,24 @@ class HostInfo:
     """What this host offers to sandboxes.
 
     `has_network`: a sandbox gets a network if its task needs one. `without_network`: suites whose provider
-    gives none, and why. `missing_programs`: by suite, then by MCP server; a suite whose sandboxes were not
-    probed is taken to have all of them.
+    gives none, and why. `varying_root`: suites of which every sandbox has another root. `tool_names`: the
+    spelling in force; None: the suite's own. `missing_programs`: by suite, then by MCP server; a suite whose
+    sandboxes were not probed is taken to have all of them. `has_web`: tasks get a recorded web in place of a
+    network, and need no network. `missing_recording`: with a web that only replays, why a task's recording is
+    missing, empty if it is there. `service_images`: by suite, those images of services that are on its
+    engine; a suite whose provider has no engine has no entry.
     """
 
     has_network: bool = True
+    has_web: bool = False
+    missing_recording: Callable[[Suite, Task], str] | None = None
     without_network: Mapping[str, str] = field(default_factory=dict[str, str])
+    varying_root: frozenset[str] = frozenset()
+    tool_names: Names | None = None
     missing_programs: Mapping[str, Mapping[str, MissingProgram]] = field(
         default_factory=dict[str, Mapping[str, MissingProgram]]
     )
+    service_images: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
 
 
 def missing_requirements(suite: Suite, task: Task, host: HostInfo) -> list[MissingRequirement]:
@@ -140,13 +152,14 @@ def missing_requirements(suite: Suite, task: Task, host: HostInfo) -> list[Missi
     return [
         *_missing_text(suite, task, pages),
         *_missing_network(suite, task, pages, host),
+        *_missing_recording(suite, task, pages, host),
         *_missing_programs(suite, task, pages, host),
         *(broken_file(suite, error) for error in task.errors),
         *_missing_servers(suite, task, pages),
         *_missing_local_tools(suite, task, pages),
-        *_missing_credentials(suite, task, pages),
+        *_missing_credentials(suite, task, pages, host),
         *_missing_files(suite, task, pages),
-        *_missing_services(suite, task, pages),
+        *_missing_services(suite, task, pages, host),
     ]
 
 
@@ -173,8 +186,17 @@ def _missing_network(
     reason = host.without_network.get(suite.name)
     if not host.has_network:
         reason = "`--network none` gives none to any sandbox"
-    if task.needs.network and reason is not None:
+    if task.needs.network and reason is not None and not host.has_web:
         yield pages.requirement("network", "network", f"needs a network, but {reason}")
+
+
+def _missing_recording(
+    suite: Suite, task: Task, pages: DocPages, host: HostInfo
+) -> Iterator[MissingRequirement]:
+    if host.missing_recording is None or not (task.needs.network or task.grader_network):
+        return
+    if reason := host.missing_recording(suite, task):
+        yield pages.requirement("recording", "recording", reason)
 
 
 def _missing_programs(
@@ -182,6 +204,8 @@ def _missing_programs(
 ) -> Iterator[MissingRequirement]:
     programs = host.missing_programs.get(suite.name, {})
     can_download = task.needs.network and host.has_network and suite.name not in host.without_network
+    # The package's own web pages would have to be in the recording.
+    can_download = can_download and not host.has_web
     for name in task.needs.servers:
         program = programs.get(name)
         if program is not None and not (program.downloadable and can_download):
@@ -206,11 +230,14 @@ def _missing_local_tools(suite: Suite, task: Task, pages: DocPages) -> Iterator[
             yield pages.requirement("local tool", name, f"{message} {suite.path / FILE}")
 
 
-def _missing_credentials(suite: Suite, task: Task, pages: DocPages) -> Iterator[MissingRequirement]:
+def _missing_credentials(
+    suite: Suite, task: Task, pages: DocPages, host: HostInfo
+) -> Iterator[MissingRequirement]:
     resources = suite.resources
     values, provided = resources.token_values_for(task), resources.provided_credentials(task)
+    unneeded = resources.settings.needed_to_record if host.missing_recording is not None else ()
     for name in task.needs.credentials:
-        if name not in provided and not resources.has_credential(name, values):
+        if name not in provided and name not in unneeded and not resources.has_credential(name, values):
             yield pages.requirement(
                 "credential", _short_name(name), _credential_message(suite.path, name), key=name
             )
@@ -223,16 +250,28 @@ def _missing_files(suite: Suite, task: Task, pages: DocPages) -> Iterator[Missin
             yield pages.requirement("credential", target, message)
 
 
-def _missing_services(suite: Suite, task: Task, pages: DocPages) -> Iterator[MissingRequirement]:
+def _missing_services(
+    suite: Suite, task: Task, pages: DocPages, host: HostInfo
+) -> Iterator[MissingRequirement]:
+    images = host.service_images.get(suite.name)
     for name, service in suite.services(task).items():
-        if not service.available:
-            message = _service_message(name, service)
+        message = None
+        if service.image is None:
+            message = None if service.available else _service_message(suite, name)
+        elif not service.available and service.image not in (images or ()):
+            message = _image_message(suite, name, service.image, has_engine=images is not None)
+        elif absent := [file for file in service.files.values() if not (suite.path / file).exists()]:
+            message = f"needs the service {name}, which starts with {' and '.join(absent)} of the checkout"
+            message += f": put it at {suite.path / absent[0]}"
+        if message is not None:
             yield pages.requirement("service", name, message, key=f"service.{name}")
 
 
 def _short_name(credential: str) -> str:
-    """`github_token` of `token.github_token`; a path of the checkout is left as it is."""
+    """`github_token` of `token.github_token`; of a key in a task's file without the folder."""
     prefix, _, name = credential.partition(".")
+    if KEY_SEPARATOR in credential:
+        return PurePosixPath(credential).name
     return name if prefix in SOURCES else credential
 
 
@@ -240,16 +279,39 @@ def _credential_message(checkout: Path, credential: str) -> str:
     prefix, _, name = credential.partition(".")
     if prefix in SOURCES:
         return f"needs {name}, which is not filled in: set it in {checkout / SOURCES[prefix][0]}"
+    file, _, key = credential.partition(KEY_SEPARATOR)
+    if key:
+        return f"needs `{key}`, which is not filled in: set it in {checkout / file}"
     return f"needs the file {credential}, which does not exist: put it at {checkout / credential}"
 
 
-def _service_message(name: str, service: Service) -> str:
-    ports = f" (port{'s' if len(service.ports) > 1 else ''} {', '.join(map(str, service.ports))})"
+def _service_message(suite: Suite, name: str) -> str:
+    service = suite.resources.settings.services.get(name, Service())
+    message = f"needs the service {_with_ports(name, service)}, which is not marked as available"
+    return f"{message}: {_hosting(name, service)}"
+
+
+def _image_message(suite: Suite, name: str, image: str, *, has_engine: bool) -> str:
+    """The message for a service that runs in a sandbox of each episode, and whose image is missing."""
+    declared = suite.resources.settings.services[name]
+    service = declared.in_use
+    where = "is not on the engine" if has_engine else "only `--provider docker` runs"
+    message = f"needs the service {_with_ports(name, service)}, whose image {image} {where}"
+    cures = [service.cure] if service.cure else []
+    if declared is not service:
+        cures.append(_hosting(name, declared))
+    return f"{message}: {', or '.join(cures)}" if cures else message
+
+
+def _hosting(name: str, service: Service) -> str:
     cure = f"{service.cure}, then " if service.cure else ""
-    return (
-        f"needs the service {name}{ports if service.ports else ''}, which is not marked as available: {cure}"
-        f"set `services: {{{name}: {{available: true}}}}` in suite.yaml"
-    )
+    return f"{cure}set `services: {{{name}: {{available: true}}}}` in suite.yaml"
+
+
+def _with_ports(name: str, service: Service) -> str:
+    if not service.ports:
+        return name
+    return f"{name} (port{'s' if len(service.ports) > 1 else ''} {', '.join(map(str, service.ports))})"
 
 
 _PROBE_OUTPUT = TypeAdapter(dict[str, tuple[str, bool]])

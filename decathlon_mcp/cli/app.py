@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import anyio
-from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.completion.detect import ShellDetectionError
-from pydantic import ValidationError
 
 from decathlon_mcp import __version__
 from decathlon_mcp.cli.episode import episode
@@ -32,15 +30,27 @@ from decathlon_mcp.cli.options import (
     RegradeSettings,
     ServerSettings,
     TasksSettings,
+    describe_unknown_variables,
+    unknown_variables,
 )
-from decathlon_mcp.errors import BadRequestError, DecathlonError
+from decathlon_mcp.cli.recordings import recordings
+from decathlon_mcp.cli.usage import (
+    check_names,
+    check_not_empty,
+    check_port,
+    check_positive,
+    check_token_name,
+    check_url,
+    failure_message,
+    usage_message,
+)
+from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.settings import default_state
 
 EPILOGUE = (
     "Settings can also be environment variables (DECATHLON_MAX_SANDBOXES=8) or lines of decathlon.toml "
     "(max_sandboxes = 8). Flags take precedence over variables, and variables over the file."
 )
-TOKEN_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 ADDRESS = Group("Address", sort_key=1)
 GENERAL = Group("General", sort_key=2)
 
@@ -56,26 +66,18 @@ app = App(
 app.command(episode)
 app.command(image)
 app.command(install, sort_key=3)
-
-
-def _validate_token_name(kind: object, name: str) -> None:
-    if not TOKEN_NAME.fullmatch(name):
-        raise ValueError("A token's name has 1 to 64 characters: letters, digits and _.@-")
-
-
-def _validate_positive(kind: object, number: int | None) -> None:
-    if number is not None and number < 1:
-        raise ValueError("Must be at least 1.")
+app.command(recordings)
 
 
 @app.command(sort_key=0, help_epilogue=EPILOGUE)
 def serve(
     *,
-    host: Annotated[str, Parameter(group=ADDRESS)] = "127.0.0.1",
-    port: Annotated[int, Parameter(group=ADDRESS)] = 8765,
-    public_url: Annotated[str | None, Parameter(group=ADDRESS, metavar="URL")] = None,
+    host: Annotated[str, Parameter(group=ADDRESS, validator=check_not_empty)] = "127.0.0.1",
+    port: Annotated[int, Parameter(group=ADDRESS, validator=check_port)] = 8765,
+    public_url: Annotated[str | None, Parameter(group=ADDRESS, metavar="URL", validator=check_url)] = None,
     allowed_host: Annotated[
-        tuple[str, ...], Parameter(group=ADDRESS, metavar="NAME", negative=(), show_default=False)
+        tuple[str, ...],
+        Parameter(group=ADDRESS, metavar="NAME", negative=(), show_default=False, validator=check_names),
     ] = (),
     ready_file: Annotated[Path | None, Parameter(group=ADDRESS, metavar="FILE")] = None,
     no_supervisor: Annotated[bool, Parameter(negative=(), env_var=(), show_default=False)] = False,
@@ -134,7 +136,7 @@ def stdio(
 @app.command(sort_key=2, help_epilogue=EPILOGUE)
 def tasks(
     *,
-    sample: Annotated[int | None, Parameter(metavar="N", validator=_validate_positive)] = None,
+    sample: Annotated[int | None, Parameter(metavar="N", validator=check_positive)] = None,
     check: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     conflicts: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
@@ -167,11 +169,25 @@ def tasks(
     return show_tasks(settings, filters, sample=sample, as_json=json)
 
 
+@app.command(sort_key=3)
+def init(folder: Annotated[Path, Parameter(metavar="FOLDER")], /) -> int:
+    """Create a suite of your own, with a task, a server and a test.
+
+    Parameters
+    ----------
+    folder
+        A folder that does not exist yet, or an empty one.
+    """
+    from decathlon_mcp.cli.init import init
+
+    return init(folder)
+
+
 @app.command(sort_key=3, help_epilogue=EPILOGUE)
 def doctor(
     *,
-    host: Annotated[str, Parameter(group=ADDRESS)] = "127.0.0.1",
-    port: Annotated[int, Parameter(group=ADDRESS)] = 8765,
+    host: Annotated[str, Parameter(group=ADDRESS, validator=check_not_empty)] = "127.0.0.1",
+    port: Annotated[int, Parameter(group=ADDRESS, validator=check_port)] = 8765,
     json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     settings: DoctorSettings = DOCTOR_DEFAULTS,
 ) -> int:
@@ -193,7 +209,7 @@ def doctor(
 
 @app.command(sort_key=4)
 def token(
-    name: Annotated[str, Parameter(validator=_validate_token_name)],
+    name: Annotated[str, Parameter(validator=check_token_name)],
     /,
     *,
     role: Literal["player", "controller", "admin"] = "player",
@@ -448,26 +464,51 @@ def version() -> int:
 
 def run(words: Sequence[str]) -> int:
     """Run the command line given by `words` and return the exit status."""
+    _warn_of_unknown_variables(words)
     try:
         status: object = app(
             words or ["--help"], exit_on_error=False, print_error=False, result_action="return_value"
         )
         sys.stdout.flush()
-    except DecathlonError as error:
-        return _report(error.message, 1)
     except CycloptsError as error:
-        return _report(_usage_message(error), 2)
-    except BaseExceptionGroup as group:
-        if (error := _single_error(group)) is None:
-            raise
-        return _report(error.message, 1)
+        return _report(usage_message(error), 2)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         # The reader closed the pipe. Without this, the interpreter would flush stdout again at exit and fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except (Exception, BaseExceptionGroup) as error:
+        if (message := failure_message(error)) is None:
+            raise
+        return _report(message, 1)
     return status if isinstance(status, int) else 0
+
+
+def _warn_of_unknown_variables(words: Sequence[str]) -> None:
+    """Name the variables on stderr that are not settings. `doctor` has a finding for them."""
+    if not words or words[0].startswith("-") or words[0] in ("doctor", "version") or not unknown_variables():
+        return
+    # Only now, because it takes a while: a variable can also set an option of a single command.
+    commands = [command for name in app if not name.startswith("-") for command in _commands(app[name])]
+    options = {
+        option.removeprefix("--")
+        for command in commands
+        for argument in command.assemble_argument_collection(parse_docstring=False)
+        for option in argument.names
+    }
+    if unknown := unknown_variables(options):
+        _report(f"set, but not settings: {describe_unknown_variables(unknown)}", 0)
+
+
+def _commands(parent: App) -> Iterator[App]:
+    """A command, or those of a group."""
+    if parent.default_command:
+        yield parent
+        return
+    for name in parent:
+        if not name.startswith("-"):
+            yield from _commands(parent[name])
 
 
 def _run(command: Callable[..., Awaitable[int]], *arguments: Any) -> int:
@@ -482,33 +523,3 @@ def _run(command: Callable[..., Awaitable[int]], *arguments: Any) -> int:
 def _report(message: str, status: int) -> int:
     sys.stderr.write(f"decathlon-mcp: {' '.join(message.split())}\n")
     return status
-
-
-def _single_error(error: BaseException) -> DecathlonError | None:
-    """Return the DecathlonError that task groups wrapped, unless there are other errors next to it."""
-    if isinstance(error, BaseExceptionGroup):
-        inner = cast("BaseExceptionGroup[BaseException]", error).exceptions
-        return _single_error(inner[0]) if len(inner) == 1 else None
-    return error if isinstance(error, DecathlonError) else None
-
-
-def _usage_message(error: CycloptsError) -> str:
-    """Return one line about what is wrong with the command line, a variable or the settings file."""
-    if isinstance(error, UnusedCliTokensError):
-        return f"unexpected argument: {' '.join(error.unused_tokens or ())}"
-    if not isinstance(error.__cause__, ValidationError) or error.argument is None:
-        return str(error)
-    return "; ".join(_invalid_values(error.__cause__, error.argument.children))
-
-
-def _invalid_values(error: ValidationError, arguments: ArgumentCollection) -> Iterator[str]:
-    """Yield a message per invalid setting, naming where its value came from."""
-    for problem in error.errors(include_url=False):
-        name = str(problem["loc"][0]) if problem["loc"] else ""
-        flag = f"--{name.replace('_', '-')}"
-        tokens = [token for argument in arguments if flag in argument.names for token in argument.tokens]
-        source = tokens[0].keyword if tokens and tokens[0].keyword else flag
-        if tokens and tokens[0].source not in ("cli", "env"):
-            source = f"{tokens[0].source}: {name}"
-        requirement = problem["msg"].removeprefix("Input ").removeprefix("Value error, ")
-        yield f"{source} {requirement}, not {problem['input']!r}"

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import http.client
 import itertools
 import json
 import logging
 import os
 import platform
 import sys
+import tempfile
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
+import anyio.to_thread
 from rich.console import Console
 from rich.text import Text
 
-from decathlon_mcp.app import check_provider, create_provider, host_info, image_for, provider_for
+from decathlon_mcp.app import (
+    check_provider,
+    create_provider,
+    create_sandbox_factory,
+    host_info,
+    image_for,
+    provider_for,
+)
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.requirements import HostInfo, MissingRequirement
-from decathlon_mcp.cli.options import unknown_variables
+from decathlon_mcp.cli.options import describe_unknown_variables, unknown_variables
 from decathlon_mcp.cli.tasks import summarize_missing
 from decathlon_mcp.driver_client.merging import check_merging
 from decathlon_mcp.episodes.program_probe import probe_programs
 from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.rubric_probe import RubricCheck, check_rubrics
 from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError, SettingsError
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.sandboxes.base import Finding, finding
@@ -35,9 +46,16 @@ from decathlon_mcp.storage.keys import KEY_FILE
 from decathlon_mcp.suites.loading import STARTER, load_suite
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.telemetry.logs import fields
+from decathlon_mcp.types import as_object
 
 STARTER_SERVERS = ("excel_mcp", "mcp_server_git")
 """Modules of the extra `starter`."""
+RUNNING = "server"
+"""The finding that a server runs at the address already."""
+SERVER_SECONDS = 2.0
+MAX_HEALTH_BYTES = 65_536
+MAX_ERRORS = 8
+"""Errors in rubrics that a finding shows."""
 WARNINGS = ("time", "disk", "merging thread", "merging in a sandbox")
 """Findings with which a server can still start."""
 
@@ -58,15 +76,24 @@ async def doctor(settings: Settings, host: str, port: int, as_json: bool) -> int
         sys.stdout.write(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     elif problems:
         console.print(f"\nNot ready: {', '.join(result.what for result in problems)}")
+    elif any(result.what == RUNNING for result in findings):
+        console.print("\nReady: a server is running")
     else:
         console.print("\nReady: start the server with `decathlon-mcp serve` and the same settings")
     return 1 if problems else 0
 
 
-async def _findings(settings: Settings, host: str, port: int) -> AsyncGenerator[Finding]:
+async def _findings(settings: Settings, host_name: str, port: int) -> AsyncGenerator[Finding]:
     yield Finding("python", True, f"{platform.python_version()} at {sys.executable}")
     if unknown := unknown_variables():
-        yield Finding("variables", True, f"set, but not settings: {', '.join(unknown)}")
+        described = describe_unknown_variables(unknown)
+        # One that is probably misspelt does not do what its user expects.
+        yield finding(
+            "variables",
+            not any(unknown.values()),
+            f"set, but not settings: {described}",
+            "unset or rename them",
+        )
     suites: list[Suite] = []
     for where in settings.suite:
         try:
@@ -78,10 +105,15 @@ async def _findings(settings: Settings, host: str, port: int) -> AsyncGenerator[
     except SettingsError as error:
         yield Finding("provider", False, error.message, "see --provider and --provider-option")
         return
-    for result in _check_tasks(suites, host_info(suites, settings)):
-        yield result
-    async for result in _check_providers(suites, settings):
-        yield result
+    try:
+        host = await anyio.to_thread.run_sync(host_info, suites, settings)
+    except SettingsError as error:
+        yield Finding("isolation", False, error.message, "see --isolation")
+    else:
+        for result in _check_tasks(suites, host):
+            yield result
+        async for result in _check_providers(suites, settings):
+            yield result
     if suites:
         yield check_kernel_limits(settings.max_sandboxes)
         if any(provider_for(suite, settings) == "docker" for suite in suites):
@@ -90,13 +122,13 @@ async def _findings(settings: Settings, host: str, port: int) -> AsyncGenerator[
                 yield engine
     yield _check_state(settings.state)
     yield _check_key(settings.state)
-    yield _check_address(settings, host, port)
+    yield await _check_address(settings, host_name, port)
 
 
 def _check_tasks(suites: list[Suite], host: HostInfo) -> Iterable[Finding]:
     for suite in suites:
         count = len(suite.tasks)
-        yield Finding(f"suite {suite.name}", True, f"{count} tasks at {suite.path} ({suite.revision})")
+        yield Finding(f"suite {suite.name}", True, f"{count} tasks at {suite.path} ({suite.version_text})")
     if not suites:
         return
     try:
@@ -119,7 +151,7 @@ def _summary(missing: list[list[MissingRequirement]]) -> str:
 
 
 async def _check_providers(suites: list[Suite], settings: Settings) -> AsyncGenerator[Finding]:
-    checked: set[tuple[ProviderName, str | None]] = set()
+    checked: dict[tuple[ProviderName, str | None], bool] = {}
     for suite in suites:
         name = provider_for(suite, settings)
         try:
@@ -128,9 +160,12 @@ async def _check_providers(suites: list[Suite], settings: Settings) -> AsyncGene
             yield Finding(f"{name} image", False, error.message, "see --provider, --image and --network")
             continue
         if (name, image) not in checked:
-            checked.add((name, image))
-            for result in await _check_provider(name, image, suite, settings):
+            results = await _check_provider(name, image, suite, settings)
+            checked[(name, image)] = all(result.ok for result in results)
+            for result in results:
                 yield Finding(f"{name} {result.what}", result.ok, result.detail, result.cure)
+        for result in await _check_rubrics(suite, settings, can_open=checked[(name, image)]):
+            yield result
         if name == "local" and suite.profile.name == "starter":
             absent = [module for module in STARTER_SERVERS if find_spec(module) is None]
             yield finding(
@@ -151,6 +186,34 @@ async def _check_provider(
         return findings
 
 
+async def _open_and_check_rubrics(suite: Suite, settings: Settings) -> RubricCheck:
+    # In a state folder of its own: this one may not exist yet, and a server makes it.
+    with tempfile.TemporaryDirectory(prefix="decathlon-doctor-") as folder:
+        own = settings.model_copy(update={"state": Path(folder)})
+        common = Path(folder) / "common.tar"
+        await anyio.to_thread.run_sync(suite.common_archive, common)
+        async with create_provider(provider_for(suite, own), f"doctor-{os.getpid()}", own) as provider:
+            return await check_rubrics(suite, create_sandbox_factory(suite, provider, common, own))
+
+
+async def _check_rubrics(suite: Suite, settings: Settings, *, can_open: bool) -> Iterable[Finding]:
+    """A finding about a suite's rubrics, if it has any. `can_open`: whether its sandboxes can be opened."""
+    if suite.path == STARTER:
+        return []
+    check = await _open_and_check_rubrics(suite, settings) if can_open else await check_rubrics(suite, None)
+    if not check.count:
+        return []
+    errors = [error.message for error in check.errors.values()]
+    shown = errors[:MAX_ERRORS] + ([f"{len(errors) - MAX_ERRORS} more"] if len(errors) > MAX_ERRORS else [])
+    detail = (
+        f"{len(errors)} of {check.count} are invalid\n" + "\n".join(shown) if errors else f"{check.count}"
+    )
+    if check.unchecked:
+        detail += f"\ntheir functions could not be imported: {check.unchecked}"
+    cure = "docs/rewards.md#dense-rewards explains rubrics; `decathlon-mcp tasks --check` names the tasks"
+    return [finding(f"rubrics of {suite.name}", not errors, detail, cure)]
+
+
 def _check_state(folder: Path) -> Finding:
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
@@ -168,7 +231,7 @@ def _check_key(state: Path) -> Finding:
         return Finding("key", False, error.message, "make it readable by its owner only, or delete it")
 
 
-def _check_address(settings: Settings, host: str, port: int) -> Finding:
+async def _check_address(settings: Settings, host: str, port: int) -> Finding:
     # Imported late: it takes a second, and all other findings are printed by then.
     from decathlon_mcp.http.authentication import Tokens
     from decathlon_mcp.http.server import hosts_for, listen
@@ -177,8 +240,25 @@ def _check_address(settings: Settings, host: str, port: int) -> Finding:
         hosts_for(host, (), Tokens.read(settings.tokens))
         listen(host, port).close()
     except DecathlonError as error:
+        if error.data.get("inUse") and (state := await anyio.to_thread.run_sync(_server_state, host, port)):
+            running = f"a decathlon-mcp server listens at {host}:{port} already (state: {state})"
+            return Finding(RUNNING, True, f"{running}; another one needs another --port")
         return Finding("address", False, error.message, "see --host, --port and --tokens")
     return Finding("address", True, f"{host}:{port} is free")
+
+
+def _server_state(host: str, port: int) -> str:
+    """The state of the decathlon-mcp server at an address; empty if it is another program."""
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    connection = http.client.HTTPConnection(local, port, timeout=SERVER_SECONDS)
+    try:
+        connection.request("GET", "/healthz")
+        health = as_object(json.loads(connection.getresponse().read(MAX_HEALTH_BYTES))) or {}
+    except (OSError, http.client.HTTPException, ValueError, RecursionError):
+        return ""
+    finally:
+        connection.close()
+    return str(health["state"]) if {"status", "state", "episodes", "sandboxes"} <= health.keys() else ""
 
 
 def _format(result: Finding) -> Text:

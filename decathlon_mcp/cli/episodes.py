@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from decathlon_mcp.errors import UnknownEpisodeError
-from decathlon_mcp.storage.instance import server_processes
+from decathlon_mcp.storage.instance import check_state_folder, server_processes
 from decathlon_mcp.storage.store import ENDED, EpisodeRow, SandboxRow, Store
 from decathlon_mcp.types import JsonObject, as_object
 
@@ -44,6 +44,7 @@ def list_episodes(state: Path, *, every: bool, as_json: bool, handles: bool) -> 
 
     The live ones, and `every` one or the last RECENTLY_ENDED that ended. Raises SettingsError.
     """
+    check_state_folder(state)
     with Store.open_read_only(state) as store:
         if store is None:
             sys.stderr.write(f"decathlon-mcp: no server has kept episodes in {state}\n")
@@ -69,6 +70,7 @@ def show_episode(state: Path, prefix: str, *, as_json: bool, handles: bool) -> i
 
     Raises SettingsError; UnknownEpisodeError if there is none, or more than one.
     """
+    check_state_folder(state)
     with Store.open_read_only(state) as store:
         rows = [] if store is None else store.find_episodes(prefix, 2)
         if len(rows) != 1:

@@ -27,7 +27,7 @@ from decathlon_mcp.sandboxes.inventory import (
     ProcessInventory,
     process_inventories,
 )
-from decathlon_mcp.storage.instance import InstanceLock, instance_lock, server_processes
+from decathlon_mcp.storage.instance import InstanceLock, check_state_folder, instance_lock, server_processes
 from decathlon_mcp.storage.store import FILE_NAME, EpisodeRow, SandboxRow, Store
 
 SERVER_NAME = re.compile(r"[0-9a-f]{12}")
@@ -62,6 +62,7 @@ async def collect(state: Path, dry_run: bool, abandon: bool, as_json: bool) -> i
 
     Episodes that the next `serve` could continue are kept, unless `abandon`. Raises SettingsError.
     """
+    check_state_folder(state)
     report = Report()
     if (state / "servers").is_dir():
         async with _inventories(state, report) as inventories:

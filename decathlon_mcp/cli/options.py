@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -17,7 +17,7 @@ from cyclopts.config import Dict, Env
 from pydantic import Field, create_model
 
 from decathlon_mcp.catalogue.draws import Draw
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.settings import PathSetting, Settings
 
 PREFIX = "DECATHLON_"
 DEFAULT_FILE = Path("decathlon.toml")
@@ -27,13 +27,20 @@ CLIENT_NAMES = ("url", "token")
 """Variables that only commands which connect to a server read."""
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Tasks": ("suite", "names", "language", "results", "overlong", "reward", "max_calls"),
+    "Tasks": ("suite", "names", "language", "results", "overlong", "reward"),
     "Sandboxes": (
         "provider",
         "provider_option",
+        "isolation",
         "image",
         "network",
         "docker_network",
+        "web",
+        "web_proxy",
+        "web_address",
+        "web_authorities",
+        "web_response_mib",
+        "web_recording_mib",
         "servers",
         "dense",
         "memory_mib",
@@ -42,6 +49,9 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "workspace_mib",
     ),
     "Limits": (
+        "limits",
+        "max_calls",
+        "at_limit",
         "max_sandboxes",
         "max_opening",
         "warm",
@@ -91,7 +101,7 @@ UNITS = {
 
 
 class _WithFile(Settings):
-    config: Path | None = Field(
+    config: PathSetting | None = Field(
         None, description="Settings file. [decathlon.toml in this folder, if it exists]"
     )
 
@@ -153,10 +163,23 @@ NO_FILTERS = FilterOptions.model_validate({})
 ServerOptions = _model("ServerOptions")
 TasksOptions = _model(
     "TasksOptions",
-    ("suite", "language", "results", "provider", "provider_option", "image", "network", "state", "config"),
+    (
+        "suite",
+        "language",
+        "results",
+        "provider",
+        "provider_option",
+        "isolation",
+        "image",
+        "network",
+        "web",
+        "state",
+        "config",
+    ),
 )
 DoctorOptions = _model(
-    "DoctorOptions", ("suite", "provider", "provider_option", "image", "dense", "state", "tokens", "config")
+    "DoctorOptions",
+    ("suite", "provider", "provider_option", "isolation", "image", "dense", "state", "tokens", "config"),
 )
 RegradeOptions = _model(
     "RegradeOptions",
@@ -165,9 +188,11 @@ RegradeOptions = _model(
         "language",
         "provider",
         "provider_option",
+        "isolation",
         "image",
         "network",
         "docker_network",
+        "web",
         "memory_mib",
         "cpus",
         "pids",
@@ -175,11 +200,14 @@ RegradeOptions = _model(
         "max_sandboxes",
         "max_opening",
         "evaluation_seconds",
+        "at_limit",
         "state",
         "config",
     ),
 )
-PlayOptions = _model("PlayOptions", ("suite", "provider", "provider_option", "image", "state", "config"))
+PlayOptions = _model(
+    "PlayOptions", ("suite", "provider", "provider_option", "isolation", "image", "state", "config")
+)
 
 ServerSettings = Annotated[ServerOptions, Parameter(name="*")]
 TasksSettings = Annotated[TasksOptions, Parameter(name="*")]
@@ -220,20 +248,42 @@ def _read_file(path: Path) -> dict[str, Any]:
         values = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise CycloptsError(msg=f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise CycloptsError(msg=f"{path}: not a text file (UTF-8)") from None
+    except tomllib.TOMLDecodeError as error:
         raise CycloptsError(msg=f"{path}: not TOML: {error}") from None
-    for name in values:
+    for name, value in values.items():
+        if isinstance(value, dict) and name not in _known_names():
+            raise CycloptsError(msg=f"{path}: settings have no sections: remove the line [{name}]")
         if name not in _known_names():
             matches = difflib.get_close_matches(name, _known_names(), n=1)
             hint = f"; did you mean {matches[0]}?" if matches else ""
             raise CycloptsError(msg=f"{path}: there is no setting {name!r}{hint}")
+        if isinstance(value, dict):
+            raise CycloptsError(msg=f"{path}: {name}: a value was expected, not a table")
     return values
 
 
-def unknown_variables() -> list[str]:
-    """Return the environment variables that start like a setting but are not one, sorted."""
-    known = {PREFIX + name.upper() for name in (*_known_names(), *CLIENT_NAMES)}
-    return sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
+def unknown_variables(options: Collection[str] = ()) -> dict[str, str]:
+    """The environment variables that start like a setting but are not one, sorted; each with the similar one.
+
+    `options`: further options that variables can set. The similar one is empty if there is none.
+    """
+    known = {name.upper().replace("-", "_") for name in (*_known_names(), *CLIENT_NAMES, *options)}
+    names = sorted(name.removeprefix(PREFIX) for name in os.environ if name.startswith(PREFIX))
+    # Compared without the prefix, which would make all of them similar.
+    return {
+        PREFIX + name: "".join(
+            PREFIX + near for near in difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+        )
+        for name in names
+        if name not in known
+    }
+
+
+def describe_unknown_variables(unknown: Mapping[str, str]) -> str:
+    """One line about variables that are set, but are not settings."""
+    return ", ".join(f"{name} (did you mean {near}?)" if near else name for name, near in unknown.items())
 
 
 SOURCES = (Env(PREFIX, command=False, show=False), _from_file)

@@ -18,6 +18,7 @@ from decathlon_client.shutdown import shutdown_on_signal
 from decathlon_mcp.cli.console import ScriptConsole
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.settings import Settings
+from decathlon_mcp.storage.instance import create_state_folder
 from decathlon_mcp.telemetry.logs import configure_logging
 
 LOG_FILE = "play.log"
@@ -76,8 +77,7 @@ def _redirect_logs(settings: Settings, *, embedded: bool) -> Generator[None]:
     try:
         with ExitStack() as stack:
             if embedded:
-                settings.state.mkdir(parents=True, exist_ok=True)
-                settings.state.chmod(0o700)
+                create_state_folder(settings.state)
                 log = stack.enter_context((settings.state / LOG_FILE).open("a", encoding="utf-8"))
                 configure_logging(settings.log_level, settings.log_format)
                 for handler in root.handlers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
 from rich.console import Console
@@ -15,10 +15,12 @@ from rich.text import Text
 
 from decathlon_mcp.app import bootstrap, read_catalogue
 from decathlon_mcp.catalogue.catalogue import Catalogue
-from decathlon_mcp.catalogue.draws import Draw, TaskSampler, filter_tasks
+from decathlon_mcp.catalogue.draws import Draw, Filters, TaskSampler, filter_tasks
 from decathlon_mcp.catalogue.listing import list_tasks
 from decathlon_mcp.catalogue.requirements import PLURALS, MissingRequirement, broken_file
+from decathlon_mcp.catalogue.ways import WayToRun, count_ways, way_to_run
 from decathlon_mcp.episodes.program_probe import probe_programs
+from decathlon_mcp.episodes.rubric_probe import RubricCheck, check_rubrics
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.suites.loading import STARTER
@@ -41,15 +43,36 @@ def show_tasks(settings: Settings, filters: Draw, *, sample: int | None, as_json
         names = [name for name, _, _ in filter_tasks(catalogue, filters)]
     else:
         names = TaskSampler(catalogue).take(filters, count=sample)
+    if not names:
+        _say_that_none_fits(catalogue, filters)
     tasks = list_tasks(catalogue, names)
     if as_json:
-        _print_json({"tasks": tasks})
+        _print_json({"tasks": tasks, "suites": _suites_to_json(catalogue)})
     elif sys.stdout.isatty():
         _print_table(tasks)
+        for line in _suite_lines(catalogue):
+            Console(highlight=False).print(line, soft_wrap=True)
     else:
         for task in tasks:
             sys.stdout.write("\t".join(_cells(task)) + "\n")
     return 0
+
+
+def _suites_to_json(catalogue: Catalogue) -> list[JsonObject]:
+    return [
+        {
+            "name": suite.name,
+            "path": str(suite.path),
+            "revision": suite.revision,
+            **({} if suite.release is None else {"release": suite.release}),
+        }
+        for suite in catalogue.suites
+    ]
+
+
+def _suite_lines(catalogue: Catalogue) -> Iterator[str]:
+    for suite in catalogue.suites:
+        yield f"{suite.name}: {suite.path} ({suite.version_text})"
 
 
 def _cells(task: JsonObject) -> list[str]:
@@ -75,37 +98,66 @@ def _print_table(tasks: list[JsonObject]) -> None:
 
 
 async def check_tasks(settings: Settings, filters: Draw, as_json: bool) -> int:
-    """Print what each task requirements, on stdout; return 0 only if all of them can run.
+    """Print what each task lacks and how it can run, on stdout; return 0 only if all of them can run.
 
     Opens a sandbox for each suite to look for the programs of its MCP servers. Raises SuiteError,
     SettingsError, BadRequestError.
     """
-    catalogue, unchecked = await _probe_programs(settings)
+    catalogue, unchecked, rubrics = await _look_into_sandboxes(settings)
     names = [name for name, _, _ in filter_tasks(catalogue, filters)]
-    missing = {name: [*_missing_requirements(catalogue, *catalogue.entry(name))] for name in names}
+    missing = {name: [*_missing_requirements(catalogue, *catalogue.entry(name), rubrics)] for name in names}
+    ways = {name: way_to_run(*catalogue.entry(name), missing[name]) for name in names}
     if as_json:
-        tasks = [{**task, **_missing_to_json(missing[task["id"]])} for task in list_tasks(catalogue, names)]
-        _print_json({"tasks": tasks, "unseen": unchecked})
+        tasks = [
+            {**task, **_missing_to_json(missing[task["id"]]), "how": ways[task["id"]].to_json()}
+            for task in list_tasks(catalogue, names)
+        ]
+        _print_json({"tasks": tasks, "suites": _suites_to_json(catalogue), "unseen": unchecked})
     else:
-        _print_missing(missing, unchecked)
-    return 1 if any(missing.values()) else 0
+        _print_missing(missing, ways, unchecked)
+        for line in _suite_lines(catalogue):
+            Console(highlight=False).print(line, soft_wrap=True)
+    if not names:
+        _say_that_none_fits(catalogue, filters)
+    return 1 if not names or any(missing.values()) else 0
 
 
-async def _probe_programs(settings: Settings) -> tuple[Catalogue, JsonObject]:
-    """Return the tasks and, for each suite whose sandbox could not be checked for programs, the reason."""
+def _say_that_none_fits(catalogue: Catalogue, filters: Draw) -> None:
+    words: list[str] = []
+    for name, value in filters.model_dump(include=set(Filters.model_fields)).items():
+        if value not in (None, ()):
+            shown = ",".join(value) if name in ("needs", "without") else value
+            words.append(f"--{name.replace('_', '-')} {shown}")
+    sys.stderr.write(f"decathlon-mcp: none of the {len(catalogue)} tasks fits {' '.join(words)}\n")
+
+
+async def _look_into_sandboxes(
+    settings: Settings,
+) -> tuple[Catalogue, JsonObject, Mapping[str, RubricCheck]]:
+    """Return the tasks, for each suite whose sandbox could not be checked the reason, and its rubrics."""
+    reasons: dict[str, str] = {}
+    rubrics: dict[str, RubricCheck] = {}
     async with bootstrap(settings) as episodes:
         catalogue = episodes.catalogue
-        suites = [suite for suite in catalogue.suites if suite.path != STARTER]
-        reasons = {
-            suite.name: await probe_programs(episodes.sandbox_factory(suite.name), catalogue)
-            for suite in suites
-        }
-    return catalogue, {name: reason for name, reason in reasons.items() if reason is not None}
+        for suite in catalogue.suites:
+            if suite.path == STARTER:
+                continue
+            factory = episodes.sandbox_factory(suite.name)
+            reason = await probe_programs(factory, catalogue)
+            # A sandbox that could not be opened once is not tried again.
+            rubrics[suite.name] = await check_rubrics(suite, factory if reason is None else None)
+            if why := reason or rubrics[suite.name].unchecked:
+                reasons[suite.name] = why
+    return catalogue, reasons, rubrics
 
 
-def _missing_requirements(catalogue: Catalogue, suite: Suite, task: Task) -> Iterator[MissingRequirement]:
+def _missing_requirements(
+    catalogue: Catalogue, suite: Suite, task: Task, rubrics: Mapping[str, RubricCheck]
+) -> Iterator[MissingRequirement]:
     """Yield what the task lacks, including errors that only rendering its prompt and servers reveals."""
     yield from (missing := catalogue.missing_requirements(suite, task))
+    if suite.name in rubrics and (error := rubrics[suite.name].errors.get(task.id)) is not None:
+        yield broken_file(suite, error, task.id)
     if missing:
         return
     try:
@@ -134,22 +186,26 @@ def summarize_missing(requirements: Iterable[MissingRequirement]) -> Iterator[st
         yield f"{kind}: {listed}{f', {len(names) - MAX_NAMES} more' if len(names) > MAX_NAMES else ''}"
 
 
-def _print_missing(missing: dict[str, list[MissingRequirement]], unchecked: JsonObject) -> None:
+def _print_missing(
+    missing: dict[str, list[MissingRequirement]], ways: dict[str, WayToRun], unchecked: JsonObject
+) -> None:
     console = Console(highlight=False)
     for name, requirements in missing.items():
         mark = ("✗   ", "bold red") if requirements else ("ok  ", "green")
-        console.print(Text.assemble(mark, (name, "bold")), soft_wrap=True)
+        console.print(Text.assemble(mark, (name, "bold"), f": {ways[name].text}"), soft_wrap=True)
         for requirement in requirements:
             page = "" if requirement.kind == "broken" else f"\n      → {requirement.page}"
             console.print(Text.assemble(f"      {requirement.message}", (page, "yellow")), soft_wrap=True)
     runnable = sum(not requirements for requirements in missing.values())
     console.print(f"\n{runnable} of {len(missing)} can run here", soft_wrap=True)
+    for text, count in count_ways(ways.values()).items():
+        console.print(f"  {count} {text}", soft_wrap=True)
     for line in summarize_missing(
         requirement for requirements in missing.values() for requirement in requirements
     ):
         console.print(line, soft_wrap=True)
     for suite, reason in unchecked.items():
-        console.print(f"{suite}: could not check its servers' programs: {reason}", soft_wrap=True)
+        console.print(f"{suite}: could not look into a sandbox: {reason}", soft_wrap=True)
 
 
 def show_conflicts(settings: Settings, filters: Draw, *, as_json: bool) -> int:
@@ -164,6 +220,8 @@ def show_conflicts(settings: Settings, filters: Draw, *, as_json: bool) -> int:
         names.append(name)
         for shared in suite.shared_resources(task.id):
             users.setdefault(shared, []).append(name)
+    if not names:
+        _say_that_none_fits(catalogue, filters)
     if as_json:
         entries = [
             {"name": shared.name, "account": shared.account, "slots": len(shared.slots), "tasks": tasks}
@@ -173,6 +231,8 @@ def show_conflicts(settings: Settings, filters: Draw, *, as_json: bool) -> int:
         return 0
     for line in sorted(_conflict_lines(users)):
         sys.stdout.write(f"{line}\n")
+    if not names:
+        return 0
     sharing = {name for tasks in users.values() for name in tasks}
     sys.stderr.write(f"{len(sharing)} of {len(names)} tasks share something; the others share nothing\n")
     return 0

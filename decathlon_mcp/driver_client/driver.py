@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from functools import cache
 from importlib import resources
 from importlib.util import MAGIC_NUMBER
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import anyio
 from anyio import aclose_forcefully
@@ -50,6 +50,7 @@ GRACE_SECONDS = 10.0
 FREEZE_SECONDS = 30.0
 DEFAULT_REPLY_BYTES = 4 << 20
 MAX_TOOLS = 2_000
+MAX_TOOL_PAGES = 100
 MAX_TOOL_BYTES = 256 << 10
 """Limits on the tools of one server: their number, and the length of one definition."""
 CLEAN_SECONDS = 300.0
@@ -145,6 +146,14 @@ class DriverClient:
         self._rpc = rpc
         self._tasks = tasks
         self._reply_bytes = reply_bytes
+        self._environment: Mapping[str, str] = {}
+
+    def set_environment(self, variables: Mapping[str, str]) -> None:
+        """Environment variables of all programs and servers that are started from now on.
+
+        What a program or a server sets itself has precedence.
+        """
+        self._environment = dict(variables)
 
     @property
     def closed(self) -> anyio.Event:
@@ -191,7 +200,7 @@ class DriverClient:
             {
                 "argv": list(argv),
                 "cwd": cwd,
-                "env": dict(env or {}),
+                "env": {**self._environment, **(env or {})},
                 "inherit": inherit,
                 "timeout_seconds": timeout_seconds,
                 "output_bytes": output_bytes,
@@ -233,7 +242,11 @@ class DriverClient:
 
     async def define(self, servers: Sequence[Mapping[str, Any]]) -> None:
         """Give the driver the specifications of the task's MCP servers, secrets included; starts none."""
-        await self._rpc.request(wire.DEFINE, {"servers": [dict(server) for server in servers]})
+        specs = [dict(server) for server in servers]
+        for spec in specs:
+            if spec.get("type") == "stdio":
+                spec["env"] = {**self._environment, **spec.get("env", {})}
+        await self._rpc.request(wire.DEFINE, {"servers": specs})
 
     async def start(
         self, names: Sequence[str], *, deadline_seconds: float, again: bool = False
@@ -312,6 +325,37 @@ class DriverClient:
                 raise LimitExceededError(error.message, limit_bytes=self._reply_bytes) from None
             raise
 
+    async def changed_servers(self) -> set[str]:
+        """Wait until servers have said that their tools have changed; each is returned once for all of it."""
+        return await self._rpc.changed_servers.take()
+
+    async def list_tools(self, server: str, *, timeout_seconds: float) -> list[JsonObject]:
+        """The tools of a server that runs, as `start` returns them.
+
+        Raises what `start` and `call` raise.
+        """
+        tools: list[Any] = []
+        cursor: str | None = None
+        size = 0
+        for _ in range(MAX_TOOL_PAGES):
+            params = {} if cursor is None else {"cursor": cursor}
+            reply = await self.call(server, "tools/list", params, timeout_seconds=timeout_seconds)
+            if reply.result is None:
+                raise DriverError(f"server {server} does not list its tools", reason="server")
+            size += len(reply.result)
+            if size > self._reply_bytes:
+                raise LimitExceededError(
+                    f"the tools of server {server} have more than {self._reply_bytes} bytes"
+                )
+            result = as_object(reply.decoded().get("result")) or {}
+            page, following = result.get("tools"), result.get("nextCursor")
+            if isinstance(page, list):
+                tools += cast("list[Any]", page)
+            if not isinstance(following, str) or len(tools) > MAX_TOOLS:
+                return _checked_tools(server, _validated(ServerInfo, {"tools": tools})).tools
+            cursor = following
+        raise LimitExceededError(f"server {server} has more than {MAX_TOOL_PAGES} pages of tools")
+
     async def freeze(self, *, spare: Sequence[str] = ()) -> None:
         """Kill every process of the sandbox except the driver; no server can be started or called again.
 
@@ -326,6 +370,13 @@ class DriverClient:
         """
         self._rpc.tunnels.forward(targets, self._tasks)
         await self._rpc.request(wire.FORWARD, {"ports": [*targets]})
+
+    async def resolve(self) -> None:
+        """Let every host name lead to the sandbox's loopback, for programs that ask its port 53.
+
+        Raises DriverError with reason `network` if the driver may not listen there.
+        """
+        await self._rpc.request(wire.RESOLVE, {})
 
     async def dial(self, port: int) -> ByteStream:
         """Connect to a port of the sandbox's loopback.

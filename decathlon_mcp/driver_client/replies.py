@@ -119,13 +119,17 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How the driver shortens a result: its text to `characters`, with the whole text in `folder`."""
+    """How the driver shortens a result: its text to `characters`, with the whole text in `folder`.
 
-    folder: PurePosixPath
+    Without `folder`, what is cut off is dropped.
+    """
+
     characters: int
+    folder: PurePosixPath | None = None
 
     def to_json(self) -> JsonObject:
-        return {"folder": str(self.folder), "characters": self.characters}
+        folder: JsonObject = {} if self.folder is None else {"folder": str(self.folder)}
+        return {**folder, "characters": self.characters}
 
 
 class _Envelope(msgspec.Struct, frozen=True):
@@ -138,7 +142,7 @@ class _Envelope(msgspec.Struct, frozen=True):
 class _Overlong(msgspec.Struct, frozen=True):
     """What the driver reports about a result that it has shortened."""
 
-    path: str
+    path: str | None
     characters: int
 
 
@@ -232,9 +236,13 @@ def _item_without_own_keys(item: Raw) -> dict[str, Raw] | Raw:
 
 
 def _read_overlong(overlong: Raw) -> JsonObject | None:
-    """Where the whole text of a shortened result is, and its length; None if the driver sent nonsense."""
+    """Where the whole text of a shortened result is, if it was saved, and its length.
+
+    None if the driver sent nonsense.
+    """
     try:
         read = _decode_overlong(overlong)
     except _UNREADABLE:
         return None
-    return {"path": read.path[:MAX_PATH_CHARACTERS], "characters": read.characters}
+    path: JsonObject = {} if read.path is None else {"path": read.path[:MAX_PATH_CHARACTERS]}
+    return {**path, "characters": read.characters}

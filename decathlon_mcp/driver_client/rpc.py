@@ -48,6 +48,9 @@ MAX_NOTIFICATION_NODES = 10_000
 READ_IN_THREAD_BYTES = 1 << 18
 """Results from this length on are checked and decoded in a thread. In all, that takes up to 50 ms for 4 MiB,
 but no single step keeps the event loop waiting for longer than 10 ms."""
+MAX_SERVERS = 1_000
+MAX_SERVER_CHARACTERS = 1_000
+"""Limits on the names of servers whose tools have changed."""
 MAX_DEPTH = 128
 """Depth of a result; the driver refuses replies of the task's servers that are deeper than 120."""
 
@@ -143,6 +146,30 @@ class _PendingRequest:
         return notification
 
 
+class ChangedServers:
+    """The servers that have said that their tools have changed, until somebody takes their names."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._added = anyio.Event()
+
+    def add(self, params: bytes) -> None:
+        """Add the server of a `changed` notification."""
+        try:
+            name = (as_object(decode_bounded(params)) or {}).get("server")
+        except ValueError:
+            return
+        if isinstance(name, str) and len(name) <= MAX_SERVER_CHARACTERS and len(self._names) < MAX_SERVERS:
+            self._names.add(name)
+            self._added.set()
+
+    async def take(self) -> set[str]:
+        """The names since the last call; waits until there is one."""
+        await self._added.wait()
+        names, self._names, self._added = self._names, set(), anyio.Event()
+        return names
+
+
 class RpcClient:
     """Sends requests and notifications to a driver; `read` must run in a task of its own.
 
@@ -174,6 +201,7 @@ class RpcClient:
         # Requests for whose replies nothing waits.
         self._posted: dict[int, Callable[[], object]] = {}
         self._loss = Loss()
+        self.changed_servers = ChangedServers()
         self.tunnels = Tunnels(self.notify, first_id)
         self.ready = False
         """True once the driver has been attached."""
@@ -419,6 +447,9 @@ class RpcClient:
             return
         if method in (wire.PROGRESS, wire.MESSAGE):
             self._queue_notification(method, params)
+        elif method == wire.CHANGED:
+            if self._notification_count.take():
+                self.changed_servers.add(bytes(params))
         elif method in TUNNEL_NOTIFICATIONS:
             self.tunnels.handle(method, bytes(params))
 

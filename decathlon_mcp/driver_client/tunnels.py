@@ -229,10 +229,11 @@ async def _connect(tunnel: Tunnel, dial: Dialer) -> None:
         with suppress(*_BROKEN, TimeoutError):
             with anyio.fail_after(DIAL_SECONDS):
                 target = await dial()
-            await _relay(tunnel, target)
+            await relay(tunnel, target)
 
 
-async def _relay(tunnel: ByteStream, target: ByteStream) -> None:
+async def relay(tunnel: ByteStream, target: ByteStream) -> None:
+    """Copy between two streams until both directions have ended; `target` is closed."""
     async with target, background_tasks() as tasks:
         backwards_done = anyio.Event()
 

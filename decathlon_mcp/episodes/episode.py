@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncGenerator
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Self
+from typing import Protocol, Self
+from weakref import WeakSet
 
 import anyio
 from anyio.abc import TaskGroup
@@ -36,7 +37,7 @@ from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.server_starts import ServerStarts
 from decathlon_mcp.episodes.specification import Claim, EpisodeSpec
 from decathlon_mcp.episodes.state import Ending, Phase, State
-from decathlon_mcp.episodes.tool_lists import shared_router
+from decathlon_mcp.episodes.tool_lists import same_tools, shared_router
 from decathlon_mcp.episodes.tools import ToolRoute, ToolRouter, ToolSession
 from decathlon_mcp.errors import (
     DecathlonError,
@@ -45,8 +46,10 @@ from decathlon_mcp.errors import (
     EpisodeEndedError,
     LimitExceededError,
     SandboxLostError,
+    UnknownToolError,
 )
 from decathlon_mcp.grading.attempt import Attempt
+from decathlon_mcp.grading.evaluation import UNGRADED
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.storage.journal import Journal
@@ -55,7 +58,7 @@ from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.prompts import Prompt
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import CallOutcome, EpisodeMetrics
-from decathlon_mcp.types import as_json
+from decathlon_mcp.types import JsonObject, as_json
 
 log = logging.getLogger("decathlon.episodes")
 
@@ -65,6 +68,14 @@ MAX_ANSWER_BYTES = 1 << 20
 """Longest answer of a claim, in UTF-8."""
 MAX_CAUSE_BYTES = 16 << 10
 """An ended episode, of which the registry keeps thousands, keeps the data of its cause up to this length."""
+
+
+class ToolListener(Protocol):
+    """A client that is notified when the tools of an episode have changed."""
+
+    async def tools_changed(self, episode: Episode) -> None:
+        """Notify the client. May take long, and must not raise."""
+        ...
 
 
 class Episode:
@@ -92,6 +103,8 @@ class Episode:
         self.records = EpisodeRecords(store, spec.id)
         self._tools: OfferedTools | None = None
         self._router: ToolRouter | None = None
+        self._current_router: ToolRouter | None = None
+        self.tool_listeners: WeakSet[ToolListener] = WeakSet()
         self._tools_known = anyio.Event()
         self._has_called = False
         self._tool_session: ToolSession | None = None
@@ -112,6 +125,8 @@ class Episode:
         if stored.tools is not None and stored.phase is not Phase.ENDED:
             router = shared_router(stored.tools.servers, self.sandbox_factory.tool_names)
             self._set_tools(stored.tools, router)
+            if stored.tools.changed:
+                self._current_router = shared_router(stored.tools.current, self.sandbox_factory.tool_names)
         if stored.phase in (Phase.QUEUED, Phase.OPENING) and stored.verdict is None:
             self.records.progress = Progress(requested_ending=stored.progress.requested_ending)
             return
@@ -165,8 +180,13 @@ class Episode:
 
     @property
     def router(self) -> ToolRouter | None:
-        """The tools' names, once they are known and until the end."""
+        """The tools' names, once they are known and until the end: as they were listed first."""
         return self._router
+
+    @property
+    def current_router(self) -> ToolRouter | None:
+        """As `router`, with the tools that servers have now."""
+        return self._current_router or self._router
 
     @property
     def tools(self) -> OfferedTools | None:
@@ -193,6 +213,12 @@ class Episode:
         return self.records.progress.claim
 
     @property
+    def is_graded(self) -> bool:
+        """Whether its attempt, as it was closed, is graded; if not, its reward is 0."""
+        cause = self.claim and self.claim.truncated_by
+        return cause is None or self.sandbox_factory.grades_truncated or cause not in UNGRADED
+
+    @property
     def verdict(self) -> Verdict | None:
         return self._verdict
 
@@ -214,6 +240,21 @@ class Episode:
     def hold(self, *, use: bool = True) -> AbstractContextManager[None]:
         """Keep the lease from expiring while a request is served. `use`: see `Lease.acquire`."""
         return self.lease.hold(use=use)
+
+    def change_tools(self, server: str, tools: list[JsonObject]) -> bool:
+        """A server has other tools from now on; False if they are the same as before.
+
+        Raises SetUpError if two tools would have the same name.
+        """
+        if self._tools is None or self.state.phase is not Phase.READY:
+            return False
+        if same_tools(self._tools.current.get(server, []), tools):
+            return False
+        changed = replace(self._tools, changed={**self._tools.changed, server: tools})
+        router = shared_router(changed.current, self.sandbox_factory.tool_names)
+        self.records.update(self.state.phase, tools=changed)
+        self._tools, self._current_router = changed, router
+        return True
 
     async def known_tools(self) -> ToolRouter:
         """Wait until the tools are known, which may be before they can be called; they stay listed after the
@@ -263,7 +304,7 @@ class Episode:
         digest = await call_digest_of_any_size(name, params.arguments)
         call = await self._operations.find(caller.operation, digest)
         if call is None:
-            route = router.route(name)
+            route = self._route(router, name)
             call = self._begin_call(route, name, params.on_one_line(), digest, caller.operation)
         if not isinstance(call, RunningCall):
             return await self._first_reply(call)
@@ -280,6 +321,13 @@ class Episode:
             error = type(outcome)(outcome.message, **outcome.data)
             raise error if call.kept is False else await self._explain_call_error(error)
         return outcome
+
+    def _route(self, router: ToolRouter, name: str) -> ToolRoute:
+        """The route of a tool that is listed now, or was listed first. Raises UnknownToolError."""
+        if self._current_router is not None:
+            with suppress(UnknownToolError):
+                return self._current_router.route(name)
+        return router.route(name)
 
     async def restore_calls(self) -> None:
         """Read the calls of a server that died from the trajectory, before the episode is READY again."""
@@ -329,7 +377,7 @@ class Episode:
         await self.ready()
         if self.state.phase is Phase.ENDED and self.claim is None:
             raise self._end_error()
-        return self._accept_claim(Claim(not truncated, answer, truncated, turns))
+        return self._accept_claim(Claim(not truncated, answer, "client" if truncated else None, turns))
 
     async def evaluate(self) -> Verdict:
         """Wait for the verdict; an attempt that is still open is closed first.
@@ -372,6 +420,7 @@ class Episode:
             suite=factory.suite.name,
             suite_revision=progress.suite_revision or revision,
             suite_changed=changed,
+            suite_release=progress.suite_release,
             preprocess_failure=progress.preprocess_failure,
             isolation=factory.provider.isolation,
             unlimited=factory.provider.unlimited,
@@ -383,7 +432,7 @@ class Episode:
             call_counts=self._recorder.counts,
             tools=self._router.offered if self._router else {},
             claimed=claim is not None and claim.by_agent,
-            truncated=claim is not None and claim.truncated,
+            truncated_by=claim.truncated_by if claim else None,
             answer=claim.answer if claim else None,
             turns=claim.turns if claim else None,
             started_at=progress.ready_at,
@@ -410,6 +459,7 @@ class Episode:
         self.records.progress = replace(
             self.records.progress,
             suite_revision=factory.suite.revision_of(self.spec.task),
+            suite_release=factory.suite.release,
             suite_changed=factory.suite.common_digest() != factory.common_digest,
         )
 
@@ -470,7 +520,7 @@ class Episode:
         self.records.end(ending)
         self.state.end(ending, None if cause is None else _without_frames(cause))
         self.metrics.ended(ending.name.lower())
-        self._tool_session = self._router = self._tools = None
+        self._tool_session = self._router = self._current_router = self._tools = None
         self._tools_known.set()
         for call in self._operations.running:
             self._end_call(call, self._end_error())
@@ -494,7 +544,7 @@ class Episode:
             "claim",
             by_agent=claim.by_agent,
             answer=claim.answer,
-            truncated=claim.truncated,
+            truncated=claim.truncated_by is not None,
             turns=claim.turns,
         )
         return True
@@ -509,10 +559,10 @@ class Episode:
             raise EpisodeClaimedError("this attempt was claimed and is closed: no tool works any more")
         max_calls = self.spec.limits.max_calls
         if max_calls is not None and self._recorder.last >= max_calls:
-            self._accept_claim(Claim(by_agent=False, truncated=True))
+            self._accept_claim(Claim(by_agent=False, truncated_by="calls"))
+            consequence = "will be graded as it is" if self.is_graded else "counts as failed"
             raise EpisodeClaimedError(
-                f"the limit of {max_calls} tool calls is reached: this attempt is closed and will be "
-                "graded as it is",
+                f"the limit of {max_calls} tool calls is reached: this attempt is closed and {consequence}",
                 truncated=True,
             )
         return self._tool_session
@@ -616,7 +666,7 @@ class Episode:
                 "this attempt is closed and will be graded as it is: its log has reached its limit, or the "
                 "server's disk is full"
             )
-            self._accept_claim(Claim(by_agent=False, truncated=True))
+            self._accept_claim(Claim(by_agent=False, truncated_by="log"))
         return EpisodeClaimedError(
             self._limit_reached or "this attempt was closed before the call was sent", truncated=True
         )

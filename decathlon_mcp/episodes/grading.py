@@ -21,7 +21,7 @@ from decathlon_mcp.errors import AtCapacityError, LimitExceededError
 from decathlon_mcp.grading.attempt import Attempt
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
-from decathlon_mcp.grading.traj_log import TrajectoryLog
+from decathlon_mcp.grading.traj_log import TrajectoryLog, eval_res
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.telemetry.logs import fields
@@ -86,6 +86,7 @@ class EpisodeGrader:
                 records=episode.records,
                 role="grader",
                 opening=self.opening,
+                web=self.resources.web if factory.uses_web(episode.spec.task, "grader") else None,
             ) as opened:
                 yield opened
 
@@ -121,6 +122,7 @@ class EpisodeGrader:
             deadline_seconds=episode.spec.limits.evaluation_seconds,
             credentials=self.resources.credentials,
             in_place=in_place,
+            grades_truncated=factory.grades_truncated,
         )
         verdict = await grade(job)
         with CancelScope(shield=True):
@@ -138,4 +140,4 @@ class EpisodeGrader:
         suite, journal = self.episode.sandbox_factory.suite, self.episode.journal
         log = TrajectoryLog(attempt, suite=suite, task=self.episode.spec.task, root=suite.profile.root)
         journal.write_chunks("traj_log.json", log)
-        journal.write("eval_res.json", {"pass": verdict.success, "details": verdict.detail})
+        journal.write("eval_res.json", eval_res(attempt, suite.profile, verdict))

@@ -22,6 +22,7 @@ from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
 from decathlon_mcp.suites.local_tools import ToolDescriptions
+from decathlon_mcp.suites.release import Release
 from decathlon_mcp.types import JsonObject
 
 SandboxRole = Literal["agent", "preprocess", "grader", "service"]
@@ -43,6 +44,7 @@ class Progress:
     dense: bool = False
     suite_revision: str | None = None
     suite_changed: bool = False
+    suite_release: Release | None = None
     preprocess_failure: str = ""
     slots: Mapping[str, str] = field(default_factory=dict[str, str])
     agent: str | None = None
@@ -57,20 +59,31 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """The tools of a ready episode. `servers`: by server; `local`: those of the suite's own code."""
+    """The tools of a ready episode. `servers`: by server; `local`: those of the suite's own code.
+
+    `changed`: the tools of servers that have changed theirs since then.
+    """
 
     servers: Mapping[str, list[JsonObject]]
     local: ToolDescriptions
+    changed: Mapping[str, list[JsonObject]] = field(default_factory=dict[str, list[JsonObject]])
 
     def to_json(self) -> JsonObject:
-        return {
+        value: JsonObject = {
             "servers": dict(self.servers),
             "local": {name: [*tools] for name, tools in self.local.items()},
         }
+        return {**value, "changed": dict(self.changed)} if self.changed else value
 
     @classmethod
     def from_json(cls, value: JsonObject) -> Self:
-        return cls(value["servers"], {name: tuple(tools) for name, tools in value["local"].items()})
+        local = {name: tuple(tools) for name, tools in value["local"].items()}
+        return cls(value["servers"], local, value.get("changed", {}))
+
+    @property
+    def current(self) -> Mapping[str, list[JsonObject]]:
+        """The tools by server, as they are now."""
+        return {**self.servers, **self.changed}
 
 
 _PROGRESS = TypeAdapter(Progress)

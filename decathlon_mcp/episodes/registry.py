@@ -30,6 +30,7 @@ from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import EpisodeSpec
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.episodes.warm_pool import WarmPool
+from decathlon_mcp.episodes.web import recorded_launch_time
 from decathlon_mcp.errors import (
     AtCapacityError,
     BadRequestError,
@@ -192,7 +193,7 @@ class EpisodeRegistry:
             task=task,
             task_name=task_id,
             owner=principal,
-            launch_time=launch_time or datetime.now().astimezone(),
+            launch_time=self._launch_time(suite, task, launch_time),
             policy=choose_policy(policy, self.reward_policy, principal),
             limits=self.options.limits.for_task(task, max_calls),
             keeps_workspace=self.options.keeps_workspace,
@@ -203,6 +204,24 @@ class EpisodeRegistry:
         episode.metrics.started()
         self._run(episode)
         return episode
+
+    def _launch_time(self, suite: Suite, task: Task, requested: datetime | None) -> datetime:
+        """The time that an episode is played at: of its recorded web, else as requested, else now.
+
+        Raises BadRequestError if another one is requested than that of the recording.
+        """
+        factory = self._sandbox_factories[suite.name]
+        recorded = None
+        if factory.web is not None and factory.uses_web(task):
+            recorded = recorded_launch_time(factory.web.state, suite, task)
+        if recorded is None:
+            return requested or datetime.now().astimezone()
+        if requested is not None and requested != recorded:
+            raise BadRequestError(
+                f"the recording of the web of {task.id} fixes the launch time "
+                f"{recorded.isoformat()}: leave out another one"
+            )
+        return recorded
 
     def recover(self, stored: StoredEpisode) -> None:
         """Continue an episode of a dead server in the background. Raises OSError, AtCapacityError.

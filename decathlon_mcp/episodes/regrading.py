@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.services import read_credentials
 from decathlon_mcp.episodes.set_up import SEALED_LIMIT_BYTES
+from decathlon_mcp.episodes.web import EpisodeWeb
 from decathlon_mcp.errors import BadRequestError, UnknownTaskError
 from decathlon_mcp.foreign_names import quoted
 from decathlon_mcp.grading.attempt import CallRecord
@@ -116,22 +117,27 @@ class Regrader:
             captured = await anyio.to_thread.run_sync(self._restore, folder, kept, suite, task, scratch)
             revision = await anyio.to_thread.run_sync(suite.revision_of, task)
             recorded = await anyio.to_thread.run_sync(TrajectoryCalls, folder / TRAJECTORY_FILE)
-            job = GradingJob(
-                attempt=replace(
-                    attempt,
-                    calls=_Calls(recorded),
-                    grader_network=factory.grader_network_for(task),
-                    suite_changed=attempt.suite_changed or revision != attempt.suite_revision,
-                ),
-                suite=suite,
-                task=task,
-                open_sandbox=self._opener(factory, kept, images),
-                captured=captured,
-                common=factory.common,
-                deadline_seconds=options.limits.for_task(task).evaluation_seconds,
-                credentials=await read_credentials(factory, task, {}),
-            )
-            verdict = await grade(job)
+            async with AsyncExitStack() as stack:
+                web = await self._open_web(stack, factory, kept, task)
+                job = GradingJob(
+                    attempt=replace(
+                        attempt,
+                        calls=_Calls(recorded),
+                        grader_network=factory.grader_network_for(task),
+                        suite_changed=attempt.suite_changed or revision != attempt.suite_revision,
+                    ),
+                    suite=suite,
+                    task=task,
+                    open_sandbox=self._opener(factory, kept, images, web),
+                    captured=captured,
+                    common=factory.common,
+                    deadline_seconds=options.limits.for_task(task).evaluation_seconds,
+                    credentials=await read_credentials(factory, task, {}),
+                    grades_truncated=factory.grades_truncated,
+                )
+                verdict = await grade(job)
+                if web is not None:
+                    verdict = verdict.model_copy(update={"web": await web.use()})
         finally:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(lambda: shutil.rmtree(scratch, ignore_errors=True))
@@ -151,7 +157,18 @@ class Regrader:
             raise UnknownTaskError(f"the suite {name} has no task {quoted(kept.task_id)} any more")
         return suites[name], suites[name].task(kept.task_id)
 
-    def _opener(self, factory: SandboxFactory, kept: KeptAttempt, images: list[str | None]) -> OpenSandbox:
+    async def _open_web(
+        self, stack: AsyncExitStack, factory: SandboxFactory, kept: KeptAttempt, task: Task
+    ) -> EpisodeWeb | None:
+        """The recorded web for one grading, if the server has one and the evaluator needs it."""
+        if factory.web is None or not factory.uses_web(task, "grader"):
+            return None
+        label, launch_time = f"{kept.attempt.episode[:12]}-regrade", kept.attempt.launch_time
+        return await stack.enter_async_context(factory.web.episode(factory.suite, task, label, launch_time))
+
+    def _opener(
+        self, factory: SandboxFactory, kept: KeptAttempt, images: list[str | None], web: EpisodeWeb | None
+    ) -> OpenSandbox:
         """Opens sandboxes for one grading; the digests of their images are added to `images`."""
         image = None if self._other_image else kept.attempt.image_digest
         names = (f"{kept.attempt.episode[:12]}-regrader{number}" for number in itertools.count(1))
@@ -159,7 +176,9 @@ class Regrader:
         @asynccontextmanager
         async def open_sandbox(network: Network) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
             opening = self._registry.admission.opening_graders
-            async with factory.open(next(names), network, image=image, opening=opening) as opened:
+            async with factory.open(
+                next(names), network, image=image, opening=opening, role="grader", web=web
+            ) as opened:
                 images.append(opened[0].image_digest)
                 yield opened
 
@@ -211,7 +230,7 @@ def _refuse_unless_repeatable(kept: KeptAttempt, suite: Suite, task: Task, facto
         played = _PLAYED[kept.attempt.isolation]
         raise BadRequestError(
             f"it was played {played}, and the provider {factory.provider.name} grades otherwise: choose the "
-            "same with --provider"
+            "same with --provider, and --isolation if that is local"
         )
 
 

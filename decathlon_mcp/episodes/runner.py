@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +23,9 @@ from decathlon_mcp.episodes.records import StoredEpisode
 from decathlon_mcp.episodes.services import EpisodeResources, open_services, read_credentials
 from decathlon_mcp.episodes.set_up import SEALED_FILE, SetUp
 from decathlon_mcp.episodes.state import Ending, Phase
+from decathlon_mcp.episodes.tool_changes import follow_tool_changes
 from decathlon_mcp.episodes.tool_offer import ToolOffer
+from decathlon_mcp.episodes.web import EpisodeWeb
 from decathlon_mcp.errors import (
     CallTimeoutError,
     DecathlonError,
@@ -135,7 +138,7 @@ class EpisodeRunner:
         async with AsyncExitStack() as stack:
             resources = await self._open_resources(stack)
             try:
-                return await self._play_with(resources)
+                return await _with_web(await self._play_with(resources), resources)
             except DecathlonError as error:
                 # Before the tools are ready, nothing of the agent can run.
                 if not episode.was_ready or not may_be_the_agents_fault(error):
@@ -145,7 +148,8 @@ class EpisodeRunner:
                     raise
                 episode.resume_calls()
                 attempt = await anyio.to_thread.run_sync(episode.attempt)
-                return verdict_without_grading(attempt, status="forfeited", detail=error.message)
+                verdict = verdict_without_grading(attempt, status="forfeited", detail=error.message)
+                return await _with_web(verdict, resources)
 
     async def _play_with(self, resources: EpisodeResources) -> Verdict:
         episode = self._episode
@@ -190,7 +194,13 @@ class EpisodeRunner:
                     taken_back=self._rows if episode.was_ready else None,
                 )
             )
-        return EpisodeResources(services, credentials)
+        web: EpisodeWeb | None = None
+        if factory.web is not None and factory.uses_web(task):
+            launch_time = episode.spec.launch_time
+            web = await stack.enter_async_context(
+                factory.web.episode(factory.suite, task, label, launch_time)
+            )
+        return EpisodeResources(services, credentials, web)
 
     @property
     def _rows(self) -> Mapping[str, SandboxRow]:
@@ -214,6 +224,7 @@ class EpisodeRunner:
                     row,
                     episode.records,
                     forwards=resources.services.targets,
+                    web=resources.web if factory.uses_web(episode.spec.task, "agent") else None,
                     unanswered=episode.unanswered_requests,
                 )
             )
@@ -264,6 +275,7 @@ class EpisodeRunner:
                 dense=name == agent_name and not task.in_place,
                 opening=self._admission.opening,
                 token=episode.spec.owner.share_key,
+                web=resources.web if factory.uses_web(task, "agent") else None,
             ) as (sandbox, driver):
                 episode.mark_opened(sandbox.spec.name, sandbox.image_digest, dense=sandbox.spec.dense)
                 yield sandbox, driver
@@ -306,6 +318,7 @@ class EpisodeRunner:
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(watch, driver.closed)
+            tasks.start_soon(follow_tool_changes, episode, driver)
             if starts is not None:
                 tasks.start_soon(watch, starts.failed)
                 if episode.sandbox_factory.servers == "ahead":
@@ -333,6 +346,8 @@ class EpisodeRunner:
                 if status == "forfeited" and not episode.was_ready:
                     status = "not_evaluated"
                 attempt = episode.attempt()
+                if ending is Ending.TIME_OVER:
+                    attempt = replace(attempt, truncated_by="time")
                 self._record_verdict(verdict_without_grading(attempt, status=status, detail=detail))
         except Exception:
             log.exception("no verdict could be made", extra=fields(episode=episode.spec.label))
@@ -351,6 +366,13 @@ class EpisodeRunner:
                 **({"cause": cause.message} if cause else {}),
             ),
         )
+
+
+async def _with_web(verdict: Verdict, resources: EpisodeResources) -> Verdict:
+    """The verdict with how the requests to the recorded web were answered."""
+    if resources.web is None:
+        return verdict
+    return verdict.model_copy(update={"web": await resources.web.use()})
 
 
 def may_be_the_agents_fault(error: DecathlonError) -> bool:

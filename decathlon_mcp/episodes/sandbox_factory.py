@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Mapping
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -22,6 +28,7 @@ from decathlon_mcp.episodes.records import EpisodeRecords, SandboxRole, sandbox_
 from decathlon_mcp.episodes.tool_lists import ToolLists
 from decathlon_mcp.episodes.tools import LocalTools
 from decathlon_mcp.episodes.warm_pool import WarmPool
+from decathlon_mcp.episodes.web import EpisodeWeb, RecordedWeb
 from decathlon_mcp.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
 from decathlon_mcp.storage.store import SandboxRow
 from decathlon_mcp.suites.suite import Suite
@@ -35,11 +42,12 @@ class SandboxFactory:
 
     `image` is None for a provider without images. `common` is the archive of the files that every sandbox of
     the suite needs, `common_digest` identifies them. `cuts_overlong`: whether overlong replies of tools are
-    cut, as Toolathlon does. `reply_bytes`: longest reply of a tool, after that. `survival`: how long
-    sandboxes wait for another server. `dense`: whether the memory of agents' sandboxes is merged.
-    `local_tools` holds the definitions that all episodes of the suite share. `pool` has sandboxes that were
-    opened ahead. `servers`: when the task's servers start. `tool_lists`: the suite's cached ones; None:
-    every set-up starts all servers.
+    cut, as Toolathlon does. `grades_truncated`: whether an attempt that a limit ended is graded.
+    `reply_bytes`: longest reply of a tool, after that. `survival`: how long sandboxes wait for another
+    server. `dense`: whether the memory of agents' sandboxes is merged. `local_tools` holds the definitions
+    that all episodes of the suite share. `pool` has sandboxes that were opened ahead. `servers`: when the
+    task's servers start. `tool_lists`: the suite's cached ones; None: every set-up starts all servers.
+    `web`: what tasks get in place of a network; None: a network.
     """
 
     suite: Suite
@@ -51,6 +59,7 @@ class SandboxFactory:
     common: Path
     common_digest: str
     cuts_overlong: bool = False
+    grades_truncated: bool = True
     reply_bytes: int = DEFAULT_REPLY_BYTES
     survival: Survival = field(default_factory=Survival)
     dense: bool = False
@@ -58,18 +67,28 @@ class SandboxFactory:
     servers: ServerStart = "lazy"
     tool_lists: ToolLists | None = None
     pool: WarmPool | None = None
+    web: RecordedWeb | None = None
 
     def network_for(self, task: Task) -> Network:
         """The network of the agent's sandbox; `auto` gives one only to tasks that need one."""
         if self.network != "auto":
             return self.network
-        return "outbound" if task.needs.network else "none"
+        return "outbound" if task.needs.network and self.web is None else "none"
 
     def grader_network_for(self, task: Task) -> Network:
         """The network of the grader's sandbox. An evaluator may need one where the task does not."""
         if self.network != "auto":
             return self.network
-        return "outbound" if task.grader_network else "none"
+        return "outbound" if task.grader_network and self.web is None else "none"
+
+    def uses_web(self, task: Task, role: SandboxRole | None = None) -> bool:
+        """Whether a sandbox of this task in this role, or any of its sandboxes, gets the recorded web."""
+        needed = {
+            "preprocess": task.needs.network,
+            "agent": task.needs.network,
+            "grader": task.grader_network,
+        }
+        return self.web is not None and (any(needed.values()) if role is None else needed.get(role, False))
 
     def root(self, name: str) -> PurePosixPath:
         """The suite's root in a sandbox of that name, known before the sandbox opens."""
@@ -89,6 +108,7 @@ class SandboxFactory:
         dense: bool = False,
         opening: CapacityLimiter | None = None,
         token: str | None = None,
+        web: EpisodeWeb | None = None,
     ) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
         """Open a sandbox and connect to its driver; both are gone on exit.
 
@@ -99,7 +119,8 @@ class SandboxFactory:
         episode to which the sandbox belongs; only those of episodes, and not of services, come from the pool.
         `dense`: if the settings allow that, merge its memory with that of other sandboxes; never for one that
         grades. `opening`: limits how many the provider creates at once; the place is free again before the
-        driver has started. `token`: whose share of the pool the episode uses.
+        driver has started. `token`: whose share of the pool the episode uses. `web`: the recorded web that
+        the sandbox gets.
         """
         spec = self.spec(name, network, image=image, root=root, dense=dense)
         async with AsyncExitStack() as stack:
@@ -118,6 +139,8 @@ class SandboxFactory:
             else:
                 sandbox, driver = await stack.enter_async_context(self.open_new(spec, opening))
             await self._forward(spec, driver, forwards)
+            if web is not None:
+                await stack.enter_async_context(self._web(web, sandbox, driver, role))
             yield sandbox, driver
 
     @asynccontextmanager
@@ -163,6 +186,7 @@ class SandboxFactory:
         records: EpisodeRecords,
         *,
         forwards: Mapping[int, Dialer] | None = None,
+        web: EpisodeWeb | None = None,
         unanswered: Collection[int] = (),
     ) -> AsyncGenerator[tuple[Sandbox, DriverClient | None]]:
         """Continue a sandbox that a dead server opened; it is gone on exit.
@@ -187,7 +211,31 @@ class SandboxFactory:
                     )
                 )
                 await self._forward(spec, driver, forwards)
+                if web is not None:
+                    await stack.enter_async_context(
+                        self._web(web, sandbox, driver, row.role, taken_back=True)
+                    )
                 yield sandbox, driver
+
+    def _web(
+        self,
+        web: EpisodeWeb,
+        sandbox: Sandbox,
+        driver: DriverClient,
+        role: str,
+        *,
+        taken_back: bool = False,
+    ) -> AbstractAsyncContextManager[None]:
+        assert role in ("agent", "preprocess", "grader"), "a service has no web"
+        return web.connected(
+            sandbox,
+            driver,
+            role,
+            shares_loopback=self.provider.shares_loopback(sandbox.spec),
+            # Elsewhere the files are those of the machine, or of an image that others use too.
+            has_own_files=self.provider.isolation == "container",
+            taken_back=taken_back,
+        )
 
     async def _forward(
         self, spec: SandboxSpec, driver: DriverClient, forwards: Mapping[int, Dialer] | None

@@ -18,11 +18,14 @@ import anyio.to_thread
 from anyio.abc import ByteStream
 
 from decathlon_mcp.background import background_tasks
+from decathlon_mcp.driver_client.archives import put_archive
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.driver_client.tunnels import Dialer
 from decathlon_mcp.episodes.records import EpisodeRecords
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.web import EpisodeWeb
 from decathlon_mcp.errors import ImageError, SandboxLostError, SetUpError
+from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.storage.store import SandboxRow
 from decathlon_mcp.suites.suite_file import Service
 from decathlon_mcp.suites.tasks import Task
@@ -65,10 +68,15 @@ class Services:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeResources:
-    """What all sandboxes of an episode share. `credentials`: archives, each with its target folder."""
+    """What all sandboxes of an episode share.
+
+    `credentials`: archives, each with its target folder. `web`: None if the task does not use the recorded
+    web.
+    """
 
     services: Services
     credentials: Sequence[tuple[PurePosixPath, bytes]]
+    web: EpisodeWeb | None = None
 
 
 async def read_credentials(
@@ -109,9 +117,12 @@ async def open_services(
                 targets |= {port: partial(_connect_tcp, *target) for port, target in service.targets.items()}
                 continue
             if taken_back is None:
-                driver = await sandboxes.enter_async_context(
+                sandbox, driver = await sandboxes.enter_async_context(
                     _open_sandbox(factory, name, service, label, records)
                 )
+                if service.files:
+                    files = await anyio.to_thread.run_sync(factory.suite.service_files, service)
+                    await put_archive(sandbox, driver, SERVICE_ROOT, files)
                 await _start_service(name, service, driver, timeout_seconds=start_seconds)
             else:
                 row = taken_back.get(_sandbox_name(label, name))
@@ -151,7 +162,7 @@ def _sandbox_name(label: str, service: str) -> str:
 @asynccontextmanager
 async def _open_sandbox(
     factory: SandboxFactory, name: str, service: Service, label: str, records: EpisodeRecords
-) -> AsyncGenerator[DriverClient]:
+) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
     """Open the sandbox of a service. Raises SetUpError if the provider or the image does not allow it."""
     if factory.provider.isolation != "container":
         raise SetUpError(
@@ -159,7 +170,7 @@ async def _open_sandbox(
         )
     async with AsyncExitStack() as stack:
         try:
-            _, driver = await stack.enter_async_context(
+            opened = await stack.enter_async_context(
                 factory.open(
                     _sandbox_name(label, name),
                     "none",
@@ -172,7 +183,7 @@ async def _open_sandbox(
         except ImageError as error:
             cure = f": {service.cure}" if service.cure else f" ({error.message})"
             raise SetUpError(f"there is no image {service.image} for the service {name}{cure}") from error
-        yield driver
+        yield opened
 
 
 @asynccontextmanager

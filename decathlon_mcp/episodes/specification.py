@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.limits import EpisodeLimits
+from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.suites.tasks import Task
 
@@ -41,12 +42,11 @@ class EpisodeSpec:
 class Claim:
     """How an attempt was closed: by its agent, by a limit, or by `evaluate`.
 
-    `truncated`: a limit or the client cut the attempt short. `turns`: the agent's turns, if a controller
-    reports them.
+    `truncated_by`: what cut the attempt short. `turns`: the agent's turns, if a controller reports them.
     """
 
     by_agent: bool
     answer: str | None = None
-    truncated: bool = False
+    truncated_by: TruncationCause | None = None
     turns: int | None = None
     at: datetime = field(default_factory=lambda: datetime.now(UTC))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b, sha256
 from pathlib import PurePosixPath
 from weakref import WeakValueDictionary
@@ -146,7 +146,8 @@ class ToolLists:
 
     async def evict(self, key: str, tools: OfferedTools, root: PurePosixPath) -> bool:
         """Delete the entry, if it still has these tools; whether it had them."""
-        return await anyio.to_thread.run_sync(self.cache.delete, key, _content(tools, root))
+        content = _content(replace(tools, changed={}), root)
+        return await anyio.to_thread.run_sync(self.cache.delete, key, content)
 
     def listed(self, info: ServerInfo) -> list[JsonObject]:
         """A server's tools as episodes offer them."""

@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import PurePosixPath
 
 from decathlon_mcp.driver_client.driver import DriverClient, ServerInfo
+from decathlon_mcp.driver_client.replies import Cut
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.records import OfferedTools
 from decathlon_mcp.episodes.server_starts import ServerStarts
@@ -21,7 +22,7 @@ from decathlon_mcp.episodes.tools import ToolSession
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.suites.local_tools import local_spec
 from decathlon_mcp.suites.tool_names import LOCAL
-from decathlon_mcp.suites.truncation import without_output_schemas
+from decathlon_mcp.suites.truncation import FOLDER, without_output_schemas
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject
 
@@ -99,7 +100,7 @@ class ToolOffer:
         self, sandbox: Sandbox, driver: DriverClient, *, running: Collection[str] = ()
     ) -> ToolSession:
         """The session that calls the offered tools. `running`: the servers that are known to run."""
-        episode, factory = self._episode, self._factory
+        episode = self._episode
         tools, router = episode.tools, episode.router
         assert tools is not None
         assert router is not None
@@ -120,8 +121,15 @@ class ToolOffer:
             report=check,
             turn=self._turn,
         )
-        workspace = sandbox.root / factory.suite.profile.workspace
-        return ToolSession(driver, router, starts, workspace=workspace if factory.cuts_overlong else None)
+        return ToolSession(driver, router, starts, cut=self._cut(sandbox.root))
+
+    def _cut(self, root: PurePosixPath) -> Cut | None:
+        """How overlong replies are shortened in a sandbox with that root; None if they are not."""
+        profile = self._factory.suite.profile
+        if not self._factory.cuts_overlong:
+            return None
+        folder = root / profile.workspace / FOLDER if profile.saves_overlong else None
+        return Cut(profile.overlong_characters, folder)
 
     async def _check(
         self, key: str | None, tools: OfferedTools, root: PurePosixPath, name: str, info: ServerInfo | None

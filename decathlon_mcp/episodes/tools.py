@@ -28,7 +28,6 @@ from decathlon_mcp.suites.profile import SuiteProfile
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.suites.tool_names import spell
-from decathlon_mcp.suites.truncation import FOLDER, LIMIT_CHARACTERS
 from decathlon_mcp.types import JsonObject, Names, as_object
 
 OUTPUT_TAIL = 2000
@@ -142,8 +141,8 @@ def _renamed(tool: JsonObject, name: str, route: ToolRoute) -> JsonObject:
 class ToolSession:
     """The tools of one ready episode and the connection that calls them.
 
-    `starts` starts the servers that do not run yet. `workspace`: overlong replies of the task's servers are
-    saved below this folder of the sandbox and cut; None passes every reply on whole.
+    `starts` starts the servers that do not run yet. `cut`: how overlong replies of the task's servers are
+    shortened; None passes every reply on whole.
     """
 
     def __init__(
@@ -152,12 +151,12 @@ class ToolSession:
         router: ToolRouter,
         starts: ServerStarts,
         *,
-        workspace: PurePosixPath | None = None,
+        cut: Cut | None = None,
     ) -> None:
         self.router = router
         self.starts = starts
         self._driver = driver
-        self._cut = None if workspace is None else Cut(workspace / FOLDER, LIMIT_CHARACTERS)
+        self._cut = cut
 
     async def call(
         self,

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Literal, TypeAlias
 
 from decathlon_mcp.sandboxes.base import Isolation, LimitName
 from decathlon_mcp.suites.prompts import Prompt
+from decathlon_mcp.suites.release import Release
 from decathlon_mcp.types import JsonObject, Network, as_object
 
 SERVER_METRICS = ("calls", "failed_calls", "tools_used", "seconds", "turns", "success")
 """Names of the metrics that the server itself provides; `success` comes from the evaluator's exit code."""
+TruncationCause: TypeAlias = Literal["calls", "client", "log", "time"]
+"""What ended an attempt that its agent had not finished: the limit of tool calls, its client (whose own limit
+was reached), the limit of its log or the server's disk, or the time limit of the episode."""
 MAX_COUNT = 2**53 - 1
 """Largest count of turns, so that it is a number that a verdict may contain."""
 
@@ -66,13 +71,13 @@ class Attempt:
     `task` and `suite` are names as clients spell them. `tools` are the tool definitions of each server, as
     the server sent them. `calls` can be iterated any number of times, in a worker thread: it reads them from
     disk one by one, in the order in which they began. `call_counts` includes those that the disk does not
-    have. `turns` is None unless a controller reports it. `started_at` is the time when the
-    tools were ready, `claimed_at` the time when they were closed. `claimed`: the agent called `claim_done`.
-    `truncated`: a limit ended the attempt. `suite_revision` is that of the files at the set-up;
-    `suite_changed`: not all files that were used are of that revision. `preprocess_failure`: how preprocess
-    failed, if the suite ignores that. `image_digest`: the agent's image, None without one. `dense`: memory of
-    the agent's sandbox could be merged with that of others. `unlimited`: limits on sandboxes that the
-    provider could not enforce.
+    have. `turns` is None unless a controller reports it. `started_at` is the time when the tools were ready,
+    `claimed_at` the time when they were closed. `claimed`: the agent called `claim_done`. `truncated_by`:
+    what ended the attempt before its agent did. `suite_revision` is that of the files at the set-up;
+    `suite_changed`: not all files that were used are of that revision. `suite_release`: of Toolathlon, None
+    for other suites. `preprocess_failure`: how preprocess failed, if the suite ignores that. `image_digest`:
+    the agent's image, None without one. `dense`: memory of the agent's sandbox could be merged with that of
+    others. `unlimited`: limits on sandboxes that the provider could not enforce.
     """
 
     episode: str
@@ -88,7 +93,7 @@ class Attempt:
     call_counts: CallCounts = CallCounts()
     tools: Mapping[str, Sequence[JsonObject]] = field(default_factory=dict[str, Sequence[JsonObject]])
     claimed: bool = False
-    truncated: bool = False
+    truncated_by: TruncationCause | None = None
     answer: str | None = None
     turns: int | None = None
     started_at: datetime | None = None
@@ -96,8 +101,14 @@ class Attempt:
     image_digest: str | None = None
     unlimited: tuple[LimitName, ...] = ()
     suite_changed: bool = False
+    suite_release: Release | None = None
     dense: bool = False
     preprocess_failure: str = ""
+
+    @property
+    def truncated(self) -> bool:
+        """Whether a limit ended the attempt."""
+        return self.truncated_by is not None
 
     @property
     def counts(self) -> dict[str, float]:

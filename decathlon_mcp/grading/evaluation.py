@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import anyio
@@ -25,6 +26,7 @@ import anyio.to_thread
 
 from decathlon_mcp.driver_client.driver import RunResult
 from decathlon_mcp.errors import DecathlonError, DriverError, SandboxLostError, SuiteError
+from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.grading.grader import ForfeitedError, Grader, printed
 from decathlon_mcp.grading.inputs import GradingInputs, prepare_inputs
 from decathlon_mcp.grading.job import GradingJob
@@ -45,6 +47,7 @@ async def grade(job: GradingJob) -> Verdict:
         with tempfile.TemporaryDirectory(prefix="grading-", dir=captured and captured.parent) as scratch:
             rubric = await anyio.to_thread.run_sync(load_rubric, job.suite, job.task)
             _check_evaluator(job)
+            _check_truncation(job)
             inputs = await anyio.to_thread.run_sync(prepare_inputs, job, Path(scratch))
             outcome = await evaluate(Grader(job, inputs), rubric)
     except Exception as error:
@@ -59,6 +62,22 @@ async def grade(job: GradingJob) -> Verdict:
         in_place=job.in_place,
         seconds=round(anyio.current_time() - started, 3),
     )
+
+
+UNGRADED: Mapping[TruncationCause, str] = {
+    "calls": "the limit of tool calls ended this attempt",
+    "client": "the client ended this attempt, which its agent had not finished",
+}
+"""The causes for which an attempt is not graded if the suite's truncated attempts are not. A log that reached
+its limit may be due to a full disk, which is not the agent's fault."""
+
+
+def _check_truncation(job: GradingJob) -> None:
+    """Raise ForfeitedError for an attempt that a limit ended, if these are not graded."""
+    cause = job.attempt.truncated_by
+    if cause is not None and not job.grades_truncated and cause in UNGRADED:
+        why = "attempts that a limit ended are not graded here; `--at-limit grade` grades them"
+        raise ForfeitedError(f"{UNGRADED[cause]}: {why}")
 
 
 async def evaluate(grader: Grader, rubric: Rubric | None) -> Outcome:

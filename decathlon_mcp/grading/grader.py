@@ -39,6 +39,7 @@ from decathlon_mcp.errors import (
 )
 from decathlon_mcp.grading.inputs import GradingInputs
 from decathlon_mcp.grading.job import GradingJob
+from decathlon_mcp.grading.rubric import FUNCTION_ARGUMENTS, function_location
 from decathlon_mcp.grading.traj_log import TrajectoryLog
 from decathlon_mcp.grading.verdict import OUTPUT_CHARACTERS
 from decathlon_mcp.payloads import source
@@ -169,8 +170,7 @@ class Grader:
         With exit code 1, `channel` is the exception that it raised, as JSON text. `address` is such as
         `evaluation/evaluator.py:evaluate`.
         """
-        file, _, function = address.partition(":")
-        module = ".".join((self._package, *PurePosixPath(file).with_suffix("").parts))
+        module, function = function_location(self.job.task, address)
 
         def command(root: PurePosixPath) -> list[str]:
             order = {
@@ -360,15 +360,8 @@ class Grader:
         groundtruth = None if self._groundtruth is None else str(root / self._groundtruth)
         workspace = str(root / profile.workspace)
         log_file = str(root / profile.log_file)
-        return {
-            "workspace": workspace,
-            "agent_workspace": workspace,
-            "groundtruth": groundtruth,
-            "groundtruth_workspace": groundtruth,
-            "log": log_file,
-            "res_log_file": log_file,
-            "launch_time": self._launch_time,
-        }
+        values = (workspace, workspace, groundtruth, groundtruth, log_file, log_file, self._launch_time)
+        return dict(zip(FUNCTION_ARGUMENTS, values, strict=True))
 
     @property
     def _package(self) -> str:

@@ -39,7 +39,8 @@ class GradingJob:
 
     `common` is the suite's common archive; the archives of `credentials` are unpacked over it.
     `deadline_seconds` is for all runs together, and counts while a sandbox is open. `in_place`: the evaluator
-    runs in the agent's own sandbox, on the workspace as it is there.
+    runs in the agent's own sandbox, on the workspace as it is there. `grades_truncated` False: an attempt
+    that a limit ended is forfeited instead.
     """
 
     attempt: Attempt
@@ -51,3 +52,4 @@ class GradingJob:
     deadline_seconds: float
     credentials: Sequence[tuple[PurePosixPath, bytes]] = ()
     in_place: bool = False
+    grades_truncated: bool = True

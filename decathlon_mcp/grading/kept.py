@@ -11,9 +11,10 @@ from datetime import datetime
 from typing import Any, Final, Self, TypeVar, cast, get_args
 
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.grading.attempt import Attempt, CallCounts
+from decathlon_mcp.grading.attempt import Attempt, CallCounts, TruncationCause
 from decathlon_mcp.sandboxes.base import Isolation, LimitName
 from decathlon_mcp.suites.prompts import Prompt
+from decathlon_mcp.suites.release import Release
 from decathlon_mcp.types import JsonObject, Language, Network, as_object
 
 ATTEMPT_FILE: Final = "attempt.json"
@@ -54,6 +55,7 @@ class KeptAttempt:
             "language": self.language,
             "suite_revision": attempt.suite_revision,
             "suite_changed": attempt.suite_changed,
+            "suite_release": attempt.suite_release,
             "preprocess_failure": attempt.preprocess_failure,
             "isolation": attempt.isolation,
             "unlimited": list(attempt.unlimited),
@@ -64,7 +66,7 @@ class KeptAttempt:
             "launch_time": attempt.launch_time.isoformat(),
             "prompt": {"system": attempt.prompt.system, "task": attempt.prompt.task},
             "claimed": attempt.claimed,
-            "truncated": attempt.truncated,
+            "truncated_by": attempt.truncated_by,
             "answer": attempt.answer,
             "turns": attempt.turns,
             "started_at": _iso(attempt.started_at),
@@ -101,6 +103,7 @@ class KeptAttempt:
             suite=str(values["suite"]),
             suite_revision=str(values["suite_revision"]),
             suite_changed=bool(values["suite_changed"]),
+            suite_release=_release(values.get("suite_release")),
             preprocess_failure=str(values.get("preprocess_failure", "")),
             isolation=_one_of(values["isolation"], get_args(Isolation)),
             # Releases before this field had no provider without some limit.
@@ -112,7 +115,7 @@ class KeptAttempt:
             launch_time=datetime.fromisoformat(values["launch_time"]),
             prompt=Prompt(_optional(prompt["system"], str), str(prompt["task"])),
             claimed=bool(values["claimed"]),
-            truncated=bool(values["truncated"]),
+            truncated_by=_truncation_cause(values),
             answer=_optional(values["answer"], str),
             turns=_optional(values["turns"], int),
             started_at=_time(values["started_at"]),
@@ -127,6 +130,17 @@ class KeptAttempt:
             in_place=bool(values["in_place"]),
             sealed=bool(values["sealed"]),
         )
+
+
+def _release(value: Any) -> Release | None:
+    return None if value is None else _one_of(value, get_args(Release))
+
+
+def _truncation_cause(values: JsonObject) -> TruncationCause | None:
+    if "truncated_by" not in values:  # files of older releases
+        return "client" if values["truncated"] else None
+    cause = values["truncated_by"]
+    return None if cause is None else _one_of(cause, get_args(TruncationCause))
 
 
 def _one_of(value: Any, choices: tuple[str, ...]) -> Any:

@@ -19,18 +19,19 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from decathlon_mcp.errors import SuiteError
+from decathlon_mcp.foreign_names import quoted, similar
 from decathlon_mcp.grading.attempt import SERVER_METRICS
 from decathlon_mcp.grading.metrics import BadMetricsError, name_problem
 from decathlon_mcp.grading.verdict import MAX_NUMBER, is_bounded
-from decathlon_mcp.suites.documents import file_error, read_yaml, validate
+from decathlon_mcp.suites.documents import field_error, read_yaml, validate
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 
@@ -108,6 +109,11 @@ class Rubric:
 
 TASK_FILES = ("evaluation/rubric.yaml", "rubric.yaml")
 SUITE_FILE = "rubrics.yaml"
+FUNCTION_ARGUMENTS = (
+    *("workspace", "agent_workspace", "groundtruth", "groundtruth_workspace"),
+    *("log", "res_log_file", "launch_time"),
+)
+"""The parameters that a rubric's function may have."""
 _FUNCTION = re.compile(r"(evaluation(?:/\w+)*/\w+\.py):([^\W\d]\w*)")
 
 
@@ -121,15 +127,26 @@ def load_rubric(suite: Suite, task: Task) -> Rubric | None:
         )
     if task_files:
         file = task_files[0]
-        return _rubric(validate(file, _TASK_RUBRIC, read_yaml(file)), file, folder)
+        return _rubric(validate(file, _TASK_RUBRIC, read_yaml(file)), file, (), folder)
     suite_file = suite.path / SUITE_FILE
     if not suite_file.is_file():
         return None
     rubrics = validate(suite_file, _SUITE_RUBRICS, read_yaml(suite_file))
     if unknown := rubrics.tasks.keys() - suite.tasks.keys():
-        raise file_error(suite_file, f"there is no task {min(unknown)!r} in this suite", field="tasks")
+        name = min(unknown)
+        close = similar(name, suite.tasks, count=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        problem = f"there is no task {quoted(name)} in this suite{hint}"
+        raise field_error(suite_file, ("tasks", name), problem)
+    place = ("tasks", task.id) if task.id in rubrics.tasks else ("default",)
     rubric = rubrics.tasks.get(task.id, rubrics.default)
-    return None if rubric is None else _rubric(rubric, suite_file, folder)
+    return None if rubric is None else _rubric(rubric, suite_file, place, folder)
+
+
+def function_location(task: Task, address: str) -> tuple[str, str]:
+    """The module and the name of a rubric's function, such as `evaluation/evaluator.py:evaluate`."""
+    file, _, function = address.partition(":")
+    return ".".join((*task.folder.parts, *PurePosixPath(file).with_suffix("").parts)), function
 
 
 def _name(name: str) -> str:
@@ -196,32 +213,109 @@ _TASK_RUBRIC = TypeAdapter(_RubricFile)
 _SUITE_RUBRICS = TypeAdapter(_SuiteRubrics)
 
 
-def _rubric(content: _RubricFile, file: Path, folder: Path) -> Rubric:
-    if content.function is not None and (problem := _function_problem(content.function, folder)):
-        raise file_error(file, problem, field="function")
+def _rubric(content: _RubricFile, file: Path, place: Sequence[str], folder: Path) -> Rubric:
+    """The rubric in a file, at the key `place`; `folder` is that of the task."""
+    if content.function is not None:
+        path, _, name = content.function.partition(":")
+        try:
+            module = _parse(folder / path)
+            returned = _returned_metrics(module, name)
+        except ValueError as error:
+            raise field_error(file, (*place, "function"), str(error)) from None
+        if returned is not None:
+            _check_metrics(content, returned, file, place)
     return Rubric(content.weights, content.function, content.normalise, content.ranges)
 
 
-def _function_problem(address: str, folder: Path) -> str | None:
+def _check_metrics(content: _RubricFile, returned: Collection[str], file: Path, place: Sequence[str]) -> None:
+    """Raise SuiteError for a weight or a range whose metric the function never returns."""
+    available = [*sorted(returned), *SERVER_METRICS]
+    for part, keys in (("weights", content.weights), ("ranges", content.ranges)):
+        for key in keys:
+            metric = Term.read(key).metric
+            if metric in available:
+                continue
+            close = similar(metric, available, count=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise field_error(
+                file,
+                (*place, part, key),
+                f"{content.function} returns no metric {metric!r}{hint} (it returns "
+                f"{', '.join(sorted(returned)) or 'none'}; the server adds {', '.join(SERVER_METRICS)})",
+            )
+
+
+def _parse(file: Path) -> ast.Module:
     # Parsed and never imported: an evaluator belongs into a sandbox.
-    path, _, name = address.partition(":")
-    file = folder / path
-    if not file.is_file():
-        return f"there is no file {file}"
     try:
-        module = ast.parse(file.read_bytes(), str(file))
-    except (SyntaxError, ValueError) as error:
-        return f"{file} is not Python: {error}"
-    return None if _binds(module, name) else f"{file} has no function {name!r}"
+        return ast.parse(file.read_bytes(), str(file))
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {file}") from None
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
+    except SyntaxError as error:
+        raise ValueError(f"{file} is not Python: line {error.lineno}: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not Python: {error}") from None
 
 
-def _binds(module: ast.Module, name: str) -> bool:
-    """Whether the module defines, assigns or imports the name anywhere; `import *` may bind any name."""
+def _returned_metrics(module: ast.Module, name: str) -> frozenset[str] | None:
+    """The names of the metrics that the function can return; None if that depends on more than its text.
+
+    Known are functions whose every `return` has a dict with literal keys. Raises ValueError if the module
+    does not bind the name.
+    """
+    bound = _bound_names(module)
+    if name not in bound:
+        if "*" in bound:
+            return None
+        close = similar(name, bound, count=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ValueError(f"it has no function {name!r}{hint}")
+    definitions = [node for node in module.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [node for node in definitions if node.name == name and not node.decorator_list]
+    if len(functions) != 1 or list(_bindings(module)).count(name) != 1:
+        return None
+    names: set[str] = set()
+    returns = False
+    for node in _own_nodes(functions[0]):
+        if isinstance(node, ast.Yield | ast.YieldFrom):
+            return None
+        if isinstance(node, ast.Return):
+            returns = True
+            keys = _literal_keys(node.value)
+            if keys is None:
+                return None
+            names |= keys
+    return frozenset(names) if returns else None
+
+
+def _literal_keys(value: ast.expr | None) -> set[str] | None:
+    if not isinstance(value, ast.Dict):
+        return None
+    keys = [key.value if isinstance(key, ast.Constant) else None for key in value.keys]
+    names = {key for key in keys if isinstance(key, str)}
+    return names if len(names) == len(set(keys)) else None
+
+
+def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a function without those of functions and classes inside of it."""
+    for node in ast.iter_child_nodes(function):
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            yield from _own_nodes(node)
+
+
+def _bound_names(module: ast.Module) -> frozenset[str]:
+    return frozenset(_bindings(module))
+
+
+def _bindings(module: ast.Module) -> Iterator[str]:
+    """The names that the module defines, assigns or imports anywhere; `*` may be any name."""
     for node in ast.walk(module):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
-            return True
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name:
-            return True
-        if isinstance(node, ast.alias) and (node.asname or node.name) in (name, "*"):
-            return True
-    return False
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name

@@ -21,6 +21,8 @@ from uuid import uuid4
 from decathlon_sandbox.truncation import model_text
 
 from decathlon_mcp.grading.attempt import Attempt, CallRecord
+from decathlon_mcp.grading.verdict import Verdict
+from decathlon_mcp.suites.profile import SuiteProfile
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.suites.tool_names import LOCAL
@@ -52,7 +54,7 @@ class TrajectoryLog:
             "initial_run_time": _time(attempt.started_at),
             "completion_time": _time(attempt.claimed_at),
             "tool_calls": {"tools": _tools(attempt), "tool_choice": "auto"},
-            "status": "success",
+            "status": task_status(attempt, suite.profile),
         }
         self._after: JsonObject = {
             "key_stats": _key_stats(attempt),
@@ -71,6 +73,29 @@ class TrajectoryLog:
             yield separator + json.dumps(message).encode()
             separator = b", "
         yield b"], " + json.dumps(self._after)[1:].encode()
+
+
+def task_status(attempt: Attempt, profile: SuiteProfile) -> str:
+    """Upstream's `TaskStatus` of a closed attempt.
+
+    In a suite that requires a claim, one without is `failed`, as in toolathlon_gym.
+    """
+    if attempt.truncated:
+        return "max_turns_reached"
+    return "failed" if profile.claim_required and not attempt.claimed else "success"
+
+
+def eval_res(attempt: Attempt, profile: SuiteProfile, verdict: Verdict) -> JsonObject:
+    """The content of `eval_res.json`. `pass` is null for an attempt that upstream does not evaluate.
+
+    One that a limit ended has a result if it was graded here.
+    """
+    status = task_status(attempt, profile)
+    graded = status == "success" or (status == "max_turns_reached" and verdict.status == "scored")
+    if graded:
+        return {"pass": verdict.success, "details": verdict.detail}
+    details = f"Task status: {status}, only SUCCESS counts as pass; pass is null"
+    return {"pass": None, "details": f"{details}. {verdict.detail}".removesuffix(". ")}
 
 
 def _config(attempt: Attempt, suite: Suite, task: Task, root: PurePosixPath) -> JsonObject:

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
 from decathlon_mcp.grading.attempt import Attempt
 from decathlon_mcp.sandboxes.base import Isolation, LimitName
+from decathlon_mcp.suites.release import Release
 from decathlon_mcp.types import JsonObject, Network
 
 Status: TypeAlias = Literal[
@@ -71,11 +72,30 @@ class Regrading(BaseModel):
     suite_revision: str
 
 
+class WebUse(BaseModel):
+    """How the requests of the episode's sandboxes to the recorded web were answered.
+
+    `replayed`: from the recording. `recorded`: by the site, and stored. `passed`: by the site, and not
+    stored. `missed`: with an error, since the recording has no answer or the site could not be reached.
+    `problem`: why something could not be stored.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: Literal["record", "replay", "replay-or-record"]
+    replayed: int = 0
+    recorded: int = 0
+    passed: int = 0
+    missed: int = 0
+    problem: str = ""
+
+
 class Verdict(BaseModel):
     """The result of one attempt. Only `scored` and `forfeited` attempts have `success` and `reward`.
 
-    `forfeited`: the attempt could not be graded for a reason that the agent may have caused; the reward is
-    0.0. In all other statuses the infrastructure or the task failed, which is no zero.
+    `forfeited`: the attempt could not be graded for a reason that the agent may have caused, or a limit ended
+    it and the suite does not grade such attempts (`truncated` is true then); the reward is 0.0. In all other
+    statuses the infrastructure or the task failed, which is no zero.
 
     `success` is true if the evaluator exited with 0 and, where the suite requires it, the agent claimed the
     task. `metrics` are the values that the rubric's function returned and those that the server counted;
@@ -86,13 +106,14 @@ class Verdict(BaseModel):
     and the suite's common files at the set-up, with a digest of local changes if there are any;
     `suite_changed` is present and true if the checkout changed between the server's start and the set-up, or
     between the set-up and the grading, so that some of the files used are of another revision.
+    `suite_release` is present for Toolathlon: whether the checkout is from before Toolathlon-Verified.
     `preprocess_failure` is present if preprocess failed in a suite that ignores that: the exit code and the
     end of what it printed. `seconds` is the duration of the grading. `evaluator_digest` covers the
     evaluator's files and the groundtruth that were used, `image_digest` identifies the image of the
     sandboxes; None if there was none. `unlimited` is present if the provider isolates but could not enforce
     these limits on the sandboxes. `dense` is present and true if memory of the agent's sandbox could be
-    merged with that of others. `regrading` is present if the attempt was graded again later; the episode's
-    own verdict has none.
+    merged with that of others. `web` is present if the task used the recorded web. `regrading` is present if
+    the attempt was graded again later; the episode's own verdict has none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -103,6 +124,7 @@ class Verdict(BaseModel):
     suite: str
     suite_revision: str
     suite_changed: bool = False
+    suite_release: Release | None = None
     preprocess_failure: str = ""
     evaluator_digest: str | None = None
     image_digest: str | None = None
@@ -127,6 +149,7 @@ class Verdict(BaseModel):
     claimed_at: str | None = None
     scored_at: str | None = None
     seconds: float = 0.0
+    web: WebUse | None = None
     regrading: Regrading | None = None
     signature: Signature | None = None
 
@@ -142,12 +165,15 @@ class Verdict(BaseModel):
     def to_json(self) -> JsonObject:
         """The JSON form.
 
-        Without `success`, `reward`, `uncaught`, `preprocess_failure`, `unlimited`, `regrading` and
-        `signature` where there are none, and without `suite_changed` and `dense` unless they are true.
+        Without `success`, `reward`, `uncaught`, `suite_release`, `preprocess_failure`, `unlimited`, `web`,
+        `regrading` and `signature` where there are none, and without `suite_changed` and `dense` unless they
+        are true.
         """
         absent = set[str]() if self.status in REWARDED else {"success", "reward"}
         if not self.suite_changed:
             absent.add("suite_changed")
+        if self.suite_release is None:
+            absent.add("suite_release")
         if not self.dense:
             absent.add("dense")
         if not self.uncaught:
@@ -156,6 +182,8 @@ class Verdict(BaseModel):
             absent.add("unlimited")
         if not self.preprocess_failure:
             absent.add("preprocess_failure")
+        if self.web is None:
+            absent.add("web")
         if self.regrading is None:
             absent.add("regrading")
         if self.signature is None:
@@ -224,6 +252,7 @@ def build_verdict(
         suite=attempt.suite,
         suite_revision=attempt.suite_revision,
         suite_changed=attempt.suite_changed,
+        suite_release=attempt.suite_release,
         preprocess_failure=_without_surrogates(attempt.preprocess_failure[-DETAIL_CHARACTERS:]),
         evaluator_digest=evaluator_digest,
         image_digest=attempt.image_digest,

@@ -10,6 +10,7 @@ from dataclasses import replace
 import anyio
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -29,9 +30,9 @@ from decathlon_mcp.http.bodies import (
     replay,
 )
 from decathlon_mcp.http.errors import (
+    Refusals,
     UnauthorizedError,
     handle_body_error,
-    handle_decathlon_error,
     handle_unauthorized,
     session_not_found,
 )
@@ -60,6 +61,10 @@ from decathlon_mcp.telemetry.logs import fields
 log = logging.getLogger("decathlon.edge")
 
 SESSION_HEADER = "mcp-session-id"
+EXPOSED_HEADERS = ("Mcp-Session-Id", "Mcp-Protocol-Version", "Retry-After", "WWW-Authenticate")
+"""Headers of a response that a page of an allowed origin may read."""
+PREFLIGHT_SECONDS = 7_200
+"""How long a browser may rely on the answer to OPTIONS."""
 UNUSED_SECONDS = 60.0
 """Time between two searches for stored sessions that no client has used for the idle time."""
 INDEX_TEXT = """decathlon-mcp: Toolathlon as an environment for MCP clients.
@@ -128,10 +133,10 @@ class McpEndpoints:
         if opener is not None:
             request_context.access = opener.access
         elif SESSION_HEADER not in request.headers and request.method == "POST":
-            starts_episode = not is_sessionless(request.headers.get("mcp-protocol-version", ""))
+            starts_episode = _has_handshake(request)
             request_context.task_id = self._task_id(request, request_context.principal, draw=starts_episode)
             if starts_episode:
-                # Before the SDK makes a session, so that a refusal has a status and leaves nothing behind.
+                # Before the SDK makes a session, so that a refusal leaves nothing behind.
                 self._registry.refuse_unless_startable(request_context.task_id, request_context.principal)
         await self._serve(self._tasks, request_context, request, send)
 
@@ -192,6 +197,9 @@ class McpEndpoints:
             return
         request.scope[SCOPE_KEY] = request_context
         current_request_context.set(request_context)
+        if session_id is None and request.method == "POST" and _has_handshake(request):
+            # Before the SDK does, which would answer with a status.
+            manager.refuse_if_full(request_context)
         if request.method != "POST":
             self._bodies.check_length(request)
             await self._serve_present(manager, manager.handle_request, request_context, request, send)
@@ -277,6 +285,11 @@ class McpEndpoints:
         return session_id if manager is self._tasks and manager.opener(session_id) is not None else None
 
 
+def _has_handshake(request: Request) -> bool:
+    """Whether the request is of a protocol revision with a handshake, as far as its headers say."""
+    return not is_sessionless(request.headers.get("mcp-protocol-version", ""))
+
+
 def _close_episode(request_context: RequestContext) -> None:
     if request_context.access is not None:
         request_context.access.episode.close()
@@ -344,9 +357,19 @@ def http_app(
             Route("/tasks/{task_id}/mcp", RawEndpoint(endpoints.serve_task)),
             Route("/episodes/{episode_id}/mcp", RawEndpoint(endpoints.serve_episode)),
         ],
-        middleware=[Middleware(MeteredResponses, metrics=registry.metrics)],
+        middleware=[
+            Middleware(MeteredResponses, metrics=registry.metrics),
+            Middleware(
+                CORSMiddleware,
+                allow_origin_regex=hosts.origin_pattern,
+                allow_methods=["GET", "POST", "DELETE"],
+                allow_headers=["*"],
+                expose_headers=EXPOSED_HEADERS,
+                max_age=PREFLIGHT_SECONDS,
+            ),
+        ],
         exception_handlers={
-            DecathlonError: handle_decathlon_error,
+            DecathlonError: Refusals(bodies),
             UnauthorizedError: handle_unauthorized,
             BodyError: handle_body_error,
         },

@@ -46,6 +46,8 @@ class Tokens:
             lines = file.read_text("utf-8").splitlines()
         except OSError as error:
             raise SettingsError(f"--tokens: {file}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise SettingsError(f"--tokens: {file}: not a text file (UTF-8)") from None
         tokens: list[_Token] = []
         for number, line in enumerate(lines, 1):
             if not line.strip() or line.lstrip().startswith("#"):
@@ -89,6 +91,11 @@ class AllowedHosts:
     """The host names that the server answers to. Requests with another Host or Origin are refused."""
 
     names: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")
+
+    @property
+    def origin_pattern(self) -> str:
+        """Regular expression for the origins of these names on any port, with http or https."""
+        return rf"https?://(?:{'|'.join(map(re.escape, self.names))})(?::\d+)?"
 
     def security(self) -> TransportSecuritySettings:
         """The SDK's settings against DNS rebinding: these names on any port."""

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from decathlon_mcp.json_limits import MAX_NODES, JsonLimitError, check_json, count_nodes
+from decathlon_mcp.protocol.envelopes import RequestId, request_id_of
 
 MAX_BODY_BYTES = 4 << 20
 """Default limit of one body, as in the SDK: a file's content, and arguments around it."""
@@ -29,13 +30,17 @@ WAIT_SECONDS = 20.0
 
 
 class BodyError(Exception):
-    """A request is refused because of its body, with this HTTP status."""
+    """A request is refused because of its body, with this HTTP status.
+
+    `request_id`: that of the JSON-RPC request in the body, if it has been read.
+    """
 
     def __init__(self, status: int, message: str, *, retry_after_seconds: int | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.retry_after_seconds = retry_after_seconds
+        self.request_id: RequestId | None = None
 
 
 class BodyDisconnectError(Exception):
@@ -111,9 +116,13 @@ class BodyReader:
         received, decoded = _Reservation(self._received), _Reservation(self._decoded)
         try:
             body = await self._receive(request, received)
-            decoded_bytes = _decoded_bytes(body)
-            if decoded_bytes > SMALL_DECODED_BYTES:
-                await decoded.acquire(decoded_bytes)
+            try:
+                decoded_bytes = _decoded_bytes(body)
+                if decoded_bytes > SMALL_DECODED_BYTES:
+                    await decoded.acquire(decoded_bytes)
+            except BodyError as error:
+                error.request_id = request_id_of(bytes(body))
+                raise
             yield bytes(body)
         finally:
             decoded.shrink(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import gc
 import logging
 import resource
@@ -106,7 +107,13 @@ def listen(host: str, port: int) -> socket.socket:
         listener.close()
         # A port over 65535 is an OverflowError, which has no `strerror`.
         reason = getattr(error, "strerror", None) or str(error).rstrip(".")
-        raise SettingsError(f"cannot listen on {host}:{port}: {reason}; choose another --port") from None
+        # A name that cannot be resolved, or an address that this machine does not have.
+        is_host = isinstance(error, socket.gaierror) or getattr(error, "errno", None) == errno.EADDRNOTAVAIL
+        cure = "choose another --host" if is_host else "choose another --port"
+        raise SettingsError(
+            f"cannot listen on {host}:{port}: {reason}; {cure}",
+            inUse=getattr(error, "errno", None) == errno.EADDRINUSE,
+        ) from None
     return listener
 
 

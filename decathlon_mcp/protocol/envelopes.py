@@ -38,6 +38,11 @@ class _Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     params: _CallParams
 
 
+class _Request(msgspec.Struct, frozen=True):
+    id: RequestId
+    method: str
+
+
 class _Tool(msgspec.Struct, frozen=True):
     name: str = ""
 
@@ -55,6 +60,7 @@ class _Message(msgspec.Struct, frozen=True):
 
 _decode_call = msgspec.json.Decoder(_Call).decode
 _decode_message = msgspec.json.Decoder(_Message).decode
+_decode_request = msgspec.json.Decoder(_Request).decode
 _decode_tool = msgspec.json.Decoder(_Tool).decode
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
@@ -154,6 +160,14 @@ class Envelope:
             or self.method in _LONG_SILENCES
             or any(tool in _LONG_TOOLS for tool in self.tools)
         )
+
+
+def request_id_of(body: bytes) -> RequestId | None:
+    """The id of a request; None for any other message, and for one that cannot be read."""
+    try:
+        return _decode_request(body).id
+    except _UNREADABLE:
+        return None
 
 
 def _nested_name(arguments: bytes) -> str:

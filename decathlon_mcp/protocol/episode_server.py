@@ -32,11 +32,22 @@ from decathlon_mcp.protocol.relay import (
 )
 from decathlon_mcp.protocol.results import INVALID_PARAMS, is_sessionless, translate_errors, with_envelope
 from decathlon_mcp.protocol.sdk import Context, connection_of
+from decathlon_mcp.protocol.tool_changes import listen_for_changes, with_changing_tools
 from decathlon_mcp.types import JsonObject, as_object
 
 EPISODE_KEY = "decathlon/episode"
 PROMPT_NAME = "task"
+EVALUATE = "evaluate"
 UNSUPPORTED_PROTOCOL_VERSION = -32022
+_NEEDING_SESSION = frozenset(
+    {"server/discover", "tools/list", "tools/call", "prompts/list", "prompts/get", "subscriptions/listen"}
+)
+"""Methods of revisions without sessions that cannot be served where the session is the episode."""
+NO_CALLS = (
+    "This MCP session made no tool call before `evaluate`. If you did make calls, your client opens a "
+    "session for each of them, and at a task's address every session is an episode of its own. Start an "
+    "episode in the lobby, /mcp, with `start_episode`, and connect to the address that it returns."
+)
 
 
 class EpisodeServer:
@@ -64,7 +75,8 @@ class EpisodeServer:
             return await call_next(ctx)  # a notification, also with the method of a request
         check_request(ctx)
         if self._resolver.handshake_only and is_sessionless(ctx.protocol_version):
-            return _reject_sessionless(ctx)
+            # Of methods that revisions without sessions do not have, the SDK says that there are none.
+            return _reject_sessionless(ctx) if ctx.method in _NEEDING_SESSION else await call_next(ctx)
         self._note_use(ctx)
         match ctx.method:
             case "initialize":
@@ -76,10 +88,27 @@ class EpisodeServer:
                 return with_envelope(result, ctx.protocol_version, cacheable=True)
             case "tools/call":
                 name, arguments = call_params(ctx)
-                result = await call_tool(self._access(ctx), ctx, name, arguments)
+                with translate_errors():
+                    result = await self._call_tool(self._access(ctx), ctx, name, arguments)
                 return with_envelope(result, ctx.protocol_version)
             case _:
                 return await call_next(ctx)
+
+    async def _call_tool(
+        self, access: EpisodeAccess, ctx: Context, name: str, arguments: JsonObject | None
+    ) -> JsonObject:
+        episode = access.episode
+        is_untouched = episode.calls == 0 and episode.claim is None
+        result = await call_tool(access, ctx, name, arguments)
+        if (
+            name == EVALUATE
+            and self._resolver.handshake_only
+            and is_untouched
+            and episode.verdict is not None
+        ):
+            first, *others = result["content"]
+            return {**result, "content": [first, {"type": "text", "text": NO_CALLS}, *others]}
+        return result
 
     async def _list_tools(self, ctx: Context) -> JsonObject:
         access = request_context_of(ctx).access
@@ -88,9 +117,12 @@ class EpisodeServer:
             require_initialized(ctx)
             return tools_after_end("decathlon", can_evaluate=True)
         access = self._access(ctx)
-        if access.episode.was_ready and access.episode.state.phase is Phase.ENDED:
-            names = access.episode.sandbox_factory.tool_names
+        episode = access.episode
+        if episode.state.phase is Phase.ENDED and (episode.was_ready or episode.verdict is not None):
+            names = episode.sandbox_factory.tool_names
             return tools_after_end(names, can_evaluate=access.can_evaluate)
+        # Again, for a session of an earlier server.
+        listen_for_changes(ctx, access.episode)
         return await list_tools(access, ctx)
 
     def _note_use(self, ctx: Context) -> None:
@@ -122,7 +154,8 @@ class EpisodeServer:
                 info["waits_for"] = episode.waiting_for
             instructions = episode.prompt.instructions
         request_context.initialize_failed = False
-        return {**result, "instructions": instructions, "_meta": {EPISODE_KEY: info}}
+        listen_for_changes(ctx, episode)
+        return {**with_changing_tools(result), "instructions": instructions, "_meta": {EPISODE_KEY: info}}
 
     async def _discover(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         result = as_object(await call_next(ctx)) or {}

@@ -37,11 +37,17 @@ from decathlon_mcp.protocol.envelopes import ToolCall
 from decathlon_mcp.protocol.relay import (
     OPERATION_KEY,
     accepts_log_message,
-    failure_result,
     minimum_level,
     relayed_meta,
 )
-from decathlon_mcp.protocol.results import INTERNAL_ERROR, envelope_members, relayed_error, wire_error
+from decathlon_mcp.protocol.results import (
+    INTERNAL_ERROR,
+    TOOL_FAILURES,
+    envelope_members,
+    error_result,
+    relayed_error,
+    wire_error,
+)
 from decathlon_mcp.protocol.resumption import (
     FAST_SECONDS,
     PING,
@@ -97,9 +103,9 @@ class FastCall:
             members = envelope_members(reply.meta) if self.modern else None
             return 200, self._result(reply.result if members is None else reply.result_with(members))
         except DecathlonError as error:
-            failure = failure_result(self.access, error)
-            if failure is None:
+            if error.code not in TOOL_FAILURES:
                 return self.error(wire_error(error).error)
+            failure = error_result(error)
             members = envelope_members(as_object(failure.get("_meta")) or {}) if self.modern else {}
             return 200, self._result(as_json({**failure, **members}))
         except Exception:  # noqa: BLE001  (as the SDK does: the client gets an answer)

@@ -46,7 +46,9 @@ from decathlon_mcp.protocol.lobby_tools import (
     Prefetch,
     StartEpisode,
 )
+from decathlon_mcp.protocol.progress import Progress
 from decathlon_mcp.protocol.results import (
+    ARGUMENT_FAULTS,
     INVALID_PARAMS,
     TOOL_FAILURES,
     claim_result,
@@ -56,7 +58,8 @@ from decathlon_mcp.protocol.results import (
     translate_errors,
     with_envelope,
 )
-from decathlon_mcp.protocol.sdk import Context, connection_of, send_notification
+from decathlon_mcp.protocol.sdk import Context, connection_of, notify_tools_changed
+from decathlon_mcp.protocol.tool_changes import CURRENT_KEY, listen_for_changes, with_changing_tools
 from decathlon_mcp.types import JsonObject, as_object
 
 INSTRUCTIONS = (
@@ -66,8 +69,6 @@ INSTRUCTIONS = (
 )
 EVALUATOR_INSTRUCTIONS = f"{INSTRUCTIONS}, then call `evaluate` for the reward."
 PLAYER_INSTRUCTIONS = f"{INSTRUCTIONS}."
-CURRENT_KEY = "decathlon/current"
-"""Key in a connection's state of the access to the episode that it started last."""
 
 
 class Lobby:
@@ -96,12 +97,7 @@ class Lobby:
         match ctx.method:
             case "initialize":
                 result = as_object(await call_next(ctx)) or {}
-                # The SDK's server has no option for `listChanged` of tools.
-                capabilities = {
-                    **(as_object(result.get("capabilities")) or {}),
-                    "tools": {"listChanged": True},
-                }
-                return {**result, "instructions": self._instructions(ctx), "capabilities": capabilities}
+                return {**with_changing_tools(result), "instructions": self._instructions(ctx)}
             case "server/discover":
                 result = as_object(await call_next(ctx)) or {}
                 return {**result, "instructions": self._instructions(ctx)}
@@ -136,9 +132,9 @@ class Lobby:
     def _current_tools(self, ctx: Context) -> list[JsonObject]:
         """The tools of the current episode, except those with the name of a lobby tool."""
         access = self._current(ctx)
-        if access is None or access.episode.router is None:
+        router = None if access is None else access.episode.current_router
+        if access is None or router is None or access.episode.requested_ending is not None:
             return []
-        router = access.episode.router
         # `claim_name` can be spelled differently from the lobby's `claim_done`, which does the same.
         excluded = {router.claim_name, *LOBBY_TOOLS}
         return [tool for tool in router.tools if tool["name"] not in excluded]
@@ -152,7 +148,7 @@ class Lobby:
             try:
                 return await self._answer(ctx, tool.from_arguments(arguments))
             except DecathlonError as error:
-                if error.code in TOOL_FAILURES:
+                if error.code in TOOL_FAILURES | ARGUMENT_FAULTS:
                     return error_result(error)
                 raise
 
@@ -196,11 +192,9 @@ class Lobby:
             case Evaluate():
                 _require_evaluator(access := self._find(ctx, call.episode), "evaluate it")
                 with access.episode.hold():
-                    return await relay.evaluate(access.episode, ctx)
+                    return await relay.evaluate(access.episode, Progress(ctx))
             case CloseEpisode():
-                episode = self._find(ctx, call.episode).episode
-                episode.close()
-                return structured_result({"episode": episode.id, "closed": True})
+                return await self._close(ctx, self._find(ctx, call.episode).episode)
             case _:
                 raise AssertionError(call)
 
@@ -212,11 +206,7 @@ class Lobby:
             token = request_context_of(ctx).principal.token
             names = self._registry.draws.take(call, token=token, count=call.sample)
         tasks = list_tasks(catalogue, names, prompts=call.prompts)
-        lines = [
-            f"{task['id']}: {', '.join(task['servers'])}{'' if task['runnable'] else ' (cannot run here)'}"
-            for task in tasks
-        ]
-        return structured_result({"tasks": tasks}, text="\n".join(lines) or "No task matches.")
+        return structured_result({"tasks": tasks}, text=None if tasks else "No task matches.")
 
     async def _start(self, ctx: Context, call: StartEpisode) -> JsonObject:
         principal = self._principal(ctx)
@@ -256,7 +246,8 @@ class Lobby:
             info |= _waits_for(episode)
         if not is_sessionless(ctx.protocol_version):
             connection_of(ctx).state[CURRENT_KEY] = access
-            await send_notification(ctx, "notifications/tools/list_changed", {}, with_reply=False)
+            listen_for_changes(ctx, episode)
+            await notify_tools_changed(connection_of(ctx))
         names = "".join(f"\n- {tool['name']}" for tool in info.get("tools", []))
         text = f"Episode {episode.id} of {task} is {info['phase']}.\n\n{info['prompt']}"
         return structured_result(info, text=f"{text}\n\nIts tools:{names}" if names else text)
@@ -277,7 +268,18 @@ class Lobby:
         turns = call.turns if access.reports_turns else None
         with access.episode.hold():
             first = await access.episode.claim_done(call.answer, truncated=call.truncated, turns=turns)
-        return claim_result(access, first=first, ignored_turns=turns != call.turns)
+        hint = "; `evaluate` gives the verdict" if access.can_evaluate else ""
+        ignored_turns = turns != call.turns
+        is_graded = access.episode.is_graded
+        return claim_result(first=first, is_graded=is_graded, ignored_turns=ignored_turns, hint=hint)
+
+    async def _close(self, ctx: Context, episode: Episode) -> JsonObject:
+        episode.close()
+        current = self._current(ctx)
+        if current is not None and current.episode is episode:
+            # Its tools are not listed any more.
+            await notify_tools_changed(connection_of(ctx))
+        return structured_result({"episode": episode.id, "closed": True})
 
     def _principal(self, ctx: Context) -> Principal:
         """The request's principal with its session, so that `list_episodes` works without tokens."""

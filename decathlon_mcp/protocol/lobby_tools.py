@@ -95,7 +95,11 @@ class ListTasks(Draw, LobbyTool):
         le=SAMPLE_LIMIT,
         description="Draw this many runnable tasks instead of listing all. They differ if there are enough.",
     )
-    prompts: bool = Field(False, description="Include each task's prompt.")
+    prompts: bool = Field(
+        False,
+        description="Include each task's prompt, as in an episode with the `launch_time` next to it. With "
+        "`prompt_is_provisional`, each episode has other paths in its prompt.",
+    )
 
     @model_validator(mode="after")
     def _check_sample(self) -> Self:
@@ -145,8 +149,8 @@ class StartEpisode(Draw, LobbyTool, _TaskName):
 
 class Prefetch(LobbyTool):
     """Open sandboxes ahead for episodes that you will start within five minutes, so that they open faster.
-    Returns for how many: as many as your share of the server has room for now. None where sandboxes are local
-    processes. Nothing has to be closed."""
+    Returns for how many: as many as your share of the server has room for now. None where sandboxes are
+    processes without isolation. Nothing has to be closed."""
 
     tool = "prefetch"
     tasks: list[str] = Field(

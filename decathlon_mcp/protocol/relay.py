@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from functools import partial
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 
-import anyio
 from mcp.server.connection import Connection
 from mcp.shared.exceptions import MCPError
 from mcp_types import LOG_LEVEL_META_KEY
 
-from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver_client.replies import CallParams
 from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.operations import Caller, check_operation
 from decathlon_mcp.episodes.tools import claim_tool, evaluate_tool
-from decathlon_mcp.errors import BadRequestError, DecathlonError, EpisodeClaimedError
+from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS
 from decathlon_mcp.protocol.context import client_is_gone, request_context_of
+from decathlon_mcp.protocol.progress import WAITING_UNIT, Progress
 from decathlon_mcp.protocol.results import (
-    EVALUATE_HINT,
+    ARGUMENT_FAULTS,
     INVALID_PARAMS,
     TOOL_FAILURES,
     claim_result,
@@ -36,8 +35,6 @@ from decathlon_mcp.protocol.resumption import request_id_text
 from decathlon_mcp.protocol.sdk import Context, connection_of, send_notification
 from decathlon_mcp.types import JsonObject, Names, as_object
 
-PROGRESS_SECONDS = 5.0
-"""Time between two progress notifications while a client waits."""
 MAX_UNKNOWN_SHOWN = 5
 """Unknown arguments that an error message names."""
 OPERATION_KEY = "decathlon/operation"
@@ -50,10 +47,15 @@ LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert"
 
 
 async def list_tools(access: EpisodeAccess, ctx: Context) -> JsonObject:
-    """The episode's tools; waits until they are known, which can be before the episode is ready."""
+    """The episode's tools; waits until they are known, which can be before the episode is ready.
+
+    In a session, as they are now. Without one, as they were first: there the list must not change.
+    """
     with translate_errors():
-        async with report_waiting(ctx, access.episode):
+        async with waiting_for_tools(Progress(ctx), access.episode):
             router = await access.episode.known_tools()
+        if not is_sessionless(ctx.protocol_version):
+            router = access.episode.current_router or router
         return {"tools": router.evaluator_tools if access.can_evaluate else router.tools}
 
 
@@ -71,72 +73,74 @@ async def call_tool(
     """Call one of the episode's tools, including `claim_done` and `evaluate`.
 
     The reply of a task's tool is relayed unchanged, as a result or as an MCPError. A client that cannot
-    evaluate gets the same error for `evaluate` as for a tool that does not exist.
+    evaluate gets the same error for `evaluate` as for a tool that does not exist. Raises DecathlonError.
     """
     episode = access.episode
     # Before the wait for the episode's set-up, which is no part of a call's duration.
     request_context_of(ctx).called_at = perf_counter()
-    with translate_errors():
-        try:
-            async with report_waiting(ctx, episode):
+    progress, is_own_tool = Progress(ctx), False
+    try:
+        if episode.was_ready:
+            # A sandbox that is taken back from a dead server takes seconds. To report them could contradict
+            # what the call has reported there.
+            router = await episode.ready()
+        else:
+            async with waiting_for_tools(progress, episode, unit=WAITING_UNIT):
                 router = await episode.ready()
-            if name == router.claim_name:
-                answer = _only_argument(arguments, "claim_done", "answer")
-                if answer is not None and not isinstance(answer, str):
-                    raise BadRequestError(
-                        f"claim_done: `answer` must be a string, not {type(answer).__name__}"
-                    )
-                return claim_result(access, first=await episode.claim_done(answer))
-            if name == router.evaluate_name and access.can_evaluate:
-                _only_argument(arguments, "evaluate")
-                return await evaluate(episode, ctx)
-            return await _relay(episode, ctx, name, arguments)
-        except DecathlonError as error:
-            if (failure := failure_result(access, error)) is not None:
-                return failure
-            # An episode that ended without tools (a set-up that failed) still has a verdict.
-            if name == "evaluate" and access.can_evaluate and episode.verdict is not None:
-                return verdict_result(episode.verdict, episode.policy)
-            raise
+        is_own_tool = name == router.claim_name or (name == router.evaluate_name and access.can_evaluate)
+        if not is_own_tool:
+            return await _relay(episode, ctx, name, arguments, progress)
+        if name == router.evaluate_name:
+            _only_argument(arguments, "evaluate")
+            return await evaluate(episode, progress)
+        answer = _only_argument(arguments, "claim_done", "answer")
+        if answer is not None and not isinstance(answer, str):
+            raise BadRequestError(f"claim_done: `answer` must be a string, not {type(answer).__name__}")
+        first = await episode.claim_done(answer)
+        return claim_result(first=first, is_graded=episode.is_graded)
+    except DecathlonError as error:
+        if error.code in TOOL_FAILURES or (is_own_tool and error.code in ARGUMENT_FAULTS):
+            return error_result(error)
+        # An episode that ended without tools (a set-up that failed) still has a verdict.
+        if name == "evaluate" and access.can_evaluate and episode.verdict is not None:
+            return verdict_result(episode.verdict, episode.policy)
+        raise
 
 
-def failure_result(access: EpisodeAccess, error: DecathlonError) -> JsonObject | None:
-    """The result of a call that failed for a reason which the agent should read; None for other errors."""
-    if error.code not in TOOL_FAILURES:
-        return None
-    leads_to_verdict = access.can_evaluate and isinstance(error, EpisodeClaimedError)
-    return error_result(error, EVALUATE_HINT if leads_to_verdict else "")
-
-
-async def evaluate(episode: Episode, ctx: Context) -> JsonObject:
+async def evaluate(episode: Episode, progress: Progress) -> JsonObject:
     """The result of `evaluate`; waits until the attempt is graded."""
-    async with report_progress(ctx, lambda: "the attempt is being graded"):
+    now = time()
+
+    def claimed_at() -> float:
+        return now if episode.claim is None else episode.claim.at.timestamp()
+
+    async with progress.reporting(lambda: "the attempt is being graded", since=claimed_at):
         verdict = await episode.evaluate()
     return verdict_result(verdict, episode.policy)
 
 
-def report_waiting(ctx: Context, episode: Episode) -> AbstractAsyncContextManager[None]:
+@asynccontextmanager
+async def waiting_for_tools(
+    progress: Progress, episode: Episode, *, unit: float = 1.0
+) -> AsyncGenerator[None]:
     """Report what an episode waits for until it is ready: at once if that is another episode."""
 
     def message() -> str:
         waits_for = episode.waiting_for
         return "the sandbox is being set up" if waits_for is None else f"waiting for {waits_for}"
 
-    return report_progress(ctx, message, at_once=episode.waiting_for is not None)
+    at_once = episode.waiting_for is not None
+    async with progress.reporting(message, since=lambda: episode.started_at, unit=unit, at_once=at_once):
+        yield
 
 
-async def _relay(episode: Episode, ctx: Context, name: str, arguments: JsonObject | None) -> JsonObject:
+async def _relay(
+    episode: Episode, ctx: Context, name: str, arguments: JsonObject | None, progress: Progress
+) -> JsonObject:
     """Call a tool of the task's servers. Raises MCPError for a reply that is an error."""
     meta: dict[str, Any] = dict(as_object((ctx.params or {}).get("_meta")) or {})
-    token = meta.get("progressToken")
     request_context = request_context_of(ctx)
     can_stream = request_context.can_stream
-
-    async def on_progress(params: JsonObject) -> None:
-        # The task's server used the driver's token; the client knows its own.
-        if token is not None and can_stream:
-            params = {**params, "progressToken": token}
-            await send_notification(ctx, "notifications/progress", params, with_reply=True)
 
     async def on_message(params: JsonObject) -> None:
         # 2026-07-28 asks request by request and gets none by default.
@@ -153,7 +157,7 @@ async def _relay(episode: Episode, ctx: Context, name: str, arguments: JsonObjec
         # chose an operation comes back.
         detached=has_operation(ctx) and is_sessionless(ctx.protocol_version),
         is_gone=partial(client_is_gone, ctx),
-        on_progress=on_progress,
+        on_progress=progress.relay,
         on_message=on_message,
     )
     reply = await episode.call(
@@ -216,31 +220,6 @@ def _only_argument(arguments: JsonObject | None, tool: str, allowed: str | None 
             raise BadRequestError(f"{tool}: {len(unknown):,} unknown arguments; it {takes}")
         raise BadRequestError(f"{tool}: unknown argument `{'`, `'.join(unknown)}`; it {takes}")
     return (arguments or {}).get(allowed) if allowed else None
-
-
-@asynccontextmanager
-async def report_progress(
-    ctx: Context, message: Callable[[], str], *, at_once: bool = False
-) -> AsyncGenerator[None]:
-    """Send progress every `PROGRESS_SECONDS` while the context is open, if the client asked for it."""
-    token = (as_object((ctx.params or {}).get("_meta")) or {}).get("progressToken")
-    can_stream = request_context_of(ctx).can_stream or is_sessionless(ctx.protocol_version)
-    if token is None or not can_stream:
-        yield
-        return
-
-    async def send_repeatedly() -> None:
-        started = anyio.current_time()
-        if not at_once:
-            await anyio.sleep(PROGRESS_SECONDS)
-        while True:
-            # Seconds, because the progress on one token must increase.
-            await ctx.session.report_progress(round(anyio.current_time() - started), None, message())
-            await anyio.sleep(PROGRESS_SECONDS)
-
-    async with background_tasks() as tasks:
-        tasks.start_soon(send_repeatedly)
-        yield
 
 
 def require_object(value: object, name: str) -> JsonObject | None:

@@ -11,7 +11,6 @@ from mcp_types import SERVER_INFO_META_KEY
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from decathlon_mcp import __version__
-from decathlon_mcp.episodes.episode import EpisodeAccess
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.grading.verdict import REWARDED, Verdict
 from decathlon_mcp.settings import RewardPolicy
@@ -19,7 +18,6 @@ from decathlon_mcp.types import JsonObject, as_object
 
 VERDICT_KEY = "decathlon/verdict"
 ERROR_KEY = "decathlon/error"
-EVALUATE_HINT = "; `evaluate` gives the verdict"
 SERVER_INFO: JsonObject = {"name": "decathlon-mcp", "title": "Toolathlon", "version": __version__}
 NO_MESSAGE = "the task's server answered with an error without a message"
 STDERR_CHARACTERS = 2_000
@@ -54,6 +52,10 @@ TOOL_FAILURES = frozenset({"episode_claimed", "call_timeout", "driver_error", "l
 """Codes that a tool call answers with an `isError` result: the agent reads it, the episode continues."""
 
 
+ARGUMENT_FAULTS = frozenset({"bad_request", "unknown_task", "unknown_episode", "unknown_tool"})
+"""Codes that this server's own tools answer with an `isError` result: the agent can correct its arguments."""
+
+
 def is_sessionless(version: str) -> bool:
     """Whether this protocol revision has no handshake and no sessions."""
     return version in MODERN_PROTOCOL_VERSIONS
@@ -76,37 +78,41 @@ def envelope_members(meta: JsonObject) -> JsonObject:
     return {"resultType": "complete", "_meta": {**meta, SERVER_INFO_META_KEY: SERVER_INFO}}
 
 
-def structured_result(value: JsonObject, *, text: str | None = None) -> JsonObject:
-    """A tool result with structured content, and with the same value as JSON text unless `text` is given."""
-    if text is None:
-        text = json.dumps(value, ensure_ascii=False, default=str)
-    return {"content": [{"type": "text", "text": text}], "structuredContent": value, "isError": False}
+def structured_result(value: JsonObject, *, text: str | None = None, is_error: bool = False) -> JsonObject:
+    """A tool result with structured content, and with the same value as JSON text, after `text` if given."""
+    # Many clients show a model only the text.
+    texts = [json.dumps(value, ensure_ascii=False, default=str)]
+    if text is not None:
+        texts.insert(0, text)
+    content = [{"type": "text", "text": text} for text in texts]
+    return {"content": content, "structuredContent": value, "isError": is_error}
 
 
-def claim_result(access: EpisodeAccess, *, first: bool, ignored_turns: bool = False) -> JsonObject:
+def claim_result(*, first: bool, is_graded: bool, ignored_turns: bool = False, hint: str = "") -> JsonObject:
     """Result of `claim_done`. `first` is false where the attempt was already closed.
 
-    `ignored_turns`: the client reported turns, and is not one whose report counts.
+    `is_graded`: whether the attempt will be. `ignored_turns`: the client reported turns, and is not one whose
+    report counts.
     """
+    # `hint` is for a client that starts episodes. An agent is not told of `evaluate`: most programs that play
+    # with a model hide it, and a model would try to call it.
     state = "The attempt is closed" if first else "The attempt was already closed"
-    # An agent that cannot evaluate is not told that `evaluate` exists.
-    hint = EVALUATE_HINT if access.can_evaluate else ""
     turns = " `turns` is not counted: only a controller may report it." if ignored_turns else ""
-    text = f"{state}. It is graded as it is{hint}.{turns}"
+    graded = "It is graded as it is" if is_graded else "It is not graded and counts as failed"
+    text = f"{state}. {graded}{hint}.{turns}"
     return structured_result({"claimed": True, "first": first}, text=text)
 
 
 def verdict_result(verdict: Verdict, policy: RewardPolicy) -> JsonObject:
     """Result of `evaluate`. A verdict without a reward is an error that says why, never a reward of zero."""
     rewarded = verdict.status in REWARDED
-    if policy == "meta":
-        # Clients keep `_meta` from the model, so the text must not give the reward away.
-        text = "The evaluation is done." if rewarded else "The evaluation gave no verdict."
-        value = {"_meta": {VERDICT_KEY: verdict.to_json()}}
-    else:
+    if policy != "meta":
         # With policy `controller` only controllers evaluate, and they read all of it.
-        text, value = verdict.text(), {"structuredContent": verdict.to_json()}
-    return {"content": [{"type": "text", "text": text}], "isError": not rewarded, **value}
+        return structured_result(verdict.to_json(), text=verdict.text(), is_error=not rewarded)
+    # Clients keep `_meta` from the model, so the text must not give the reward away.
+    text = "The evaluation is done." if rewarded else "The evaluation gave no verdict."
+    content = [{"type": "text", "text": text}]
+    return {"content": content, "isError": not rewarded, "_meta": {VERDICT_KEY: verdict.to_json()}}
 
 
 def relayed_error(error: JsonObject) -> MCPError:
@@ -138,10 +144,10 @@ def error_data(error: DecathlonError) -> JsonObject:
     return {"code": error.code, "retryable": error.retryable, **error.data}
 
 
-def error_result(error: DecathlonError, hint: str = "") -> JsonObject:
+def error_result(error: DecathlonError) -> JsonObject:
     """An error as the result of a tool call, with the end of the stderr of a server that died."""
     stderr = str((as_object(error.data.get("about")) or {}).get("stderr") or "").strip()
-    text = f"{error.message}; stderr: {stderr[-STDERR_CHARACTERS:]}" if stderr else error.message + hint
+    text = f"{error.message}; stderr: {stderr[-STDERR_CHARACTERS:]}" if stderr else error.message
     return {
         "content": [{"type": "text", "text": text}],
         "isError": True,

@@ -13,8 +13,8 @@ from decathlon_mcp.episodes.episode import EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import UnknownEpisodeError
 from decathlon_mcp.protocol.context import RequestContext
-from decathlon_mcp.protocol.lobby import CURRENT_KEY
 from decathlon_mcp.protocol.relay import LOG_LEVEL_KEY
+from decathlon_mcp.protocol.tool_changes import CURRENT_KEY
 from decathlon_mcp.storage.store import SessionRow, Store
 from decathlon_mcp.types import JsonObject, as_json, as_object
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -82,6 +82,12 @@ async def send_notification(ctx: Context, method: str, params: dict[str, Any], *
     session = ctx.session
     channel = session._request_outbound if with_reply else session._connection.outbound  # pyright: ignore[reportPrivateUsage]
     await channel.notify(method, params)
+
+
+async def notify_tools_changed(connection: Connection) -> None:
+    """Send `tools/list_changed` on a session's standalone stream, if it is open."""
+    with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
+        await connection.outbound.notify("notifications/tools/list_changed", {})
 
 
 def use_json_response(enabled: bool) -> None:
@@ -342,6 +348,11 @@ class SessionManagerBase(StreamableHTTPSessionManager):
     def prepare_transport(self, transport: SessionTransport, session_id: str) -> None:
         """Called with the transport of a session that opens or is revived, before it is used."""
 
+    @property
+    def is_full(self) -> bool:
+        """Whether as many sessions are open as may be."""
+        return self.max_sessions is not None and len(self._server_instances) >= self.max_sessions
+
     def is_open(self, session_id: str) -> bool:
         """Whether the session is open in this process."""
         return session_id in self._server_instances
@@ -427,9 +438,7 @@ class SessionManagerBase(StreamableHTTPSessionManager):
         return self._new_transport(uuid4().hex)
 
     def _new_transport(self, session_id: str) -> SessionTransport | None:
-        if self.max_sessions is not None and len(self._server_instances) >= self.max_sessions:
-            return None
-        if not self.may_open_session():
+        if self.is_full or not self.may_open_session():
             return None
         transport = SessionTransport(
             mcp_session_id=session_id,

@@ -55,6 +55,7 @@ MAX_AGENT_SESSIONS = 1_000
 """Open sessions at the address of one episode's agent, which needs no token. Some clients open a session for
 every call and never end it; a session without requests ends after the idle time."""
 _RESUMABLE_METHODS = frozenset({"tools/call", "tools/list"})
+SESSION_RETRY_SECONDS = 30.0
 EXPIRE_SECONDS = 1.0
 """Time between two searches for answers that need not be kept any more."""
 
@@ -168,7 +169,7 @@ class SessionManager(SessionManagerBase):
             if not self.is_open(session_id):
                 del self._open[session_id]
         if transport is None:
-            raise AtCapacityError("too many open sessions", retryAfterSeconds=30.0)
+            raise AtCapacityError("too many open sessions", retryAfterSeconds=SESSION_RETRY_SECONDS)
         saved.save(session)
         for row in saved.store.requests(session_id):
             # Of the others, only those whose answers did not arrive: then their clients name them.
@@ -289,6 +290,15 @@ class SessionManager(SessionManagerBase):
     def may_open_session(self) -> bool:
         request_context = current_request_context.get()
         assert request_context is not None
+        return self._has_room_for(request_context)
+
+    def refuse_if_full(self, request_context: RequestContext) -> None:
+        """Raise AtCapacityError if the request cannot open another session."""
+        if self.is_full or not self._has_room_for(request_context):
+            raise AtCapacityError("too many open sessions", retryAfterSeconds=SESSION_RETRY_SECONDS)
+
+    def _has_room_for(self, request_context: RequestContext) -> bool:
+        """Whether the owner of the request has fewer sessions than its share."""
         key = _owner_key(request_context)
         if key is None:
             return True

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import anyio.to_thread
 from docker.errors import APIError
 
 from decathlon_mcp.errors import ProviderUnavailableError
+from decathlon_mcp.sandboxes.bubblewrap.host_provider import HostProvider
 from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
 from decathlon_mcp.sandboxes.docker.engine import Engine, engine_message
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
@@ -21,7 +23,7 @@ ALIVE = frozenset({"created", "running", "paused", "restarting"})
 """States of containers whose first process has not ended."""
 
 
-LOCAL_FOLDER, BUBBLEWRAP_FOLDER = "sandboxes", "bubblewrap"
+LOCAL_FOLDER, NAMESPACES_FOLDER, BUBBLEWRAP_FOLDER = "sandboxes", "namespaces", "bubblewrap"
 """In the state folder: the folders of the sandboxes that are processes of this machine."""
 
 
@@ -48,42 +50,55 @@ class Inventory(Protocol):
         ...
 
 
-class ProcessInventory:
-    """Sandboxes that are processes of this machine, with their folders in one folder."""
+ProcessProviderType: TypeAlias = type[LocalProvider] | type[HostProvider] | type[BubblewrapProvider]
 
-    def __init__(self, provider: type[LocalProvider] | type[BubblewrapProvider], folder: Path) -> None:
-        self.name = provider.name
-        self._folder = folder
-        self._provider = provider
+
+class ProcessInventory:
+    """Sandboxes that are processes of this machine, of one provider's name.
+
+    `folders`: the folder of the sandboxes of each kind of provider that has this name.
+    """
+
+    def __init__(self, folders: Mapping[ProcessProviderType, Path]) -> None:
+        (self.name,) = {provider.name for provider in folders}
+        self._folders = folders
 
     async def sandboxes(self, owner: str) -> dict[str, bool]:
-        label = self._provider.label(owner)
-        alive = await anyio.to_thread.run_sync(sandboxes_with_processes, label)
-        owners = await anyio.to_thread.run_sync(self._owners)
-        return {name: name in alive for name in alive | {name for name, of in owners.items() if of == owner}}
+        found: dict[str, bool] = {}
+        for provider, folder in self._folders.items():
+            alive = await anyio.to_thread.run_sync(sandboxes_with_processes, provider.label(owner))
+            owners = await anyio.to_thread.run_sync(_owners, folder)
+            names = alive | {name for name, of in owners.items() if of == owner}
+            found |= {name: name in alive for name in names}
+        return found
 
     async def owners(self) -> set[str]:
         """The owners of the folders there are."""
-        return set((await anyio.to_thread.run_sync(self._owners)).values())
+        found: set[str] = set()
+        for folder in self._folders.values():
+            found |= set((await anyio.to_thread.run_sync(_owners, folder)).values())
+        return found
 
     async def remove(self, owner: str) -> int:
-        return await self._provider(owner, self._folder).sweep(owner)
+        return sum([await provider(owner, folder).sweep(owner) for provider, folder in self._folders.items()])
 
-    def _owners(self) -> dict[str, str]:
-        owners: dict[str, str] = {}
-        for file in self._folder.glob(f"*/{OWNER_FILE}"):
-            try:
-                owners[file.parent.name] = file.read_text("utf-8", "replace")
-            except OSError:  # its server removes it
-                continue
-        return owners
+
+def _owners(folder: Path) -> dict[str, str]:
+    """The owner of each sandbox that has a folder in this one, by its name."""
+    owners: dict[str, str] = {}
+    for file in folder.glob(f"*/{OWNER_FILE}"):
+        try:
+            owners[file.parent.name] = file.read_text("utf-8", "replace")
+        except OSError:  # its server removes it
+            continue
+    return owners
 
 
 def process_inventories(state: Path) -> list[ProcessInventory]:
     """The inventories of the providers whose sandboxes have folders in this state folder."""
     return [
-        ProcessInventory(LocalProvider, state / LOCAL_FOLDER),
-        ProcessInventory(BubblewrapProvider, state / BUBBLEWRAP_FOLDER),
+        ProcessInventory({LocalProvider: state / LOCAL_FOLDER, HostProvider: state / NAMESPACES_FOLDER}),
+        ProcessInventory({BubblewrapProvider: state / BUBBLEWRAP_FOLDER}),
     ]
 
 

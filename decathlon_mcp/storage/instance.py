@@ -56,6 +56,16 @@ def create_state_folder(state: Path) -> None:
             ) from None
 
 
+def check_state_folder(state: Path) -> None:
+    """Raises SettingsError if the path cannot be a state folder; it need not exist."""
+    try:
+        is_usable = state.is_dir() or not state.exists()
+    except OSError as error:
+        raise SettingsError(f"--state: {state} cannot be read: {error.strerror}") from None
+    if not is_usable:
+        raise SettingsError(f"--state: {state} is not a folder; name the state folder of a server")
+
+
 @dataclass(frozen=True, slots=True)
 class _Record:
     """What a server writes into its file.

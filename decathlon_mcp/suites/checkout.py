@@ -110,9 +110,9 @@ def revision(checkout: Path, parts: Iterable[PurePosixPath]) -> str:
     """
     parts = list(parts)
     if (checkout / ".git").exists():
-        head = _git(checkout, "rev-parse", "HEAD")
+        head = git_output(checkout, "rev-parse", "HEAD")
         # Ignored files are listed, too: token files are usually ignored.
-        status = _git(checkout, *_STATUS, "--", *map(str, parts))
+        status = git_output(checkout, *_STATUS, "--", *map(str, parts))
         if head is not None and status is not None:
             changed = [PurePosixPath(entry[3:]) for entry in status.split("\0") if entry]
             changed = [path for path in changed if EXCLUDED_NAMES.isdisjoint(path.parts)]
@@ -132,7 +132,7 @@ def digest(checkout: Path, parts: Iterable[PurePosixPath]) -> str:
     return total.hexdigest()[:REVISION_CHARACTERS]
 
 
-def _git(checkout: Path, *arguments: str) -> str | None:
+def git_output(checkout: Path, *arguments: str) -> str | None:
     """The output of a git command; None if it fails or there is no git."""
     try:
         process = subprocess.run(

@@ -1,4 +1,4 @@
-"""The archives of credentials that a task's sandboxes get, from its accounts and servers."""
+"""The archives of credentials that a task's sandboxes get, and those of files that its services get."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from decathlon_mcp.archives.writing import pack_files
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.suites.resources import SuiteResources
-from decathlon_mcp.suites.suite_file import Credentials
+from decathlon_mcp.suites.suite_file import Credentials, Service
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.suites.tokens import SOURCES
 
@@ -33,6 +33,11 @@ def credential_archives(
     if absolute:
         archives.append((FILE_SYSTEM_ROOT, _pack(absolute, {})))
     return archives
+
+
+def service_archive(resources: SuiteResources, service: Service) -> bytes:
+    """A tar archive of the files in a service's working folder; see `Suite.service_files`."""
+    return _pack({PurePosixPath(name): resources.checkout / path for name, path in service.files.items()}, {})
 
 
 def _token_files(resources: SuiteResources, credentials: Credentials) -> Iterator[tuple[PurePosixPath, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -12,11 +12,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.types import JsonObject, as_object
+from decathlon_mcp.validation import describe, find_problems
 
 T = TypeVar("T")
 
 # The loader of libyaml, where PyYAML was built with it, is about ten times as fast.
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+MAX_DEPTH = 100
+"""Levels of a YAML file; real ones have fewer than ten."""
 
 
 def file_error(path: Path, problem: str, *, line: int | None = None, field: str | None = None) -> SuiteError:
@@ -25,6 +28,11 @@ def file_error(path: Path, problem: str, *, line: int | None = None, field: str 
     return SuiteError(
         f"{where}: {f'{field}: ' if field else ''}{problem}", file=str(path), line=line, field=field
     )
+
+
+def field_error(path: Path, field: Sequence[str | int], problem: str) -> SuiteError:
+    """The error for a field of a YAML or JSON file, given by the keys and indexes that lead to it."""
+    return file_error(path, problem, line=_line(path, field), field=".".join(map(str, field)) or None)
 
 
 def read_text(path: Path) -> str:
@@ -43,37 +51,56 @@ def read_json(path: Path) -> JsonObject:
         value = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise file_error(path, f"not JSON: {error.msg}", line=error.lineno) from None
+    except RecursionError:
+        raise file_error(path, "not JSON that can be read: nested too deeply") from None
     return _object(path, value)
 
 
 def read_yaml(path: Path) -> JsonObject:
     """The mapping in a YAML file; empty for an empty file. Raises SuiteError if it holds anything else."""
+    text = read_text(path)
     try:
-        value = yaml.load(read_text(path), Loader)
+        _check_depth(path, text)
+        value = yaml.load(text, Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = error.problem or error.context or "cannot be parsed"
         raise file_error(path, f"not YAML: {problem}", line=mark.line + 1 if mark else None) from None
     except (yaml.YAMLError, ValueError) as error:
-        raise file_error(path, f"not YAML: {error}") from None
+        # Some messages have several lines.
+        raise file_error(path, f"not YAML: {' '.join(str(error).split())}") from None
     return {} if value is None else _object(path, value)
 
 
-def validate(path: Path, schema: TypeAdapter[T], value: JsonObject) -> T:
-    """Validate a value that was read from `path`. Raises SuiteError for the first field that does not fit."""
+def _check_depth(path: Path, text: str) -> None:
+    """Raise SuiteError for a document that is nested too deeply."""
+    # libyaml recurses without a limit, and a document of 100 kB ends the process (SIGSEGV).
+    if sum(text.count(sign) for sign in "[{-?:") <= MAX_DEPTH:
+        return
+    depth = 0
+    for event in cast("Any", yaml).parse(text, Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            line = event.start_mark.line + 1
+            raise file_error(path, f"nested more than {MAX_DEPTH} levels deep", line=line)
+
+
+def validate(path: Path, schema: TypeAdapter[T], value: JsonObject, *, more_names: Collection[str] = ()) -> T:
+    """Validate a value that was read from `path`. Raises SuiteError for the first field that does not fit.
+
+    `more_names`: fields of the file that are not in this schema, for suggestions.
+    """
     try:
         return schema.validate_python(value)
     except ValidationError as error:
-        problems = error.errors(include_url=False)
-        first, more = problems[0], len(problems) - 1
-        field = ".".join(str(part) for part in first["loc"])
-        problem = first["msg"] + (f" (and {more} more)" if more else "")
-        raise file_error(path, problem, line=_line(path, first["loc"]), field=field or None) from None
+        first, *more = find_problems(error, value, schema, more_names=more_names)
+        message = first.message + (f" (and {len(more)} more)" if more else "")
+        raise field_error(path, first.path, message) from None
 
 
 def _object(path: Path, value: object) -> JsonObject:
     if (mapping := as_object(value)) is None:
-        raise file_error(path, f"a mapping was expected, not {type(value).__name__}", line=1)
+        raise file_error(path, f"a mapping was expected, not {describe(value)}", line=1)
     return mapping
 
 

@@ -12,12 +12,15 @@ from pydantic import AfterValidator, BeforeValidator
 
 from decathlon_mcp.suites.documents import read_yaml
 from decathlon_mcp.types import JsonObject, Names, PreprocessSandbox
+from decathlon_mcp.validation import describe
 
 T = TypeVar("T")
 
 
 def _pairs(value: object) -> object:
-    return tuple(cast("Mapping[object, object]", value).items()) if isinstance(value, Mapping) else value
+    if not isinstance(value, Mapping):
+        raise ValueError(f"a mapping was expected, not {describe(value)}")  # noqa: TRY004  (pydantic's protocol)
+    return tuple(cast("Mapping[object, object]", value).items())
 
 
 Pairs = Annotated[tuple[tuple[str, T], ...], BeforeValidator(_pairs)]
@@ -68,6 +71,9 @@ class SuiteProfile:
     """Entries among `sealed` that an agent's sandbox gets only if preprocess or token files may read them."""
     stand_ins: Pairs[Inside] = ()
     """Files of the checkout that need not exist, each with the file that is used in its place."""
+    overlays: Pairs[Inside] = ()
+    """Paths of the suite's folder in a sandbox, each with the file of the checkout that is put there if the
+    checkout has it. They replace files of the image."""
     image: str | None = None
     launch_time_format: str = "%Y-%m-%d %H:%M:%S %A"
     """Of the prompt and of the evaluator's `--launch_time`, for `strftime`."""
@@ -76,6 +82,13 @@ class SuiteProfile:
     names: Names = "decathlon"
     cuts_overlong: bool = False
     """Whether replies that are too long for a conversation are cut. `--overlong` overrides it."""
+    overlong_characters: int = 100_000
+    """Length to which overlong replies are cut."""
+    saves_overlong: bool = True
+    """Whether the whole text of an overlong reply is saved in the workspace, as in Toolathlon. If not, what
+    is cut off is dropped, as in toolathlon_gym."""
+    grades_truncated: bool = True
+    """Whether an attempt that a limit ended is graded; if not, its reward is 0. `--at-limit` overrides it."""
     local_code: Pairs[str] = ()
     """The suite's own code of each local tool, by its name in `task_config.json`: `module:name`, or
     `module:name(workspace)` for a function that makes the tools."""
@@ -95,6 +108,8 @@ class SuiteProfile:
     """Limit for one request to a server whose YAML file has no `client_session_timeout_seconds`."""
     extra_args: Pairs[tuple[str, ...]] = ()
     """Arguments that a server needs when it runs as root, by the server's name."""
+    absent_servers: tuple[str, ...] = ()
+    """Servers that tasks list and upstream has no file for: its runner goes on without them."""
     folders: Pairs[Inside] = ()
     """A folder of the workspace that must exist when a server starts, by the server's name."""
     kept: tuple[str, ...] = ()

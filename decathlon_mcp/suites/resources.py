@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from decathlon_mcp.errors import SuiteError
+from decathlon_mcp.suites.documents import read_text
 from decathlon_mcp.suites.profile import SuiteProfile
 from decathlon_mcp.suites.servers import ServerConfig
 from decathlon_mcp.suites.suite_file import (
@@ -30,8 +32,11 @@ from decathlon_mcp.suites.tokens import (
     read_checkout_tokens,
     read_task_tokens,
 )
+from decathlon_mcp.types import as_object
 
 _TOKEN_PREFIXES = tuple(f"{prefix}." for prefix in SOURCES)
+KEY_SEPARATOR = "#"
+"""Between a file and a key in it, in the name of a credential."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ class SuiteResources:
 
     def needs(self, folder: TaskFolder, settings: TaskSettings) -> Needs:
         """A task's needs. Template values that are not filled in count as credentials, too."""
-        servers, local_tools = folder.config.servers, folder.config.local_tools
+        servers, local_tools = self._configured(folder.config.servers), folder.config.local_tools
         external = [self._external_needs_of("servers", name) for name in servers]
         external += [self._external_needs_of("local_tools", name) for name in local_tools]
         services = settings.services
@@ -84,26 +89,38 @@ class SuiteResources:
             network = without_ports or any(needs.network for needs in external)
         listed = [*_unique(needs.credentials for needs in external), *(settings.credentials or ())]
         unfilled = [name for name in sorted(self.token_names(servers)) if not self._has_value(name, folder)]
+        unfilled += self._unfilled_keys(servers, folder)
         return Needs(
             servers=servers,
             local_tools=local_tools,
             network=network,
-            credentials=tuple(dict.fromkeys([*listed, *unfilled])),
+            credentials=tuple(
+                name for name in dict.fromkeys([*listed, *unfilled]) if name not in settings.optional
+            ),
             services=services,
         )
+
+    def _configured(self, servers: Iterable[str]) -> tuple[str, ...]:
+        """These servers without those that the suite lists but does not have."""
+        known = {*self.servers, *self.server_errors}
+        return tuple(name for name in servers if name in known or name not in self.profile.absent_servers)
 
     def errors(self, servers: Iterable[str]) -> tuple[SuiteError, ...]:
         """The errors in the files of these servers."""
         return tuple(self.server_errors[name] for name in servers if name in self.server_errors)
 
     def service(self, name: str) -> Service:
-        """The settings of a service; defaults for an unknown one."""
-        return self.settings.services.get(name, Service())
+        """The service of that name, or the private one in its place; defaults for an unknown one."""
+        return self.settings.services.get(name, Service()).in_use
 
     def accounts(self, task: Task) -> dict[str, Account]:
         """The accounts that a task works on, by name."""
-        accounts = self.settings.accounts.items()
-        return {name: account for name, account in accounts if account.is_of(task.id, task.needs.servers)}
+        return {
+            name: account
+            for name, account in self.settings.accounts.items()
+            if account.is_of(task.id, task.needs.servers)
+            and (account.service is None or self.service(account.service).image is None)
+        }
 
     def credentials(self, task: Task, slots: Mapping[str, str]) -> Credentials:
         """The credentials that a task's sandboxes get. `slots`: the slot it holds, by account.
@@ -143,7 +160,10 @@ class SuiteResources:
         """Whether a token has a value among `values`, or a credential file exists in the checkout."""
         if credential.startswith(_TOKEN_PREFIXES):
             return is_filled_in(credential, values, self.profile.placeholders)
-        return (self.checkout / credential).exists()
+        file, _, key = credential.partition(KEY_SEPARATOR)
+        if key:
+            return self._has_key(file, key)
+        return (self.checkout / file).exists()
 
     def is_eager(self, server: str) -> bool:
         """Whether suite.yaml says that a server starts at set-up."""
@@ -160,6 +180,31 @@ class SuiteResources:
             needs = needs.model_copy(update={"network": server.remote})
         self._external_needs[table, name] = needs
         return needs
+
+    def _unfilled_keys(self, servers: Iterable[str], folder: TaskFolder) -> list[str]:
+        """`PATH#KEY` for each key that a server needs in a file of the task's folder, if it has no value."""
+        credentials = [
+            f"{folder.path / file}{KEY_SEPARATOR}{key}"
+            for name in servers
+            for file, keys in self._task_files(name).items()
+            if file in folder.names
+            for key in keys
+        ]
+        return [name for name in credentials if not self.has_credential(name, {})]
+
+    def _task_files(self, server: str) -> Mapping[str, tuple[str, ...]]:
+        needs = self._external_needs_of("servers", server)
+        return needs.task_files if isinstance(needs, ServerNeeds) else {}
+
+    def _has_key(self, file: str, key: str) -> bool:
+        """Whether a key of a JSON file has a value. Of a list, the first entry counts, as for emails-mcp."""
+        try:
+            content = json.loads(read_text(self.checkout / file))
+        except (SuiteError, ValueError):
+            return False
+        entries = cast("list[object]", content) if isinstance(content, list) else [content]
+        entry = as_object(entries[0]) if entries else None
+        return entry is not None and bool(entry.get(key))
 
     def _has_value(self, name: str, folder: TaskFolder) -> bool:
         placeholders = self.profile.placeholders

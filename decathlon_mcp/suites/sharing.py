@@ -66,10 +66,9 @@ def shared_resources(
         name = f"the conflict group of {', '.join(members)}"
         for task in members:
             shared.setdefault(task, []).append(SharedResource(f"{suite}: {name}", name))
-    for name, account in resources.settings.accounts.items():
-        for task in tasks.values():
-            if account.is_of(task.id, task.needs.servers):
-                shared.setdefault(task.id, []).append(_account(suite, name, account, task, resources))
+    for task in tasks.values():
+        for name, account in resources.accounts(task).items():
+            shared.setdefault(task.id, []).append(_account(suite, name, account, task, resources))
     return {task: tuple(dict.fromkeys(items)) for task, items in shared.items()}
 
 

@@ -14,9 +14,10 @@ from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.payloads import source
 from decathlon_mcp.suites import checkout as archives
 from decathlon_mcp.suites.checkout import revision
-from decathlon_mcp.suites.credentials import credential_archives
+from decathlon_mcp.suites.credentials import credential_archives, service_archive
 from decathlon_mcp.suites.profile import SuiteProfile
 from decathlon_mcp.suites.prompts import Prompt, read_prompt
+from decathlon_mcp.suites.release import DESCRIPTIONS, Release, find_release
 from decathlon_mcp.suites.resources import SuiteResources
 from decathlon_mcp.suites.servers import FOLDER as SERVERS
 from decathlon_mcp.suites.servers import ServerConfig
@@ -53,6 +54,16 @@ class Suite:
         """The revision of the files that an episode of this task uses, as they are now. Blocks: runs git."""
         return revision(self.path, [*self._common, task.folder])
 
+    @cached_property
+    def release(self) -> Release | None:
+        """The release of a checkout of Toolathlon, None for other suites; computed once. Blocks: runs git."""
+        return find_release(self.path) if self.profile.name == "toolathlon" else None
+
+    @property
+    def version_text(self) -> str:
+        """The revision and the release, for people. Blocks: runs git."""
+        return self.revision if self.release is None else f"{self.revision}; {DESCRIPTIONS[self.release]}"
+
     def common_digest(self) -> str:
         """A digest of the files that every task uses, as they are now, by path, size and time. Blocks."""
         return archives.digest(self.path, self._common)
@@ -78,7 +89,7 @@ class Suite:
         return self._shared.get(task_id, ())
 
     def services(self, task: Task) -> dict[str, Service]:
-        """The services that a task needs, by name."""
+        """The services that a task needs, by name, as they are used here."""
         return {name: self.resources.service(name) for name in task.needs.services}
 
     def credentials(self, task: Task, slots: Mapping[str, str]) -> list[tuple[PurePosixPath, bytes]]:
@@ -88,6 +99,16 @@ class Suite:
         reads files. Raises SuiteError for a file that cannot be read.
         """
         return credential_archives(self.resources, task, slots)
+
+    @cached_property
+    def service_images(self) -> frozenset[str]:
+        """The images of the services that tasks have for themselves."""
+        services = (service for task in self.tasks.values() for service in self.services(task).values())
+        return frozenset(service.image for service in services if service.image is not None)
+
+    def service_files(self, service: Service) -> bytes:
+        """A tar archive of a service's files. Blocks. Raises SuiteError for a file that cannot be read."""
+        return service_archive(self.resources, service)
 
     def launch_time(self, when: datetime) -> str:
         """A time in the format of the prompt and of the evaluator's `--launch_time`."""
@@ -116,7 +137,8 @@ class Suite:
     def common_archive(self, into: Path) -> None:
         """Write a tar archive of the files that every sandbox needs.
 
-        Files that the checkout lacks are replaced as the profile's `stand_ins` say.
+        Files that the checkout lacks are replaced as the profile's `stand_ins` say, and those of its
+        `overlays` that it has are added.
         """
         parts = self.profile.common
         for part in parts:
@@ -126,6 +148,11 @@ class Suite:
             PurePosixPath(name): source
             for name, source in self.profile.stand_ins
             if not (self.path / name).exists() and archives.inside(self.path, source).is_file()
+        }
+        aliases |= {
+            PurePosixPath(name): source
+            for name, source in self.profile.overlays
+            if archives.inside(self.path, source).is_file()
         }
         members = [*packages, *(path for part in parts for path in archives.walk(self.path, part))]
         archives.write(into, self.path, members, aliases)

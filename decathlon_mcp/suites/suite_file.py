@@ -17,9 +17,12 @@ overrides the profile's value.
         slots: {first: {values: {token.key: abc}}, second: {values: {...}}}
     services:                           # hosted services; ports of the sandbox's localhost lead to them
       canvas: {available: true, ports: {10001: 10001, 20001: "canvas.example.org:443"}}
+      board:                            # one of its own for each episode, unless there is a hosted one
+        private: {image: "board:latest", start: [start-board], ports: [8080], files: {users.json: users.json}}
     servers: {my-server: {network: true, credentials: [token.my_key], services: [canvas], eager: true}}
     local_tools: {web_search: {network: true}}       # same fields as for a server, except `eager`
     pages: {token.my_key: docs/keys.md, "service.*": "https://..."}   # how to get what is missing
+    needed_to_record: [token.search_key]    # keys that are not needed to replay a recorded web
     tasks: {"k8s-*": {in_place: true, spared: ["kubectl port-forward*"], deadlines: {...}}}
 
 Keys of `tasks`, `servers` and `local_tools` may be patterns (`*`, `?`, `[...]`). The settings of all matching
@@ -28,6 +31,7 @@ keys are merged in the file's order, those of the exact name last.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from fnmatch import fnmatchcase
@@ -44,6 +48,7 @@ from pydantic import (
     model_validator,
 )
 
+from decathlon_mcp.foreign_names import quoted, similar
 from decathlon_mcp.suites.documents import file_error, read_yaml, validate
 from decathlon_mcp.suites.profile import SuiteProfile, detect_profile, merge, packaged_profiles
 from decathlon_mcp.types import JsonObject, PreprocessSandbox
@@ -82,7 +87,20 @@ def _check_sandbox_path(path: str) -> str:
     return path
 
 
+def _check_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ValueError("letters, digits and ._- were expected, a letter or a digit first")
+    return name
+
+
+def _check_credential(name: str) -> str:
+    if not re.fullmatch(r"(token|config)\.[A-Za-z_]\w*", name):
+        raise ValueError("token.NAME or config.NAME was expected as the name")
+    return name
+
+
 Address = Annotated[str, BeforeValidator(_normalise_address)]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
 Files = dict[Annotated[str, AfterValidator(_check_sandbox_path)], str]
 
 
@@ -115,10 +133,13 @@ class ExternalNeeds(Model):
 class ServerNeeds(ExternalNeeds):
     """The same for a server. `eager`: it starts at set-up, also with `--servers lazy`.
 
-    For servers whose start changes something that the agent or the evaluator can see.
+    For servers whose start changes something that the agent or the evaluator can see. `task_files` maps a
+    JSON file of the task's folder to keys without whose values the server does not start; a task without that
+    file needs none of them.
     """
 
     eager: bool = False
+    task_files: dict[str, Strings] = {}
 
 
 class Credentials(Model):
@@ -128,7 +149,7 @@ class Credentials(Model):
     host (relative to the checkout, or absolute). They replace what the sandbox has there.
     """
 
-    values: dict[Annotated[str, Field(pattern=r"^(token|config)\.[A-Za-z_]\w*$")], str] = {}
+    values: dict[Annotated[str, AfterValidator(_check_credential)], str] = {}
     files: Files = {}
 
 
@@ -137,12 +158,13 @@ class Account(Model):
 
     `slots` is the number of tasks that may use it at once, or one set of credentials for each of them; by
     default one task at a time. `told_by` names a token: tasks with different values of it use different
-    accounts.
+    accounts. `service` names the service that has it: not shared while each episode has one of its own.
     """
 
     servers: Strings = ()
     tasks: Strings = ()
     told_by: str | None = None
+    service: str | None = None
     slots: Annotated[int, Field(ge=1)] | dict[str, Credentials] = {}
 
     @model_validator(mode="before")
@@ -172,7 +194,9 @@ class Service(Model):
     `ports` maps ports of the sandbox's `localhost` to addresses that the server reaches: `host:port`, or a
     port of the server's own `localhost`. A service without ports is reached over the sandbox's network. With
     `image`, each episode gets its own instance in a sandbox of that image: the command `start` is run there
-    and leaves processes running that listen at these ports.
+    and leaves processes running that listen at these ports. Its working folder has the `files`: names there
+    to files of this host (relative to the checkout, or absolute). `private`: an instance for each episode,
+    used instead of this service unless that is `available`.
     """
 
     ports: Annotated[dict[Port, Address], BeforeValidator(_ports_as_mapping)] = {}
@@ -180,6 +204,19 @@ class Service(Model):
     cure: str = ""
     image: str | None = None
     start: Strings = ()
+    files: dict[FileName, str] = {}
+    private: Service | None = None
+
+    @model_validator(mode="after")
+    def _private_has_an_image(self) -> Service:
+        if self.private is not None and self.private.image is None:
+            raise ValueError("`private` names no image")
+        return self
+
+    @property
+    def in_use(self) -> Service:
+        """This service, or the private one that is used in its place."""
+        return self if self.available or self.private is None else self.private
 
     @property
     def targets(self) -> dict[int, tuple[str, int]]:
@@ -193,6 +230,7 @@ class TaskSettings(Model):
     `in_place`: grade it in the agent's own sandbox; `spared`: command lines (patterns) of processes that keep
     running meanwhile. `network`, `grader_network`: whether the agent's and the grader's sandbox have one.
     `credentials`, `services`: what it needs besides what its servers need; `services` replaces theirs.
+    `optional`: credentials of these without which it can be played, too.
     `leaves_running`: processes that its preprocess started keep running while the agent plays.
     `preprocess_sandbox`: where its preprocess runs. `kept`: entries of its folder that are not removed,
     besides the profile's. `eager`: all of its servers start at set-up, also with `--servers lazy`.
@@ -204,6 +242,7 @@ class TaskSettings(Model):
     grader_network: bool | None = None
     credentials: Strings | None = None
     services: Strings | None = None
+    optional: Strings = ()
     leaves_running: bool | None = None
     preprocess_sandbox: PreprocessSandbox | None = None
     kept: Strings = ()
@@ -212,9 +251,12 @@ class TaskSettings(Model):
 
 
 class SuiteFile(Model):
-    """The fields of suite.yaml that are not fields of the profile."""
+    """The fields of suite.yaml that are not fields of the profile.
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
+    `needed_to_record`: credentials that only the live web asks for; a recording answers without them.
+    """
+
+    name: Annotated[str, AfterValidator(_check_name)] | None = None
     profile: str | None = None
     marks: Strings = ()
     deadlines: Deadlines = Deadlines()
@@ -225,6 +267,7 @@ class SuiteFile(Model):
     servers: dict[str, ServerNeeds] = {}
     local_tools: dict[str, ExternalNeeds] = {}
     pages: dict[str, str] = {}
+    needed_to_record: Strings = ()
     tasks: dict[str, TaskSettings] = {}
 
     def task(self, task_id: str) -> TaskSettings:
@@ -259,11 +302,15 @@ def read_suite_file(checkout: Path) -> tuple[SuiteProfile, SuiteFile]:
     path = checkout / FILE
     content = read_yaml(path) if path.exists() else {}
     # The checkout's own settings are validated before they are merged, so that an error names its own file.
-    own = validate(path, _FILE, {key: value for key, value in content.items() if key not in _PROFILE_FIELDS})
+    own_fields = {key: value for key, value in content.items() if key not in _PROFILE_FIELDS}
+    own = validate(path, _FILE, own_fields, more_names=_PROFILE_FIELDS)
     profiles = packaged_profiles()
     base = own.profile or (own.name if own.name in profiles else None) or detect_profile(checkout)
     if base not in profiles:
-        raise file_error(path, f"one of {', '.join(profiles)} was expected, not {base!r}", field="profile")
+        close = similar(base, profiles, count=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        problem = f"one of {', '.join(profiles)} was expected, not {quoted(base)}{hint}"
+        raise file_error(path, problem, field="profile")
     merged = merge(profiles[base], content)
     profile_fields = {key: value for key, value in merged.items() if key in _PROFILE_FIELDS}
     other_fields = {key: value for key, value in merged.items() if key not in _PROFILE_FIELDS}

@@ -32,7 +32,11 @@ Name = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a task needs. `credentials`: `token.x`, `config.x` or a path of the checkout, filled in or not."""
+    """What a task needs.
+
+    `credentials`: `token.x`, `config.x`, a path of the checkout, or `PATH#KEY` for a key of a JSON file;
+    filled in or not.
+    """
 
     servers: tuple[str, ...] = ()
     local_tools: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Toolathlon's limit on the length of tool results, and what it means for the descriptions of tools.
+"""Where overlong tool results are saved, and what truncation means for the descriptions of tools.
 
 The driver truncates (`decathlon_sandbox.truncation`), so that the server never receives the whole text.
 """
@@ -9,11 +9,10 @@ from collections.abc import Sequence
 
 from decathlon_mcp.types import JsonObject
 
-LIMIT_CHARACTERS = 100_000
 FOLDER = ".overlong_tool_outputs"
 """Folder in the workspace where `handle_overlong_tool_outputs` looks for the full texts."""
 OVERLONG_KEY = "decathlon/overlong"
-"""Key in the `_meta` of a truncated result: the path of the full text and its length in characters."""
+"""Key in the `_meta` of a truncated result: the text's length in characters, and its path if it was saved."""
 
 
 def without_output_schemas(tools: Sequence[JsonObject]) -> list[JsonObject]:

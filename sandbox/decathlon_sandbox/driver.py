@@ -21,6 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from decathlon_sandbox.resolver import Resolver
     from decathlon_sandbox.servers import Servers
     from decathlon_sandbox.supervisor import ProcessSupervisor
     from decathlon_sandbox.tunnels import Tunnels
@@ -95,6 +96,7 @@ class Driver:
         self._created_supervisor: ProcessSupervisor | None = None
         self._created_servers: Servers | None = None
         self._created_tunnels: Tunnels | None = None
+        self._created_resolver: Resolver | None = None
         self._methods = {
             wire.ARRANGE: self._arrange,
             wire.PACK: self._pack,
@@ -108,6 +110,7 @@ class Driver:
             wire.FREEZE: self._freeze,
             wire.FORWARD: self._forward,
             wire.DIAL: self._dial,
+            wire.RESOLVE: self._resolve,
             wire.PING: self._ping,
         }
 
@@ -275,6 +278,13 @@ class Driver:
             request.fail(RequestError(wire.CANCELLED, "the server that asked for it was replaced"))
         else:
             self._tunnels.dial(request, params)
+
+    def _resolve(self, request: Request, params: Params) -> None:
+        if self._created_resolver is None:
+            from decathlon_sandbox.resolver import Resolver
+
+            self._created_resolver = Resolver(self._loop)
+        request.reply({})
 
     def _ping(self, request: Request, params: Params) -> None:
         request.reply({})

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Dispatch = Callable[[Request, str, "dict[str, Any] | None"], object]
 
-SMALL_METHODS = (wire.PING, wire.DIAL, wire.FORWARD, wire.SNAPSHOT, wire.FREEZE)
+SMALL_METHODS = (wire.PING, wire.DIAL, wire.FORWARD, wire.RESOLVE, wire.SNAPSHOT, wire.FREEZE)
 """Methods whose responses are short. They do not wait behind large requests: a `ping` keeps the connection,
 and `freeze` ends calls."""
 SMALL_RESPONSE_BYTES = 64 * 1024

@@ -317,17 +317,21 @@ class Startup:
 
 
 class ReplyLimits:
-    """How long a reply may be, and how a longer result is cut: the parameters `max_bytes` and `cut`."""
+    """How long a reply may be, and how a longer result is cut: the parameters `max_bytes` and `cut`.
+
+    `characters` None: no result is cut. `folder` None: what is cut off is not saved.
+    """
 
     def __init__(self, params: Params) -> None:
         self.max_bytes = wire.MAX_RESPONSE_BYTES - wire.ENVELOPE_BYTES
         if params.has("max_bytes"):
             self.max_bytes = params.integer("max_bytes", maximum=wire.MAX_LINE_BYTES)
+        self.characters: int | None = None
         self.folder: str | None = None
         if params.has("cut"):
             cut = Params(params.mapping("cut"))
-            self.folder = cut.path("folder")
             self.characters = cut.integer("characters", maximum=wire.MAX_LINE_BYTES)
+            self.folder = cut.path("folder") if cut.has("folder") else None
 
 
 class RelayedCall(ReplyHandler):
@@ -369,27 +373,30 @@ class RelayedCall(ReplyHandler):
     def on_reply(self, message: dict[str, Any], line: bytes) -> None:
         self._end()
         result = as_object(message.get("result"))
-        if self._limits.folder is None or result is None:
-            self._reply(line)
-            return
-        if len(line) * MAX_TEXT_GROWTH <= self._limits.characters:
+        limit = self._limits.characters
+        # The text of content items is never longer than its JSON.
+        growth = 1 if self._limits.folder is None else MAX_TEXT_GROWTH
+        if limit is None or result is None or len(line) * growth <= limit:
             self._reply(line)
             return
         # In a thread: the text may have 64 MiB, and the other calls go on.
-        threading.Thread(target=self._cut, args=(result, line), daemon=True).start()
+        threading.Thread(target=self._cut, args=(result, line, limit), daemon=True).start()
 
-    def _cut(self, result: dict[str, Any], line: bytes) -> None:
+    def _cut(self, result: dict[str, Any], line: bytes, limit_characters: int) -> None:
         """Shorten the result if it is too long, and reply. Runs in a thread."""
-        from decathlon_sandbox.truncation import cut
+        from decathlon_sandbox.truncation import cut, shorten
 
-        assert self._limits.folder is not None
+        folder = self._limits.folder
         try:
-            shortened = cut(result, self._limits.folder, self._limits.characters)
+            shortened = (
+                shorten(result, limit_characters) if folder is None else cut(result, folder, limit_characters)
+            )
             overlong = None
             if shortened is not None:
-                os.makedirs(self._limits.folder, exist_ok=True)
-                with open(shortened.path, "x", encoding="utf-8", errors="replace") as file:
-                    file.write(shortened.full_text)
+                if shortened.path is not None and shortened.full_text is not None:
+                    os.makedirs(os.path.dirname(shortened.path), exist_ok=True)
+                    with open(shortened.path, "x", encoding="utf-8", errors="replace") as file:
+                        file.write(shortened.full_text)
                 overlong = encode({"path": shortened.path, "characters": shortened.characters})
                 line = encode({"result": shortened.result})
         except (OSError, ValueError, RecursionError) as error:

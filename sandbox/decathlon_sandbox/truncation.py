@@ -1,8 +1,9 @@
-"""Truncation of tool results that are too long for a conversation, as Toolathlon does it.
+"""Truncation of tool results that are too long for a conversation, as Toolathlon or toolathlon_gym does it.
 
-Follows `my_invoke_mcp_tool` (utils/openai_agents_monkey_patch/custom_mcp_util.py). The length is that of the
-text that Toolathlon's model would read: one content item as the JSON of the SDK's model, several as a JSON
-array. Results of local tools are never truncated.
+`cut` follows Toolathlon's `my_invoke_mcp_tool` (utils/openai_agents_monkey_patch/custom_mcp_util.py). The
+length is that of the text that Toolathlon's model would read: one content item as the JSON of the SDK's
+model, several as a JSON array. `shorten` follows toolathlon_gym's `_sanitize_tool_schemas`
+(utils/roles/task_agent.py). Results of local tools are never truncated.
 """
 
 from __future__ import annotations
@@ -30,15 +31,20 @@ _ID_CHARACTERS = 22
 
 
 class CutResult:
-    """A shortened result. `full_text`, of `characters` characters, must be saved at `path`."""
+    """A result that was shortened from `characters` characters.
+
+    `full_text` must be saved at `path`; both are None if the rest of the text is dropped.
+    """
 
     __slots__ = ("characters", "full_text", "path", "result")
 
-    def __init__(self, result: dict[str, Any], path: str, full_text: str) -> None:
+    def __init__(
+        self, result: dict[str, Any], characters: int, path: str | None = None, full_text: str | None = None
+    ) -> None:
         self.result = result
+        self.characters = characters
         self.path = path
         self.full_text = full_text
-        self.characters = len(full_text)
 
 
 def cut(result: dict[str, Any], folder: str, limit_characters: int) -> CutResult | None:
@@ -55,9 +61,42 @@ def cut(result: dict[str, Any], folder: str, limit_characters: int) -> CutResult
         f"length is {len(full_text)} characters. The full output has been saved to the file {path}. Please "
         "check this file carefully, as it may be very long!)"
     )
-    # `structuredContent` would be as long, and Toolathlon's models never see it.
+    return CutResult(_with_content(result, [{"type": "text", "text": text}]), len(full_text), path, full_text)
+
+
+def shorten(result: dict[str, Any], limit_characters: int) -> CutResult | None:
+    """Drop what a result's text has beyond the limit; None if it is short enough.
+
+    The texts of all content items count. toolathlon_gym's model gets only the first item (CAMEL's MCP client
+    passes on no other), so that for results with one item this is what it reads.
+    """
+    items = as_list(result.get("content")) or []
+    total = sum(len(_text(item)) for item in items)
+    if total <= limit_characters:
+        return None
+    content: list[Any] = []
+    remaining = limit_characters
+    for item in items:
+        text = _text(item)
+        if len(text) > remaining:
+            # Upstream's words.
+            notice = f"\n...[truncated, total {total} chars]"
+            content.append({"type": "text", "text": text[:remaining] + notice})
+            break
+        content.append(item)
+        remaining -= len(text)
+    return CutResult(_with_content(result, content), total)
+
+
+def _text(item: Any) -> str:
+    text = (as_object(item) or {}).get("text")
+    return text if isinstance(text, str) else ""
+
+
+def _with_content(result: dict[str, Any], content: list[Any]) -> dict[str, Any]:
+    # `structuredContent` would be as long, and the models of the suites never see it.
     rest = {key: value for key, value in result.items() if key != "structuredContent"}
-    return CutResult({**rest, "content": [{"type": "text", "text": text}]}, path, full_text)
+    return {**rest, "content": content}
 
 
 def model_text(result: dict[str, Any]) -> str:

@@ -110,13 +110,15 @@ Requests: params -> result
             (negative: the signal)}; all servers that the request was starting are then stopped, and another
             request can start them. A name that was not defined fails it (code BAD_PARAMS).
 `call`      {"server": NAME, "method": STR, "params": {...}, "timeout_seconds": NUM | null,
-             "max_bytes": INT?, "cut": {"folder": DIR, "characters": INT}?}
+             "max_bytes": INT?, "cut": {"folder": DIR?, "characters": INT}?}
             -> the task server's whole reply: {"jsonrpc": "2.0", "id": ..., "result" | "error": ...}
             Relays one request. `method` is `tools/call` or `tools/list`. The bytes of the reply are embedded
             unchanged, except that unpaired surrogates become U+FFFD. A reply of more than `max_bytes` is an
             error (TOO_LONG). With `cut`, a result whose text has more than that many characters is replaced
-            by {"result": ...} with its beginning, the whole text is written to a new file in `folder`, and
-            the response has a further member "overlong": {"path": PATH, "characters": INT}.
+            by {"result": ...} with its beginning, and the response has a further member
+            "overlong": {"path": PATH | null, "characters": INT}. With `folder`, the text is that which
+            Toolathlon's model reads, and the whole of it is written to a new file there, PATH; without, it is
+            that of the content items, and what is cut off is dropped, as in toolathlon_gym.
             `timeout_seconds` null means the server's `request_seconds`. `progress` and `message`
             notifications may come before the reply. A progress token in `params` is replaced on the way.
             Codes: TIMEOUT (the task's server receives a cancellation), SERVER (it exited, or its reply is not
@@ -137,6 +139,9 @@ Requests: params -> result
             number, chosen by the server: negative and never used before, also not by an earlier server
             process. A `cancel` or a `reset` before the response ends it, and so does the attachment of
             another server process (code CANCELLED). Codes NETWORK, CANCELLED.
+`resolve`   {} -> {}
+            Answers DNS queries at port 53 (UDP) of 127.0.0.1, unless it does so already: every name has the
+            address 127.0.0.1. Code NETWORK.
 `ping`      {} -> {}
 
 Tunnels
@@ -165,7 +170,6 @@ Driver to server:
                                           running on that server
 `opened` {"conn": INT, "port": INT}       a process in the sandbox connected to a forwarded port
 `changed` {"server": NAME}                a server sent `notifications/tools/list_changed`
-                                          (the server does not read this yet)
 
 Lifetime
 --------
@@ -215,6 +219,7 @@ CALL = "call"
 FREEZE = "freeze"
 FORWARD = "forward"
 DIAL = "dial"
+RESOLVE = "resolve"
 PING = "ping"
 
 # notifications

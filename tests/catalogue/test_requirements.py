@@ -141,16 +141,44 @@ def test_a_local_tool_without_code_is_missing(checkout: Checkout) -> None:
 
 
 def test_a_service_is_missing_until_it_is_marked_as_available(checkout: Checkout) -> None:
-    checkout.server("emails")
-    checkout.task(servers=("emails",))
+    checkout.server("canvas", "params: {command: canvas-mcp-server}")
+    checkout.task(servers=("canvas",))
     (sentence,) = sentences(checkout)
     assert sentence == (
-        "needs the service poste (ports 10005, 2525, 1143, 1587), which is not marked as available: deploy "
-        "it as deployment/poste does, then set `services: {poste: {available: true}}` in suite.yaml "
+        "needs the service canvas (ports 10001, 20001), which is not marked as available: deploy it as "
+        "deployment/canvas does, then set `services: {canvas: {available: true}}` in suite.yaml "
         "(see docs/toolathlon.md#which-tasks-run)"
     )
-    checkout.write("suite.yaml", "services: {poste: {available: true}}\n")
+    checkout.write("suite.yaml", "services: {canvas: {available: true}}\n")
     assert sentences(checkout) == []
+
+
+def test_a_private_service_is_missing_until_its_image_is_built_or_the_service_is_hosted(
+    checkout: Checkout,
+) -> None:
+    checkout.server("emails")
+    checkout.task(servers=("emails",))
+    checkout.write("configs/users_data.json", "{}")
+    name = checkout.load().name
+    without_image = HostInfo(service_images={name: frozenset()})
+    (requirement,) = missing(checkout, without_image)
+    assert requirement.sentence == (
+        "needs the service poste (ports 2525, 1143, 1587), whose image decathlon-mail:latest is not on the "
+        "engine: build its image with images/mail/build, or deploy it as deployment/poste does, then set "
+        "`services: {poste: {available: true}}` in suite.yaml (see docs/toolathlon.md#which-tasks-run)"
+    )
+    assert missing(checkout, HostInfo(service_images={name: frozenset({"decathlon-mail:latest"})})) == []
+    assert "only `--provider docker` runs" in missing(checkout)[0].message
+    checkout.write("suite.yaml", f"name: {name}\nservices: {{poste: {{available: true}}}}\n")
+    assert missing(checkout, without_image) == []
+
+
+def test_a_private_service_without_the_file_that_it_starts_with_is_missing(checkout: Checkout) -> None:
+    checkout.server("emails")
+    checkout.task(servers=("emails",))
+    host = HostInfo(service_images={checkout.load().name: frozenset({"decathlon-mail:latest"})})
+    (requirement,) = missing(checkout, host)
+    assert "starts with configs/users_data.json of the checkout" in requirement.message
 
 
 def test_a_gym_task_without_its_database_lacks_nothing(gym: Checkout) -> None:
@@ -290,3 +318,55 @@ def test_programs_missing_in_one_suites_sandboxes_do_not_affect_another(
 def test_invalid_output_of_the_probe_is_an_error(output: str) -> None:
     with pytest.raises(SuiteError, match="printed no result"):
         parse_missing_programs(output, "")
+
+
+@pytest.mark.parametrize(
+    ("account", "lacking"),
+    [
+        (None, []),
+        ('{"email": "a@b.test", "password": "x"}', []),
+        ('[{"email": "a@b.test", "password": "x"}, {}]', []),
+        ('{"email": "a@b.test", "password": ""}', ["password"]),
+        ("[]", ["email", "password"]),
+        ("not JSON", ["email", "password"]),
+    ],
+)
+def test_a_gym_task_whose_mail_account_has_no_password_lacks_it(
+    gym: Checkout, account: str | None, lacking: list[str]
+) -> None:
+    gym.server("emails")
+    gym.task(servers=("emails",), files={} if account is None else {"email_config.json": account})
+    gym.write("suite.yaml", "services: {postgres: {available: true}}\n")
+    requirements = missing(gym)
+    assert [item.name for item in requirements] == [f"email_config.json#{key}" for key in lacking]
+    file = gym.path / "tasks/finalpool/find-paper/email_config.json"
+    for item, key in zip(requirements, lacking, strict=True):
+        assert item.kind == "credential"
+        assert item.message == f"needs `{key}`, which is not filled in: set it in {file}"
+        assert item.page == "docs/gym.md#tasks-without-a-password"
+
+
+def test_a_recorded_web_replaces_the_network(checkout: Checkout) -> None:
+    checkout.server("papers")
+    checkout.task(servers=("papers",))
+    checkout.write("suite.yaml", json.dumps({"servers": {"papers": {"network": True}}}))
+    assert [each.kind for each in missing(checkout, HostInfo(has_network=False))] == ["network"]
+    assert missing(checkout, HostInfo(has_network=False, has_web=True)) == []
+
+
+def test_a_replay_needs_a_recording_and_no_key_that_only_the_live_web_asks_for(checkout: Checkout) -> None:
+    checkout.server("papers")
+    checkout.task(servers=("papers",))
+    needs = {"network": True, "credentials": ["token.search", "token.shop"]}
+    settings = {"servers": {"papers": needs}, "needed_to_record": ["token.search"]}
+    checkout.write("suite.yaml", json.dumps(settings))
+    recording = HostInfo(has_web=True)
+    assert [each.name for each in missing(checkout, recording)] == ["search", "shop"]
+    without = HostInfo(has_web=True, missing_recording=lambda suite, task: f"needs a recording of {task.id}")
+    assert [(each.kind, each.name) for each in missing(checkout, without)] == [
+        ("recording", "recording"),
+        ("credential", "shop"),
+    ]
+    assert missing(checkout, without)[0].sentence.startswith("needs a recording of find-paper (see docs/")
+    replay = HostInfo(has_web=True, missing_recording=lambda suite, task: "")
+    assert [each.name for each in missing(checkout, replay)] == ["shop"]

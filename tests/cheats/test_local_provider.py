@@ -1,4 +1,4 @@
-"""The local provider gives no isolation: cheats outside the workspace succeed, and log and verdict say so."""
+"""Without namespaces, cheats outside of a local sandbox's workspace succeed, and log and verdict say so."""
 
 from __future__ import annotations
 

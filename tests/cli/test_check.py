@@ -14,6 +14,7 @@ from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.program_probe import probe_programs
 from decathlon_mcp.errors import NotRunnableError
 from decathlon_mcp.settings import Settings
+from decathlon_mcp.starter import TEMPLATE_TASK, copy_template
 from tests.probe.serving import SUITE
 
 if TYPE_CHECKING:
@@ -62,26 +63,31 @@ async def test_check_reports_what_a_failed_start_reports(shell: Shell, limited: 
         ("service", "moon"),
     ]
     assert dense["lacks"][1]["page"] == "docs/moon.md"
+    assert (dense["how"]["way"], find_answer["how"]["way"]) == ("missing", "as is")
     assert output["unseen"] == {}
     assert await messages_at_a_start(limited, shell.folder / "state") == dense["missing"]
 
 
 def test_text_output_has_a_line_per_task_and_a_summary(shell: Shell, limited: Path) -> None:
     lines = shell.run(*CHECK).stdout.splitlines()
-    assert lines[0] == "✗   dense"
+    assert lines[0] == "✗   dense: missing: the program of the MCP server gone, the service moon"
     assert lines[1].startswith("      needs the program no-such-program for the MCP server 'gone'")
     assert "      → docs/moon.md" in lines
-    assert "ok  find-answer" in lines
-    assert lines[-3:] == [
+    assert "ok  find-answer: as is" in lines
+    assert lines[-6:-1] == [
         "1 of 2 can run here",
+        "  1 as is",
+        "  1 missing something else",
         "missing server programs: gone (1)",
         "missing services: moon (1)",
     ]
+    assert lines[-1].startswith(f"limited: {limited} (")
 
 
 def test_check_passes_if_all_selected_tasks_can_run(shell: Shell, limited: Path) -> None:
     done = shell.run(*CHECK, "--without", "services")
-    assert (done.returncode, done.stdout) == (0, "ok  find-answer\n\n1 of 1 can run here\n")
+    assert done.returncode == 0
+    assert done.stdout.startswith("ok  find-answer: as is\n\n1 of 1 can run here\n  1 as is\nlimited: ")
     assert limited.is_dir()
 
 
@@ -89,6 +95,28 @@ def test_without_an_engine_everything_but_programs_is_checked(shell: Shell, limi
     arguments = ("tasks", "--suite", "limited", "--provider", "docker", "--check")
     done = shell.run(*arguments, DOCKER_HOST="unix:///nowhere")
     assert done.returncode == 1
-    assert "1 of 2 can run here\nmissing services: moon (1)\n" in done.stdout
-    assert "limited: could not check its servers' programs: no Docker engine answers" in done.stdout
+    assert "1 of 2 can run here\n  1 as is\n  1 missing something else\n" in done.stdout
+    assert "missing services: moon (1)\n" in done.stdout
+    assert "limited: could not look into a sandbox: no Docker engine answers" in done.stdout
     assert limited.is_dir()
+
+
+def test_a_rubric_function_that_cannot_be_imported_is_reported_with_file_and_line(shell: Shell) -> None:
+    copy_template(shell.folder / "mine")
+    evaluator = shell.folder / "mine/tasks/mine" / TEMPLATE_TASK / "evaluation/evaluator.py"
+    evaluator.write_text("print('noise')\nimport no_such_module\n\ndef evaluate(workspace): ...\n")
+    done = shell.run("tasks", "--suite", "mine", "--check")
+    assert done.returncode == 1
+    assert "it cannot be imported: ModuleNotFoundError: No module named 'no_such_module'" in done.stdout
+    assert "evaluation/evaluator.py, line 2)" in done.stdout
+    evaluator.write_text("def evaluate(workspace, colour): ...\n")
+    ready = shell.run("doctor", "--suite", "mine", "--port", "0")
+    assert ready.returncode == 1
+    assert "its parameter 'colour' is none of agent_workspace, groundtruth" in ready.stdout
+    assert ready.stdout.endswith("Not ready: rubrics of mine\n")
+
+
+def test_checking_no_task_at_all_is_not_a_success(shell: Shell) -> None:
+    done = shell.run("tasks", "--check", "--needs", "network", "--search", "x")
+    assert done.returncode == 1
+    assert done.stderr.endswith("none of the 8 tasks fits --needs network --search x\n")

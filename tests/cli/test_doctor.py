@@ -49,6 +49,22 @@ def test_text_output_marks_findings_and_shows_cures(shell: Shell) -> None:
     assert done.stdout.endswith("Not ready: docker engine\n")
 
 
+def test_local_isolation_is_a_finding(shell: Shell) -> None:
+    assert findings(shell, status=0)["local isolation"]["detail"].startswith("namespaces: ")
+    result = findings(shell, "--isolation", "none", status=0)["local isolation"]
+    assert result["detail"] == "none: sandboxes are processes of this user"
+    # No programs, and so no bwrap.
+    empty = str(shell.folder)
+    assert "there is no bwrap" in findings(shell, status=0, PATH=empty)["local isolation"]["detail"]
+    result = findings(shell, "--isolation", "namespaces", status=1, PATH=empty)["isolation"]
+    assert result["detail"].startswith("--isolation namespaces: there is no bwrap on the PATH: install")
+
+
+def test_a_server_that_cannot_isolate_as_it_must_does_not_start(shell: Shell) -> None:
+    message = shell.error("serve", "--isolation", "namespaces", status=1, PATH=str(shell.folder))
+    assert message.startswith("--isolation namespaces: there is no bwrap on the PATH: install")
+
+
 def test_a_port_in_use_is_a_finding(shell: Shell) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         results = findings(shell, port=taken.getsockname()[1], status=1)
@@ -66,8 +82,9 @@ def test_a_state_folder_that_cannot_be_created_is_a_finding(shell: Shell) -> Non
 
 
 def test_variables_that_are_not_settings_are_named(shell: Shell) -> None:
-    results = findings(shell, status=0, DECATHLON_MAX_SANDBOXEZ="8")
-    assert "DECATHLON_MAX_SANDBOXEZ" in results["variables"]["detail"]
+    results = findings(shell, status=1, DECATHLON_MAX_SANDBOXEZ="8")
+    assert "DECATHLON_MAX_SANDBOXEZ (did you mean DECATHLON_MAX_SANDBOXES?)" in results["variables"]["detail"]
+    assert findings(shell, status=0, DECATHLON_OTHER="8")["variables"]["ok"]
 
 
 def test_kernel_limits_that_do_not_suffice_come_with_what_to_set(shell: Shell) -> None:

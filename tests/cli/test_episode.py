@@ -152,7 +152,7 @@ async def test_an_address_works_as_a_handle_and_arguments_may_come_from_a_file(
         (("status", "e" * 48, "--url", "http://127.0.0.1:1"), 1, "no server answers at http://127.0.0.1:1"),
         (("status", "e" * 48), 1, "there is no such episode here"),
         (("start", "find-anser"), 1, "there is no task 'find-anser'"),
-        (("start", "--seed", "soon"), 2, "Invalid value for --seed"),
+        (("start", "--seed", "soon"), 2, "--seed: a whole number was expected"),
     ],
     ids=str,
 )

@@ -125,6 +125,17 @@ def server(tmp_path: Path) -> Generator[Callable[..., RunningServer]]:
         one.end_sandbox()
 
 
+def test_sandboxes_of_either_isolation_are_removed(shell: Shell, tmp_path: Path) -> None:
+    state = tmp_path / "state" / "decathlon-mcp"
+    (state / "servers").mkdir(parents=True)
+    for name in ("sandboxes", "namespaces"):
+        (state / name / f"box-{name}").mkdir(parents=True)
+        (state / name / f"box-{name}" / "owner").write_text("0123456789ab")
+    done = shell.run("gc")
+    assert done.stdout == "removed 2 sandboxes of server 0123456789ab, which died\n", done
+    assert not any((state / name / f"box-{name}").exists() for name in ("sandboxes", "namespaces"))
+
+
 def test_a_running_server_is_not_touched(shell: Shell, server: Callable[..., RunningServer]) -> None:
     running = server()
     for options in ((), ("--abandon",)):

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 FIND_ANSWER = "tasks/probe/find-answer/evaluation/main.py"
 WAIT_SECONDS = 60
+ISOLATION = "none"
+"""Evaluators of these tests write to this machine."""
 
 
 @dataclass
@@ -41,7 +43,8 @@ class Kept:
 
     @property
     def options(self) -> list[str]:
-        return ["--suite", str(self.suite), "--provider", self.provider, "--state", str(self.state)]
+        options = ["--suite", str(self.suite), "--provider", self.provider, "--state", str(self.state)]
+        return [*options, "--isolation", ISOLATION]
 
     def regrade(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return self.shell.run("regrade", *arguments, *self.options, "--log-level", "error")
@@ -60,7 +63,8 @@ class Kept:
 
 async def play(suite: Path, state: Path, provider: str, tasks: tuple[str, ...]) -> list[str]:
     handles: list[str] = []
-    async with serving(state, suite=(str(suite),), provider=provider, keep="workspace") as served:
+    settings: dict[str, Any] = {"provider": provider, "isolation": ISOLATION, "keep": "workspace"}
+    async with serving(state, suite=(str(suite),), **settings) as served:
         for task in tasks:
             async with playing(served, task, "task") as player:
                 await player.call("probe__write", path="a.txt", text="x")
@@ -202,7 +206,12 @@ async def test_a_running_episode_is_refused_by_name_and_skipped_by_all(shell: Sh
         return await anyio.to_thread.run_sync(partial(kept.lines, *arguments, status=status))
 
     async with serving(
-        state, suite=(str(suite),), provider="local", keep="workspace", drain_seconds=0.1
+        state,
+        suite=(str(suite),),
+        provider="local",
+        isolation=ISOLATION,
+        keep="workspace",
+        drain_seconds=0.1,
     ) as served:
         episode = await start_and_claim(served.url)
         await anyio.to_thread.run_sync(wait_for, (state / "episodes" / episode / "attempt.json").exists)

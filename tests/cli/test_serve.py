@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.to_thread
 import pytest
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
@@ -72,6 +73,15 @@ async def test_the_banner_shows_addresses_and_tasks(shell: Shell) -> None:
         assert "11 of 11 can run here: probe (local)\n" in output
         async with Decathlon(url) as d:
             assert len(await d.tasks(prompts=False)) == 11
+
+
+async def test_doctor_takes_a_running_server_at_the_address_for_ready(shell: Shell) -> None:
+    async with start_server(shell) as server:
+        port = server.url.rpartition(":")[2]
+        done = await anyio.to_thread.run_sync(shell.run, "doctor", "--port", port)
+    assert done.returncode == 0, done.stdout
+    assert f"ok  server: a decathlon-mcp server listens at 127.0.0.1:{port} already (state: " in done.stdout
+    assert done.stdout.endswith("\nReady: a server is running\n")
 
 
 async def test_the_json_log_holds_the_url(shell: Shell) -> None:

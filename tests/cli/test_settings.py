@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
+from decathlon_mcp.cli.app import run
+from decathlon_mcp.cli.options import PREFIX
+from decathlon_mcp.cli.usage import failure_message
+from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.http.authentication import Tokens
 from tests.probe.serving import SUITE
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell
+
+
+class Refusal(Protocol):
+    def __call__(self, *arguments: str, status: int) -> str: ...
 
 
 def suites(shell: Shell, *arguments: str, **variables: str) -> set[str]:
@@ -64,14 +74,14 @@ def test_a_file_may_hold_settings_of_other_commands(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("arguments", "variables", "message"),
     [
-        (["--max-sandboxes", "many"], {}, "--max-sandboxes should be a valid integer"),
-        (["--idle-seconds", "-3"], {}, "--idle-seconds should be greater than 0, not '-3'"),
+        (["--max-sandboxes", "many"], {}, "--max-sandboxes: a whole number was expected, not 'many'"),
+        (["--idle-seconds", "-3"], {}, "--idle-seconds: a number above 0 was expected, not '-3'"),
         (
             ["--provider", "kubernetes"],
             {},
-            "--provider should be 'docker', 'bubblewrap' or 'local', not 'kubernetes'",
+            "--provider: 'docker', 'bubblewrap' or 'local' was expected, not 'kubernetes'",
         ),
-        ([], {"DECATHLON_CPUS": "0"}, "DECATHLON_CPUS should be greater than 0, not '0'"),
+        ([], {"DECATHLON_CPUS": "0"}, "DECATHLON_CPUS: a number above 0 was expected, not '0'"),
     ],
 )
 def test_an_invalid_value_is_reported_with_its_source(
@@ -82,7 +92,7 @@ def test_an_invalid_value_is_reported_with_its_source(
 
 def test_an_invalid_value_in_the_file_is_reported_with_the_file(shell: Shell) -> None:
     write(shell, "max_sandboxes = 0")
-    message = "decathlon.toml: max_sandboxes should be greater than or equal to 1, not '0'"
+    message = "decathlon.toml: max_sandboxes: a number of at least 1 was expected, not '0'"
     assert shell.error("serve", status=2) == message
 
 
@@ -99,3 +109,90 @@ def test_a_file_that_is_not_toml_is_an_error(shell: Shell) -> None:
 
 def test_a_missing_file_is_an_error(shell: Shell) -> None:
     assert shell.error("tasks", "--config", "no.toml", status=2) == "no.toml: No such file or directory"
+
+
+@pytest.fixture
+def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refusal:
+    """Runs commands that are refused before they do anything, so that no process of their own is needed."""
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+    def message(*arguments: str, status: int) -> str:
+        assert run(arguments) == status
+        output = capsys.readouterr()
+        assert output.out == ""
+        return output.err.removeprefix("decathlon-mcp: ").removesuffix("\n")
+
+    return message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "80000"], "--port: a port from 0 to 65535 was expected, not '80000'"),
+        (["--port", "-1"], "--port: a port from 0 to 65535 was expected, not '-1'"),
+        (["--port", "http"], "--port: a whole number was expected, not 'http'"),
+        (["--host", ""], "--host: a value was expected, not ''"),
+        (["--allowed-host", ""], "--allowed-host: a value was expected, not ''"),
+        (["--public-url", "me"], "--public-url: an address was expected, such as https://tasks.example.org"),
+        (["--warm", "some"], "--warm: 'auto' or a whole number was expected, not 'some'"),
+        (["--idle-seconds", "inf"], "--idle-seconds: a finite number was expected, not 'inf'"),
+        (["--state", ""], "--state: must not be empty"),
+    ],
+)
+def test_an_option_that_does_not_fit_is_refused_before_anything_starts(
+    refusal: Refusal, arguments: list[str], message: str
+) -> None:
+    assert refusal("serve", *arguments, status=2).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('port = "http"', "port: a whole number was expected, not 'http'"),
+        ("[serve]\nport = 1", "settings have no sections: remove the line [serve]"),
+        ("[cpus]\na = 1", "cpus: a value was expected, not a table"),
+        ('state = "a\\u0000b"', "state: must not contain a zero byte"),
+    ],
+)
+def test_a_value_in_the_file_that_does_not_fit_is_named(refusal: Refusal, text: str, message: str) -> None:
+    Path("decathlon.toml").write_text(text)
+    assert refusal("serve", status=2) == f"decathlon.toml: {message}"
+
+
+def test_a_file_that_is_not_text_is_an_error(refusal: Refusal) -> None:
+    Path("binary").write_bytes(b"\xff\xfe")
+    assert refusal("tasks", "--config", "binary", status=2) == "binary: not a text file (UTF-8)"
+    with pytest.raises(SettingsError, match="--tokens: binary: not a text file"):
+        Tokens.read(Path("binary"))
+
+
+@pytest.mark.parametrize("command", ["episodes", "gc"])
+def test_a_file_is_no_state_folder(refusal: Refusal, command: str) -> None:
+    Path("file").write_text("")
+    message = "--state: file is not a folder; name the state folder of a server"
+    assert refusal(command, "--state", "file", status=1) == message
+    Path("script").write_text('{"tool": "x"}')
+    message = refusal("play", "tune-reactor", "--script", "script", "--state", "file", status=1)
+    assert message == "--state: file cannot be used: File exists; choose another folder"
+
+
+def test_a_full_disk_is_an_error_with_what_to_do() -> None:
+    full = OSError(errno.ENOSPC, "No space left on device", "/state/file")
+    assert failure_message(ExceptionGroup("", [full])) == (
+        "/state/file: No space left on device: free some space, or choose a folder on another disk "
+        "(--state, and TMPDIR for temporary files)"
+    )
+    assert (
+        failure_message(PermissionError(errno.EACCES, "Permission denied", "/x")) == "/x: Permission denied"
+    )
+    assert failure_message(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")) is None
+    assert failure_message(ExceptionGroup("", [full, ValueError()])) is None
+
+
+def test_a_misspelt_variable_is_reported_with_the_setting_that_was_meant(shell: Shell) -> None:
+    done = shell.run("tasks", "--sample", "1", DECATHLON_MAX_SANDBOX="8", DECATHLON_TASK="x")
+    assert done.returncode == 0
+    hint = "DECATHLON_MAX_SANDBOX (did you mean DECATHLON_MAX_SANDBOXES?)"
+    assert done.stderr == f"decathlon-mcp: set, but not settings: {hint}\n"

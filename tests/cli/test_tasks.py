@@ -28,7 +28,10 @@ KEYS: dict[str, type] = {
 
 def test_json_has_the_documented_members(shell: Shell) -> None:
     output: dict[str, Any] = json.loads(shell.run("tasks", "--json").stdout)
-    assert set(output) == {"tasks"}
+    assert set(output) == {"tasks", "suites"}
+    (suite,) = output["suites"]
+    assert set(suite) == {"name", "path", "revision"}
+    assert suite["name"] == "starter"
     assert len(output["tasks"]) >= 6
     for task in output["tasks"]:
         assert {name: type(value) for name, value in task.items()} == KEYS
@@ -80,6 +83,12 @@ def test_tasks_can_be_ordered_by_pass_rate(shell: Shell) -> None:
 def test_an_unknown_split_gets_the_list_of_splits(shell: Shell) -> None:
     message = shell.error("tasks", "--split", "x", status=1)
     assert message == "there is no split 'x'; the splits are test, train"
+
+
+def test_filters_that_no_task_fits_are_named(shell: Shell) -> None:
+    done = shell.run("tasks", "--needs", "network,files", "--json")
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"tasks": []})
+    assert done.stderr == "decathlon-mcp: none of the 8 tasks fits --needs network,files\n"
 
 
 def test_a_seed_requires_a_sample(shell: Shell) -> None:

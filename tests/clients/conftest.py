@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from decathlon_client import Decathlon
@@ -21,7 +22,8 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 async def d(request: pytest.FixtureRequest, tmp_path: Path, served: Served) -> AsyncGenerator[Decathlon]:
     """A client of the same suite, over HTTP and embedded."""
     if request.param == "embedded":
-        client = Decathlon.embedded(SUITE, "local", state=tmp_path / "state", drain_seconds=5)
+        settings: dict[str, Any] = {"isolation": "none", "drain_seconds": 5}
+        client = Decathlon.embedded(SUITE, "local", state=tmp_path / "state", **settings)
     else:
         client = Decathlon(served.url)
     async with client as d:

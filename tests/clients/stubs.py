@@ -18,7 +18,7 @@ PROXIES = {
     "batch": ["Batch"],
     "decathlon": ["Decathlon"],
 }
-HIDDEN = {("Slot", "keep_open"), ("Slot", "act"), ("Slot", "evaluate")}
+HIDDEN = {("Slot", "keep_open"), ("Slot", "act"), ("Slot", "evaluate"), ("Batch", "keep_shown")}
 CONSTRUCTED = {"Decathlon"}
 HEAD = '''"""Generated from the asynchronous classes by `python -m tests.clients.stubs`. Do not edit."""
 

@@ -12,7 +12,17 @@ from pathlib import Path
 import anyio
 import pytest
 from anyio.streams.buffered import BufferedByteReceiveStream
-from decathlon_client import Batch, ConnectionLostError, Decathlon, Episode, NoVerdictError, SetUpError
+from decathlon_client import (
+    Batch,
+    ConnectionLostError,
+    Decathlon,
+    Episode,
+    NoVerdictError,
+    Result,
+    SetUpError,
+    Summary,
+    opener,
+)
 
 from decathlon_mcp.episodes import admission
 from decathlon_mcp.episodes.state import Phase
@@ -49,10 +59,14 @@ async def test_every_task_has_its_own_result(served: Served) -> None:
     assert [results[task].fault for task in tasks[1:4]] == ["infrastructure", "infrastructure", "player"]
     kinds = [SetUpError, NoVerdictError, LookupError]
     assert [type(results[task].failure) for task in tasks[1:4]] == kinds
+    episodes = [results[task].episode for task in tasks]
+    assert [served.find(str(episode)).task_name for episode in episodes] == tasks
     tally = batch.tally
     assert (tally.total, tally.done, tally.scored, tally.lost, tally.broken) == (5, 5, 2, 2, 1)
     assert (tally.opening, tally.playing, tally.grading) == (0, 0, 0)
     assert tally.mean_reward == (1.0 + (results["made-answer"].reward or 0.0)) / 2
+    assert (tally.seconds_left, tally.away_seconds) == (0.0, None)
+    assert set(batch.summary.tasks) == set(Summary.of(results.values()).tasks)
 
 
 ENDINGS = ("in-a-call", "between-calls", "in-an-act", "in-a-group", "before-the-players-limit")
@@ -152,6 +166,78 @@ async def test_a_full_server_is_asked_again(tmp_path: Path, monkeypatch: pytest.
         assert [result.reward async for result in batch.run(solve)] == [1.0] * 3
 
 
+async def test_a_group_is_its_tasks_episodes_with_one_prompt(served: Served) -> None:
+    prompts: dict[str, set[str]] = {}
+
+    async def player(e: Episode) -> None:
+        prompts.setdefault(e.task, set()).add(e.prompt.replace(e.id, ""))
+        if e.task == "find-answer":
+            await solve(e)
+
+    tasks = ["say-answer", "find-answer"]
+    async with Decathlon(served.url) as d, d.batch(tasks, concurrency=3, n=3, progress=False) as batch:
+        assert batch.tally.total == 6
+        groups = [group async for group in batch.run_groups(player)]
+    groups.sort(key=lambda group: group[0].group)
+    assert [[(r.task, r.group, r.attempt, r.index) for r in group] for group in groups] == [
+        [(task, number, attempt, 3 * number + attempt) for attempt in range(3)]
+        for number, task in enumerate(tasks)
+    ]
+    assert [[r.reward for r in group] for group in groups] == [[0.0] * 3, [1.0] * 3]
+    assert [task.pass_at(3) for task in batch.summary.tasks] == [0.0, 1.0]
+
+
+async def test_a_batch_waits_for_a_server_that_went_away_and_goes_on(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(opener, "AWAY_PAUSE_SECONDS", 0.05)
+    caplog.set_level("INFO", "decathlon.client")
+    players = itertools.count()
+
+    async def player(e: Episode) -> None:
+        if next(players) == 0:
+            await relay.refuse()
+            tasks.start_soon(restore_after_two_tries)
+        else:
+            await solve(e)
+
+    async def restore_after_two_tries() -> None:
+        while caplog.text.count("Opening an episode again") < 2:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+        assert "waiting for the server for" in str(batch.tally)
+        await relay.listen()
+
+    async with anyio.create_task_group() as tasks, relayed(served) as (relay, url):
+        async with Decathlon(url, resend_seconds=0.1) as d:
+            async with d.batch(["find-answer"] * 3, concurrency=1, progress=False, tries=1) as batch:
+                lost, *others = [result async for result in batch.run(player)]
+            assert isinstance(lost.failure, ConnectionLostError)
+            assert lost.episode is not None
+            assert [result.reward for result in others] == [1.0, 1.0]
+            assert batch.tally.away_seconds is None
+
+
+async def test_a_server_that_stays_away_ends_the_batch_and_no_more_tasks_are_drawn(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opener, "AWAY_PAUSE_SECONDS", 0.05)
+    drawn = itertools.count()
+    tasks = ("find-answer" for _ in drawn)
+    results: list[Result[str]] = []
+
+    async def play(batch: Batch) -> None:
+        async for result in batch.run(solve):
+            results.append(result)  # noqa: PERF401
+
+    async with relayed(served) as (relay, url), Decathlon(url, resend_seconds=0.1) as d:
+        await relay.refuse()
+        async with d.batch(tasks, concurrency=2, progress=False, patience_seconds=0.5) as batch:
+            with pytest.raises(ConnectionLostError, match="no more tasks are played"):
+                await play(batch)
+    assert [(result.fault, result.episode) for result in results] == [("infrastructure", None)] * 2
+    assert next(drawn) == 2
+
+
 async def test_waiting_for_a_full_server_is_limited_by_patience_seconds(tmp_path: Path) -> None:
     async with (
         serving(tmp_path, provider="local", max_sandboxes=1, max_queue=0) as served,
@@ -218,8 +304,9 @@ async def test_ctrl_c_ends_a_batch_soon_and_closes_its_episodes(server_hangs: bo
             assert all("closed by its client" in each for each in ended)
 
 
-async def test_a_concurrency_of_zero_is_refused(served: Served) -> None:
+@pytest.mark.parametrize(("concurrency", "n"), [(0, 1), (1, 0)])
+async def test_a_number_below_1_is_refused(concurrency: int, n: int, served: Served) -> None:
     async with Decathlon(served.url) as d:
-        with pytest.raises(ValueError, match="at least 1"):
-            async with d.batch([], concurrency=0):
+        with pytest.raises(ValueError, match="must be at least 1, not 0"):
+            async with d.batch([], concurrency=concurrency, n=n):
                 pass

@@ -30,7 +30,7 @@ from decathlon_mcp.http.server import listen, serve_http
 from decathlon_mcp.settings import Settings
 from tests.cli.conftest import COMMAND, Shell, shell
 from tests.clients.relay import relayed
-from tests.probe.clients import ERAS
+from tests.probe.clients import ERAS, refused
 from tests.probe.serving import SUITE, Served, serving
 
 __all__ = ["shell"]
@@ -211,8 +211,7 @@ async def test_the_servers_errors_reach_the_client(shell: Shell, tmp_path: Path)
                 pass
         async with bridged(shell, "--url", served.url, token=secret) as lobby:
             assert (await lobby.list_tools()).tools
-            with pytest.raises(MCPError, match="there is no task 'find-anser'"):
-                await lobby.call_tool("start_episode", {"task": "find-anser"})
+            assert "there is no task 'find-anser'" in await refused(lobby, "start_episode", task="find-anser")
     assert secret not in (shell.folder / "log").read_text()
 
 
@@ -346,6 +345,34 @@ async def test_sessionless_requests_carry_the_headers_of_the_tools_schema() -> N
         "mcp-name": "find",
         "Mcp-Param-Region": "north",
     }
+
+
+async def test_a_call_of_a_tool_that_was_not_listed_carries_its_headers_too() -> None:
+    schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
+    meta = {types.PROTOCOL_VERSION_META_KEY: "2026-07-28"}
+    params = {"name": "find", "arguments": {"region": "north"}, "_meta": meta}
+    call = types.JSONRPCRequest(jsonrpc="2.0", id=2, method="tools/call", params=params)
+    client, from_client = anyio.create_memory_object_stream[SessionMessage](1)
+    server, from_server = anyio.create_memory_object_stream[SessionMessage](1)
+    to_client, shown = anyio.create_memory_object_stream[SessionMessage](1)
+    to_server, sent = anyio.create_memory_object_stream[SessionMessage](1)
+    async with client, from_client, server, from_server, to_client, shown, to_server, sent:
+        relay = Relay((from_client, to_client), (from_server, to_server))
+        async with background_tasks() as tasks:
+            tasks.start_soon(relay.run_to_client)
+            tasks.start_soon(relay.run_to_server)
+            await client.send(SessionMessage(call))
+            with anyio.fail_after(30):
+                request: Any = (await sent.receive()).message
+                assert (request.method, request.params["_meta"]) == ("tools/list", meta)
+                tools = {"tools": [{"name": "find", "inputSchema": schema}]}
+                answer = types.JSONRPCResponse(jsonrpc="2.0", id=request.id, result=tools)
+                await server.send(SessionMessage(answer))
+                relayed_call = await sent.receive()
+        assert isinstance(relayed_call.metadata, ClientMessageMetadata)
+        assert (relayed_call.metadata.headers or {})["Mcp-Param-Region"] == "north"
+        with pytest.raises(anyio.WouldBlock):
+            shown.receive_nowait()
 
 
 async def messages_of(message: types.JSONRPCMessage) -> AsyncGenerator[SessionMessage]:

@@ -51,8 +51,8 @@ def runs_at(address: Address, passes: dict[str, int]) -> list[Run]:
 
 RUNS = (
     *runs_at("fixture", {"old": 32, "2025-11-25": 69, "2026-07-28": 129}),
-    # A task's address serves only revisions with a handshake.
-    *runs_at("task", {"old": 21, "2025-11-25": 58}),
+    # A task's address serves only revisions with a handshake, and refuses the others as the protocol says.
+    *runs_at("task", {"old": 21, "2025-11-25": 58, "2026-07-28": 73}),
     *runs_at("episode", {"old": 21, "2025-11-25": 58, "2026-07-28": 108}),
     *runs_at("lobby", {"old": 8, "2025-11-25": 42, "2026-07-28": 85}),
 )

@@ -47,13 +47,19 @@ WITHOUT_LOBBY: tuple[Address, ...] = ("task", "episode")
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A client's page, the heading of its program, the packages it needs, the addresses it can connect to."""
+    """A client's page, the heading of its program, the packages it needs, the addresses it can connect to.
+
+    `npm`: packages of npm that a Python program starts with `npx`. `ends_session`: it sends a DELETE; the
+    episode of a client that does not ends after the server's grace.
+    """
 
     page: str
     heading: str
     packages: tuple[str, ...]
     addresses: tuple[Address, ...] = WITHOUT_LOBBY
     language: Literal["python", "js"] = "python"
+    npm: tuple[str, ...] = ()
+    ends_session: bool = True
 
     def program(self) -> Block:
         return block(f"docs/clients/{self.page}.md", self.heading, self.language)
@@ -72,6 +78,7 @@ class Client:
         return replace(program, text="".join([*lines[:index], f"{indent}{start}\n", *lines[index:]]))
 
 
+OURS = str(REPOSITORY)
 CLIENTS = (
     Client("python-sdk-1", "Python SDK 1.x", ("mcp>=1.24,<2",), ALL_ADDRESSES),
     Client("python-sdk", "Python SDK 2.x", ("mcp>=2,<3",), ALL_ADDRESSES),
@@ -85,15 +92,31 @@ CLIENTS = (
         ("langchain-mcp-adapters", "langchain", "langchain-openai"),
     ),
     Client("pydantic-ai", "pydantic-ai", ("pydantic-ai-slim[mcp,openai]",)),
-    Client("decathlon-client", "decathlon_client", (str(REPOSITORY),), ("task",)),
-    Client("inspect-ai", "inspect-ai", ("inspect-ai", "openai", str(REPOSITORY)), ("task",)),
+    Client("decathlon-client", "decathlon_client", (OURS,), ("task",)),
+    Client("inspect-ai", "inspect-ai", ("inspect-ai", "openai", OURS), ("task",)),
+    Client("others", "mcp-use", ("mcp-use", "langchain-openai")),
+    Client("others", "strands", ("strands-agents[openai]", "mcp>=2")),
+    Client("others", "autogen", ("autogen-agentchat", "autogen-ext[mcp,openai]", "mcp<2")),
+    Client("others", "Vercel's AI SDK", ("ai", "@ai-sdk/mcp", "@ai-sdk/openai"), language="js"),
+    Client("others", "Mastra", ("@mastra/core", "@mastra/mcp"), language="js", ends_session=False),
+    Client("others", "mcp-remote", ("mcp>=2,<3",), npm=("mcp-remote",), ends_session=False),
+    Client("others", "google-adk", ("google-adk[mcp]", "litellm", OURS), ("task",)),
+    Client("others", "semantic-kernel", ("semantic-kernel[mcp]", OURS), ("task",)),
+    Client("others", "crewai-tools", ("crewai", "crewai-tools[mcp]", OURS), ("task",)),
+    Client("others", "smolagents", ("smolagents[mcp,openai]", "mcp[ws]<2", OURS), ("task",)),
+    Client(
+        "others",
+        "llama-index",
+        ("llama-index-core", "llama-index-tools-mcp", "llama-index-llms-openai", OURS),
+        ("task",),
+    ),
 )
 
 
 @pytest.fixture(scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
     state = tmp_path_factory.mktemp("state")
-    async with serving(state, suite=("starter",), provider="local") as served:
+    async with serving(state, suite=("starter",), provider="local", isolation="auto") as served:
         yield served
 
 
@@ -101,7 +124,15 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 def model() -> Iterator[dict[str, str]]:
     """The environment variables that make a client use the scripted model."""
     with scripted_model() as url:
-        yield {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
+        yield {
+            "OPENAI_BASE_URL": url,
+            "OPENAI_API_BASE": url,  # the older name, which llama-index reads
+            "OPENAI_API_KEY": "none",
+            "OPENAI_AGENTS_DISABLE_TRACING": "1",
+            "CREWAI_DISABLE_TELEMETRY": "true",
+            "MCP_USE_ANONYMIZED_TELEMETRY": "false",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        }
 
 
 def _count_sandboxes(served: Served) -> int:
@@ -118,12 +149,21 @@ async def _wait_for_end(served: Served, before: Collection[Episode]) -> None:
 
 async def _install(client: Client, folder: Path) -> Sequence[str | Path]:
     """Install the client's packages in `folder`. Returns the interpreter for its program."""
+    npm = client.packages if client.language == "js" else client.npm
+    if npm:
+        await anyio.to_thread.run_sync(run_npm, folder, "install", "--no-audit", "--no-fund", *npm)
+        _add_npx(folder)
     if client.language == "js":
-        await anyio.to_thread.run_sync(
-            run_npm, folder, "install", "--no-audit", "--no-fund", *client.packages
-        )
         return [node()]
     return [await _python_with(folder, *client.packages)]
+
+
+def _add_npx(folder: Path) -> None:
+    """Put the programs `node` and `npx` into the folder."""
+    npx = node().parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npx-cli.js"
+    (folder / "node").symlink_to(node())
+    (folder / "npx").write_text(f'#!/bin/sh\nexec node "{npx}" --yes "$@"\n')
+    (folder / "npx").chmod(0o755)
 
 
 async def _python_with(folder: Path, *packages: str) -> Path:
@@ -141,6 +181,7 @@ async def test_program_gets_the_reward_in_one_sandbox(
     client: Client, served: Served, model: dict[str, str], tmp_path: Path
 ) -> None:
     interpreter = await _install(client, tmp_path)
+    environment = {**model, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     for address in client.addresses:
         before, live = _count_sandboxes(served), set(served.episodes.live)
         async with Decathlon(served.url) as d:
@@ -149,12 +190,14 @@ async def test_program_gets_the_reward_in_one_sandbox(
             if episode is not None:
                 text = program.text.replace(TASK_ADDRESS, f"{SERVER}/episodes/{episode}/mcp")
                 program = replace(program, text=text)
-            output = await run(program, interpreter, url=served.url, folder=tmp_path, environment=model)
+            output = await run(program, interpreter, url=served.url, folder=tmp_path, environment=environment)
             assert output.splitlines()[-1].strip() in ("1.0", "1"), address
             if episode is not None:
                 await d.ask("close_episode", {"episode": episode})
         assert _count_sandboxes(served) == before + 1, address
-        if address == "task":  # the client's session is the episode, and ends with the program
+        if (
+            address == "task" and client.ends_session
+        ):  # the client's session is the episode, and ends with the program
             await _wait_for_end(served, live)
 
 
@@ -166,10 +209,7 @@ async def _start(d: Decathlon) -> str:
 
 
 async def test_inspector_gets_the_reward(served: Served, tmp_path: Path) -> None:
-    npx = node().parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npx-cli.js"
-    (tmp_path / "node").symlink_to(node())
-    (tmp_path / "npx").write_text(f'#!/bin/sh\nexec node "{npx}" --yes "$@"\n')
-    (tmp_path / "npx").chmod(0o755)
+    _add_npx(tmp_path)
     await _run_shell_program(served, "inspector", "The Inspector", tmp_path, tmp_path)
 
 

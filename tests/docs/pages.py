@@ -18,6 +18,7 @@ PAGES = (
     REPOSITORY / "README.md",
     REPOSITORY / "CHANGELOG.md",
     REPOSITORY / "decathlon_mcp" / "starter" / "suite" / "README.md",
+    REPOSITORY / "decathlon_mcp" / "starter" / "template" / "README.md",
     *sorted(DOCS.rglob("*.md")),
 )
 SERVER = "http://127.0.0.1:8765"

@@ -9,6 +9,7 @@ itself and print its base URL:
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -27,8 +28,10 @@ ChooseSteps: TypeAlias = Callable[[JsonObject], Sequence[Step]]
 """From the body of a request to the steps of the attempt that it belongs to."""
 TASK = "tune-reactor"
 FINAL_MESSAGE = "I am done."
-SUBMIT = "submit"
-"""inspect-ai's own tool, which ends its agent."""
+SUBMITS = frozenset({"submit", "final_answer"})
+"""inspect-ai's and smolagents' own tools, which end their agents."""
+OBSERVATION = "Observation:\\n"
+"""What smolagents writes before a tool's result, which it sends as the user's message (here in JSON)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +50,38 @@ def next_move(steps: Sequence[Step], done: int, tools: Sequence[str]) -> Move:
     if not tools:
         return Move()
     if done >= len(steps):
-        submits = SUBMIT in tools and done == len(steps)
-        return Move(SUBMIT, {"answer": FINAL_MESSAGE}) if submits else Move()
+        submit = next((name for name in tools if name in SUBMITS and done == len(steps)), None)
+        return Move(submit, {"answer": FINAL_MESSAGE}) if submit else Move()
     step = steps[done]
-    name = next((name for name in tools if name == step.tool or name.endswith(f"_{step.tool}")), None)
+    ending = _normal(step.tool)
+    name = next((name for name in tools if f"_{_normal(name)}".endswith(f"_{ending}")), None)
     assert name is not None, f"{step.tool} is not among {tools}"
     return Move(name, dict(step.arguments))
 
 
+def _with_defaults(move: Move, schema: JsonObject) -> Move:
+    """The move with the arguments that have a default and that the client requires all the same."""
+    properties: JsonObject = schema.get("properties") or {}
+    defaults = {
+        name: properties[name]["default"]
+        for name in schema.get("required") or ()
+        if "default" in properties.get(name, {})
+    }
+    return Move(move.tool, {**defaults, **move.arguments})
+
+
+def _normal(name: str) -> str:
+    """A tool's name in the form that frameworks with stricter rules for names give it."""
+    return re.sub(r"[^A-Za-z0-9]+", "_", name)
+
+
 def chat_completion(request: JsonObject, steps: Sequence[Step]) -> JsonObject:
     """The response of `POST /v1/chat/completions`."""
-    done = sum(message["role"] == "tool" for message in request["messages"])
-    move = next_move(steps, done, [tool["function"]["name"] for tool in request.get("tools", ())])
+    done = sum(_is_tool_result(message) for message in request["messages"])
+    functions = {tool["function"]["name"]: tool["function"] for tool in request.get("tools", ())}
+    move = next_move(steps, done, list(functions))
+    if move.tool in functions:
+        move = _with_defaults(move, functions[move.tool].get("parameters") or {})
     message: JsonObject = {"role": "assistant", "content": None if move.tool else FINAL_MESSAGE}
     if move.tool:
         function = {"name": move.tool, "arguments": json.dumps(move.arguments)}
@@ -71,6 +94,29 @@ def chat_completion(request: JsonObject, steps: Sequence[Step]) -> JsonObject:
         "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls" if move.tool else "stop"}],
         "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
     }
+
+
+def _is_tool_result(message: JsonObject) -> bool:
+    is_observation = message["role"] == "user" and OBSERVATION in json.dumps(message["content"])
+    return message["role"] == "tool" or is_observation
+
+
+def chat_events(completion: JsonObject) -> bytes:
+    """The completion as the events of a request with `stream`."""
+    (choice,) = completion.pop("choices")
+    usage = completion.pop("usage")
+    delta = choice["message"]
+    for index, call in enumerate(delta.get("tool_calls", ())):
+        call["index"] = index
+    choices: list[list[JsonObject]] = [
+        [{"index": 0, "delta": delta, "finish_reason": None}],
+        [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}],
+        [],
+    ]
+    head = {**completion, "object": "chat.completion.chunk"}
+    chunks: list[JsonObject] = [{**head, "choices": each} for each in choices]
+    chunks[-1]["usage"] = usage
+    return b"".join(b"data: %s\n\n" % json.dumps(chunk).encode() for chunk in chunks) + b"data: [DONE]\n\n"
 
 
 def response(request: JsonObject, steps: Sequence[Step]) -> JsonObject:
@@ -119,9 +165,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         request: JsonObject = json.loads(self.rfile.read(int(self.headers["content-length"])))
         answer = response if self.path.endswith("/responses") else chat_completion
-        body = json.dumps(answer(request, type(self).steps_for(request))).encode()
+        reply = answer(request, type(self).steps_for(request))
+        streams = answer is chat_completion and request.get("stream")
+        body = chat_events(reply) if streams else json.dumps(reply).encode()
         self.send_response(200)
-        self.send_header("content-type", "application/json")
+        self.send_header("content-type", "text/event-stream" if streams else "application/json")
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

@@ -1,11 +1,13 @@
-"""The files shown in docs/writing-tasks.md form a suite that loads."""
+"""docs/writing-tasks.md shows the suite that `init` creates, and its other files are valid."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.grading.rubric import load_rubric
+from decathlon_mcp.starter import TEMPLATE_TASK, copy_template
 from decathlon_mcp.suites.loading import load_suite
 from tests.docs.pages import block
 
@@ -17,11 +19,39 @@ def _write(file: Path, text: str) -> None:
     file.write_text(text, "utf-8")
 
 
-def test_example_files_form_a_suite_whose_task_can_run(tmp_path: Path) -> None:
+def test_the_page_shows_the_suite_that_init_creates(tmp_path: Path) -> None:
+    files = {file.relative_to(tmp_path) for file in copy_template(tmp_path)}
+    assert set(_tree(block(PAGE, "Create a suite", "").text)) == files
+    shown = {
+        f"tasks/mine/{TEMPLATE_TASK}/task_config.json": block(PAGE, "A task", "json").text,
+        "configs/mcp_servers/shop.yaml": block(PAGE, "A task", "yaml").text,
+    }
+    for name, text in shown.items():
+        assert (tmp_path / name).read_text("utf-8").strip() == text.strip()
+    test = (tmp_path / "tests" / "test_restock_shop.py").read_text("utf-8")
+    for part in block(PAGE, "Test your task", "python").text.split("\n\n\n"):
+        assert part.strip() in test
+
+
+def _tree(text: str) -> Iterator[Path]:
+    """The files of a tree in which folders end with `/` and may hold several levels."""
+    folders: list[tuple[int, str]] = []
+    for line in text.splitlines():
+        name, depth = line.split()[0], len(line) - len(line.lstrip())
+        folders = [(indent, folder) for indent, folder in folders if indent < depth]
+        if name.endswith("/"):
+            folders.append((depth, name))
+        else:
+            yield Path("".join(folder for _, folder in folders[1:]), name)
+
+
+def test_example_suite_file_and_rubric_load(tmp_path: Path) -> None:
     task = tmp_path / "tasks" / "mine" / "my-task"
     _write(tmp_path / "suite.yaml", block(PAGE, "suite.yaml", "yaml").text)
-    _write(tmp_path / "configs" / "mcp_servers" / "files.yaml", block(PAGE, "A task", "yaml").text)
-    _write(task / "task_config.json", block(PAGE, "A task", "json").text)
+    server, config = block(PAGE, "A task", "yaml").text, block(PAGE, "A task", "json").text
+    # The server `shop` of the example needs a credential.
+    _write(tmp_path / "configs" / "mcp_servers" / "files.yaml", server.replace("name: shop", "name: files"))
+    _write(task / "task_config.json", config.replace('"shop"', '"files"'))
     _write(task / "docs" / "task.md", "Do it.")
     _write(task / "evaluation" / "main.py", "")
     _write(task / "evaluation" / "evaluator.py", block("docs/rewards.md", "Dense rewards", "python").text)

@@ -265,6 +265,15 @@ async def test_long_result_is_cut_before_its_length_counts(peer: DriverPeer, tmp
     assert short["result"]["content"][0]["text"] == "é" * 900
 
 
+async def test_without_a_folder_what_is_cut_off_is_dropped(peer: DriverPeer) -> None:
+    await peer.start(peer.scripted_server("plain"))
+    reply = await call_text(peer, 1_000_000, cut={"characters": 1000})
+    (item,) = reply["result"]["content"]
+    assert item["text"] == "é" * 1000 + "\n...[truncated, total 1000000 chars]"
+    short = await call_text(peer, 1000, cut={"characters": 1000})
+    assert short["result"]["content"][0]["text"] == "é" * 1000
+
+
 async def test_result_that_cannot_be_saved_is_an_error(peer: DriverPeer, tmp_path: Path) -> None:
     await peer.start(peer.scripted_server("plain"))
     (tmp_path / "file").touch()

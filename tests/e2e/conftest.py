@@ -23,7 +23,7 @@ async def served(
     provider: str, tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 ) -> AsyncGenerator[Served]:
     state: Path = tmp_path_factory.mktemp("state")
-    async with serving(state, provider=provider) as served:
+    async with serving(state, provider=provider, isolation="auto") as served:
         yield served
 
 

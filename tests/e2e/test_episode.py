@@ -9,7 +9,7 @@ import anyio
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from tests.probe.clients import AddressKind, playing
+from tests.probe.clients import AddressKind, playing, refused
 from tests.probe.serving import Served
 
 pytestmark = pytest.mark.anyio
@@ -180,8 +180,7 @@ async def test_our_own_tools_explain_invalid_arguments(
     served: Served, address: AddressKind, tool: str, arguments: dict[str, Any], message: str
 ) -> None:
     async with playing(served, "find-answer", address) as player:
-        with pytest.raises(MCPError, match=message):
-            await player.call(tool, **arguments)
+        assert message in await refused(player.client, tool, **arguments)
         assert await player.text("probe__echo", text="open") == "open"
 
 
@@ -209,10 +208,12 @@ async def test_a_server_that_dies_fails_its_call_with_its_stderr(
 
 async def test_no_tool_works_after_the_claim(served: Served, address: AddressKind) -> None:
     async with playing(served, "find-answer", address) as player:
-        await player.call("claim_done")
+        claimed = await player.call("claim_done")
         late = await player.call("probe__write", path="answer.txt", text="42")
         assert late.is_error
-        assert "evaluate" in late.content[0].text
+        assert "no tool works any more" in late.content[0].text
+        # Programs that play with a model hide `evaluate` from it.
+        assert "evaluate" not in str([claimed.content, late.content])
         assert (await player.call("evaluate")).structured_content["reward"] == 0.0
 
 

@@ -44,7 +44,7 @@ sys.exit(0 if "apple" in orders else 1)
 """
 COUNTER = """
 import http.server, os, sys
-hits = []
+hits = [open("greeting").read()]
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         hits.append(self.path.rpartition("/")[2])
@@ -116,10 +116,15 @@ async def served(
         "unbuilt": {"ports": [7001], "available": True, "image": "nobody/has-this", "cure": "build it"},
         "gone": {"ports": {10004: 1}, "available": True},
         "counter": {
-            "ports": [7000],
-            "available": True,
-            "image": "decathlon-test:latest",
-            "start": ["python3", "-c", COUNTER],
+            "ports": {7000: 1},
+            "private": {
+                "ports": [7000],
+                # Where there is an engine, the image is found.
+                "available": provider == "local",
+                "image": "decathlon-test:latest",
+                "start": ["python3", "-c", COUNTER],
+                "files": {"greeting": "keys/one"},
+            },
         },
     }
     settings["accounts"] = {
@@ -189,7 +194,7 @@ async def test_a_missing_service_fails_the_set_up_and_is_named(
 
 
 @pytest.mark.docker
-async def test_a_service_in_its_own_sandbox_is_new_for_each_episode_and_outlives_the_agents_sandbox(
+async def test_a_private_service_is_new_for_each_episode_and_outlives_the_agents_sandbox(
     served: Served, provider: str
 ) -> None:
     if provider == "local":
@@ -200,8 +205,8 @@ async def test_a_service_in_its_own_sandbox_is_new_for_each_episode_and_outlives
         return
     for _ in range(2):
         async with playing(served, "counting", "task") as player:
-            assert await get(player, 7000, "order/apple") == "apple"
+            assert await get(player, 7000, "order/apple") == "first key apple"
             await player.call("claim_done")
             verdict = (await player.call("evaluate")).structured_content
         assert (verdict["status"], verdict["reward"]) == ("scored", 1.0)
-        assert verdict["evaluator_output"].strip() == "apple orders"
+        assert verdict["evaluator_output"].strip() == "first key apple orders"

@@ -76,7 +76,7 @@ async def test_neighbour_that_fills_the_disk_does_not_take_the_honest_verdict(di
                 await neighbour.call("probe__big", CallParams.of({}))
                 calls += 1
         assert calls <= DISK_MIB // 2
-        assert neighbour.claim.truncated
+        assert neighbour.claim.truncated_by == "log"
         with pytest.raises(AtCapacityError, match="disk is nearly full") as refused:
             registry.start("find-answer", CLIENT)
         assert refused.value.data["retryAfterSeconds"] == 60.0

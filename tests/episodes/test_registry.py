@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import anyio
@@ -143,6 +144,35 @@ async def test_the_call_that_exceeds_the_limit_closes_the_attempt(tmp_path: Path
         assert closed.value.data == {"truncated": True}
         verdict = await episode.evaluate()
     assert (verdict.claimed, verdict.truncated, verdict.metrics["calls"]) == (False, True, 1)
+
+
+@pytest.mark.parametrize("by", ["calls", "client"])
+async def test_with_at_limit_fail_a_truncated_attempt_is_not_graded_and_its_reward_is_0(
+    tmp_path: Path, by: str
+) -> None:
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    async with running_registry(tmp_path, provider, at_limit="fail") as registry:
+        episode = registry.start("find-answer", ADA, max_calls=1)
+        await episode.call("probe__echo", CallParams.of({"text": "one"}))
+        if by == "client":
+            assert await episode.claim_done(None, truncated=True)
+        else:
+            with pytest.raises(EpisodeClaimedError, match="this attempt is closed and counts as failed"):
+                await episode.call("probe__echo", CallParams.of({"text": "two"}))
+        verdict = await episode.evaluate()
+        assert (verdict.status, verdict.reward, verdict.success) == ("forfeited", 0.0, False)
+        assert (verdict.claimed, verdict.truncated) == (False, True)
+        assert verdict.detail.endswith("`--at-limit grade` grades them")
+        assert verdict.signature is not None
+        folder = episode.journal.folder
+        assert json.loads((folder / "traj_log.json").read_text())["status"] == "max_turns_reached"
+        result = json.loads((folder / "eval_res.json").read_text())
+        assert result["pass"] is None
+        assert result["details"].startswith("Task status: max_turns_reached, only SUCCESS counts as pass")
+        other = registry.start("find-answer", ADA)
+        await other.ready()
+        await other.claim_done("done")
+        assert (await other.evaluate()).reward == 1.0
 
 
 async def test_only_the_owner_and_administrators_find_an_episode(tmp_path: Path) -> None:

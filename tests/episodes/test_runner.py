@@ -425,6 +425,7 @@ async def test_the_absolute_limit_ends_an_episode_that_is_in_use(tmp_path: Path)
         assert episode.state.ending is Ending.TIME_OVER
         assert episode.verdict is not None
         assert (episode.verdict.status, episode.verdict.reward) == ("forfeited", 0.0)
+        assert episode.verdict.truncated
 
 
 async def test_the_idle_lease_does_not_interrupt_a_grading(tmp_path: Path) -> None:

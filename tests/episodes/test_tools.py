@@ -14,14 +14,15 @@ import anyio
 import pytest
 
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, ServerInfo, connect
-from decathlon_mcp.driver_client.replies import CallParams, Reply
+from decathlon_mcp.driver_client.replies import CallParams, Cut, Reply
+from decathlon_mcp.episodes.records import OfferedTools
 from decathlon_mcp.episodes.server_starts import ServerStarts
 from decathlon_mcp.episodes.tools import ORIGINAL_KEY, LocalTools, ToolRoute, ToolRouter, ToolSession
 from decathlon_mcp.errors import DriverError, SetUpError, UnknownToolError
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.suites.loading import load_suite
-from decathlon_mcp.suites.truncation import FOLDER, LIMIT_CHARACTERS, OVERLONG_KEY
+from decathlon_mcp.suites.truncation import FOLDER, OVERLONG_KEY
 from decathlon_mcp.types import JsonObject, Names
 from tests.episodes.environment import echo
 from tests.fakes.driver import FakeCall, FakeRun, RunReply
@@ -30,6 +31,7 @@ from tests.localtools.conftest import SUITE as LOCAL_TOOLS_SUITE
 
 ROOT = PurePosixPath("/suite")
 WORKSPACE = ROOT / "workspace"
+LIMIT_CHARACTERS = 100_000
 
 
 def tool(name: str, **fields: Any) -> JsonObject:
@@ -42,6 +44,13 @@ def router(names: Names = "decathlon", **offered: Sequence[JsonObject]) -> ToolR
 
 def names_of(tools: Sequence[JsonObject]) -> list[str]:
     return [definition["name"] for definition in tools]
+
+
+def test_changed_tools_are_stored_next_to_those_that_were_listed_first() -> None:
+    first, changed = {"a": [tool("x")], "b": [tool("z")]}, {"a": [tool("y")]}
+    tools = OfferedTools.from_json(json.loads(json.dumps(OfferedTools(first, {}, changed).to_json())))
+    assert (tools.servers, tools.current) == (first, {"a": [tool("y")], "b": [tool("z")]})
+    assert OfferedTools.from_json(OfferedTools(first, {}).to_json()).current == first
 
 
 def test_tools_are_sorted_by_name_with_ours_last() -> None:
@@ -273,7 +282,7 @@ async def test_calls_that_wait_for_a_start_share_its_failure(tmp_path: Path) -> 
 @pytest.mark.anyio
 async def test_an_overlong_reply_is_cut_and_saved_in_the_workspace() -> None:
     async with connected() as (sandbox, driver):
-        session = tool_session(driver, workspace=WORKSPACE)
+        session = tool_session(driver, cut=Cut(LIMIT_CHARACTERS, WORKSPACE / FOLDER))
         reply = await session.call(ToolRoute("files", "big"), CallParams())
         saved = reply.meta[OVERLONG_KEY]
         assert PurePosixPath(saved["path"]).parent == WORKSPACE / FOLDER
@@ -282,9 +291,9 @@ async def test_an_overlong_reply_is_cut_and_saved_in_the_workspace() -> None:
 
 
 @pytest.mark.anyio
-async def test_overlong_replies_of_local_tools_and_without_a_workspace_are_passed_on_whole() -> None:
+async def test_overlong_replies_of_local_tools_and_without_a_limit_are_passed_on_whole() -> None:
     async with connected() as (_, driver):
-        cutting = tool_session(driver, workspace=WORKSPACE)
+        cutting = tool_session(driver, cut=Cut(LIMIT_CHARACTERS, WORKSPACE / FOLDER))
         local = await cutting.call(ToolRoute("local", "big"), CallParams())
         raw = await tool_session(driver).call(ToolRoute("files", "big"), CallParams())
     assert text_of(local) == text_of(raw) == "x" * (LIMIT_CHARACTERS + 1)

@@ -17,7 +17,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from decathlon_sandbox import wire
 from decathlon_sandbox.connection import LIMITS
 from decathlon_sandbox.resumable import DriverEnd
-from decathlon_sandbox.truncation import cut
+from decathlon_sandbox.truncation import cut, shorten
 
 from decathlon_mcp.errors import DecathlonError
 from tests.fakes.tree import Tree
@@ -247,10 +247,16 @@ class FakeDriver:
         overlong: Json = {}
         options, result = params.get("cut"), relayed.get("result")
         if options is not None and isinstance(result, dict):
-            shortened = cut(cast("Json", result), options["folder"], options["characters"])
-            if shortened is not None:
-                self._tree.arrange({"make": options["folder"]})
+            folder, characters = options.get("folder"), options["characters"]
+            shortened = (
+                shorten(cast("Json", result), characters)
+                if folder is None
+                else cut(cast("Json", result), folder, characters)
+            )
+            if shortened is not None and folder is not None:
+                self._tree.arrange({"make": folder})
                 self._tree.arrange({"write": shortened.path, "text": shortened.full_text})
+            if shortened is not None:
                 relayed = {"result": shortened.result}
                 overlong = {"overlong": {"path": shortened.path, "characters": shortened.characters}}
         size, limit = len(json.dumps(relayed)), params.get("max_bytes", wire.MAX_RESPONSE_BYTES)

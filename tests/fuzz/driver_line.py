@@ -18,7 +18,7 @@ from decathlon_sandbox.mcp_session import Handshake, McpSession, ReplyHandler
 from decathlon_sandbox.rpc import RequestError
 from decathlon_sandbox.streams import LineSplitter
 from decathlon_sandbox.strict_json import MAX_DEPTH, as_object
-from decathlon_sandbox.truncation import cut
+from decathlon_sandbox.truncation import cut, shorten
 
 from decathlon_mcp.json_limits import check_json
 from tests.fuzz.long_run import main
@@ -51,8 +51,12 @@ class Outcome(ReplyHandler):
         if result is not None:
             shortened = cut(result, "/folder", 20)
             if shortened is not None:
+                assert shortened.full_text is not None
                 assert shortened.full_text[:20] in shortened.result["content"][0]["text"]
                 json.dumps(shortened.result)
+            if (short := shorten(result, 20)) is not None:
+                assert short.characters > 20
+                json.dumps(short.result)
 
     def on_error(self, error: RequestError) -> None:
         self.outcomes.append(error)

@@ -451,7 +451,7 @@ async def test_rubric_function_gets_arguments_by_parameter_name(
     [
         ("def evaluate(): return {'a': float('nan')}", "metric 'a' is nan"),
         ("def evaluate(): return {'a': 11}", "outside its range"),
-        ("def evaluate(): return {'b': 1}", "has a weight for 'a'"),
+        ("def evaluate(): return dict(b=1)", "has a weight for 'a'"),
         ("def evaluate(): return {'a': 'lots'}", "not a finite number"),
         ("def evaluate(): return {'a': object()}", "not a finite number"),
         ("def evaluate(): return True", "did not return a dict"),

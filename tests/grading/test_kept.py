@@ -27,7 +27,7 @@ def kept() -> KeptAttempt:
         image_digest="sha256:0",
         suite_changed=True,
         preprocess_failure="preprocess failed (exit code 3): no such table",
-        truncated=True,
+        truncated_by="calls",
     )
     return KeptAttempt(attempt=attempt, task_id="paper", language="cn", in_place=False, sealed=True)
 

@@ -13,7 +13,7 @@ from decathlon_mcp.grading.metrics import BadMetricsError, read_metrics
 from decathlon_mcp.grading.rubric import Rubric, load_rubric
 from tests.grading.support import PAPER, rubric_text, write_suite
 
-EVALUATOR = {f"{PAPER}/evaluation/evaluator.py": "def evaluate(workspace):\n    return {}\n"}
+EVALUATOR = {f"{PAPER}/evaluation/evaluator.py": "def evaluate(workspace):\n    return dict(NAMES)\n"}
 EXAMPLE_WEIGHTS = {"paper_downloaded": 0.5, "correct_paper": 1.0, "efficient": 0.1}
 
 
@@ -176,12 +176,17 @@ def test_two_rubrics_for_one_task_are_an_error(tmp_path: Path) -> None:
         ({"weights": {"calls": 1}, "ranges": {"calls": [1]}}, "ranges.calls"),
         ({"weights": {"calls": -1}, "normalise": True}, "must be above 0"),
         ({"weights": {"calls": 1}, "normalise": "yes"}, "normalise"),
-        ({"weights": {"calls": 1}, "wieghts": {}}, "wieghts"),
+        ({"weights": {"calls": 1}, "normalize": True}, "there is no such field; did you mean normalise?"),
+        ({"weigths": {"calls": 1}}, "line 1: weigths: there is no such field; did you mean weights?"),
         ({"weights": {"a": 1}, "function": "evaluate"}, "evaluation/evaluator.py:evaluate"),
         ({"weights": {"a": 1}, "function": "evaluation/../x.py:evaluate"}, "expected a file"),
         ({"weights": {"a": 1}, "function": "preprocess/main.py:evaluate"}, "expected a file"),
         ({"weights": {"a": 1}, "function": "evaluation/other.py:evaluate"}, "there is no file"),
-        ({"weights": {"a": 1}, "function": "evaluation/evaluator.py:score"}, "has no function 'score'"),
+        ({"weights": {"a": 1}, "function": "evaluation/evaluator.py:score"}, "it has no function 'score'"),
+        (
+            {"weights": {"a": 1}, "function": "evaluation/evaluator.py:evalute"},
+            "it has no function 'evalute'; did you mean evaluate?",
+        ),
     ],
 )
 def test_invalid_rubric_is_an_error_with_file_and_field(
@@ -214,6 +219,47 @@ def test_function_may_be_defined_assigned_or_imported(tmp_path: Path, source: st
     assert load(tmp_path, {**files, **own(function="evaluation/evaluator.py:evaluate", weights={"a": 1})})
 
 
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        (
+            "return {'correct': 1}",
+            "weights.corect: evaluation/evaluator.py:evaluate returns no metric 'corect'",
+        ),
+        ("if workspace:\n        return {'correct': 1}\n    return {}", "did you mean correct?"),
+        (
+            "def inner():\n        return {'corect': 1}\n    return {}",
+            "(it returns none; the server adds calls,",
+        ),
+    ],
+)
+def test_weight_for_a_metric_that_the_function_never_returns_is_an_error(
+    tmp_path: Path, body: str, complaint: str
+) -> None:
+    files = {f"{PAPER}/evaluation/evaluator.py": f"def evaluate(workspace):\n    {body}\n"}
+    with pytest.raises(SuiteError) as error:
+        load(tmp_path, {**files, **own(function="evaluation/evaluator.py:evaluate", weights={"corect": 1})})
+    assert complaint in error.value.message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return {'other': 1, 'corect': 1}",
+        "if workspace:\n        return {'corect': 1}\n    return {}",
+        "return {'other': 1, **workspace}",
+        "return {workspace: 1}",
+        "result = {'other': 1}\n    return result",
+        "yield {'other': 1}",
+        "raise ValueError",
+    ],
+)
+def test_metrics_that_a_function_may_return_can_have_a_weight(tmp_path: Path, body: str) -> None:
+    files = {f"{PAPER}/evaluation/evaluator.py": f"def evaluate(workspace):\n    {body}\n"}
+    rubric = own(function="evaluation/evaluator.py:evaluate", weights={"corect": 1, "calls < 3": 1})
+    assert load(tmp_path, {**files, **rubric})
+
+
 def test_rubric_for_an_unknown_task_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SuiteError, match="there is no task 'papr' in this suite"):
+    with pytest.raises(SuiteError, match="there is no task 'papr' in this suite; did you mean paper"):
         load(tmp_path, {"rubrics.yaml": rubric_text(tasks={"papr": {"weights": {"calls": 1}}})})

@@ -7,10 +7,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import pytest
 from decathlon_sandbox.truncation import cut
 
 from decathlon_mcp.grading.attempt import Attempt
-from decathlon_mcp.grading.traj_log import TrajectoryLog
+from decathlon_mcp.grading.traj_log import TrajectoryLog, eval_res, task_status
+from decathlon_mcp.grading.verdict import Outcome, build_verdict
+from decathlon_mcp.suites.suite_file import read_suite_file
 from decathlon_mcp.suites.truncation import OVERLONG_KEY
 from tests.grading.support import PAPER, make_attempt, make_call, write_suite
 
@@ -197,3 +200,52 @@ def test_cut_reply_is_logged_as_the_agent_saw_it(tmp_path: Path) -> None:
     log = log_of(tmp_path, make_attempt(calls=[make_call(1, result=result)]))["messages"]
     (message,) = (message for message in log if message["role"] == "tool")
     assert message["content"] == overlong.result["content"][0]["text"]
+
+
+NOT_EVALUATED = "only SUCCESS counts as pass; pass is null"
+
+
+@pytest.mark.parametrize(
+    ("profile", "attempt", "outcome", "status", "result"),
+    [
+        ("toolathlon", {}, "pass", "success", {"pass": True, "details": ""}),
+        ("toolathlon", {"claimed": False}, "fail", "success", {"pass": False, "details": ""}),
+        (
+            "toolathlon",
+            {"claimed": False, "truncated_by": "calls"},
+            "forfeited",
+            "max_turns_reached",
+            {"pass": None, "details": f"Task status: max_turns_reached, {NOT_EVALUATED}. why"},
+        ),
+        # With `--at-limit grade`.
+        (
+            "toolathlon",
+            {"claimed": False, "truncated_by": "client"},
+            "pass",
+            "max_turns_reached",
+            {"pass": True, "details": ""},
+        ),
+        (
+            "gym",
+            {"claimed": False},
+            "fail",
+            "failed",
+            {"pass": None, "details": f"Task status: failed, {NOT_EVALUATED}"},
+        ),
+        ("gym", {}, "pass", "success", {"pass": True, "details": ""}),
+    ],
+)
+def test_status_and_result_use_upstreams_words(
+    tmp_path: Path, profile: str, attempt: dict[str, Any], outcome: str, status: str, result: dict[str, Any]
+) -> None:
+    (tmp_path / "suite.yaml").write_text(f"profile: {profile}\n")
+    suite_profile, _ = read_suite_file(tmp_path)
+    closed = make_attempt(**attempt)
+    outcomes = {
+        "pass": Outcome(status="scored", success=True, reward=1.0),
+        "fail": Outcome(status="scored", success=False, reward=0.0),
+        "forfeited": Outcome.forfeited("why"),
+    }
+    verdict = build_verdict(closed, outcomes[outcome])
+    assert task_status(closed, suite_profile) == status
+    assert eval_res(closed, suite_profile, verdict) == result

@@ -103,7 +103,7 @@ def test_unscored_verdict_has_the_servers_metrics() -> None:
 
 
 def test_fields_of_attempt_and_grading_are_carried_over() -> None:
-    attempt = make_attempt(image_digest="sha256:1", truncated=True)
+    attempt = make_attempt(image_digest="sha256:1", truncated_by="client")
     verdict = build_verdict(
         attempt, PASSED, evaluator_digest="sha256:2", refused=("a: a FIFO",), in_place=True, seconds=1.5
     )
@@ -126,7 +126,7 @@ def test_text_lists_the_terms_of_the_reward() -> None:
         metrics={"correct_paper": 1.0, "calls < 20": 0.0},
         weights={"correct_paper": 1.0, "calls < 20": 0.1},
     )
-    assert build_verdict(make_attempt(claimed=False, truncated=True), outcome).text() == (
+    assert build_verdict(make_attempt(claimed=False, truncated_by="client"), outcome).text() == (
         "Reward 1.0: the attempt succeeded (correct_paper 1.0 × 1.0, calls < 20 0.0 × 0.1), "
         "not claimed by the agent, closed by a limit."
     )

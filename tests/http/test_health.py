@@ -30,7 +30,7 @@ from decathlon_mcp.settings import Settings
 from tests.episodes.test_disk import DISK_MIB, FLOOR_MIB, disk, fill
 from tests.http.messages import ACCEPT, INITIALIZE
 from tests.http.server_process import server_process
-from tests.probe.clients import connected, playing
+from tests.probe.clients import connected, playing, refused
 from tests.probe.serving import serving
 
 pytestmark = pytest.mark.anyio
@@ -158,14 +158,13 @@ async def test_names_that_clients_make_up_are_no_labels(tmp_path: Path, http: ht
             before = await series()
             for number in range(20):
                 name = f"made-up-{number}"
-                assert (await http.post(served.task(name), json=INITIALIZE)).status_code == 404
-                assert (await http.post(served.episode(name), json=INITIALIZE)).status_code == 404
+                for url in (served.task(name), served.episode(name)):
+                    assert "error" in (await http.post(url, json=INITIALIZE)).json()
                 assert (await http.get(f"{served.url}/{name}")).status_code == 404
                 with pytest.raises(MCPError, match=name):
                     await player.call(f"probe__{name}")
                 async with connected(served.lobby) as lobby:
-                    with pytest.raises(MCPError, match=name):
-                        await lobby.call_tool("start_episode", {"task": name})
+                    assert name in await refused(lobby, "start_episode", task=name)
             after = await series()
         assert after == before
         assert not any("made-up" in name for name in after)
@@ -227,11 +226,11 @@ async def test_a_full_server_is_not_ready(tmp_path: Path, http: httpx2.AsyncClie
             response = await http.get(f"{served.url}/readyz")
             assert 5 <= int(response.headers["retry-after"]) <= 15
             assert response.json()["waiting"] == 1
-            refused = await http.post(served.task("find-answer"), json=INITIALIZE)
-            assert refused.status_code == 503
+            refusal = await http.post(served.task("find-answer"), json=INITIALIZE)
+            assert refusal.json()["error"]["data"]["code"] == "at_capacity"
             scraped = await scrape(http, served.url)
             assert scraped.total("queue_length") == scraped.total("state", state="full") == 1
-            assert scraped.total("http_responses_total", status="503") == 3
+            assert scraped.total("http_responses_total", status="503") == 2
         session = {"Mcp-Session-Id": queued.headers["mcp-session-id"]}
         await http.delete(served.task("find-answer"), headers=session)
         assert await ready(http, served.url) == (200, "ready")
@@ -260,7 +259,8 @@ async def test_a_draining_server_is_not_ready(tmp_path: Path, http: httpx2.Async
                 await anyio.sleep(0.01)
             assert await ready(http, served.url) == (503, "draining")
             assert (await http.get(f"{served.url}/healthz")).json()["status"] == "draining"
-            assert (await http.post(served.task("find-answer"), json=INITIALIZE)).status_code == 503
+            refusal = await http.post(served.task("find-answer"), json=INITIALIZE)
+            assert "shutting down" in refusal.json()["error"]["message"]
 
 
 async def test_a_server_is_ready_once_it_has_started_and_recovered(

@@ -247,7 +247,7 @@ async def test_limit_of_sessions_applies_to_revived_ones(tmp_path: Path, http: h
         for _ in range(2):
             await RawSession.open(http, server.served.lobby)
         response = await old.post("tools/list")
-        assert response.status_code == 503
+        assert response.json()["error"]["data"]["code"] == "at_capacity"
         assert "too many open sessions" in response.text
         assert rows(server) == 3
         await server.restart()

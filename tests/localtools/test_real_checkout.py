@@ -25,7 +25,7 @@ from decathlon_mcp.episodes.tools import LocalTools, ToolRoute, ToolRouter, Tool
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.suites.local_tools import ToolDescriptions, local_spec
 from decathlon_mcp.suites.tasks import Needs, Task
-from decathlon_mcp.suites.truncation import FOLDER, LIMIT_CHARACTERS
+from decathlon_mcp.suites.truncation import FOLDER
 from decathlon_mcp.types import JsonObject
 from tests.probe.serving import serving
 
@@ -74,6 +74,7 @@ with os.fdopen(int(os.environ["DECATHLON_CHANNEL"]), "w", encoding="utf-8") as c
     json.dump(asyncio.run(main()), channel)
 """
 
+LIMIT_CHARACTERS = 100_000
 NEEDS = ("python_execute", "sleep", "web_search", "handle_overlong_tool_outputs")
 
 
@@ -198,7 +199,7 @@ async def test_sleep_and_search_give_upstreams_results(local_tools: LocalToolsSa
     assert results[1][0].startswith("Error running tool local-sleep: ")
 
 
-FITS = 100_000 - len('{"type":"text","text":"","annotations":null}')
+FITS = LIMIT_CHARACTERS - len('{"type":"text","text":"","annotations":null}')
 CONTENTS: dict[str, list[JsonObject]] = {
     "short": [{"type": "text", "text": 'é "\n\u2028\x01'}],
     "none": [],
@@ -225,6 +226,7 @@ async def test_results_are_truncated_as_upstream_truncates_them(
         assert len(upstream) <= 100_000
         return
     assert truncated is not None
+    assert truncated.path is not None
     (item,) = truncated.result["content"]
     name = re.search(r"shortuuid identifier: (\w+)", upstream)
     assert name is not None
@@ -241,6 +243,7 @@ async def test_results_are_truncated_as_upstream_truncates_them(
 async def test_upstreams_tools_read_a_saved_result(local_tools: LocalToolsSandbox) -> None:
     truncated = local_tools.truncate(CONTENTS["long"])
     assert truncated is not None
+    assert truncated.path is not None
     await local_tools.driver.arrange(
         {"make": str(Path(truncated.path).parent)}, {"write": truncated.path, "text": truncated.full_text}
     )

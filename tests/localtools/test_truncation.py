@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from decathlon_sandbox.truncation import model_text
+from decathlon_sandbox.truncation import model_text, shorten
 
-from decathlon_mcp.suites.truncation import LIMIT_CHARACTERS
 from tests.localtools.conftest import SUITE
 from tests.probe.clients import playing
 from tests.probe.serving import Served, serving
 
 pytestmark = pytest.mark.anyio
 
+LIMIT_CHARACTERS = 100_000
 ENVELOPE = len('{"type":"text","text":"","annotations":null}')
 FITS = LIMIT_CHARACTERS - ENVELOPE
 NOTICE = re.compile(
@@ -107,6 +108,21 @@ async def test_overlong_cut_truncates_with_every_profile(tmp_path: Path) -> None
         parse_notice(await player.text("probe__big", characters=150_000))
 
 
+async def test_with_toolathlon_gyms_limit_the_end_of_a_reply_is_dropped(tmp_path: Path) -> None:
+    suite = tmp_path / "suite"
+    shutil.copytree(SUITE, suite)
+    with (suite / "suite.yaml").open("a") as file:
+        file.write("overlong_characters: 8000\nsaves_overlong: false\n")
+    async with (
+        serving(tmp_path / "state", suite=(str(suite),), provider="local") as served,
+        playing(served, "play", "task") as player,
+    ):
+        assert await player.text("long__text", characters=8000) == "é" * 8000
+        cut = await player.call("long__text", characters=8001)
+        assert cut.content[0].text == "é" * 8000 + "\n...[truncated, total 8001 chars]"
+        assert cut.meta["decathlon/overlong"] == {"characters": 8001}
+
+
 @pytest.mark.parametrize(
     ("content", "text"),
     [
@@ -128,3 +144,33 @@ async def test_overlong_cut_truncates_with_every_profile(tmp_path: Path) -> None
 )
 async def test_the_length_is_that_of_the_text_for_toolathlons_models(content: list[Any], text: str) -> None:
     assert model_text({"content": content}) == text
+
+
+def text_item(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+IMAGE = {"type": "image", "data": "A" * 9000, "mimeType": "image/png"}
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ([text_item("é" * 8000)], None),
+        ([text_item("é" * 8001)], [text_item("é" * 8000 + "\n...[truncated, total 8001 chars]")]),
+        (
+            [text_item("a" * 7999), text_item("bc"), text_item("d")],
+            [text_item("a" * 7999), text_item("b\n...[truncated, total 8002 chars]")],
+        ),
+        ([IMAGE, text_item("a" * 8000), "junk"], None),
+        (
+            [IMAGE, text_item("a" * 8001), IMAGE],
+            [IMAGE, text_item("a" * 8000 + "\n...[truncated, total 8001 chars]")],
+        ),
+    ],
+)
+def test_toolathlon_gyms_limit_counts_the_text_of_all_items(
+    content: list[Any], expected: list[Any] | None
+) -> None:
+    shortened = shorten({"content": content, "structuredContent": {}, "isError": True}, 8000)
+    assert (shortened and shortened.result) == (expected and {"content": expected, "isError": True})

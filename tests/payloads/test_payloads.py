@@ -44,6 +44,6 @@ def test_a_payload_uses_the_drivers_name_of_the_channels_variable(name: str) -> 
     assert {*re.findall(r"DECATHLON_\w+", payloads.source(name))} <= {wire.CHANNEL_VARIABLE}
 
 
-@pytest.mark.parametrize("name", ["local_tools_server", "rubric_function", "token_values"])
+@pytest.mark.parametrize("name", ["local_tools_server", "rubric_function", "token_values", "web_trust"])
 def test_a_payload_with_a_channel_reads_its_variable(name: str) -> None:
     assert f'"{wire.CHANNEL_VARIABLE}"' in payloads.source(name)

@@ -45,6 +45,14 @@ class Player:
         return (await self.call(name, **arguments)).content[0].text
 
 
+async def refused(client: Client, tool: str, **arguments: Any) -> str:
+    """Call one of this server's own tools with wrong arguments; returns the text that an agent reads."""
+    result: Any = await client.call_tool(tool, arguments)
+    assert result.is_error, result.content
+    assert result.meta["decathlon/error"]["retryable"] is False
+    return result.content[0].text
+
+
 async def start(served: Served, task_id: str, **options: Any) -> dict[str, Any]:
     """Start an episode in the lobby and return the result of `start_episode`."""
     async with connected(served.lobby, "handshake") as lobby:

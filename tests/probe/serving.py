@@ -52,8 +52,15 @@ async def serving(
     state: Path, *, tokens: Tokens | None = None, limits: ConnectionLimits | None = None, **settings: Any
 ) -> AsyncGenerator[Served]:
     """Serve until the context exits, then drain as after SIGTERM."""
-    # Eager, so that an episode that lists its tools is ready.
-    defaults = {"suite": (SUITE,), "state": state, "drain_seconds": 5, "servers": "eager"}
+    # Eager, so that an episode that lists its tools is ready. Without isolation, so that tests see the files
+    # of local sandboxes; others choose "auto", as users do.
+    defaults = {
+        "suite": (SUITE,),
+        "state": state,
+        "drain_seconds": 5,
+        "servers": "eager",
+        "isolation": "none",
+    }
     values = {**defaults, **settings}
     listener = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"

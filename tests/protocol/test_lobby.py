@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -9,7 +10,7 @@ import anyio
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from tests.probe.clients import connected
+from tests.probe.clients import connected, refused
 from tests.probe.serving import Served, serving
 
 pytestmark = pytest.mark.anyio
@@ -79,6 +80,34 @@ async def test_a_session_lists_the_tools_of_its_last_episode(served: Served) -> 
         assert (await call(lobby, "evaluate"))["reward"] == 1.0
 
 
+async def test_a_closed_episodes_tools_are_not_listed_any_more(served: Served) -> None:
+    changes = anyio.Semaphore(0)
+
+    async def on_message(message: Any) -> None:
+        if getattr(message, "method", None) == "notifications/tools/list_changed":
+            changes.release()
+
+    async with connected(served.lobby, "handshake", message_handler=on_message) as lobby:
+        before = [tool.name for tool in (await lobby.list_tools()).tools]
+        handle = (await call(lobby, "start_episode", task="find-answer"))["episode"]
+        await changes.acquire()
+        assert "probe__echo" in [tool.name for tool in (await lobby.list_tools(cache_mode="refresh")).tools]
+        await call(lobby, "close_episode", episode=handle)
+        await changes.acquire()
+        assert [tool.name for tool in (await lobby.list_tools(cache_mode="refresh")).tools] == before
+
+
+async def test_structured_content_is_also_text(served: Served, era: str) -> None:
+    async with connected(served.lobby, era) as lobby:
+        started: Any = await lobby.call_tool("start_episode", {"task": "find-answer"})
+        handle = started.structured_content["episode"]
+        calls = [("list_tasks", {"search": "answer"})]
+        calls += [(tool, {"episode": handle}) for tool in ("claim_done", "evaluate", "close_episode")]
+        replies: list[Any] = [started, *[await lobby.call_tool(*call) for call in calls]]
+    for reply in replies:
+        assert json.loads(reply.content[-1].text) == reply.structured_content
+
+
 async def test_a_session_lists_only_its_own_episodes(served: Served) -> None:
     async with connected(served.lobby, "handshake") as first, connected(served.lobby, "handshake") as other:
         own = (await call(first, "start_episode", task="find-answer", wait=False))["episode"]
@@ -109,8 +138,7 @@ async def test_tasks_can_be_announced(served: Served, era: str) -> None:
         reply = await call(lobby, "prefetch", tasks=["find-answer", "find-answer"])
         assert reply == {"requested": 2, "prefetched": 0, "seconds": 300}
         for tasks in ([], ["find-answer"] * 1025):
-            with pytest.raises(MCPError, match="`tasks`"):
-                await lobby.call_tool("prefetch", {"tasks": tasks})
+            assert "`tasks`" in await refused(lobby, "prefetch", tasks=tasks)
 
 
 async def test_a_seed_makes_a_draw_repeatable(served: Served) -> None:
@@ -162,12 +190,19 @@ async def test_every_tool_reports_the_cause_of_a_failed_set_up(
         ("episode_status", {}, "`episode`: field required"),
         ("claim_done", {"answer": 4}, "`answer`"),
         ("call_tool", {"episode": "x", "name": "y"}, "no such episode"),
-        ("fly", {}, "there is no tool 'fly'"),
     ],
 )
-async def test_errors_for_bad_arguments_name_the_valid_ones(
+async def test_wrong_arguments_are_results_that_name_the_valid_ones(
     served: Served, era: str, tool: str, arguments: dict[str, Any], message: str
 ) -> None:
     async with connected(served.lobby, era) as lobby:
-        with pytest.raises(MCPError, match=message):
-            await lobby.call_tool(tool, arguments)
+        assert message in await refused(lobby, tool, **arguments)
+
+
+async def test_an_unknown_tool_is_a_protocol_error(served: Served, era: str) -> None:
+    async with connected(served.lobby, era) as lobby:
+        with pytest.raises(MCPError, match="there is no tool 'fly'"):
+            await lobby.call_tool("fly", {})
+        handle = (await call(lobby, "start_episode", task="find-answer"))["episode"]
+        assert "no tool 'fly'" in await refused(lobby, "call_tool", episode=handle, name="fly")
+        await call(lobby, "close_episode", episode=handle)

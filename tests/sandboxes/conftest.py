@@ -18,10 +18,12 @@ from anyio.abc import Process
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND
 from decathlon_mcp.sandboxes.base import Limits, Provider, SandboxSpec
 from decathlon_mcp.sandboxes.bubblewrap.cgroups import Hierarchies
+from decathlon_mcp.sandboxes.bubblewrap.host_provider import HostProvider, why_unavailable
 from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
 from decathlon_mcp.sandboxes.conformance import ROOT, LastStep, ProviderUnderTest
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
+from decathlon_mcp.sandboxes.inventory import NAMESPACES_FOLDER
 from decathlon_mcp.sandboxes.local.process_table import sandboxes_with_processes
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.types import Network
@@ -77,6 +79,8 @@ async def open_bench(kind: str, request: pytest.FixtureRequest, folder: Path) ->
         bench = fake_bench(owner, folder)
     elif kind == "local":
         bench = local_bench(owner, folder)
+    elif kind == "namespaces":
+        bench = namespaces_bench(owner, folder)
     elif kind == "bubblewrap":
         bench = bubblewrap_bench(owner, folder, request.getfixturevalue("unpacked_image"))
     else:
@@ -128,18 +132,34 @@ def local_bench(owner: str, folder: Path) -> Bench:
     return bench_of(owner, folder, lambda: LocalProvider(owner, sandboxes), resources=resources)
 
 
-def bubblewrap_bench(owner: str, folder: Path, image: str) -> Bench:
-    sandboxes = folder / "sandboxes"
+def namespaces_bench(owner: str, folder: Path) -> Bench:
+    assert (reason := why_unavailable()) is None, reason
+    return bubblewrap_bench(owner, folder, None, HostProvider, NAMESPACES_FOLDER)
+
+
+def bubblewrap_bench(
+    owner: str,
+    folder: Path,
+    image: str | None,
+    provider: type[BubblewrapProvider] | type[HostProvider] = BubblewrapProvider,
+    name: str = "sandboxes",
+) -> Bench:
+    sandboxes = folder / name
     parents = set(Hierarchies.of_this_process().by_limit.values())
 
     async def resources() -> Collection[str]:
-        labels = [BubblewrapProvider.label(label) for label in (owner, former(owner))]
+        labels = [provider.label(label) for label in (owner, former(owner))]
         processes = [name for label in labels for name in sandboxes_with_processes(label)]
         groups = [str(path) for parent in parents for path in parent.glob(f"decathlon-{owner}-*")]
         return [*processes, *groups, *(path.name for path in sandboxes.glob("*"))]
 
     return bench_of(
-        owner, folder, lambda: BubblewrapProvider(owner, sandboxes), resources=resources, image=image
+        owner,
+        folder,
+        lambda: provider(owner, sandboxes),
+        resources=resources,
+        image=image,
+        name=name,
     )
 
 
@@ -158,6 +178,7 @@ def bench_of(
     owner: str,
     folder: Path,
     create: Callable[[], Provider],
+    name: str = "sandboxes",
     *,
     plugin: tuple[str, Sequence[str]] | None = None,
     **fields: Any,
@@ -166,7 +187,7 @@ def bench_of(
 
     async def leave_behind(specs: Sequence[SandboxSpec], last_step: LastStep) -> None:
         async with killed_server(
-            former(owner), folder, specs, last_step, wait_for="ready", plugin=plugin
+            former(owner), folder, specs, last_step, name=name, wait_for="ready", plugin=plugin
         ) as server:
             server.kill()
             await server.wait()
@@ -194,16 +215,17 @@ async def killed_server(
     specs: Sequence[SandboxSpec],
     last_step: LastStep = "none",
     *,
+    name: str = "sandboxes",
     wait_for: str,
     plugin: tuple[str, Sequence[str]] | None = None,
 ) -> AsyncGenerator[Process]:
-    """A separate process that opens sandboxes, in the folder that the bench's provider uses.
+    """A separate process that opens sandboxes, in the folder `name` that the bench's provider uses.
 
     `wait_for`: what it must have reported, "opening" or "ready".
     """
     arguments = {
         "owner": owner,
-        "folder": str(folder / "sandboxes"),
+        "folder": str(folder / name),
         "specs": [spec_arguments(spec) for spec in specs],
         "last_step": last_step,
         "plugin": plugin,

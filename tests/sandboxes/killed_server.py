@@ -14,10 +14,12 @@ from pathlib import Path, PurePosixPath
 import anyio
 
 from decathlon_mcp.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
+from decathlon_mcp.sandboxes.bubblewrap.host_provider import HostProvider
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import is_image_folder
 from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
 from decathlon_mcp.sandboxes.conformance import LastStep
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
+from decathlon_mcp.sandboxes.inventory import NAMESPACES_FOLDER
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.sandboxes.plugins import ProviderContext, create_from_plugin
 
@@ -43,10 +45,13 @@ async def main(
 
 
 def create_provider(owner: str, folder: str, image: str) -> Provider:
-    """The provider that such an image is for."""
+    """The provider that such an image, or else such a folder, is for."""
     if is_image_folder(image):
         return BubblewrapProvider(owner, Path(folder))
-    return DockerProvider(owner) if image else LocalProvider(owner, Path(folder))
+    if image:
+        return DockerProvider(owner)
+    kind = HostProvider if Path(folder).name == NAMESPACES_FOLDER else LocalProvider
+    return kind(owner, Path(folder))
 
 
 def report(state: str) -> None:

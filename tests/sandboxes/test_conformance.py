@@ -24,6 +24,8 @@ PROVIDERS: dict[str, tuple[Check, ...]] = {
     "fake": CHECKS,
     "local": ALL_CHECKS,
     "bubblewrap": ALL_CHECKS,
+    # The slow ones are about code that it shares with bubblewrap.
+    "namespaces": tuple(check for check in ALL_CHECKS if check not in SLOW),
     "docker": ALL_CHECKS,
 }
 NEEDS_AN_ENGINE = ("bubblewrap", "docker")

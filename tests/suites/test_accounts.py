@@ -56,6 +56,14 @@ def test_a_token_distinguishes_accounts_of_one_kind(checkout: Checkout) -> None:
     assert all(shared.values()), "no task runs twice at the same time"
 
 
+def test_mailboxes_are_shared_only_on_a_hosted_mail_server(checkout: Checkout) -> None:
+    checkout.server("emails")
+    checkout.task("mail", servers=("emails",))
+    assert keys(checkout.load()) == {"mail": set()}
+    checkout.write("suite.yaml", "services: {poste: {available: true}}\n")
+    assert len(keys(checkout.load())["mail"]) == 1
+
+
 def test_suite_yaml_overrides_accounts_and_slots(checkout: Checkout) -> None:
     checkout.server("github")
     checkout.server("wandb")

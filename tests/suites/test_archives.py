@@ -132,6 +132,18 @@ def test_missing_token_files_are_replaced_by_their_examples(populated: Checkout,
     assert content(tmp_path / "c.tar", "configs/token_key_session.py") == "own = 3"
 
 
+def test_a_file_that_replaces_one_of_the_image_is_added_if_the_checkout_has_it(
+    populated: Checkout, tmp_path: Path
+) -> None:
+    patched = "node_modules/@notionhq/notion-mcp-server/scripts/notion-openapi.json"
+    populated.load().common_archive(tmp_path / "without.tar")
+    with tarfile.open(tmp_path / "without.tar") as tar:
+        assert patched not in tar.getnames()
+    populated.write("configs/notion-mcp-patches/notion-openapi.json", "{}")
+    populated.load().common_archive(tmp_path / "with.tar")
+    assert content(tmp_path / "with.tar", patched) == "{}"
+
+
 def test_links_out_of_the_checkout_are_left_out_and_others_stay_links(
     populated: Checkout, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -63,6 +63,14 @@ def test_hosted_services_need_no_network(checkout: Checkout) -> None:
     assert not needs.network, "its ports are forwarded into the sandbox"
 
 
+def test_a_credential_that_a_task_can_do_without_is_not_needed(checkout: Checkout) -> None:
+    checkout.task("meeting-assign", local_tools=("claim_done", "web_search"))
+    checkout.task("find-paper", local_tools=("claim_done", "web_search"))
+    tasks = checkout.load().tasks
+    assert tasks["find-paper"].needs.credentials == ("token.serper_api_key",)
+    assert (tasks["meeting-assign"].needs.credentials, tasks["meeting-assign"].needs.network) == ((), False)
+
+
 def test_values_in_templates_that_are_not_filled_in_are_needed_credentials(checkout: Checkout) -> None:
     checkout.server(
         "github", "params: {command: g, env: {T: '${token.github_token}', R: '${token.github_read_only}'}}"
@@ -124,3 +132,11 @@ def test_cluster_tasks_are_graded_in_place(checkout: Checkout) -> None:
     checkout.task("imagenet")
     tasks = checkout.load().tasks
     assert (tasks["k8s-mysql"].in_place, tasks["imagenet"].in_place) == (True, False)
+
+
+def test_a_server_that_upstream_lists_without_having_it_is_left_out(checkout: Checkout) -> None:
+    checkout.server("excel")
+    checkout.task(servers=("excel", "web_search"))
+    assert checkout.load().tasks["find-paper"].needs.servers == ("excel",)
+    checkout.server("web_search")
+    assert checkout.load().tasks["find-paper"].needs.servers == ("excel", "web_search")

@@ -167,7 +167,11 @@ def test_folders_that_must_exist_when_a_server_starts(checkout: Checkout) -> Non
         ("name: bad\nparams:\n\tcommand: x\n", 3, "not YAML"),
         ("name: bad\ntype: pigeon\nparams: {command: x}\n", 2, "type: "),
         ("name: bad\nparams:\n  command: x\n  args:\n    - a\n    - [b]\n", 6, "params.args.1: "),
-        ("name: bad\nparams:\n  command: x\nclient_session_timeout_seconds: -1\n", 4, "greater than 0"),
+        (
+            "name: bad\nparams:\n  command: x\nclient_session_timeout_seconds: -1\n",
+            4,
+            "a number above 0 was expected",
+        ),
         ("name: bad\nparams: {}\n", 1, "needs params.command"),
         ("name: bad\ntype: sse\nparams: {}\n", 1, "needs params.url"),
         ("- name: bad\n", 1, "a mapping was expected"),

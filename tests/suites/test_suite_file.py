@@ -116,6 +116,21 @@ def test_a_suite_file_that_is_not_yaml_is_an_error(checkout: Checkout) -> None:
         checkout.load()
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, "- " * 100_000, "? " * 100_000, "{a: " * 100_000])
+def test_a_file_that_is_nested_too_deeply_is_an_error(checkout: Checkout, text: str) -> None:
+    checkout.task()
+    checkout.write("suite.yaml", text)
+    with pytest.raises(SuiteError, match=r"suite\.yaml, line 1: nested more than 100 levels deep"):
+        checkout.load()
+
+
+def test_json_that_is_nested_too_deeply_is_an_error_of_its_task(checkout: Checkout) -> None:
+    task = checkout.task("deep")
+    (task / "task_config.json").write_text("[" * 100_000)
+    (error,) = checkout.load().tasks["deep"].errors
+    assert error.message.endswith("task_config.json: not JSON that can be read: nested too deeply")
+
+
 def test_without_lists_tasks_are_split_by_a_hash(checkout: Checkout) -> None:
     for number in range(200):
         checkout.task(f"task-{number}")

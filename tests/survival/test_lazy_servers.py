@@ -60,7 +60,9 @@ def files_with_the_secret(state: Path) -> list[str]:
 
 async def test_next_server_starts_servers_by_name_and_has_no_secrets(tmp_path: Path) -> None:
     suite = suite_with_a_secret(tmp_path)
-    async with supervised_server(tmp_path / "state", suite=str(suite)) as server:
+    # Without isolation, so that this process sees the sandbox's files.
+    options = ("--isolation", "none")
+    async with supervised_server(tmp_path / "state", *options, suite=str(suite)) as server:
         async with Decathlon(server.url) as client:
             async with client.episode("find-answer") as episode:
                 await episode.call("probe__echo", {"text": "the lists are known now"})

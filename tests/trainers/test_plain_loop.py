@@ -21,7 +21,7 @@ PAGE = "docs/training.md"
 @pytest.fixture(scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
     state = tmp_path_factory.mktemp("state")
-    async with serving(state, suite=("starter",), provider="local") as served:
+    async with serving(state, suite=("starter",), provider="local", isolation="auto") as served:
         yield served
 
 
@@ -38,7 +38,8 @@ async def test_the_readmes_loop_plays_any_task_with_any_endpoint(served: Served,
 
 
 @pytest.mark.parametrize(
-    ("heading", "last_line"), [("In lockstep", "[1.0, 1.0]"), ("Without an event loop", "[1.0, 1.0]")]
+    ("heading", "last_line"),
+    [("Groups and pass@k", "1.0"), ("In lockstep", "[1.0, 1.0]"), ("Without an event loop", "[1.0, 1.0]")],
 )
 async def test_programs_of_the_page_print_the_expected_rewards(
     heading: str, last_line: str, served: Served, tmp_path: Path

@@ -9,6 +9,7 @@ The model is a fake that plays the tasks' oracles (`oracles.py`).
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import AsyncGenerator, Iterator
@@ -32,7 +33,9 @@ PROGRAMS = Path(__file__).parent / "programs"
 @pytest.fixture(scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
     state = tmp_path_factory.mktemp("state")
-    async with serving(state, suite=("starter",), provider="local", max_opening=2) as served:
+    async with serving(
+        state, suite=("starter",), provider="local", isolation="auto", max_opening=2
+    ) as served:
         yield served
 
 
@@ -90,6 +93,45 @@ async def test_verifiers_programs_get_the_expected_rewards(
         [str(programs / "python"), str(program), served.url, model["OPENAI_BASE_URL"]]
     )
     assert result.stdout.decode().splitlines() == ["truncated 0.0", "no task, no reward"]
+    assert served.episodes.live == []
+
+
+async def test_verifiers_other_harnesses_play_at_the_episodes_address(
+    served: Served, model: dict[str, str], folder: Path
+) -> None:
+    programs = await install(folder, f"{REPOSITORY}[verifiers]", "uv")
+    path = {**model, "PATH": f"{programs}:/usr/bin:/bin"}
+    command = block("docs/trainers/verifiers.md", "Other harnesses", "sh")
+    await run(command, ["bash"], url=served.url, folder=folder, environment=path)
+    (traces,) = (folder / "outputs").rglob("traces.jsonl")
+    text = traces.read_text("utf-8")
+    assert text.count('"score":1.0') == 2
+    assert "toolathlon_claim_done" in text
+    assert "toolathlon_evaluate" not in text
+    assert served.episodes.live == []
+    result = await anyio.run_process(
+        [str(programs / "python"), str(PROGRAMS / "verifiers_harness.py"), served.url],
+        env={**os.environ, **path},
+    )
+    assert result.stdout.decode().splitlines() == ["no MCP, no rollout", "no harness, no reward"]
+    assert served.episodes.live == []
+
+
+async def test_the_hubs_package_is_complete_and_found_by_verifiers(
+    served: Served, model: dict[str, str], folder: Path
+) -> None:
+    # The hub gets a wheel and an archive, as the hub's own client makes them from the folder.
+    tools = await install(folder / "hub", "prime", "uv")
+    result = await anyio.run_process(
+        [str(tools / "python"), str(PROGRAMS / "hub_archive.py"), str(folder / "source")]
+    )
+    assert result.stdout.decode().splitlines() == ["tool-decathlon 0.1.0 VERIFIERS_V1"]
+    programs = await install(folder, str(folder / "source"))
+    path = {**model, "PATH": f"{programs}:/usr/bin:/bin"}
+    command = block("docs/trainers/verifiers.md", "From the command line", "sh")
+    await run(command, ["bash"], url=served.url, folder=folder, environment=path)
+    (traces,) = (folder / "outputs").rglob("traces.jsonl")
+    assert traces.read_text("utf-8").count('"score":1.0') == 2
     assert served.episodes.live == []
 
 

@@ -3,14 +3,13 @@
     inspect eval decathlon_client/tool_decathlon -T url=http://127.0.0.1:8765 --model openai/gpt-5
 
 An attempt without a verdict is an error of its sample (see `--fail-on-error`), never a score. Inspect-ai's
-limits on messages and tokens truncate the attempt, which is then graded as it is; its time limit cancels it.
+limits on messages and tokens truncate the attempt (see `Episode.truncate`); its time limit cancels it.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
 from inspect_ai import Task, task
@@ -21,7 +20,7 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.tool import ContentImage, ContentText, ToolDef, ToolError, ToolParams
 from inspect_ai.util import LimitExceededError
 
-from decathlon_client import sync
+from decathlon_client import sync, values
 from decathlon_client.decathlon import Decathlon
 from decathlon_client.episode import Episode
 from decathlon_client.values import Reply, Tool
@@ -42,11 +41,11 @@ def tool_decathlon(
 ) -> Task:
     """The tasks of a split (default: all), or those whose ids are in `tasks`."""
     task_ids = [tasks] if isinstance(tasks, str) else tasks
-    launch_time = datetime.now().astimezone().isoformat(timespec="seconds")
     with sync.Decathlon(url, os.environ.get(TOKEN)) as d:
         runnable = [task for task in d.tasks(split=split) if task.runnable]
+    launch_time = next((task.launch_time for task in runnable), None)
     samples = [
-        Sample(id=task.id, input=task.prompt or "", metadata={"splits": list(task.splits)})
+        Sample(id=task.id, input=_input(task), metadata={"splits": list(task.splits)})
         for task in runnable
         if task_ids is None or task.id in task_ids
     ]
@@ -56,6 +55,11 @@ def tool_decathlon(
         scorer=verdict(),
         message_limit=message_limit,
     )
+
+
+def _input(task: values.Task) -> str:
+    # The solver replaces it by the episode's prompt, which is the same unless this one is provisional.
+    return task.id if task.prompt is None or task.prompt_is_provisional else task.prompt
 
 
 @solver

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -65,7 +64,6 @@ def environments(
     atexit.register(stack.close)
     d = stack.enter_context(Decathlon(url, token))
     opener = stack.enter_context(ThreadPoolExecutor(concurrency, "tool-decathlon"))
-    launch_time = datetime.now().astimezone().isoformat(timespec="seconds")
     selected = [
         task for task in d.tasks(split=split) if task.runnable and (tasks is None or task.id in tasks)
     ]
@@ -76,7 +74,7 @@ def environments(
         if servers not in classes:
             with d.opened(task) as episode:
                 classes[servers] = _environment_class(episode.tools)
-        factories[task.id] = partial(classes[servers], d, opener, max_calls)
+        factories[task.id] = partial(classes[servers], d, opener, max_calls, task.prompt_is_provisional)
 
     def reward(environments: Sequence[ToolDecathlonEnvironment], **row: Any) -> list[float | None]:
         return list(opener.map(ToolDecathlonEnvironment._reward, environments))
@@ -85,8 +83,8 @@ def environments(
         {
             "environment": task.id,
             "task": task.id,
-            "launch_time": launch_time,
-            "prompt": [{"role": "user", "content": task.prompt}],
+            "launch_time": task.launch_time,
+            "prompt": [{"role": "user", "content": "" if task.prompt_is_provisional else task.prompt}],
         }
         for task in selected
     ]
@@ -96,16 +94,25 @@ def environments(
 class ToolDecathlonEnvironment:
     """Plays one episode after another. Its public methods are the tools."""
 
-    def __init__(self, decathlon: Decathlon, opener: ThreadPoolExecutor, max_calls: int | None) -> None:
+    def __init__(
+        self,
+        decathlon: Decathlon,
+        opener: ThreadPoolExecutor,
+        max_calls: int | None,
+        returns_prompt: bool = False,
+    ) -> None:
         self._decathlon, self._opener = decathlon, opener
         self._max_calls = max_calls
+        self._returns_prompt = returns_prompt
         self._stack = ExitStack()
         self._opening: Future[Episode] | None = None
 
-    def reset(self, *, task: str, launch_time: str | None = None, **row: Any) -> None:
+    def reset(self, *, task: str, launch_time: str | None = None, **row: Any) -> str | None:
         self._close()
         self._stack = ExitStack()
         self._opening = self._opener.submit(self._open, self._stack, task, launch_time)
+        # TRL adds it to the row's message. Waits for the sandbox, so only where the row has no prompt.
+        return self._episode().prompt if self._returns_prompt else None
 
     def _reward(self) -> float | None:
         try:

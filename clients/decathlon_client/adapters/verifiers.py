@@ -1,16 +1,19 @@
 """verifiers 0.4 and later (`verifiers.v1`): `ToolDecathlonEnv`.
 
-The task's `setup` hook opens the episode, the harness makes the tool calls, `finalize` grades the attempt,
-the rewards are read from the verdict, and the harness's `cleanup` closes the episode. The model's loop runs
-in this process and is recorded by verifiers' interception. Without a verdict the rollout fails: verifiers
+The task's `setup` hook opens the episode, the harness makes the tool calls, `finalize` grades the attempt and
+closes the episode, and the rewards are read from the verdict. Without a verdict the rollout fails: verifiers
 records an error and no reward.
+
+The default harness runs the model's loop in this process, recorded by verifiers' interception. Every other
+harness that supports MCP gets the episode's address for its agent as a tool server (`Task.toolsets`), where
+`evaluate` does not exist; verifiers refuses a harness without MCP.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from contextvars import ContextVar
 from typing import Any
 
 import verifiers.v1 as vf
@@ -22,6 +25,22 @@ from decathlon_client.managed import ManagedEpisode
 
 ID = "tool-decathlon"
 """The id by which verifiers finds the package `tool_decathlon`."""
+
+
+SERVER_NAME = "toolathlon"
+"""Name of the tool server for other harnesses; most of them begin the names of its tools with it."""
+UNOPENED = "http://episode.invalid/mcp"
+"""The address before there is an episode: verifiers looks at a task's tool servers before it sets it up."""
+
+# verifiers calls `Task.toolsets` with the task's configuration only, and rollouts of a group share the task.
+# `setup` and `toolsets` of a rollout run one after the other in one asyncio task: they share a context.
+_agent_address: ContextVar[str] = ContextVar("agent_address", default=UNOPENED)
+
+
+class EpisodeToolset(vf.Toolset[vf.ToolsetConfig]):
+    """The tools of an episode, at the address that its configuration has as `url`."""
+
+    TOOL_PREFIX = SERVER_NAME
 
 
 class ToolDecathlonTaskConfig(vf.TaskConfig):
@@ -51,13 +70,12 @@ class ToolDecathlonConfig(vf.TasksetConfig):
 class ToolDecathlonData(vf.TaskData):
     """`launch_time` and the prompt are the same for all rollouts of a group."""
 
-    launch_time: str
+    launch_time: str | None
 
 
 class ToolDecathlonState(vf.State):
-    """`verdict` is set after grading. `agent_address` is for harnesses other than this module's."""
+    """`verdict` is set after grading."""
 
-    agent_address: str = ""
     verdict: dict[str, Any] | None = None
     _managed: ManagedEpisode | None = PrivateAttr(None)
 
@@ -90,7 +108,15 @@ class ToolDecathlonTask(vf.Task[ToolDecathlonData, ToolDecathlonState, ToolDecat
             },
         )
         trace.state._managed = managed
-        trace.state.agent_address = managed.episode.agent_address or ""
+        _agent_address.set(managed.episode.agent_address or UNOPENED)
+        if managed.episode.prompt != self.data.prompt:
+            # Other harnesses show this to the model; the default one shows the episode's prompt anyway.
+            trace.task.data = self.data.model_copy(update={"prompt": managed.episode.prompt})
+
+    @classmethod
+    def toolsets(cls, config: ToolDecathlonTaskConfig) -> list[vf.Toolset]:
+        own = EpisodeToolset(vf.ToolsetConfig(url=_agent_address.get()))
+        return [*super().toolsets(config), own]
 
     async def finalize(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
         episode = trace.state.managed.episode
@@ -111,19 +137,25 @@ class ToolDecathlonTask(vf.Task[ToolDecathlonData, ToolDecathlonState, ToolDecat
         if not self.config.rubric:
             trace.record_reward("reward", verdict["reward"])
         for name, weight in self.config.rubric.items():
-            trace.record_reward(name, verdict["metrics"][name], weight)
+            # A forfeited attempt has not all metrics, and must count in its group's mean.
+            value = 0.0 if verdict["status"] == "forfeited" else verdict["metrics"][name]
+            trace.record_reward(name, value, weight)
 
 
 class ToolDecathlonTaskset(vf.Taskset[ToolDecathlonTask, ToolDecathlonConfig]):
     """The server's tasks. Listing them opens no sandbox."""
 
     def load(self) -> Iterable[ToolDecathlonTask]:
-        config, now = self.config, datetime.now().astimezone().isoformat(timespec="seconds")
+        config = self.config
         with sync.Decathlon(config.task.url, os.environ.get(config.task.token_var)) as d:
             runnable = [task for task in d.tasks(split=config.split) if task.runnable]
         for task in runnable:
             if config.tasks is None or task.id in config.tasks:
-                data = ToolDecathlonData(id=task.id, name=task.id, prompt=task.prompt, launch_time=now)
+                # The harness shows the episode's prompt, which is the same unless this one is provisional.
+                prompt = task.id if task.prompt_is_provisional else task.prompt
+                data = ToolDecathlonData(
+                    id=task.id, name=task.id, prompt=prompt, launch_time=task.launch_time
+                )
                 yield ToolDecathlonTask(data, config.task)
 
 
@@ -134,7 +166,7 @@ class ToolDecathlonHarnessConfig(vf.HarnessConfig):
 class ToolDecathlonHarness(vf.Harness[ToolDecathlonHarnessConfig]):
     """Lets the model call tools until it claims the task or calls none."""
 
-    SUPPORTS_MCP = False
+    SUPPORTS_MCP = True  # of its task it uses the episode itself, not its address
     EXECUTES_CODE = False
     NEEDS_CONTAINER = False
     APPENDS_SYSTEM_PROMPT = True
@@ -192,7 +224,13 @@ class ToolDecathlonEnv(vf.Env[ToolDecathlonEnvConfig]):
     """Runs each task in a sandbox of a decathlon-mcp server; the reward is its verdict's."""
 
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
-        await agents.agent.run(task)
+        traces: list[vf.Trace] = []
+        try:
+            await agents.agent.run(task, on_trace=traces.append)
+        finally:
+            # A rollout that failed is not finalized, and only the default harness closes its episode then.
+            for trace in traces:
+                await trace.state.close()
 
 
 def load_environment(
@@ -203,13 +241,17 @@ def load_environment(
     url: str = "http://127.0.0.1:8765",
     tasks: Iterable[str] | None = None,
     max_calls: int | None = None,
+    harness: str = ID,
 ) -> ToolDecathlonEnv:
     """The environment for the tasks of a split (default: all), or for those whose ids are in `tasks`.
 
     `rubric` has weights of the verdict's metrics, each recorded as a reward; without it the reward is the
-    verdict's. A rollout past `max_turns` is truncated and graded as it is.
+    verdict's. A rollout past `max_turns` is truncated: see `Episode.truncate`. `harness` is the id of a
+    harness that supports MCP.
     """
     task = ToolDecathlonTaskConfig(url=url, max_calls=max_calls, rubric=dict(rubric or {}))
     taskset = ToolDecathlonConfig(split=split, tasks=None if tasks is None else list(tasks), task=task)
-    agent = vf.AgentConfig(runtime=vf.SubprocessConfig(), max_turns=max_turns)
+    agent = vf.AgentConfig.model_validate(
+        {"runtime": vf.SubprocessConfig(), "max_turns": max_turns, "harness": {"id": harness}}
+    )
     return ToolDecathlonEnv(ToolDecathlonEnvConfig(taskset=taskset, agent=agent))

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Self
 
 from decathlon_mcp.errors import ImageError
+from decathlon_mcp.sandboxes.bubblewrap.mounts import SandboxUser
 from decathlon_mcp.types import JsonObject, as_object
 
 CONFIG_FILE = "image.json"
@@ -33,15 +34,6 @@ _CONFIG_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class ImageUser:
-    """The user that processes run as, inside: the image's USER. `home` is absolute."""
-
-    user: int = 0
-    group: int = 0
-    home: PurePosixPath = field(default=PurePosixPath("/root"))
-
-
-@dataclass(frozen=True, slots=True)
 class ImageFolder:
     """A root file system and what is known about it.
 
@@ -53,7 +45,7 @@ class ImageFolder:
     root: Path
     owner: tuple[int, int]
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    user: ImageUser = ImageUser()
+    user: SandboxUser = field(default_factory=SandboxUser)
     digest: str | None = None
 
     @classmethod
@@ -136,7 +128,7 @@ def _read_config(file: Path) -> JsonObject:
     return config
 
 
-def _image_user(root: Path, text: str) -> ImageUser:
+def _image_user(root: Path, text: str) -> SandboxUser:
     """What an image's USER means: a name or an id, optionally with a group. Unknown names are root."""
     name, _, group_name = text.partition(":")
     row = _find(_rows(root / "etc" / "passwd"), name or "0", columns=7)
@@ -148,7 +140,7 @@ def _image_user(root: Path, text: str) -> ImageUser:
     default = PurePosixPath("/root" if user == 0 else "/home/user")
     home = PurePosixPath(row[5]) if row else default
     usable = home.is_absolute() and ".." not in home.parts and len(home.parts) > 1
-    return ImageUser(user, group, home if usable else default)
+    return SandboxUser(user, group, home if usable else default)
 
 
 def _find(rows: Sequence[Sequence[str]], name_or_id: str, *, columns: int) -> Sequence[str] | None:

@@ -18,7 +18,8 @@ from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.sandboxes.base import OUT_OF_MEMORY, SandboxSpec
 from decathlon_mcp.sandboxes.bubblewrap.cgroups import Group, Hierarchies
 from decathlon_mcp.sandboxes.bubblewrap.command import SandboxFiles, bubblewrap_command
-from decathlon_mcp.sandboxes.bubblewrap.image_folder import ImageFolder
+from decathlon_mcp.sandboxes.bubblewrap.image_folder import SANDBOX_USER
+from decathlon_mcp.sandboxes.bubblewrap.mounts import RootFiles, file_with
 from decathlon_mcp.sandboxes.bubblewrap.seccomp import compile_filter
 from decathlon_mcp.sandboxes.local.first_process import FirstProcess, Launch
 from decathlon_mcp.sandboxes.local.process_table import MARKER_VARIABLE, ProcessId
@@ -31,7 +32,6 @@ STATUS_FILE = "status"
 """In a sandbox's folder: what bubblewrap writes about the first process."""
 _KILLED_EXIT_CODE = 137
 _CAP_SYS_RESOURCE = 1 << 24
-HOSTS = b"127.0.0.1\tlocalhost\n::1\tlocalhost\n"
 _STATUS_BYTES = 4096
 # Joins the control groups whose files come before `--`, then executes the rest.
 _JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done; shift; exec "$@"'
@@ -39,10 +39,29 @@ _JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done; shift;
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What all sandboxes of a provider need of this machine. `program` is the path of bwrap."""
+    """What all sandboxes of a provider need of this machine.
+
+    `program` is the path of bwrap. `launcher` is a command line that executes the rest of it.
+    """
 
     program: str
     hierarchies: Hierarchies
+    launcher: tuple[str, ...] = ()
+
+
+def user_of(root: RootFiles) -> tuple[int, int] | None:
+    """The user and group that sandboxes run as on this machine; None for the server's own."""
+    if os.geteuid() != 0:
+        return None
+    user, group = root.owner
+    return (user, group) if user else (SANDBOX_USER, SANDBOX_USER)
+
+
+def as_user(user: tuple[int, int] | None) -> list[str]:
+    """A command line that executes the rest of it as this user and group."""
+    if user is None:
+        return []
+    return ["setpriv", f"--reuid={user[0]}", f"--regid={user[1]}", "--clear-groups"]
 
 
 @contextmanager
@@ -70,14 +89,6 @@ def can_limit_processes() -> bool:
     return version >= (5, 14) and (os.geteuid() != 0 or bool(capabilities & _CAP_SYS_RESOURCE))
 
 
-def _file_with(content: bytes) -> int:
-    """A descriptor of a file without a name, to be read from its beginning."""
-    descriptor = os.memfd_create("decathlon", os.MFD_CLOEXEC)
-    os.write(descriptor, content)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor
-
-
 class BubblewrapResources(ProcessResources):
     """The process that is started is bubblewrap's, which waits for the first process, its child.
 
@@ -101,19 +112,16 @@ class BubblewrapResources(ProcessResources):
         """bubblewrap's process outside; None if another server has started it."""
         return None if self.process is None or self.process.id == self._leader else self.process.id
 
-    def start(self, spec: SandboxSpec, image: ImageFolder, host: Host, user: tuple[int, int] | None) -> None:
+    def start(self, spec: SandboxSpec, root: RootFiles, host: Host) -> None:
         """Start bubblewrap, and call `mark_set_up` when `set_up` can be read.
-
-        `user`: user and group on this machine, if they are not the server's own.
 
         Raises ProviderUnavailableError.
         """
         with ExitStack() as stack:
             files = self._open_files(spec, stack)
             self._create_group(spec, host.hierarchies)
-            command, descriptors = bubblewrap_command(host.program, spec, image, files, stack)
-            if user is not None:
-                command = ["setpriv", f"--reuid={user[0]}", f"--regid={user[1]}", "--clear-groups", *command]
+            command, descriptors = bubblewrap_command(host.program, spec, root, files, stack)
+            command = [*host.launcher, *as_user(user_of(root)), *command]
             if self.group.folders:
                 joined = (str(file) for file in self.group.process_files)
                 command = ["/bin/sh", "-c", _JOIN, "sh", *joined, "--", *command]
@@ -122,7 +130,7 @@ class BubblewrapResources(ProcessResources):
                 cwd=Path("/"),
                 environment={"PATH": os.environ.get("PATH", os.defpath), MARKER_VARIABLE: self.marker},
                 survives=spec.survives,
-                descriptors=(files.status, files.block, files.seccomp, files.hosts, *descriptors),
+                descriptors=(*files.descriptors, *descriptors),
             )
             try:
                 self.process = FirstProcess.start(launch, self.folder)
@@ -144,9 +152,8 @@ class BubblewrapResources(ProcessResources):
             status=status,
             block=block.fileno(),
             seccomp=stack.enter_context(
-                closing_descriptor(_file_with(compile_filter(fixed_addresses=spec.dense)))
+                closing_descriptor(file_with(compile_filter(fixed_addresses=spec.dense)))
             ),
-            hosts=stack.enter_context(closing_descriptor(_file_with(HOSTS))),
         )
 
     def _create_group(self, spec: SandboxSpec, hierarchies: Hierarchies) -> None:

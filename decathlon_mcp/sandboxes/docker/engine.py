@@ -257,12 +257,13 @@ class Engine:
     async def _connect(self) -> Api:
         with anyio.move_on_after(CONNECT_SECONDS):
             try:
-                return await to_thread.run_sync(self._new_api, limiter=self._threads, abandon_on_cancel=True)
+                return await to_thread.run_sync(self.new_api, limiter=self._threads, abandon_on_cancel=True)
             except (DockerException, OSError, ValueError) as error:
                 raise self._unavailable(error) from error
         raise self._unavailable(TimeoutError(f"no answer within {CONNECT_SECONDS:g} s"))
 
-    def _new_api(self) -> Api:
+    def new_api(self) -> Api:
+        """A connection of its own, made in this thread. Raises what `docker` raises, OSError, ValueError."""
         options = cast(
             "dict[str, Any]", kwargs_from_env(environment={**os.environ, "DOCKER_HOST": self.address})
         )

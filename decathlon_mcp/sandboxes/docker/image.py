@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from docker.errors import APIError, ImageNotFound
+from docker.errors import APIError, DockerException, ImageNotFound
+from requests.exceptions import RequestException
 
 from decathlon_mcp.archives.reading import BrokenArchiveError, first_file
-from decathlon_mcp.errors import ImageError
-from decathlon_mcp.sandboxes.docker.engine import Api, engine_message, get_archive, regular_file
+from decathlon_mcp.errors import DecathlonError, ImageError
+from decathlon_mcp.sandboxes.docker.engine import Api, Engine, engine_message, get_archive, regular_file
 from decathlon_mcp.types import as_object
 
 STARTER_IMAGE = "decathlon-test:latest"
@@ -56,6 +57,23 @@ def find_image(api: Api, name: str) -> Image:
             known.clear()
         found = known[name] = (time.monotonic(), image)
     return found[1]
+
+
+def images_on_engine(names: Iterable[str]) -> frozenset[str]:
+    """Those of the images that the engine has; none if no engine answers. Blocks, for some 2 s at most."""
+    try:
+        with closing(Engine().new_api()) as api:
+            return frozenset(name for name in names if _is_there(api, name))
+    except (DecathlonError, DockerException, RequestException, OSError, ValueError):
+        return frozenset()
+
+
+def _is_there(api: Api, name: str) -> bool:
+    try:
+        _inspect(api, name)
+    except ImageError:
+        return False
+    return True
 
 
 def forget_image(api: Api, name: str) -> None:

@@ -187,7 +187,10 @@ def _read_environment(process: Process) -> bytes | None:
     pid = process.id.pid
     if process.state in _ENDED_STATES:
         # Its main thread has exited, and only the other threads still have its memory.
-        return b"".join(_read(file) for file in Path(f"/proc/{pid}/task").glob("*/environ"))
+        try:
+            return b"".join(_read(file) for file in Path(f"/proc/{pid}/task").glob("*/environ"))
+        except OSError:  # it has been reaped meanwhile
+            return b""
     folder = Path(f"/proc/{pid}")
     try:
         if environment := (folder / "environ").read_bytes():

@@ -30,6 +30,7 @@ from decathlon_mcp.sandboxes.local.resources import ProcessResources, write_lead
 from decathlon_mcp.sandboxes.local.sandbox import LocalSandbox
 from decathlon_mcp.telemetry.logs import fields
 
+LOCAL = "local"
 FREE_BYTES = 1 << 30
 
 _log = logging.getLogger(__name__)
@@ -44,20 +45,26 @@ class LocalResources(ProcessResources):
 class LocalProvider(ProcessProvider[LocalResources, LocalSandbox]):
     """Opens sandboxes as folders `<folder>/<name>/root`, each with a first process."""
 
-    name = "local"
+    name = LOCAL
     isolation: Isolation = "none"
     unlimited: tuple[LimitName, ...] = ()  # `isolation` says it
 
-    def __init__(self, owner: str, folder: Path, *, at_once: int = 4) -> None:
+    def __init__(self, owner: str, folder: Path, *, why: str | None = None, at_once: int = 4) -> None:
+        """`why`: the reason that there is no isolation, for the log."""
         super().__init__(owner, folder, at_once=at_once)
+        self._why = why
         self._environment = LocalEnvironment()
 
     async def __aenter__(self) -> Self:
         _log.warning(
             "The local provider isolates nothing: what runs in a sandbox can do whatever this user can",
-            extra=fields(folder=str(self._folder)),
+            extra=fields(folder=str(self._folder), why=self._why or "--isolation none"),
         )
         return await super().__aenter__()
+
+    @property
+    def _reason(self) -> str:
+        return f" ({self._why})" if self._why else ""
 
     def root(self, spec: SandboxSpec) -> PurePosixPath:
         return PurePosixPath(self._folder / spec.name / "root")
@@ -98,10 +105,8 @@ class LocalProvider(ProcessProvider[LocalResources, LocalSandbox]):
 
     def _check(self) -> list[Finding]:
         python = shutil.which("python3", path=str(Path(sys.executable).parent))
-        existing = next(path for path in (self._folder, *self._folder.parents) if path.exists())
-        free = shutil.disk_usage(existing).free
         return [
-            finding("isolation", True, "none: sandboxes are processes of this user"),
+            finding("isolation", True, f"none: sandboxes are processes of this user{self._reason}"),
             finding(
                 "/proc",
                 Path("/proc/self/environ").exists(),
@@ -114,13 +119,22 @@ class LocalProvider(ProcessProvider[LocalResources, LocalSandbox]):
                 f"{python or 'none'} (Python {platform.python_version()})",
                 f"there is no python3 next to {sys.executable}: run the server in a virtual environment",
             ),
-            finding(
-                "folder",
-                os.access(existing, os.W_OK) and free >= FREE_BYTES,
-                f"{self._folder}, {free >> 20} MiB free",
-                "choose a writable folder with 1 GiB free (--state)",
-            ),
+            *check_folder(self._folder),
         ]
+
+
+def check_folder(folder: Path) -> list[Finding]:
+    """Whether the folder of the sandboxes can be used."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    return [
+        finding(
+            "folder",
+            existing.is_dir() and os.access(existing, os.W_OK) and free >= FREE_BYTES,
+            f"{folder}, {free >> 20} MiB free",
+            "choose a writable folder with 1 GiB free (--state)",
+        )
+    ]
 
 
 def _environment(folder: Path, marker: str) -> Mapping[str, str]:

@@ -11,7 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from decathlon_mcp.errors import ImageError, ProviderUnavailableError, SandboxLostError, SettingsError
+from decathlon_mcp.errors import (
+    DecathlonError,
+    ImageError,
+    ProviderUnavailableError,
+    SandboxLostError,
+    SettingsError,
+)
 from decathlon_mcp.sandboxes.base import OUT_OF_MEMORY
 
 ENDED = frozenset({"ERROR", "TERMINATED", "TIMEOUT", "STOPPED"})
@@ -132,8 +138,10 @@ class Sdk:
                 f"Prime refused the key ({_text(error)}); set PRIME_API_KEY",
                 cure="set PRIME_API_KEY to a key that may create sandboxes",
             ) from error
-        except (package.APIError, RuntimeError) as error:
-            # Also the SDK's time-outs, which are RuntimeErrors.
+        except DecathlonError:
+            raise
+        except Exception as error:
+            # Its time-outs are RuntimeErrors, and an answer that it cannot read is a ValueError.
             if not opening and "HTTP 404" in str(error):
                 raise SandboxLostError(f"the sandbox is gone: {_text(error)}") from error
             raise ProviderUnavailableError(f"Prime does not answer as expected: {_text(error)}") from error

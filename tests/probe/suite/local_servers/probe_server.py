@@ -35,8 +35,11 @@ TOOLS = [
     tool("big", "Return a text with this number of characters.", characters=NUMBER),
     tool("garbage", "Write a line that is not JSON before the result."),
     tool("die", "End the server without a reply."),
+    tool("learn", "Add the tool `learned` to this server's list.", text=TEXT),
     {"name": "bare", "description": "A tool with an empty schema.", "inputSchema": {}},
 ]
+
+LEARNED = tool("learned", "A tool that was not listed at first.")
 
 lock = threading.Lock()
 cancelled = {}
@@ -88,6 +91,13 @@ def talk():
     for level in ("debug", "info", "warning", "error"):
         notify("notifications/message", level=level, logger="probe", data={"level": level})
     return text("talked")
+
+
+def learn():
+    if LEARNED not in TOOLS:
+        TOOLS.append(LEARNED)
+    notify("notifications/tools/list_changed")
+    return text("learned it")
 
 
 def shell(command):
@@ -148,6 +158,10 @@ def call(name, arguments, meta, stop):
             os.kill(os.getpid(), signal.SIGKILL)
         case "bare":
             return text("bare")
+        case "learn":
+            return learn()
+        case "learned":
+            return text("called")
     raise LookupError(name)
 
 

@@ -12,7 +12,8 @@ for name in ("res_log_file", "agent_workspace", "groundtruth_workspace", "launch
     parser.add_argument(f"--{name}")
 arguments = parser.parse_args()
 
-tls_context = ssl.create_default_context(cafile="configs/authority.pem")
+authority = Path("configs/authority.pem")
+tls_context = ssl.create_default_context(cafile=authority if authority.exists() else None)
 truth = Path(arguments.groundtruth_workspace)
 paper_id = (truth / "identity.txt").read_text().strip()
 with urlopen(f"https://export.arxiv.org/api/query?id_list={paper_id}", context=tls_context) as response:

@@ -1,0 +1,170 @@
+"""What a batch achieved, task by task: mean and spread of the rewards, and pass@k."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from decathlon_client.values import Verdict
+
+if TYPE_CHECKING:
+    from decathlon_client.batch import Result
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSummary:
+    """The episodes of one task that have ended.
+
+    `scored` of the `episodes` have a reward; `successes` of those succeeded. `mean` and `spread` (the
+    sample's standard deviation) are those of the rewards; None if there are too few. An episode without a
+    reward is part of neither.
+    """
+
+    task: str
+    episodes: int
+    scored: int
+    successes: int
+    mean: float | None
+    spread: float | None
+
+    def pass_at(self, k: int) -> float | None:
+        """The probability that at least one of `k` attempts succeeds; None with fewer than `k` rewards.
+
+        The unbiased estimate `1 - C(n-c, k) / C(n, k)` from `c` successes in `n` scored episodes. Raises
+        ValueError for a `k` below 1.
+        """
+        if k < 1:
+            raise ValueError(f"k must be at least 1, not {k}")
+        if self.scored < k:
+            return None
+        return 1 - math.comb(self.scored - self.successes, k) / math.comb(self.scored, k)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The `tasks` of a batch, in the order in which their first episodes ended. `print(summary)` is a table.
+
+    In the sums over tasks each task counts the same, however many episodes it has.
+    """
+
+    tasks: tuple[TaskSummary, ...]
+
+    @classmethod
+    def of(cls, results: Iterable[Result[Any]]) -> Summary:
+        """Summarize results, for example those of several batches."""
+        counts = SummaryCounts()
+        for result in results:
+            counts.add(result.task, result.verdict)
+        return counts.summary()
+
+    @property
+    def mean(self) -> float | None:
+        """The mean of the tasks' means; None without a reward."""
+        return _mean(task.mean for task in self.tasks)
+
+    @property
+    def spread(self) -> float | None:
+        """The standard deviation of the tasks' means; None below two tasks with a reward."""
+        moments = _Moments()
+        for task in self.tasks:
+            if task.mean is not None:
+                moments.add(task.mean)
+        return moments.deviation
+
+    def pass_at(self, k: int) -> float | None:
+        """The mean of the tasks' pass@k, over the tasks with at least `k` rewards; None if there are none."""
+        return _mean(task.pass_at(k) for task in self.tasks)
+
+    def __str__(self) -> str:
+        most = max((task.scored for task in self.tasks), default=0)
+        ks = [2**power for power in range(most.bit_length())]
+        head = ["task", "episodes", "scored", "mean", "spread", *(f"pass@{k}" for k in ks)]
+        rows = [
+            [task.task, str(task.episodes), str(task.scored), *_cells(task, ks)]
+            for task in sorted(self.tasks, key=lambda task: task.task)
+        ]
+        episodes = sum(task.episodes for task in self.tasks)
+        scored = sum(task.scored for task in self.tasks)
+        rows.append([f"{len(self.tasks)} tasks", str(episodes), str(scored), *_cells(self, ks)])
+        widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+        return "\n".join(_line(row, widths) for row in (head, *rows))
+
+
+class SummaryCounts:
+    """Counts results as they arrive. Its size depends on the number of tasks and not on that of episodes."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, _TaskCounts] = {}
+
+    def add(self, task: str, verdict: Verdict | None) -> None:
+        counts = self._tasks.get(task)
+        if counts is None:
+            counts = self._tasks[task] = _TaskCounts()
+        counts.episodes += 1
+        if verdict is not None:
+            counts.successes += verdict.success
+            counts.rewards.add(verdict.reward)
+
+    def summary(self) -> Summary:
+        # Copied first: the synchronous client reads it in another thread than the batch's.
+        return Summary(tuple(counts.summary(task) for task, counts in list(self._tasks.items())))
+
+
+class _Moments:
+    """Mean and standard deviation of values that arrive one by one (Welford's algorithm)."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._mean = 0.0
+        self._squares = 0.0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        difference = value - self._mean
+        self._mean += difference / self.count
+        self._squares += difference * (value - self._mean)
+
+    @property
+    def mean(self) -> float | None:
+        return self._mean if self.count else None
+
+    @property
+    def deviation(self) -> float | None:
+        return math.sqrt(self._squares / (self.count - 1)) if self.count > 1 else None
+
+
+class _TaskCounts:
+    def __init__(self) -> None:
+        self.episodes = 0
+        self.successes = 0
+        self.rewards = _Moments()
+
+    def summary(self, task: str) -> TaskSummary:
+        return TaskSummary(
+            task=task,
+            episodes=self.episodes,
+            scored=self.rewards.count,
+            successes=self.successes,
+            mean=self.rewards.mean,
+            spread=self.rewards.deviation,
+        )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return math.fsum(present) / len(present) if present else None
+
+
+def _cells(row: TaskSummary | Summary, ks: Iterable[int]) -> list[str]:
+    values = [row.mean, row.spread, *(row.pass_at(k) for k in ks)]
+    return ["-" if value is None else f"{value:.3f}" for value in values]
+
+
+def _line(row: list[str], widths: list[int]) -> str:
+    name, *numbers = (
+        cell.rjust(width) if column else cell.ljust(width)
+        for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+    )
+    return "  ".join([name, *numbers]).rstrip()

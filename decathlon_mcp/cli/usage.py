@@ -1,0 +1,121 @@
+"""What is wrong with a command line, a variable, the settings file or this machine, in one line each."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+from typing import cast
+from urllib.parse import urlsplit
+
+from cyclopts import ArgumentCollection, CoercionError, CycloptsError, UnusedCliTokensError
+from cyclopts import ValidationError as RefusedValue
+from pydantic import ValidationError
+
+from decathlon_mcp.errors import DecathlonError
+from decathlon_mcp.validation import find_problems
+
+TOKEN_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
+MAX_PORT = 65_535
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
+
+_ENVIRONMENT = frozenset(
+    {
+        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFILE),
+        *(errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG),
+    }
+)
+"""Errors that name their file and whose cause is never this program."""
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def check_token_name(kind: object, name: str) -> None:
+    if not TOKEN_NAME.fullmatch(name):
+        raise ValueError("1 to 64 letters, digits and _.@- were expected")
+
+
+def check_positive(kind: object, number: int | None) -> None:
+    if number is not None and number < 1:
+        raise ValueError("a number of at least 1 was expected")
+
+
+def check_port(kind: object, port: int) -> None:
+    if not 0 <= port <= MAX_PORT:
+        raise ValueError(f"a port from 0 to {MAX_PORT} was expected")
+
+
+def check_not_empty(kind: object, value: object) -> None:
+    if not str(value):
+        raise ValueError("a value was expected")
+
+
+def check_names(kind: object, names: tuple[str, ...]) -> None:
+    for name in names:
+        check_not_empty(kind, name)
+
+
+def check_url(kind: object, url: str | None) -> None:
+    if url is None:
+        return
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise ValueError("an address was expected, such as https://tasks.example.org")
+
+
+def usage_message(error: CycloptsError) -> str:
+    """One line about what is wrong with the command line, a variable or the settings file."""
+    match error:
+        case UnusedCliTokensError():
+            return f"unexpected argument: {' '.join(error.unused_tokens or ())}"
+        case CoercionError(token=token, target_type=kind) if token is not None and kind in _KINDS:
+            source = _source(token.keyword or "", token.source)
+            return f"{source}: {_KINDS[kind]} was expected, not {token.value!r}"
+        case RefusedValue(argument=argument) if argument is not None and argument.tokens:
+            token = argument.tokens[0]
+            source = _source(token.keyword or argument.name.lstrip("-").upper(), token.source)
+            return f"{source}: {error.exception_message}, not {token.value!r}"
+        case CycloptsError(__cause__=ValidationError(), argument=argument) if argument is not None:
+            return "; ".join(_invalid_settings(cast("ValidationError", error.__cause__), argument.children))
+        case _:
+            return str(error)
+
+
+def _invalid_settings(error: ValidationError, arguments: ArgumentCollection) -> Iterator[str]:
+    values = {str(fault["loc"][0]): fault["input"] for fault in error.errors() if fault["loc"]}
+    for problem in find_problems(error, values, shows_text=True):
+        name = str(problem.path[0]) if problem.path else ""
+        flag = f"--{name.replace('_', '-')}"
+        tokens = [token for argument in arguments if flag in argument.names for token in argument.tokens]
+        keyword = tokens[0].keyword if tokens and tokens[0].keyword else flag
+        source = _source(keyword, tokens[0].source, name) if tokens else flag
+        yield f"{source}: {problem.message}"
+
+
+def _source(keyword: str, source: str, name: str = "") -> str:
+    """Where a value came from: the flag, the variable, or the file with the name in it."""
+    return keyword if source in ("", "cli", "env") else f"{source}: {name or keyword.strip('[]')}"
+
+
+def failure_message(error: BaseException) -> str | None:
+    """The message for an error that is not this program's fault; None for any other.
+
+    Errors that task groups wrapped count if there is no other error next to them.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        inner = cast("BaseExceptionGroup[BaseException]", error).exceptions
+        return failure_message(inner[0]) if len(inner) == 1 else None
+    if isinstance(error, DecathlonError):
+        return error.message
+    if not isinstance(error, OSError):
+        return None
+    if error.errno in _FULL:
+        where = f"{error.filename}: " if error.filename else ""
+        return (
+            f"{where}{error.strerror}: free some space, or choose a folder on another disk "
+            "(--state, and TMPDIR for temporary files)"
+        )
+    return f"{error.filename}: {error.strerror}" if error.filename and error.errno in _ENVIRONMENT else None

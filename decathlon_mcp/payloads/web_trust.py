@@ -1,0 +1,187 @@
+"""Makes a sandbox trust the authority of the web proxy.
+
+    python3 -c SOURCE '{"authority": PEM, "folder": DIR, "search": [DIR...], "system": BOOL,
+                        "resolver": BOOL}'
+
+In `folder` it writes `authority.pem` and `bundle.pem`, the authorities that the sandbox has with this one
+added. With `system`, where the sandbox has file systems of its own, it also adds the authority
+
+- to the system's bundles, and to the folder in which OpenSSL looks for single certificates;
+- to the bundles of the Python environments below `search` (certifi, that of pip, httplib2);
+- to Chromium: in the certificate store of NSS (with `certutil`, if there is one), and as a managed policy.
+
+With `resolver`, /etc/resolv.conf names 127.0.0.1. The channel gets `{"bundles": N, "nss": BOOL,
+"resolver": BOOL}`; what cannot be written is left out. Standard library only, any Python from 3.10.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+SYSTEM_BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/ssl/cert.pem",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/ssl/ca-bundle.pem",
+)
+CERTIFICATES = Path("/etc/ssl/certs")
+PACKAGE_BUNDLES = ("certifi/cacert.pem", "pip/_vendor/certifi/cacert.pem", "httplib2/cacerts.txt")
+PACKAGE_FOLDERS = ("site-packages", "dist-packages")
+SKIPPED = {"node_modules", "__pycache__", ".git"}
+POLICY_FOLDERS = ("/etc/chromium/policies/managed", "/etc/opt/chrome/policies/managed")
+MAX_FOLDERS = 50_000
+MAX_DEPTH = 9
+PROGRAM_SECONDS = 20
+CHANNEL = "DECATHLON_CHANNEL"
+
+
+def read(path: Path) -> str:
+    """The text of a file, empty if there is none."""
+    try:
+        return path.read_text("utf-8", "surrogateescape")
+    except OSError:
+        return ""
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8", "surrogateescape")
+
+
+def append(path: Path, authority: str) -> bool:
+    """Add the authority to a bundle; returns whether the bundle has it now."""
+    text = read(path)
+    if not text:
+        return False
+    if authority in text:
+        return True
+    try:
+        write(path, text.rstrip("\n") + "\n" + authority)
+    except OSError:
+        return False
+    return True
+
+
+def package_bundles(folders: list[str]) -> Iterator[Path]:
+    """The bundles of the Python environments below these folders."""
+    visited = 0
+    for top in folders:
+        depth = top.rstrip("/").count("/")
+        for name, children, _ in os.walk(top):
+            visited += 1
+            if visited > MAX_FOLDERS:
+                return
+            folder = Path(name)
+            if folder.name in PACKAGE_FOLDERS:
+                yield from (folder / bundle for bundle in PACKAGE_BUNDLES if (folder / bundle).is_file())
+                children.clear()
+            elif name.count("/") - depth >= MAX_DEPTH:
+                children.clear()
+            else:
+                children[:] = [child for child in children if child not in SKIPPED]
+
+
+def first_bundle(search: list[str]) -> str:
+    """The authorities that programs in this sandbox trust so far, as PEM."""
+    own = [os.environ.get(name, "") for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")]
+    for path in [*own, *SYSTEM_BUNDLES]:
+        if path and (text := read(Path(path))):
+            return text
+    return next((read(path) for path in package_bundles(search)), "")
+
+
+def output_of(command: list[str]) -> tuple[bool, str]:
+    """Whether a command succeeds, and what it prints."""
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        timeout=PROGRAM_SECONDS,
+        check=False,
+    )
+    return done.returncode == 0, done.stdout.decode("utf-8", "replace").strip()
+
+
+def add_to_folder(authority: str) -> None:
+    """Add the authority to the folder of single certificates, under the name that OpenSSL computes."""
+    openssl = shutil.which("openssl")
+    if openssl is None or not CERTIFICATES.is_dir():
+        return
+    path = CERTIFICATES / "decathlon-web.pem"
+    write(path, authority)
+    found, name = output_of([openssl, "x509", "-noout", "-hash", "-in", str(path)])
+    link = CERTIFICATES / f"{name}.0"
+    if found and name and not link.exists():
+        link.symlink_to(path.name)
+
+
+def add_policy(authority: str) -> None:
+    """Name the authority in a managed policy of Chromium and Chrome (version 131 and later read it)."""
+    certificate = base64.b64encode(ssl.PEM_cert_to_DER_cert(authority)).decode()
+    for folder in POLICY_FOLDERS:
+        write(Path(folder, "decathlon-web.json"), json.dumps({"CACertificates": [certificate]}))
+
+
+def add_to_nss(certificate: Path) -> bool:
+    """Add the authority to the certificate store that Chromium reads; returns whether it is there."""
+    certutil = shutil.which("certutil")
+    if certutil is None:
+        return False
+    store = Path.home() / ".pki" / "nssdb"
+    store.mkdir(parents=True, exist_ok=True)
+    database = ["-d", f"sql:{store}"]
+    if not (store / "cert9.db").exists():
+        output_of([certutil, *database, "-N", "--empty-password"])
+    trusted = ["-A", "-t", "C,,", "-n", "decathlon-web", "-i", str(certificate)]
+    return output_of([certutil, *database, *trusted])[0]
+
+
+def install(authority: str, certificate: Path, search: list[str]) -> tuple[int, bool]:
+    """Add the authority wherever this user may write; returns how many bundles have it, and if NSS has."""
+    paths = {Path(bundle).resolve() for bundle in SYSTEM_BUNDLES}
+    paths |= {bundle.resolve() for bundle in package_bundles(search)}
+    bundles = sum(append(path, authority) for path in sorted(paths))
+    with suppress(OSError, subprocess.SubprocessError):
+        add_to_folder(authority)
+    with suppress(OSError, subprocess.SubprocessError):
+        add_policy(authority)
+    with suppress(OSError, subprocess.SubprocessError):
+        return bundles, add_to_nss(certificate)
+    return bundles, False
+
+
+def use_resolver() -> bool:
+    """Let programs ask 127.0.0.1 for host names; returns whether they do."""
+    path = Path("/etc/resolv.conf")
+    try:
+        write(path, "nameserver 127.0.0.1\noptions ndots:0 timeout:2\n")
+    except OSError:
+        return False
+    return True
+
+
+def main() -> None:
+    order = json.loads(sys.argv[1])
+    authority, folder, search = order["authority"].strip() + "\n", Path(order["folder"]), order["search"]
+    certificate = folder / "authority.pem"
+    write(certificate, authority)
+    write(folder / "bundle.pem", first_bundle(search).rstrip("\n") + "\n" + authority)
+    bundles, nss = install(authority, certificate, search) if order["system"] else (0, False)
+    resolver = bool(order["system"] and order["resolver"]) and use_resolver()
+    with os.fdopen(int(os.environ[CHANNEL]), "w") as channel:
+        json.dump({"bundles": bundles, "nss": nss, "resolver": resolver}, channel)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Opens local sandboxes in namespaces: this machine's programs, and nothing else of it.
+
+Every sandbox has the suite's root at the same path, so that a task's prompt is the same in every episode.
+`host_files` lists what a sandbox can read; the suite's root, a home, /tmp, /run and /var/tmp are file systems
+in memory. The network has a loopback interface and nothing else, unless the task needs more: then it is this
+machine's own.
+
+Decided 2026-11-22: `why_unavailable` opens no sandbox of the provider but runs bubblewrap once with the same
+command line. The answer is needed before there is a provider, by the list of tasks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Collection
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+import anyio
+from anyio import to_thread
+
+from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError
+from decathlon_mcp.sandboxes.base import Finding, Limits, SandboxSpec
+from decathlon_mcp.sandboxes.bubblewrap.command import SandboxFiles, bubblewrap_command
+from decathlon_mcp.sandboxes.bubblewrap.host_files import HostFiles
+from decathlon_mcp.sandboxes.bubblewrap.mount_view import view_launcher
+from decathlon_mcp.sandboxes.bubblewrap.mounts import file_with
+from decathlon_mcp.sandboxes.bubblewrap.namespace_provider import (
+    ALLOW,
+    INSTALL,
+    MINIMAL_VERSION,
+    PYTHON_CHECK,
+    NamespaceProvider,
+    find_program,
+    lacks_namespaces,
+)
+from decathlon_mcp.sandboxes.bubblewrap.resources import Host, as_user, closing_descriptor, user_of
+from decathlon_mcp.sandboxes.bubblewrap.seccomp import compile_filter
+from decathlon_mcp.sandboxes.local.environment import LocalEnvironment
+from decathlon_mcp.sandboxes.local.provider import LOCAL, check_folder
+
+PROBE_SECONDS = 10.0
+CHECK_SECONDS = 2.8
+PLAIN = "--isolation none runs sandboxes as ordinary processes, without isolation"
+_MESSAGE_CHARACTERS = 500
+
+
+class HostProvider(NamespaceProvider):
+    """The local provider where the machine allows namespaces. `hidden`: see `HostFiles`."""
+
+    name = LOCAL
+
+    def __init__(self, owner: str, folder: Path, *, hidden: Collection[Path] = (), at_once: int = 4) -> None:
+        super().__init__(owner, folder, at_once=at_once)
+        self._hidden = tuple(hidden)
+        self._by_network: dict[bool, HostFiles] = {}
+        self._environment = LocalEnvironment()
+
+    @staticmethod
+    def label(owner: str) -> str:
+        return f"{owner}.namespaces"
+
+    async def environment(self, image: str | None) -> str | None:
+        identity = await self._environment.identity()
+        # Other programs are found than without isolation.
+        return identity and f"{identity}.namespaces"
+
+    def _files(self, spec: SandboxSpec) -> HostFiles:
+        has_network = spec.network != "none"
+        files = self._by_network.get(has_network)
+        if files is None:
+            files = HostFiles.of_this_server(self._hidden, has_network=has_network)
+            self._by_network[has_network] = files
+        return files
+
+    def _find_host(self) -> Host:
+        if self._host is None:
+            launcher = view_launcher(HostFiles.of_this_server().prefixes)
+            self._host = Host(find_program(), self._hierarchies, launcher)
+        return self._host
+
+    async def check(self, image: str | None) -> list[Finding]:
+        isolation = "namespaces: sandboxes see this machine's programs and nothing else of it"
+        findings = [Finding("isolation", True, isolation)]
+        with anyio.move_on_after(CHECK_SECONDS) as scope:
+            try:
+                findings += await to_thread.run_sync(self._check_machine, abandon_on_cancel=True)
+                findings += await to_thread.run_sync(check_folder, self._folder, abandon_on_cancel=True)
+                cure = "run the server with a complete Python 3.10 or later"
+                if all(result.ok for result in findings):
+                    findings.append(await self._check_python(image, cure))
+            except DecathlonError as error:
+                findings.append(
+                    Finding("sandbox", False, error.message, f"{_cure_of(error.message)}; {PLAIN}")
+                )
+            except OSError as error:
+                cure = "choose a writable folder with free space (--state)"
+                findings.append(Finding("sandbox", False, f"none could be created: {error}", cure))
+        if scope.cancelled_caught:
+            cure = "try again when the machine is less busy"
+            findings.append(Finding("time", False, "the checks did not finish within 3 s", cure))
+        return findings
+
+
+@cache
+def why_unavailable() -> str | None:
+    """Why local sandboxes cannot have namespaces on this machine, and what to do; None if they can.
+
+    Runs bubblewrap once, for some 50 ms.
+    """
+    try:
+        return _probe()
+    except ProviderUnavailableError as error:
+        return error.message
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"bubblewrap cannot be run: {error}"
+
+
+def _probe() -> str | None:
+    program = find_program()
+    output = subprocess.run([program, "--version"], capture_output=True, timeout=PROBE_SECONDS, check=False)
+    version = output.stdout.decode("utf-8", "replace").strip()
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < MINIMAL_VERSION:
+        return f"{version} is too old: {INSTALL}"
+    files = HostFiles.of_this_server()
+    command = ("python3", "-I", "-S", "-c", PYTHON_CHECK)
+    spec = SandboxSpec("probe", command, PurePosixPath("/decathlon"), limits=Limits(memory_mib=256))
+    with ExitStack() as stack:
+        status = stack.enter_context(closing_descriptor(os.memfd_create("status", os.MFD_CLOEXEC)))
+        block, ours = socket.socketpair()
+        stack.enter_context(block)
+        stack.enter_context(ours).send(b"1")
+        seccomp = stack.enter_context(closing_descriptor(file_with(compile_filter())))
+        opened = SandboxFiles(status, block.fileno(), seccomp)
+        arguments, descriptors = bubblewrap_command(program, spec, files, opened, stack)
+        launcher = view_launcher(files.prefixes)
+        result = subprocess.run(
+            [*launcher, *as_user(user_of(files)), *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            cwd="/",
+            timeout=PROBE_SECONDS,
+            pass_fds=(*opened.descriptors, *descriptors),
+            check=False,
+        )
+    if result.returncode == 0:
+        return None
+    message = " ".join(result.stderr.decode("utf-8", "replace").split())[-_MESSAGE_CHARACTERS:]
+    return (
+        f"bubblewrap created no sandbox: {message or f'exit code {result.returncode}'}; {_cure_of(message)}"
+    )
+
+
+def _cure_of(message: str) -> str:
+    if lacks_namespaces(message):
+        return ALLOW
+    if "ermission denied" in message:
+        return "the folder of the server's Python must be accessible to other users"
+    return "bubblewrap needs more than this machine allows, as in most containers"

@@ -1,0 +1,169 @@
+"""The part of a provider that opens sandboxes in namespaces of their own with bubblewrap."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import secrets
+import shutil
+import subprocess
+from abc import abstractmethod
+from contextlib import suppress
+from functools import cached_property
+from pathlib import PurePosixPath
+
+import anyio
+
+from decathlon_mcp.errors import ImageError, ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, Limits, SandboxSpec, finding
+from decathlon_mcp.sandboxes.bubblewrap.cgroups import Hierarchies
+from decathlon_mcp.sandboxes.bubblewrap.mounts import RootFiles, writable_folders
+from decathlon_mcp.sandboxes.bubblewrap.resources import (
+    BubblewrapResources,
+    Host,
+    can_limit_processes,
+    user_of,
+)
+from decathlon_mcp.sandboxes.bubblewrap.sandbox import BubblewrapSandbox
+from decathlon_mcp.sandboxes.bubblewrap.seccomp import is_supported
+from decathlon_mcp.sandboxes.local.process_provider import ProcessProvider
+from decathlon_mcp.sandboxes.local.process_signals import SIGNAL_SECONDS
+
+PROGRAM = "bwrap"
+MINIMAL_VERSION = (0, 7)
+"""The first with `--size`."""
+INSTALL = "install bubblewrap 0.7 or later (apt-get install bubblewrap)"
+ALLOW = (
+    "allow user namespaces: sysctl -w user.max_user_namespaces=65536 "
+    "kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0 (those that exist)"
+)
+SET_UP_SECONDS = 30.0
+"""How long bubblewrap may take to set up a sandbox; usually some 10 ms."""
+# The modules are those that python3-minimal lacks.
+PYTHON_CHECK = "import json, subprocess, selectors, sys; sys.exit(sys.version_info < (3, 10))"
+
+
+class NamespaceProvider(ProcessProvider[BubblewrapResources, BubblewrapSandbox]):
+    """Opens sandboxes whose files are those that `_files` names."""
+
+    isolation: Isolation = "namespaces"
+    _host: Host | None = None
+
+    @property
+    def unlimited(self) -> tuple[LimitName, ...]:
+        names = self._hierarchies.unlimited
+        return tuple(name for name in names if name != "pids" or not can_limit_processes())
+
+    def root(self, spec: SandboxSpec) -> PurePosixPath:
+        return spec.root
+
+    def shares_loopback(self, spec: SandboxSpec) -> bool:
+        return spec.network != "none"
+
+    @abstractmethod
+    def _files(self, spec: SandboxSpec) -> RootFiles:
+        """The files of a sandbox. Raises ImageError."""
+
+    def _resources(self, owner: str, name: str) -> BubblewrapResources:
+        return BubblewrapResources(owner, name, self._folder / name, label=self.label(owner))
+
+    def _start(self, spec: SandboxSpec, resources: BubblewrapResources) -> None:
+        files = self._files(spec)
+        if files.find_program(spec.command[0]) is None:
+            where = "this machine" if files.location is None else f"image {files.location}"
+            raise ImageError(f"{where} has no {spec.command[0]} on its PATH", image=str(files.location or ""))
+        resources.start(spec, files, self._find_host())
+
+    async def _opened(
+        self, spec: SandboxSpec, resources: BubblewrapResources, *, paused: bool, taken_back: bool
+    ) -> BubblewrapSandbox:
+        files = self._files(spec)
+        if not taken_back:
+            await self._wait_until_set_up(spec, resources)
+        return BubblewrapSandbox(
+            spec,
+            resources,
+            self._signaller,
+            folders=writable_folders(files, spec.root, spec.limits),
+            image_digest=files.digest,
+            user=user_of(files),
+            paused=paused,
+        )
+
+    async def _wait_until_set_up(self, spec: SandboxSpec, resources: BubblewrapResources) -> None:
+        process = resources.process
+        assert process is not None
+        with anyio.move_on_after(SET_UP_SECONDS):
+            await anyio.wait_readable(resources.set_up)
+            if resources.mark_set_up(spec, self._find_host().hierarchies):
+                with suppress(SandboxLostError):
+                    os.close(resources.open_root())
+                    return
+            await process.ended.wait()
+        if resources.has_run:
+            return
+        process.read_log()
+        raise ProviderUnavailableError(f"bubblewrap created no sandbox: {process.log_tail or 'no answer'}")
+
+    async def _kill_processes(self, resources: BubblewrapResources) -> bool:
+        process = resources.process
+        if process is not None and resources.kill_first_process():
+            with anyio.move_on_after(SIGNAL_SECONDS):
+                await process.ended.wait()
+                return True
+        return await super()._kill_processes(resources)
+
+    def _find_host(self) -> Host:
+        """Raises ProviderUnavailableError if bubblewrap is not installed."""
+        if self._host is None:
+            self._host = Host(find_program(), self._hierarchies)
+        return self._host
+
+    @cached_property
+    def _hierarchies(self) -> Hierarchies:
+        return Hierarchies.of_this_process()
+
+    def _check_machine(self) -> list[Finding]:
+        host = self._find_host()
+        output = subprocess.run([host.program, "--version"], capture_output=True, check=False).stdout
+        version = output.decode("utf-8", "replace").strip()
+        numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
+        limits = "memory, CPUs and processes"
+        if self.unlimited:
+            limits = (
+                f"no limit on {', '.join(self.unlimited)}: the server may not create control groups; run it "
+                "as root, or with `systemd-run --user --scope`"
+            )
+        return [
+            finding("program", numbers >= MINIMAL_VERSION, f"{version} at {host.program}", INSTALL),
+            Finding("limits", True, limits),
+        ]
+
+    async def _check_python(self, image: str | None, cure: str) -> Finding:
+        """Open a sandbox with a check of its Python. Raises ImageError, ProviderUnavailableError."""
+        name, command = f"check-{secrets.token_hex(8)}", ("python3", "-I", "-S", "-c", PYTHON_CHECK)
+        spec = SandboxSpec(name, command, PurePosixPath("/decathlon"), image, limits=Limits(memory_mib=256))
+        async with self.open(spec) as sandbox:
+            with suppress(anyio.EndOfStream):
+                while True:
+                    await sandbox.stream.receive()
+            cause = await sandbox.cause_of_end()
+        suitable = cause == "exit code 0"
+        return finding("python3", suitable, "3.10 or later" if suitable else f"unsuitable: {cause}", cure)
+
+
+def find_program() -> str:
+    """The path of bwrap. Raises ProviderUnavailableError."""
+    program = shutil.which(PROGRAM)
+    if program is None:
+        raise ProviderUnavailableError(f"there is no {PROGRAM} on the PATH: {INSTALL}")
+    if not is_supported():
+        raise ProviderUnavailableError(f"there is no filter of system calls for {platform.machine()}")
+    return program
+
+
+def lacks_namespaces(message: str) -> bool:
+    """Whether bubblewrap failed with this message because the kernel refuses user namespaces."""
+    # Kernels of some distributions have one of these, and containers of an engine refuse namespaces.
+    return any(text in message for text in ("new namespace", "uid map", "RTM_NEWADDR"))

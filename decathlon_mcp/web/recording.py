@@ -1,0 +1,380 @@
+"""A recording: the web as the sandboxes of one task saw it, in one SQLite file.
+
+A recording belongs to a suite, its revision and a task, and fixes the launch time of the episodes that use
+it. It has an exchange for each time that a request was made: the n-th one of the same request in a sandbox
+gets the n-th response, and later ones the last. Bodies are stored once, compressed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+from urllib.parse import quote
+
+from decathlon_mcp.web.exchanges import MEBIBYTE, Counts, Headers, Part, WebResponse
+from decathlon_mcp.web.matching import RequestKey
+
+VERSION = 1
+SUFFIX = ".sqlite"
+FOLDER = "recordings"
+MAX_EXCHANGES = 50_000
+EXCHANGE_BYTES = 1024
+"""What an exchange counts against the limit of its recording, in addition to its body."""
+MAX_ROLLOUTS = 200
+"""Of more rollouts, the oldest are forgotten."""
+BUSY_SECONDS = 20.0
+RUNNABLE_RATE = 0.9
+"""Part of the requests of another rollout that a recording has to answer."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS bodies (digest TEXT PRIMARY KEY, size INTEGER NOT NULL, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS exchanges (
+    part TEXT NOT NULL, request TEXT NOT NULL, variant TEXT NOT NULL, number INTEGER NOT NULL,
+    method TEXT NOT NULL, url TEXT NOT NULL, status INTEGER NOT NULL, reason TEXT NOT NULL,
+    headers TEXT NOT NULL, body TEXT NOT NULL, recorded_at TEXT NOT NULL,
+    PRIMARY KEY (part, request, variant, number));
+CREATE TABLE IF NOT EXISTS rollouts (
+    episode TEXT PRIMARY KEY, mode TEXT NOT NULL, requests TEXT NOT NULL, counts TEXT NOT NULL,
+    at TEXT NOT NULL);
+"""
+
+
+class RecordingError(Exception):
+    """A recording cannot be read or written; the message names the file."""
+
+
+class RecordingFullError(RecordingError):
+    """A response does not fit into the recording any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingId:
+    """What a recording belongs to."""
+
+    suite: str
+    revision: str
+    task: str
+
+    def path(self, folder: Path) -> Path:
+        """Its file. `folder` is that of all recordings."""
+        suite, task, revision = (_file_name(name) for name in (self.suite, self.task, self.revision))
+        return folder / suite / task / f"{revision}{SUFFIX}"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One recorded exchange without its body, which has `size` bytes and the SHA-256 `body`."""
+
+    part: str
+    request: str
+    variant: str
+    number: int
+    method: str
+    url: str
+    status: int
+    body: str
+    size: int
+    recorded_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """An episode that used the recording. `requests`: digest of the set of its agent's requests."""
+
+    episode: str
+    mode: str
+    requests: str
+    counts: Counts
+    at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A recording at a glance. `rate`: part of the requests of different rollouts that it answered."""
+
+    id: RecordingId
+    launch_time: datetime
+    exchanges: int
+    body_bytes: int
+    rollouts: int
+    rate: float | None
+
+    @property
+    def runnable(self) -> bool:
+        """Whether a different rollout got at least `RUNNABLE_RATE` of its responses."""
+        return self.rate is not None and self.rate >= RUNNABLE_RATE
+
+
+class Recording:
+    """An open recording. Its methods block, and can be called in any thread.
+
+    Raises RecordingError for a file that cannot be used.
+    """
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, max_bytes: int) -> None:
+        self.path = path
+        self._connection = connection
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+
+    @classmethod
+    def create(
+        cls, folder: Path, belongs_to: RecordingId, launch_time: datetime, *, max_bytes: int = 1024 * MEBIBYTE
+    ) -> Self:
+        """Open the recording of a task; it is created with this launch time if it does not exist."""
+        path = belongs_to.path(folder)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        recording = cls(path, _connect(path, create=True), max_bytes)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        about = {
+            "version": str(VERSION),
+            "suite": belongs_to.suite,
+            "revision": belongs_to.revision,
+            "task": belongs_to.task,
+            "launch_time": launch_time.isoformat(),
+            "created_at": now,
+        }
+        with recording._transaction() as connection:
+            connection.executemany("INSERT OR IGNORE INTO about VALUES (?, ?)", about.items())
+        return recording
+
+    @classmethod
+    def open(cls, path: Path, *, max_bytes: int = 1024 * MEBIBYTE) -> Self:
+        """Open an existing recording."""
+        return cls(path, _connect(path, create=False), max_bytes)
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def id(self) -> RecordingId:
+        about = self._about()
+        return RecordingId(about["suite"], about["revision"], about["task"])
+
+    @property
+    def launch_time(self) -> datetime:
+        return datetime.fromisoformat(self._about()["launch_time"])
+
+    def find(self, part: Part, key: RequestKey, number: int) -> WebResponse | None:
+        """The response to the request that a sandbox makes for the `number`-th time, from 0.
+
+        Of responses to other variants of the request, those that were recorded first.
+        """
+        with self._transaction() as connection:
+            variants = connection.execute(
+                # A part of a page (206) is no answer to who asks for all of it, or for another part.
+                "SELECT variant FROM exchanges WHERE part = ? AND request = ? "
+                "AND (variant = ? OR status <> 206) "
+                "ORDER BY variant <> ?, number, recorded_at, variant LIMIT 1",
+                (part, key.digest, key.variant, key.variant),
+            ).fetchone()
+            if variants is None:
+                return None
+            row = connection.execute(
+                "SELECT status, reason, headers, bodies.body FROM exchanges "
+                "JOIN bodies ON bodies.digest = exchanges.body "
+                "WHERE part = ? AND request = ? AND variant = ? ORDER BY number > ?, "
+                "CASE WHEN number <= ? THEN -number ELSE number END LIMIT 1",
+                (part, key.digest, variants[0], number, number),
+            ).fetchone()
+        status, reason, headers, body = row
+        pairs = tuple((str(name), str(value)) for name, value in json.loads(headers))
+        return WebResponse(status, reason, Headers(pairs), zlib.decompress(body))
+
+    def add(self, part: Part, key: RequestKey, number: int, response: WebResponse) -> None:
+        """Store a response, in place of one with the same number. Raises RecordingFullError."""
+        digest = hashlib.sha256(response.body).hexdigest()
+        now = datetime.now(UTC).isoformat(timespec="microseconds")
+        headers = json.dumps(response.headers.items)
+        with self._transaction() as connection:
+            (stored,) = connection.execute("SELECT coalesce(sum(size), 0) FROM bodies").fetchone()
+            (count,) = connection.execute("SELECT count(*) FROM exchanges").fetchone()
+            if (
+                stored + (count + 1) * EXCHANGE_BYTES + len(response.body) > self._max_bytes
+                or count >= MAX_EXCHANGES
+            ):
+                raise RecordingFullError(f"{self.path}: the recording is full")
+            connection.execute(
+                "INSERT OR IGNORE INTO bodies VALUES (?, ?, ?)",
+                (digest, len(response.body), zlib.compress(response.body, 6)),
+            )
+            connection.execute(
+                "INSERT OR REPLACE INTO exchanges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    part,
+                    key.digest,
+                    key.variant,
+                    number,
+                    key.method,
+                    key.url,
+                    response.status,
+                    response.reason,
+                    headers,
+                    digest,
+                    now,
+                ),
+            )
+            _delete_unused_bodies(connection)
+
+    def add_rollout(self, rollout: Rollout) -> None:
+        """Note how the requests of an ended episode were answered."""
+        with self._transaction() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO rollouts VALUES (?, ?, ?, ?, ?)",
+                (
+                    rollout.episode,
+                    rollout.mode,
+                    rollout.requests,
+                    json.dumps(rollout.counts.to_json()),
+                    rollout.at,
+                ),
+            )
+            connection.execute(
+                "DELETE FROM rollouts WHERE mode <> 'record' AND episode NOT IN "
+                "(SELECT episode FROM rollouts ORDER BY at DESC LIMIT ?)",
+                (MAX_ROLLOUTS,),
+            )
+
+    def exchanges(self) -> list[Exchange]:
+        """All exchanges without their bodies, by part, address and number."""
+        with self._transaction() as connection:
+            rows = connection.execute(
+                "SELECT part, request, variant, number, method, url, status, exchanges.body, size, "
+                "recorded_at FROM exchanges JOIN bodies ON bodies.digest = exchanges.body "
+                "ORDER BY part, url, method, variant, number"
+            ).fetchall()
+        return [Exchange(*row) for row in rows]
+
+    def rollouts(self) -> list[Rollout]:
+        """The episodes that used it, the oldest first."""
+        with self._transaction() as connection:
+            rows = connection.execute(
+                "SELECT episode, mode, requests, counts, at FROM rollouts ORDER BY at"
+            ).fetchall()
+        return [
+            Rollout(episode, mode, requests, Counts.from_json(json.loads(counts)), at)
+            for episode, mode, requests, counts, at in rows
+        ]
+
+    def remove(self, *, part: str | None = None, url_glob: str = "*") -> int:
+        """Delete the exchanges whose address matches; returns their number."""
+        with self._transaction() as connection:
+            cursor = connection.execute(
+                "DELETE FROM exchanges WHERE url GLOB ? AND (? IS NULL OR part = ?)", (url_glob, part, part)
+            )
+            _delete_unused_bodies(connection)
+        with self._lock:
+            self._connection.execute("VACUUM")
+        return cursor.rowcount
+
+    def summary(self) -> Summary:
+        """The numbers of `recordings list`."""
+        with self._transaction() as connection:
+            (exchanges,) = connection.execute("SELECT count(*) FROM exchanges").fetchone()
+            (size,) = connection.execute("SELECT coalesce(sum(size), 0) FROM bodies").fetchone()
+        rollouts = self.rollouts()
+        return Summary(self.id, self.launch_time, exchanges, size, len(rollouts), hit_rate(rollouts))
+
+    def _about(self) -> dict[str, str]:
+        with self._transaction() as connection:
+            about = {str(name): str(value) for name, value in connection.execute("SELECT * FROM about")}
+        if about.get("version") != str(VERSION) or "launch_time" not in about:
+            raise RecordingError(f"{self.path} is not a recording of version {VERSION}")
+        return about
+
+    def _transaction(self) -> _Transaction:
+        return _Transaction(self.path, self._lock, self._connection)
+
+
+class _Transaction:
+    """A transaction with the connection's lock; SQLite's errors become RecordingError."""
+
+    def __init__(self, path: Path, lock: threading.Lock, connection: sqlite3.Connection) -> None:
+        self._path = path
+        self._lock = lock
+        self._connection = connection
+
+    def __enter__(self) -> sqlite3.Connection:
+        self._lock.acquire()
+        return self._connection.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        try:
+            self._connection.__exit__(kind, error, trace)  # pyright: ignore[reportArgumentType]
+        finally:
+            self._lock.release()
+        if isinstance(error, sqlite3.Error):
+            raise RecordingError(f"{self._path}: {error}") from error
+
+
+def hit_rate(rollouts: list[Rollout]) -> float | None:
+    """Part of the requests that the recording answered in rollouts that differ from those it was made of.
+
+    None if there was none with a request.
+    """
+    recorded = {rollout.requests for rollout in rollouts if rollout.mode == "record"}
+    total = Counts()
+    for rollout in rollouts:
+        if rollout.mode != "record" and rollout.requests not in recorded:
+            total += rollout.counts
+    asked = total.replayed + total.recorded + total.passed + total.missed
+    return total.replayed / asked if asked else None
+
+
+def find_recordings(folder: Path) -> Iterator[Path]:
+    """The files of all recordings, sorted."""
+    yield from sorted(folder.glob(f"*/*/*{SUFFIX}"))
+
+
+def revisions(folder: Path, suite: str, task: str) -> list[str]:
+    """The revisions of which a task has recordings."""
+    files = (folder / _file_name(suite) / _file_name(task)).glob(f"*{SUFFIX}")
+    return sorted(file.stem for file in files)
+
+
+def delete(path: Path) -> None:
+    """Delete a recording with what SQLite keeps next to it."""
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def _file_name(name: str) -> str:
+    quoted = quote(name, safe=" ")
+    return quoted.replace(".", "%2E") if quoted.startswith(".") else quoted
+
+
+def _connect(path: Path, *, create: bool) -> sqlite3.Connection:
+    try:
+        if create:
+            path.touch(mode=0o600)
+        uri = f"{path.absolute().as_uri()}?mode=rw"
+        connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, check_same_thread=False)
+        with closing(connection.cursor()) as cursor:
+            # A commit then does not wait for the disk; a recording can be made again.
+            cursor.execute("PRAGMA journal_mode = WAL")
+            cursor.execute("PRAGMA synchronous = NORMAL")
+            cursor.executescript(_SCHEMA)
+    except (sqlite3.Error, OSError) as error:
+        raise RecordingError(f"{path}: {error}") from error
+    return connection
+
+
+def _delete_unused_bodies(connection: sqlite3.Connection) -> None:
+    connection.execute("DELETE FROM bodies WHERE digest NOT IN (SELECT body FROM exchanges)")

@@ -1,0 +1,79 @@
+"""Which addresses the proxy connects to: public ones, and those that an operator has named.
+
+A sandbox has no network, and the proxy runs on the server's machine: it must not lead to what listens there,
+or in the networks around it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+BLOCKED_PORTS = frozenset({22, 23, 25, 110, 143, 465, 587, 993, 995})
+"""Ports of services that are not web sites; HTTP sent to a mail server can send mail."""
+
+
+class RefusedTargetError(Exception):
+    """The proxy does not connect there; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """The targets of connections. `addresses`: as `parse_addresses` returns them."""
+
+    addresses: Mapping[str, tuple[str, int | None]] = field(default_factory=dict[str, tuple[str, int | None]])
+
+    def named(self, host: str, port: int) -> tuple[str, int] | None:
+        """The address that an operator has named for a host, None if there is none."""
+        name = host.lower().rstrip(".")
+        found = self.addresses.get(f"{name}:{port}") or self.addresses.get(name)
+        return None if found is None else (found[0], found[1] or port)
+
+
+def check_port(port: int) -> None:
+    """Raises RefusedTargetError for the port of a service that is not a web site."""
+    if port in BLOCKED_PORTS:
+        raise RefusedTargetError(f"port {port} is not that of a web site")
+
+
+def public_address(host: str, addresses: list[str]) -> str:
+    """The first of a host's addresses, all of which have to be public. Raises RefusedTargetError."""
+    # All of them: a name with one private address is an attempt to reach it.
+    for address in addresses:
+        found = ipaddress.ip_address(address.partition("%")[0])
+        if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
+            found = found.ipv4_mapped
+        if not found.is_global or found.is_multicast:
+            raise RefusedTargetError(
+                f"{host} has the address {address}, which is not public: if sandboxes may reach it, start "
+                f"the server with --web-address {host}={address}"
+            )
+    if not addresses:
+        raise RefusedTargetError(f"{host} has no address")
+    return addresses[0]
+
+
+def parse_addresses(texts: tuple[str, ...]) -> dict[str, tuple[str, int | None]]:
+    """Read `HOST=ADDRESS`: addresses by host. Both can have a port; an IPv6 address then is in brackets.
+
+    A host with a port is for requests to that port. Raises ValueError with a sentence for any other text.
+    """
+    parsed: dict[str, tuple[str, int | None]] = {}
+    for text in texts:
+        host, equals, target = text.partition("=")
+        address, port = target, None
+        if target.startswith("["):
+            address, _, rest = target[1:].partition("]")
+            port = rest[1:] if rest.startswith(":") else (None if not rest else "?")
+        elif target.count(":") == 1:
+            address, _, port = target.partition(":")
+        try:
+            ipaddress.ip_address(address)
+            number = None if port is None else int(port)
+        except ValueError:
+            number = -1
+        if not (host and equals) or (number is not None and not 1 <= number <= 65535):
+            raise ValueError(f"--web-address {text}: expected HOST=ADDRESS, both with an optional :PORT")
+        parsed[host.lower().rstrip(".")] = (address, number)
+    return parsed

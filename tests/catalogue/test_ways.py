@@ -1,0 +1,92 @@
+"""How a task can run: as it is, with a recording, with a private service, or what is missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from decathlon_mcp.catalogue.requirements import HostInfo, missing_requirements
+from decathlon_mcp.catalogue.ways import WayToRun, count_ways, way_to_run
+
+if TYPE_CHECKING:
+    from tests.suites.conftest import Checkout
+
+UNFILLED = "all_token_key_session = dict(serper_api_key='XX', github_token='XX')\n"
+FILLED = "all_token_key_session = dict(serper_api_key='key', github_token='key')\n"
+OFFLINE = HostInfo(has_network=False)
+
+
+def way(checkout: Checkout, host: HostInfo | None = None) -> WayToRun:
+    suite = checkout.load()
+    task = suite.tasks["find-paper"]
+    return way_to_run(suite, task, missing_requirements(suite, task, host or HostInfo()))
+
+
+@pytest.mark.parametrize(
+    ("servers", "local_tools", "name", "text"),
+    [
+        (("excel",), (), "as is", "as is"),
+        (("fetch",), (), "with a recording", "with a recording"),
+        (
+            ("fetch",),
+            ("web_search",),
+            "with a recording",
+            "with a recording (serper_api_key to record it)",
+        ),
+        (("emails",), (), "with a private service", "with private mail"),
+        (("emails", "fetch"), (), "with a recording", "with a recording and private mail"),
+        (("canvas", "emails"), (), "missing", "missing: the service canvas"),
+        (("github", "fetch"), (), "missing", "missing: github_token"),
+        (
+            ("google_calendar",),
+            (),
+            "missing",
+            "missing: configs/gcp-oauth.keys.json, configs/google_credentials.json",
+        ),
+    ],
+)
+def test_the_way_follows_from_what_the_task_needs(
+    checkout: Checkout, servers: tuple[str, ...], local_tools: tuple[str, ...], name: str, text: str
+) -> None:
+    for server in servers:
+        checkout.server(server)
+    checkout.write("configs/token_key_session.py", UNFILLED)
+    checkout.task(servers=servers, local_tools=local_tools)
+    found = way(checkout)
+    assert (found.name, found.text) == (name, text)
+    # A recording takes the place of the network, so that it makes no difference that there is none.
+    assert way(checkout, OFFLINE) == found
+
+
+def test_what_the_operator_has_is_not_missing(checkout: Checkout) -> None:
+    for server in ("emails", "github", "canvas"):
+        checkout.server(server)
+    checkout.write("configs/token_key_session.py", FILLED)
+    checkout.task(servers=("emails", "github", "canvas"), local_tools=("web_search",))
+    checkout.write("suite.yaml", "services: {poste: {available: true}, canvas: {available: true}}\n")
+    found = way(checkout)
+    assert found == WayToRun(recording=True)
+    assert found.text == "with a recording"
+
+
+def test_a_gym_task_has_a_database_of_its_own(gym: Checkout) -> None:
+    gym.task()
+    assert way(gym).text == "with a private database"
+
+
+def test_ways_are_counted_with_the_missing_ones_last() -> None:
+    ways = [
+        WayToRun(missing=("a",)),
+        WayToRun(recording=True, to_record=("key",)),
+        WayToRun(recording=True),
+        WayToRun(services=("private mail",)),
+        WayToRun(),
+        WayToRun(missing=("b", "c")),
+    ]
+    assert [*count_ways(ways).items()] == [
+        ("as is", 1),
+        ("with a recording", 2),
+        ("with private mail", 1),
+        ("missing something else", 2),
+    ]

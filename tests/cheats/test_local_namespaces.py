@@ -1,0 +1,135 @@
+"""Local sandboxes in namespaces: nothing of the machine but programs can be read, and none of it changed."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import socket
+import sys
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
+from tests.cheats.agent import LOW_LIMITS, SUITE, CheatServer, cheat_server
+from tests.probe.serving import serving
+
+pytestmark = pytest.mark.anyio
+
+ANSWER = "tasks/cheats/sum-prices/groundtruth_workspace/total.json"
+SECRET = "DECATHLON_TEST_SECRET_VARIABLE"
+# AF_UNIX names that begin with a zero byte belong to the network namespace.
+REACH = """
+import socket
+def reaches(family, address):
+    with socket.socket(family) as peer:
+        peer.settimeout(1)
+        return peer.connect_ex(address) == 0
+"""
+
+
+@pytest.fixture(scope="module", name="prefix")
+def prefix_of_the_interpreter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder that belongs to the server's Python, as an installed package's would."""
+    prefix = tmp_path_factory.mktemp("prefix")
+    prefix.chmod(0o755)
+    (prefix / "library.py").write_text("answer = 42\n")
+    shutil.copytree(SUITE, prefix / "suite")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "base_exec_prefix", str(prefix))
+        patch.setenv(SECRET, "secret")
+        yield prefix
+
+
+@pytest.fixture(scope="module", name="cheats")
+async def cheat_server_in_namespaces(prefix: Path, anyio_backend: object) -> AsyncGenerator[CheatServer]:
+    assert (reason := why_unavailable()) is None, reason
+    settings = {"suite": (str(prefix / "suite"),), "provider": "local", "isolation": "namespaces"}
+    async with serving(prefix / "state", **settings, **LOW_LIMITS) as served, cheat_server(served) as server:
+        yield server
+
+
+async def test_suite_and_state_folder_in_a_folder_of_programs_are_empty(
+    cheats: CheatServer, prefix: Path
+) -> None:
+    assert (prefix / "suite" / ANSWER).is_file()
+    assert (prefix / "state" / "episodes").is_dir()
+    async with cheats.unrewarded_episode() as agent:
+        assert await agent.shell(f"ls -A {prefix}") == "library.py\nstate\nsuite\n"
+        assert await agent.shell(f"ls -A {prefix}/suite {prefix}/state | grep -v :") == "\n"
+        assert "Read-only" in await agent.shell(f"touch {prefix}/suite/file")
+        assert await agent.shell(f"cp {prefix}/suite/{ANSWER} report.json; ls report.json 2>/dev/null") != ""
+
+
+async def test_homes_and_other_folders_of_the_machine_are_absent(cheats: CheatServer, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    here = Path(__file__).parent
+    async with cheats.unrewarded_episode() as agent:
+        assert await agent.shell("ls /home; ls -A $HOME /run /var/tmp | grep -v '^/\\|^$'") == "agent\n"
+        for path in (tmp_path, here, "/sys", "/opt", "/srv", "/var/lib", "/boot", "/etc/shadow", "/etc/ssh"):
+            assert await agent.shell(f"test -e {path} && echo there") == "", path
+        # Of root's home there is what leads to the server's Python, and nothing else.
+        shown = {*Path(sys.base_prefix).parents, *Path(sys.prefix).parents}
+        expected = sorted(path.name for path in Path.home().iterdir() if path in shown)
+        assert (await agent.shell(f"ls -A {Path.home()} 2>/dev/null")).split() == expected
+
+
+async def test_people_and_variables_of_the_machine_are_unknown(cheats: CheatServer) -> None:
+    async with cheats.unrewarded_episode() as agent:
+        assert (await agent.shell("cut -d: -f1 /etc/passwd")).split() == ["agent", "nobody"]
+        assert SECRET not in await agent.shell("env; tr '\\0' '\\n' < /proc/1/environ")
+        assert (await agent.shell("id -un; hostname")).split() == ["agent", "sandbox"]
+
+
+async def test_network_has_a_loopback_interface_of_its_own(cheats: CheatServer) -> None:
+    name = f"\0decathlon-{secrets.token_hex(8)}"
+    with socket.create_server(("127.0.0.1", 0)) as service, socket.socket(socket.AF_UNIX) as abstract:
+        abstract.bind(name)
+        abstract.listen()
+        port = service.getsockname()[1]
+        program = f"""{REACH}
+print(reaches(socket.AF_INET, ("127.0.0.1", {port})), reaches(socket.AF_UNIX, {name!r}))
+with socket.create_server(("127.0.0.1", 0)) as own:
+    print(reaches(socket.AF_INET, own.getsockname()))
+"""
+        async with cheats.unrewarded_episode() as agent:
+            assert (await agent.python(program)).split() == ["False", "False", "True"]
+
+
+async def test_scratch_folder_is_private(cheats: CheatServer) -> None:
+    async with cheats.unrewarded_episode() as first, cheats.episode("sum-prices") as second:
+        files = [f"{folder}/{secrets.token_hex(8)}" for folder in ("/tmp", "/var/tmp", "/dev/shm", "/run")]
+        for file in files:
+            assert await first.shell(f"echo text > {file}; cat {file}") == "text\n"
+            assert "No such file" in await second.shell(f"cat {file}")
+            assert not await anyio.Path(file).exists()
+
+
+async def test_programs_of_the_machine_cannot_be_changed(cheats: CheatServer, prefix: Path) -> None:
+    async with cheats.unrewarded_episode() as agent:
+        for path in ("/file", "/usr/file", "/etc/file", f"{prefix}/file", f"{sys.prefix}/file", "/dev/file"):
+            assert "Read-only" in await agent.shell(f"touch {path}"), path
+        assert await agent.shell("echo 1 > /proc/sys/kernel/panic; chmod 0 /dev/null; stat -c %a /dev/null")
+    assert (await anyio.Path("/dev/null").stat()).st_mode & 0o666 == 0o666
+
+
+async def test_processes_have_no_capabilities_and_see_only_their_own(cheats: CheatServer) -> None:
+    async with cheats.unrewarded_episode() as agent:
+        status = await agent.shell("grep -h '^CapEff\\|^CapBnd\\|^NoNewPrivs\\|^Seccomp:' /proc/self/status")
+        values = dict(line.split(":\t") for line in status.splitlines())
+        assert set(values.values()) == {"0" * 16, "1", "2"}, status
+        for command in ("unshare -U true", "mount -t tmpfs none /tmp", "chroot /", "dmesg"):
+            assert await agent.shell(f"{command} > /dev/null 2>&1 || echo refused") == "refused\n", command
+        processes = await agent.shell("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+        assert "pytest" not in processes
+        assert "decathlon_mcp" not in processes
+
+
+async def test_honest_work_is_rewarded_and_the_verdict_names_the_isolation(cheats: CheatServer) -> None:
+    async with cheats.episode("sum-prices") as agent:
+        assert await agent.shell("pwd") == "/episode/workspace\n"
+        await agent.shell("""echo '{"total": 70}' > report.json""")
+        verdict = await agent.verdict()
+    assert (verdict["reward"], verdict["isolation"]) == (1.0, "namespaces"), verdict

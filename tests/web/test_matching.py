@@ -1,0 +1,142 @@
+"""Which requests a recording takes for the same, and what it never stores."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from decathlon_mcp.web.exchanges import Headers, WebRequest, WebResponse
+from decathlon_mcp.web.matching import is_secret_name, normal_url, request_key, storable
+
+SECRET = "abcdefgh12345678"
+
+
+def get(url: str, *headers: tuple[str, str]) -> WebRequest:
+    return WebRequest("GET", url, Headers(headers))
+
+
+def post(body: bytes, content_type: str) -> WebRequest:
+    return WebRequest("POST", "https://a.example/", Headers((("Content-Type", content_type),)), body)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("http://A.example.:80", "http://a.example/"),
+        ("https://a.example:443/p?b=2&a=1#top", "https://a.example/p?a=1&b=2"),
+        ("https://user:word@a.example/", "https://a.example/"),
+        ("https://a.example/?q=x&_=1700000000123", "https://a.example/?q=x"),
+        (f"https://a.example/?api_key={SECRET}", "https://a.example/?api_key=XX"),
+        ("https://a.example/?q=a%20b", "https://a.example/?q=a+b"),
+    ],
+)
+def test_spellings_of_an_address_are_the_same_request(one: str, other: str) -> None:
+    assert request_key(get(one)) == request_key(get(other))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("http://a.example/", "https://a.example/"),
+        ("http://a.example/", "http://a.example:8080/"),
+        ("http://a.example/?q=1", "http://a.example/?q=2"),
+        ("http://a.example/?q=1&q=2", "http://a.example/?q=2&q=1"),
+        ("http://a.example/?_=latest", "http://a.example/"),
+        ("http://a.example/A", "http://a.example/a"),
+    ],
+)
+def test_different_addresses_are_different_requests(one: str, other: str) -> None:
+    assert request_key(get(one)).digest != request_key(get(other)).digest
+
+
+@pytest.mark.parametrize(
+    ("content_type", "one", "other"),
+    [
+        ("application/json", b'{"q": "x", "n": 1}', b'{"n":1,"q":"x"}'),
+        ("application/json", b'{"q": 1, "token": "a"}', b'{"q": 1, "token": "b"}'),
+        ("application/x-www-form-urlencoded", b"q=x&password=1", b"password=2&q=x"),
+    ],
+)
+def test_spellings_of_a_body_are_the_same_request(content_type: str, one: bytes, other: bytes) -> None:
+    assert request_key(post(one, content_type)) == request_key(post(other, content_type))
+
+
+def test_a_boundary_does_not_distinguish_requests() -> None:
+    bodies = [(f"--{name}\r\n\r\nx\r\n--{name}--".encode(), name) for name in ("one111", "two222")]
+    first, second = (
+        request_key(post(body, f"multipart/form-data; boundary={name}")) for body, name in bodies
+    )
+    assert first == second
+
+
+def test_bodies_that_are_not_json_are_compared_as_they_are() -> None:
+    first, second = post(b"{not json", "application/json"), post(b"{not  json", "application/json")
+    assert request_key(first).digest != request_key(second).digest
+    deep = post(b"[" * 100_000, "application/json")
+    assert request_key(deep).digest == request_key(deep).digest
+
+
+def test_accept_and_range_make_variants_of_one_request() -> None:
+    plain = request_key(get("http://a.example/"))
+    for header in (("Accept", "application/x-bibtex"), ("Range", "bytes=0-9")):
+        variant = request_key(get("http://a.example/", header))
+        assert (variant.digest == plain.digest, variant.variant == plain.variant) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["key", "api_key", "X-API-KEY", "apikey", "access_token", "X-Amz-Signature", "Authorization", "password",
+     "x-goog-api-key", "sid", "client_secret", "PRIVATE-TOKEN", "serper_api_key"],
+)  # fmt: skip
+def test_names_of_credentials_are_recognized(name: str) -> None:
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize("name", ["q", "keyword", "page", "author", "pageToken", "monkey", "id", "signal"])
+def test_names_of_other_parameters_are_not(name: str) -> None:
+    assert not is_secret_name(name)
+
+
+def test_a_stored_response_has_no_credential() -> None:
+    request = get(
+        f"https://a.example/?token={SECRET}1",
+        ("Authorization", f"Bearer {SECRET}2"),
+        ("Cookie", f"a={SECRET}3; b=1"),
+        ("X-Api-Key", f"{SECRET}4"),
+    )
+    echoed = [f"{SECRET}{number}" for number in range(1, 6)]
+    response = WebResponse(
+        200,
+        "OK",
+        Headers(
+            (
+                ("Content-Type", "application/json"),
+                ("Set-Cookie", f"session={SECRET}5; Path=/"),
+                ("Location", f"https://me:word@b.example/?sig={SECRET}6&x=1"),
+                ("X-Echo", f"{SECRET}2"),
+            )
+        ),
+        json.dumps({"echo": echoed, "access_token": "unknown"}).encode(),
+    )
+    stored = storable(request, response)
+    text = repr(stored)
+    assert SECRET not in text
+    assert "unknown" not in text
+    assert stored.headers.get("Location") == "https://b.example/?sig=REDACTED&x=1"
+    assert json.loads(stored.body)["echo"] == ["REDACTED"] * 5
+    assert stored.headers.get("set-cookie") == ""
+
+
+def test_headers_of_a_connection_are_not_stored_but_the_length_of_a_head() -> None:
+    headers = Headers((("Content-Length", "7"), ("Transfer-Encoding", "chunked"), ("ETag", '"1"')))
+    response = WebResponse(200, "OK", headers, b"")
+    assert storable(get("http://a.example/"), response).headers.items == (("ETag", '"1"'),)
+    head = WebRequest("HEAD", "http://a.example/")
+    assert storable(head, response).headers.get("content-length") == "7"
+
+
+@pytest.mark.parametrize("url", ["http://a.example:99999/", "http://[::1]:8080/x", "http://ü.example/ä?ö=ß"])
+def test_odd_addresses_have_a_key(url: str) -> None:
+    assert normal_url(normal_url(url)) == normal_url(url)
+    assert request_key(get(url)) == request_key(get(url))

@@ -1,0 +1,123 @@
+"""The server's side of the proxy, with a program that stands in for mitmdump."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from decathlon_mcp.app import host_info, recorded_web
+from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.settings import Settings
+from decathlon_mcp.web.control import Configuration
+from decathlon_mcp.web.exchanges import Counts
+from decathlon_mcp.web.proxy import (
+    AUTHORITY_FOLDER,
+    ProxyOptions,
+    SessionSpec,
+    WebProxy,
+    find_program,
+    running_proxy,
+)
+
+pytestmark = pytest.mark.anyio
+
+PROGRAM = Path(__file__).with_name("fake_mitmdump.py")
+
+
+@asynccontextmanager
+async def proxy(state: Path) -> AsyncGenerator[WebProxy]:
+    options = ProxyOptions(program=PROGRAM, state=state, configuration=Configuration({}, 1 << 20, 1 << 20))
+    with anyio.fail_after(60):
+        async with running_proxy(options) as running:
+            yield running
+
+
+def spec(session: str, mode: str = "record") -> SessionSpec:
+    return SessionSpec(session, "episode", "agent", mode, Path("/recording"))  # type: ignore[arg-type]
+
+
+async def test_a_connection_comes_from_the_port_that_was_announced(tmp_path: Path) -> None:
+    async with proxy(tmp_path) as running:
+        assert running.authority == "PEM"
+        await running.open(spec("one"))
+        async with await running.connect("one", "https") as stream:
+            assert (await stream.receive()).strip().isdigit()
+        assert (await running.counts("episode")).counts == Counts(replayed=1)
+    folder = tmp_path / AUTHORITY_FOLDER
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_proxy_that_dies_is_started_again_with_its_sessions(tmp_path: Path) -> None:
+    async with proxy(tmp_path) as running:
+        for session in ("one", "two"):
+            await running.open(spec(session))
+        with pytest.raises(OSError, match="the web proxy has ended"):
+            await running.counts("die")
+        while True:
+            try:
+                assert (await running.counts("episode")).counts == Counts(replayed=2)
+                break
+            except OSError:
+                await anyio.sleep(0.05)
+
+
+async def test_a_request_that_the_proxy_refuses_is_an_error(tmp_path: Path) -> None:
+    async with proxy(tmp_path) as running:
+        with pytest.raises(OSError, match="no such file"):
+            await running.open(spec("one", "replay"))
+
+
+async def test_no_connection_without_a_proxy() -> None:
+    options = ProxyOptions(program=PROGRAM, state=Path("/"), configuration=Configuration({}, 1, 1))
+    with pytest.raises(ConnectionRefusedError) as refused:
+        await WebProxy(options).connect("one", "proxy")
+    assert refused.value.errno == errno.ECONNREFUSED
+
+
+async def test_a_program_that_does_not_start_is_an_error_with_its_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_MITMDUMP", "broken")
+    with pytest.raises(SettingsError, match=r"fake_mitmdump\.py did not start: there is something wrong"):
+        async with proxy(tmp_path):
+            pass
+
+
+def test_a_missing_program_is_an_error_with_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "venv"))
+    with pytest.raises(SettingsError, match="not installed: install it with `make mitmproxy`"):
+        find_program(None)
+    with pytest.raises(SettingsError, match="--web-proxy nowhere is not a program"):
+        find_program(Path("nowhere"))
+    program = tmp_path / ".venv-mitmproxy" / "bin" / "mitmdump"
+    program.parent.mkdir(parents=True)
+    program.touch(mode=0o755)
+    assert find_program(None) == program
+
+
+def test_the_recorded_web_is_not_for_sandboxes_with_a_network() -> None:
+    settings = Settings.model_validate({"web": "replay", "network": "outbound"})
+    with pytest.raises(SettingsError, match="leave out --network outbound"):
+        host_info([], settings)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"web_address": ("nonsense",)}, "expected HOST=ADDRESS"),
+        ({"web_authorities": "/nowhere.pem"}, "is not a file"),
+    ],
+)
+async def test_settings_of_the_recorded_web_are_checked(values: dict[str, object], message: str) -> None:
+    settings = Settings.model_validate({"web": "record", "web_proxy": PROGRAM, **values})
+    with pytest.raises(SettingsError, match=message):
+        async with recorded_web(settings):
+            pass

@@ -1,0 +1,92 @@
+"""The program that makes a sandbox trust the proxy's authority, and the variables for its programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import anyio
+import pytest
+
+from decathlon_mcp.driver_client.driver import BOOT_COMMAND, connect
+from decathlon_mcp.episodes.web import proxy_variables
+from decathlon_mcp.payloads import source
+from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.sandboxes.local.provider import LocalProvider
+from tests.arxiv.authority import Authority
+from tests.driver.test_tunnels import unique_owner
+
+BUNDLE = "-----BEGIN CERTIFICATE-----\nown\n-----END CERTIFICATE-----\n"
+
+
+def install(folder: Path, order: dict[str, Any]) -> dict[str, Any]:
+    """Run the payload as a sandbox would, with an own bundle; returns what it wrote to the channel."""
+    bundle = folder / "own.pem"
+    bundle.write_text(BUNDLE)
+    read, write = os.pipe()
+    with os.fdopen(read) as channel:
+        try:
+            subprocess.run(
+                [sys.executable, "-c", source("web_trust"), json.dumps(order)],
+                env={**os.environ, "SSL_CERT_FILE": str(bundle), "DECATHLON_CHANNEL": str(write)},
+                pass_fds=(write,),
+                timeout=60,
+                check=True,
+            )
+        finally:
+            os.close(write)
+        return json.loads(channel.read())
+
+
+def test_the_authority_is_added_to_what_the_sandbox_trusts(tmp_path: Path) -> None:
+    pem, target = Authority().pem, tmp_path / "root" / ".decathlon-web"
+    order: dict[str, Any] = {
+        "authority": pem,
+        "folder": str(target),
+        "search": [],
+        "system": False,
+        "resolver": True,
+    }
+    assert install(tmp_path, order) == {"bundles": 0, "nss": False, "resolver": False}
+    assert (target / "authority.pem").read_text() == pem
+    assert (target / "bundle.pem").read_text() == BUNDLE + pem
+
+
+def test_bundles_of_python_environments_are_found(tmp_path: Path) -> None:
+    namespace: dict[str, Any] = {"__name__": "payload"}
+    exec(compile(source("web_trust"), "web_trust", "exec"), namespace)
+    bundles = [
+        tmp_path / "venv/lib/python3.12/site-packages" / name
+        for name in ("certifi/cacert.pem", "pip/_vendor/certifi/cacert.pem")
+    ]
+    other = tmp_path / "node_modules/lib/site-packages/certifi/cacert.pem"
+    for path in (*bundles, other):
+        path.parent.mkdir(parents=True)
+        path.write_text(BUNDLE)
+    assert sorted(namespace["package_bundles"]([str(tmp_path)])) == sorted(bundles)
+    for _ in range(2):
+        assert namespace["append"](bundles[0], "new\n")
+    assert bundles[0].read_text() == BUNDLE + "new\n"
+    assert not namespace["append"](tmp_path / "missing.pem", "new\n")
+
+
+@pytest.mark.anyio
+async def test_programs_get_the_variables_of_their_sandbox_unless_they_set_them(tmp_path: Path) -> None:
+    variables = proxy_variables(8899, "/suite/.decathlon-web")
+    spec = SandboxSpec("variables", BOOT_COMMAND, PurePosixPath("/episode"))
+    show = ["python3", "-c", "import os; print(os.environ['HTTPS_PROXY'], os.environ['NO_PROXY'])"]
+    with anyio.fail_after(60):
+        async with (
+            LocalProvider(unique_owner(), tmp_path) as provider,
+            provider.open(spec) as sandbox,
+            connect(sandbox) as driver,
+        ):
+            driver.set_environment(variables)
+            result = await driver.run(
+                show, cwd=str(sandbox.root), timeout_seconds=30, env={"NO_PROXY": "own"}
+            )
+    assert result.stdout.split() == ["http://127.0.0.1:8899", "own"]
