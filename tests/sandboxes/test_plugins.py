@@ -132,7 +132,7 @@ def test_a_provider_must_have_the_name_of_its_entry_point(install: Install, tmp_
 
 @pytest.mark.anyio
 async def test_the_package_on_the_page_works_as_printed(install: Install, tmp_path: Path) -> None:
-    project = tomllib.loads(block(PAGE, "A package", "toml").text)["project"]
+    project = tomllib.loads(block(PAGE, "A package", "ini").text)["project"]
     code = block(PAGE, "A package", "python").text
     install("second_engine", code, project["entry-points"][PROVIDER_GROUP])
     address = f"unix://{tmp_path}/none.sock"

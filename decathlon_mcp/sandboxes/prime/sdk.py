@@ -5,6 +5,7 @@ Checked with prime-sandboxes 0.5.1.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from collections.abc import AsyncIterator, Generator, Sequence
 from contextlib import contextmanager
@@ -122,29 +123,44 @@ class Sdk:
     @contextmanager
     def errors(self, *, opening: bool = False) -> Generator[None]:
         """Replace the SDK's errors by ours. `opening`: the sandbox does not exist yet."""
-        package = self._package
         try:
             yield
-        except package.SandboxImagePullError as error:
-            raise ImageError(f"Prime cannot get the image: {_text(error)}") from error
-        except package.SandboxOOMError as error:
-            raise SandboxLostError(f"the sandbox is gone: {_text(error)}", cause=OUT_OF_MEMORY) from error
-        except package.SandboxNotRunningError as error:
-            if opening:
-                raise ProviderUnavailableError(f"Prime did not start a sandbox: {_text(error)}") from error
-            raise SandboxLostError(f"the sandbox is gone: {_text(error)}") from error
-        except package.UnauthorizedError as error:
-            raise ProviderUnavailableError(
-                f"Prime refused the key ({_text(error)}); set PRIME_API_KEY",
-                cure="set PRIME_API_KEY to a key that may create sandboxes",
-            ) from error
         except DecathlonError:
             raise
         except Exception as error:
-            # Its time-outs are RuntimeErrors, and an answer that it cannot read is a ValueError.
-            if not opening and "HTTP 404" in str(error):
-                raise SandboxLostError(f"the sandbox is gone: {_text(error)}") from error
-            raise ProviderUnavailableError(f"Prime does not answer as expected: {_text(error)}") from error
+            # The SDK reports a cancellation as a failed request, which would keep the caller from ending.
+            if (cancelled := _cancellation(error)) is not None:
+                raise cancelled from None
+            raise self._replaced(error, opening) from error
+
+    def _replaced(self, error: Exception, opening: bool) -> DecathlonError:
+        package, text = self._package, _text(error)
+        if isinstance(error, package.SandboxImagePullError):
+            return ImageError(f"Prime cannot get the image: {text}")
+        if isinstance(error, package.SandboxOOMError):
+            return SandboxLostError(f"the sandbox is gone: {text}", cause=OUT_OF_MEMORY)
+        if isinstance(error, package.SandboxNotRunningError):
+            if opening:
+                return ProviderUnavailableError(f"Prime did not start a sandbox: {text}")
+            return SandboxLostError(f"the sandbox is gone: {text}")
+        if isinstance(error, package.UnauthorizedError):
+            return ProviderUnavailableError(
+                f"Prime refused the key ({text}); set PRIME_API_KEY",
+                cure="set PRIME_API_KEY to a key that may create sandboxes",
+            )
+        if not opening and "HTTP 404" in str(error):
+            return SandboxLostError(f"the sandbox is gone: {text}")
+        # Also the SDK's time-outs, which are RuntimeErrors, and answers that it cannot read.
+        return ProviderUnavailableError(f"Prime does not answer as expected: {text}")
+
+
+def _cancellation(error: BaseException | None) -> asyncio.CancelledError | None:
+    """The cancellation that led to an error, if one did."""
+    for _ in range(10):
+        if error is None or isinstance(error, asyncio.CancelledError):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _text(error: Exception) -> str:
