@@ -48,7 +48,8 @@ from decathlon_mcp.sandboxes.docker.image import images_on_engine
 from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvider
 from decathlon_mcp.sandboxes.inventory import BUBBLEWRAP_FOLDER, LOCAL_FOLDER, NAMESPACES_FOLDER
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
-from decathlon_mcp.settings import ProviderName, Settings
+from decathlon_mcp.sandboxes.plugins import ProviderContext, create_from_plugin, load_plugin, parse_options
+from decathlon_mcp.settings import BUILT_IN_PROVIDERS, ProviderName, Settings
 from decathlon_mcp.storage.disk import DiskSpace
 from decathlon_mcp.storage.file_cache import FileCache
 from decathlon_mcp.storage.instance import create_state_folder, instance_lock
@@ -66,6 +67,8 @@ from decathlon_mcp.web.targets import parse_addresses
 
 log = logging.getLogger("decathlon.app")
 
+PLUGIN_FOLDERS = "providers"
+"""In the state folder: the folders of other packages' providers, by name."""
 RETENTION_SECONDS = 3600.0
 """Time between two searches for episodes that are older than `--keep-days`."""
 
@@ -88,6 +91,8 @@ def image_for(suite: Suite, settings: Settings) -> str | None:
     name = provider_for(suite, settings)
     if name == "local":
         return None
+    if name not in BUILT_IN_PROVIDERS:
+        return settings.image or suite.profile.image
     if name == "docker":
         if is_image_folder(settings.image):
             raise SettingsError(
@@ -99,6 +104,17 @@ def image_for(suite: Suite, settings: Settings) -> str | None:
     if settings.image is not None and not is_image_folder(settings.image):
         raise SettingsError(f"--image {settings.image} is no folder: {UNPACK}, a path with / or ./ before it")
     return settings.image and str(Path(settings.image).expanduser().absolute())
+
+
+def check_provider(settings: Settings) -> None:
+    """Raises SettingsError for a provider that there is not, or for options that it does not take."""
+    name = settings.provider
+    if name is not None and name not in BUILT_IN_PROVIDERS:
+        parse_options(name, load_plugin(name), settings.provider_option)
+    elif settings.provider_option:
+        raise SettingsError(
+            f"--provider-option {settings.provider_option[0]}: {name or 'the default provider'} takes none"
+        )
 
 
 def host_info(suites: Iterable[Suite], settings: Settings) -> HostInfo:
@@ -119,7 +135,7 @@ def host_info(suites: Iterable[Suite], settings: Settings) -> HostInfo:
         has_network=settings.network != "none",
         has_web=settings.web is not None,
         missing_recording=partial(_missing_recording, settings.state) if settings.web == "replay" else None,
-        without_network={suite: NO_NETWORK for suite, name in names.items() if name == "bubblewrap"},
+        without_network={suite: why for suite, name in names.items() if (why := _why_no_network(name))},
         varying_root=local if local and local_isolation(settings) == "none" else frozenset(),
         tool_names=settings.names,
         service_images={name: images & on_engine for name, images in service_images.items()},
@@ -147,11 +163,18 @@ def _missing_recording(state: Path, suite: Suite, task: Task) -> str:
     )
 
 
+def _why_no_network(name: ProviderName) -> str:
+    if name in BUILT_IN_PROVIDERS:
+        return NO_NETWORK if name == "bubblewrap" else ""
+    return load_plugin(name).without_network
+
+
 def read_catalogue(settings: Settings) -> Catalogue:
     """Read all tasks of the suites in the settings, and their pass rates.
 
     Raises SuiteError, SettingsError.
     """
+    check_provider(settings)
     suites = [load_suite(where, settings.language) for where in settings.suite]
     pass_rates = read_pass_rates(settings.results) if settings.results else None
     return Catalogue(suites, pass_rates, host=host_info(suites, settings))
@@ -168,6 +191,7 @@ async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGener
     create_state_folder(settings.state)
     survives = survives and settings.survive_seconds > 0
     names = {provider_for(suite, settings) for suite in catalogue.suites}
+    survives = survives and all(name in BUILT_IN_PROVIDERS or load_plugin(name).survives for name in names)
     async with AsyncExitStack() as stack:
         lock = stack.enter_context(instance_lock(settings.state, names, survives=survives))
         store = stack.enter_context(Store.open(settings.state, lock.name)) if survives else None
@@ -365,6 +389,10 @@ def create_provider(name: ProviderName, owner: str, settings: Settings) -> Provi
     if name == "bubblewrap":
         image = Path(settings.image).expanduser() if settings.image else None
         return BubblewrapProvider(owner, settings.state / BUBBLEWRAP_FOLDER, image=image)
+    if name not in BUILT_IN_PROVIDERS:
+        folder = settings.state / PLUGIN_FOLDERS / name
+        context = ProviderContext(owner, folder, settings.max_opening)
+        return create_from_plugin(name, context, settings.provider_option)
     return DockerProvider(
         owner, network=settings.docker_network or DEFAULT_NETWORK, at_once=settings.max_opening
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,7 +26,11 @@ from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.types import Language, Names, ServerStart
 from decathlon_mcp.validation import find_problems
 
-ProviderName = Literal["docker", "bubblewrap", "local"]
+ProviderName = Literal["docker", "bubblewrap", "local", "podman", "prime"] | str
+"""One of `BUILT_IN_PROVIDERS`, or the name of a plugin; `podman` and `prime` are plugins."""
+BUILT_IN_PROVIDERS = ("docker", "bubblewrap", "local")
+PROVIDER_GROUP = "decathlon_mcp.providers"
+"""Entry points of packages that add providers."""
 IsolationMode = Literal["auto", "namespaces", "none"]
 RewardPolicy = Literal["visible", "meta", "controller"]
 """Ordered: each policy reveals less of the reward than the one before."""
@@ -69,6 +74,11 @@ LIMITS: Mapping[LimitsName, LimitsPreset] = {
 DEFAULT_EPISODE_SECONDS = 14_400.0
 
 
+def provider_entry_points() -> tuple[EntryPoint, ...]:
+    """The providers that installed packages register."""
+    return tuple(entry_points(group=PROVIDER_GROUP))
+
+
 def default_state() -> Path:
     """`$XDG_STATE_HOME/decathlon-mcp`, by default `~/.local/state/decathlon-mcp`."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -87,8 +97,13 @@ class Settings(BaseModel):
     provider: ProviderName | None = Field(
         None,
         description="What runs the sandboxes: `docker`, `bubblewrap` for namespaces without a daemon, or "
-        "`local` for this machine's own programs. [starter: local, else docker; with a folder as `--image` "
-        "bubblewrap]",
+        "`local` for this machine's own programs; `podman`, `prime`, or another package's provider. "
+        "[starter: local, else docker; with a folder as `--image` bubblewrap]",
+    )
+    provider_option: tuple[str, ...] = Field(
+        (),
+        description="An option of a provider that is not docker, bubblewrap or local. Can be given more than "
+        "once.",
     )
     isolation: IsolationMode = Field(
         "auto",

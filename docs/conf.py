@@ -38,7 +38,15 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
     "Start": ("index", "quickstart", "concepts", "playing"),
     "Connect and train": ("clients", "training", "sampling", "rewards"),
     "Tasks": ("toolathlon", "recorded-web", "gym", "/decathlon_mcp/starter/suite/README", "writing-tasks"),
-    "Run a server": ("operating", "monitoring", "reliability", "performance", "troubleshooting"),
+    "Run a server": (
+        "operating",
+        "monitoring",
+        "reliability",
+        "performance",
+        "prime",
+        "write-a-provider",
+        "troubleshooting",
+    ),
     "Trust": (
         "reward-integrity",
         "regrading",

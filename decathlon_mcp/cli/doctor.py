@@ -20,7 +20,14 @@ import anyio.to_thread
 from rich.console import Console
 from rich.text import Text
 
-from decathlon_mcp.app import create_provider, create_sandbox_factory, host_info, image_for, provider_for
+from decathlon_mcp.app import (
+    check_provider,
+    create_provider,
+    create_sandbox_factory,
+    host_info,
+    image_for,
+    provider_for,
+)
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.requirements import HostInfo, MissingRequirement
 from decathlon_mcp.cli.options import describe_unknown_variables, unknown_variables
@@ -96,6 +103,11 @@ async def _findings(settings: Settings, host_name: str, port: int) -> AsyncGener
             suites.append(load_suite(where, settings.language))
         except DecathlonError as error:
             yield Finding(f"suite {where}", False, error.message, "give the path of a checkout: --suite PATH")
+    try:
+        check_provider(settings)
+    except SettingsError as error:
+        yield Finding("provider", False, error.message, "see --provider and --provider-option")
+        return
     try:
         host = await anyio.to_thread.run_sync(host_info, suites, settings)
     except SettingsError as error:

@@ -30,6 +30,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Tasks": ("suite", "names", "language", "results", "overlong", "reward"),
     "Sandboxes": (
         "provider",
+        "provider_option",
         "isolation",
         "image",
         "network",
@@ -89,7 +90,13 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
 }
 SHOWN = frozenset(name for names in SECTIONS.values() for name in names)
-UNITS = {"seconds": "SECONDS", "mib": "MIB", "suite": "PATH", "image": "IMAGE"}
+UNITS = {
+    "seconds": "SECONDS",
+    "mib": "MIB",
+    "suite": "PATH",
+    "image": "IMAGE",
+    "option": "NAME=VALUE",
+}
 """Metavars of settings, by the last word of the name."""
 
 
@@ -128,7 +135,7 @@ def _split(kind: object, value: str, **_: object) -> list[str]:
 def _default(value: object) -> str | None:
     """Format a default as a user would type it."""
     if isinstance(value, tuple):
-        return " ".join(str(item) for item in cast("tuple[object, ...]", value))
+        return " ".join(str(item) for item in cast("tuple[object, ...]", value)) or None
     if isinstance(value, Path) and value.is_relative_to(Path.home()):
         return f"~/{value.relative_to(Path.home())}"
     return None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
@@ -156,12 +163,24 @@ NO_FILTERS = FilterOptions.model_validate({})
 ServerOptions = _model("ServerOptions")
 TasksOptions = _model(
     "TasksOptions",
-    ("suite", "language", "results", "provider", "isolation", "image", "network", "web", "state", "config"),
+    (
+        "suite",
+        "language",
+        "results",
+        "provider",
+        "provider_option",
+        "isolation",
+        "image",
+        "network",
+        "web",
+        "state",
+        "config",
+    ),
 )
 DoctorOptions = _model(
     "DoctorOptions",
     (
-        *("suite", "provider", "isolation", "image", "web", "web_proxy"),
+        *("suite", "provider", "provider_option", "isolation", "image", "web", "web_proxy"),
         *("dense", "state", "tokens", "config"),
     ),
 )
@@ -171,6 +190,7 @@ RegradeOptions = _model(
         "suite",
         "language",
         "provider",
+        "provider_option",
         "isolation",
         "image",
         "network",
@@ -188,7 +208,9 @@ RegradeOptions = _model(
         "config",
     ),
 )
-PlayOptions = _model("PlayOptions", ("suite", "provider", "isolation", "image", "state", "config"))
+PlayOptions = _model(
+    "PlayOptions", ("suite", "provider", "provider_option", "isolation", "image", "state", "config")
+)
 
 ServerSettings = Annotated[ServerOptions, Parameter(name="*")]
 TasksSettings = Annotated[TasksOptions, Parameter(name="*")]

@@ -73,7 +73,8 @@ class ProviderUnderTest:
     sandboxes in a server with the owner `former_owner` and kills that server with SIGKILL, after it has done
     to each what the given step says. `resources` lists everything on the machine that belongs to both owners'
     sandboxes (containers, processes, folders). `scratch` is an existing folder for archives. `runs_commands`
-    is false for a fake, whose only first process is one that answers as `PROBE_COMMAND` does.
+    is false for a fake, whose only first process is one that answers as `PROBE_COMMAND` does. `survives` is
+    that of the provider's `ProviderPlugin`.
     """
 
     owner: str
@@ -86,6 +87,7 @@ class ProviderUnderTest:
     image: str | None = None
     root: PurePosixPath = ROOT
     runs_commands: bool = True
+    survives: bool = True
 
     def new_spec(self, command: tuple[str, ...] = PROBE_COMMAND, *, survives: bool = False) -> SandboxSpec:
         """A sandbox with a new name."""
@@ -116,10 +118,16 @@ class ProviderUnderTest:
 Check = Callable[[ProviderUnderTest], Coroutine[Any, Any, None]]
 _checks: list[Check] = []
 _command_checks: list[Check] = []
+_survival_checks: list[Check] = []
 
 
-def _check(*, seconds: float = 30, commands: bool = False) -> Callable[[Check], Check]:
-    """Register a check and give it a time limit. `commands`: it needs a provider that runs commands."""
+def _check(
+    *, seconds: float = 30, commands: bool = False, survival: bool = False
+) -> Callable[[Check], Check]:
+    """Register a check and give it a time limit.
+
+    `commands`: it needs a provider that runs commands. `survival`: one whose sandboxes outlive their server.
+    """
 
     def register(check: Check) -> Check:
         @wraps(check)
@@ -128,15 +136,26 @@ def _check(*, seconds: float = 30, commands: bool = False) -> Callable[[Check], 
                 await check(target)
 
         (_command_checks if commands else _checks).append(bounded)
+        if survival:
+            _survival_checks.append(bounded)
         return bounded
 
     return register
 
 
+def checks_for(*, runs_commands: bool = True, survives: bool = True) -> tuple[Check, ...]:
+    """The checks that apply; see the fields of `ProviderUnderTest` of the same names."""
+    return tuple(
+        check
+        for check in (ALL_CHECKS if runs_commands else CHECKS)
+        if survives or check not in SURVIVAL_CHECKS
+    )
+
+
 async def failed_checks(target: ProviderUnderTest) -> Mapping[str, Exception]:
     """Run all checks that apply; the errors of those that failed, by name. Empty if the provider conforms."""
     failures: dict[str, Exception] = {}
-    for check in ALL_CHECKS if target.runs_commands else CHECKS:
+    for check in checks_for(runs_commands=target.runs_commands, survives=target.survives):
         try:
             await check(target)
         except Exception as error:  # noqa: BLE001  (reported, whatever it is)
@@ -421,7 +440,7 @@ async def _cancel_at_stepped_moments(
 # Streams that are reopened
 
 
-@_check()
+@_check(survival=True)
 async def reopened_stream_reaches_the_same_first_process(target: ProviderUnderTest) -> None:
     """A sandbox that survives goes on when its stream is closed, and new streams reach its first process."""
     async with target.provider.open(target.new_spec(survives=True)) as sandbox:
@@ -437,7 +456,7 @@ async def reopened_stream_reaches_the_same_first_process(target: ProviderUnderTe
     await target.assert_nothing_left()
 
 
-@_check()
+@_check(survival=True)
 async def stream_cut_inside_a_message_is_reopened(target: ProviderUnderTest) -> None:
     """Messages that were cut in either direction do not prevent what is sent after a line feed."""
     async with target.provider.open(target.new_spec(survives=True)) as sandbox:
@@ -448,7 +467,7 @@ async def stream_cut_inside_a_message_is_reopened(target: ProviderUnderTest) -> 
             await _Probe(sandbox, reopened=True).ping()
 
 
-@_check()
+@_check(survival=True)
 async def stream_with_unread_answers_is_reopened(target: ProviderUnderTest) -> None:
     """What was sent is done though nobody receives the answer, and the next stream works."""
     async with target.provider.open(target.new_spec(survives=True)) as sandbox:
@@ -465,7 +484,7 @@ async def _wait_for_file(target: ProviderUnderTest, sandbox: Sandbox, name: str)
         await anyio.sleep(0.05)
 
 
-@_check()
+@_check(survival=True)
 async def end_of_input_does_not_end_a_sandbox_that_survives(target: ProviderUnderTest) -> None:
     """After `send_eof` the first process goes on, and the stream can be reopened."""
     async with target.provider.open(target.new_spec(survives=True)) as sandbox:
@@ -475,7 +494,7 @@ async def end_of_input_does_not_end_a_sandbox_that_survives(target: ProviderUnde
         await _Probe(sandbox, reopened=True).ping()
 
 
-@_check()
+@_check(survival=True)
 async def stream_of_an_ended_sandbox_is_not_reopened(target: ProviderUnderTest) -> None:
     """When the first process has ended by itself, `reopen` raises SandboxLostError."""
     async with target.provider.open(target.new_spec(survives=True)) as sandbox:
@@ -489,7 +508,7 @@ async def stream_of_an_ended_sandbox_is_not_reopened(target: ProviderUnderTest) 
     await target.assert_nothing_left()
 
 
-@_check()
+@_check(survival=True)
 async def stream_of_a_paused_sandbox_is_not_reopened(target: ProviderUnderTest) -> None:
     """`reopen` of a paused sandbox raises SandboxLostError."""
     async with target.provider.open(target.new_spec(survives=True)) as sandbox:
@@ -499,7 +518,7 @@ async def stream_of_a_paused_sandbox_is_not_reopened(target: ProviderUnderTest) 
     await target.assert_nothing_left()
 
 
-@_check(commands=True)
+@_check(commands=True, survival=True)
 async def output_without_a_stream_does_not_stop_the_first_process(target: ProviderUnderTest) -> None:
     """32 KiB to each of stdout and stderr that nobody receives do not keep the first process waiting."""
     script = f"""
@@ -526,7 +545,7 @@ input()
 # Sandboxes that survive their server
 
 
-@_check(seconds=60)
+@_check(seconds=60, survival=True)
 async def sandbox_is_taken_back(target: ProviderUnderTest) -> None:
     """Another provider continues the sandbox of a killed server: its process, files, exit and removal."""
     spec = target.new_spec(survives=True)
@@ -556,7 +575,7 @@ async def sandbox_is_taken_back(target: ProviderUnderTest) -> None:
     await target.assert_nothing_left()
 
 
-@_check(seconds=60)
+@_check(seconds=60, survival=True)
 async def sandbox_that_was_taken_back_is_removed_at_its_exit(target: ProviderUnderTest) -> None:
     """A running sandbox of a killed server is removed with all its processes when it is exited."""
     spec = target.new_spec(survives=True)
@@ -566,7 +585,7 @@ async def sandbox_that_was_taken_back_is_removed_at_its_exit(target: ProviderUnd
     await target.assert_nothing_left()
 
 
-@_check(seconds=60)
+@_check(seconds=60, survival=True)
 async def paused_sandbox_is_taken_back_paused(target: ProviderUnderTest) -> None:
     """Files of a paused sandbox of a killed server can be copied; its stream has ended."""
     spec = target.new_spec(survives=True)
@@ -581,7 +600,7 @@ async def paused_sandbox_is_taken_back_paused(target: ProviderUnderTest) -> None
     await target.assert_nothing_left()
 
 
-@_check(seconds=60)
+@_check(seconds=60, survival=True)
 async def ended_sandbox_is_not_taken_back(target: ProviderUnderTest) -> None:
     """A sandbox whose first process ended meanwhile is lost, and nothing of it is left."""
     spec = target.new_spec(("python3", "-c", "") if target.runs_commands else PROBE_COMMAND, survives=True)
@@ -592,7 +611,7 @@ async def ended_sandbox_is_not_taken_back(target: ProviderUnderTest) -> None:
     await target.assert_nothing_left()
 
 
-@_check(seconds=60)
+@_check(seconds=60, survival=True)
 async def unknown_sandbox_is_not_taken_back(target: ProviderUnderTest) -> None:
     """A sandbox that does not exist or belongs to another owner cannot be taken back, and is not touched."""
     with _raises(SandboxLostError):
@@ -620,7 +639,7 @@ async def sandbox_that_does_not_survive_ends_with_its_server(target: ProviderUnd
     await target.assert_nothing_left()
 
 
-@_check(seconds=60)
+@_check(seconds=60, survival=True)
 async def sweep_keeps_the_sandboxes_that_it_is_given(target: ProviderUnderTest) -> None:
     """`sweep` spares sandboxes with a name in `keep` and those that this provider has taken back."""
     removed, kept, taken_back = (target.new_spec(survives=True) for _ in range(3))
@@ -634,7 +653,7 @@ async def sweep_keeps_the_sandboxes_that_it_is_given(target: ProviderUnderTest) 
     await target.assert_nothing_left()
 
 
-@_check(seconds=120)
+@_check(seconds=120, survival=True)
 async def cancelled_taking_back_leaves_nothing(target: ProviderUnderTest) -> None:
     """A taking back that is cancelled at any moment, by a cancel scope or a task, leaves nothing behind."""
     steps = 12
@@ -927,3 +946,5 @@ CHECKS: tuple[Check, ...] = tuple(_checks)
 COMMAND_CHECKS: tuple[Check, ...] = tuple(_command_checks)
 """Checks for providers whose sandboxes run any command, which is all but fakes."""
 ALL_CHECKS: tuple[Check, ...] = CHECKS + COMMAND_CHECKS
+SURVIVAL_CHECKS = frozenset(_survival_checks)
+"""Those of `ALL_CHECKS` that need sandboxes that outlive their server."""

@@ -175,11 +175,19 @@ def docker_bench(owner: str, folder: Path, engine: Any, image: str) -> Bench:
 
 
 def bench_of(
-    owner: str, folder: Path, create: Callable[[], Provider], name: str = "sandboxes", **fields: Any
+    owner: str,
+    folder: Path,
+    create: Callable[[], Provider],
+    name: str = "sandboxes",
+    *,
+    plugin: tuple[str, Sequence[str]] | None = None,
+    **fields: Any,
 ) -> Bench:
+    """A bench; `plugin` is the name and the options of the provider that its killed servers have."""
+
     async def leave_behind(specs: Sequence[SandboxSpec], last_step: LastStep) -> None:
         async with killed_server(
-            former(owner), folder, specs, last_step, name=name, wait_for="ready"
+            former(owner), folder, specs, last_step, name=name, wait_for="ready", plugin=plugin
         ) as server:
             server.kill()
             await server.wait()
@@ -209,6 +217,7 @@ async def killed_server(
     *,
     name: str = "sandboxes",
     wait_for: str,
+    plugin: tuple[str, Sequence[str]] | None = None,
 ) -> AsyncGenerator[Process]:
     """A separate process that opens sandboxes, in the folder `name` that the bench's provider uses.
 
@@ -219,6 +228,7 @@ async def killed_server(
         "folder": str(folder / name),
         "specs": [spec_arguments(spec) for spec in specs],
         "last_step": last_step,
+        "plugin": plugin,
     }
     command = [sys.executable, "-m", "tests.sandboxes.killed_server", json.dumps(arguments)]
     async with await anyio.open_process(command, stderr=None) as server:

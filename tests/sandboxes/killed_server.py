@@ -21,10 +21,21 @@ from decathlon_mcp.sandboxes.conformance import LastStep
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.inventory import NAMESPACES_FOLDER
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
+from decathlon_mcp.sandboxes.plugins import ProviderContext, create_from_plugin
 
 
-async def main(owner: str, folder: str, specs: Sequence[dict[str, object]], last_step: LastStep) -> None:
-    provider = create_provider(owner, folder, next(iter(str(spec["image"] or "") for spec in specs), ""))
+async def main(
+    owner: str,
+    folder: str,
+    specs: Sequence[dict[str, object]],
+    last_step: LastStep,
+    plugin: tuple[str, Sequence[str]] | None,
+) -> None:
+    if plugin is None:
+        provider = create_provider(owner, folder, next(iter(str(spec["image"] or "") for spec in specs), ""))
+    else:
+        name, options = plugin
+        provider = create_from_plugin(name, ProviderContext(owner, Path(folder)), options)
     async with provider, AsyncExitStack() as stack:
         report("opening")
         for spec in specs:

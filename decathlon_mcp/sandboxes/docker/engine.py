@@ -1,7 +1,7 @@
 """The connection to one Docker engine.
 
 The engine is found by DOCKER_HOST, as the `docker` command finds it (contexts are not read), over a unix
-socket or plain TCP.
+socket or plain TCP, unless an address is given.
 """
 
 # TLS and ssh are refused: their attached streams have no descriptor of their own that could be duplicated.
@@ -180,10 +180,15 @@ def raise_api_error(response: Response) -> None:
 
 
 class Engine:
-    """Sends requests to one engine. Connects at the first request, and tries again after a failure."""
+    """Sends requests to one engine. Connects at the first request, and tries again after a failure.
 
-    def __init__(self) -> None:
-        self.address = engine_address()
+    `address` as in DOCKER_HOST, which is the default. `api_version` is asked from the engine unless it is
+    given.
+    """
+
+    def __init__(self, address: str | None = None, *, api_version: str = "auto") -> None:
+        self.address = address or engine_address()
+        self._api_version = api_version
         self._threads = CapacityLimiter(THREADS)
         self._connecting = anyio.Lock()
         self._api: Api | None = None
@@ -259,7 +264,9 @@ class Engine:
 
     def new_api(self) -> Api:
         """A connection of its own, made in this thread. Raises what `docker` raises, OSError, ValueError."""
-        options = cast("dict[str, Any]", kwargs_from_env())
+        options = cast(
+            "dict[str, Any]", kwargs_from_env(environment={**os.environ, "DOCKER_HOST": self.address})
+        )
         if options.get("tls") or self.address.startswith(("ssh:", "https:", "npipe:")):
             cure = "run the server on the engine's machine, or forward its socket"
             raise ProviderUnavailableError(
@@ -269,7 +276,8 @@ class Engine:
                 cure=cure,
             )
         self.try_to_connect()
-        api = cast("Api", docker.APIClient(**options, version="auto", timeout=2, max_pool_size=POOL_SIZE))
+        client = docker.APIClient(**options, version=self._api_version, timeout=2, max_pool_size=POOL_SIZE)
+        api = cast("Api", client)
         api.timeout = REQUEST_SECONDS
         return api
 

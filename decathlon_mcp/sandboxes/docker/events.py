@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -23,6 +23,8 @@ OWNER_LABEL = "decathlon.owner"
 SANDBOX_LABEL = "decathlon.sandbox"
 
 RETRY_SECONDS = 1.0
+EXIT_EVENTS: Mapping[str, Any] = {"label": SANDBOX_LABEL, "event": ["oom", "die"]}
+"""Filters of Docker's events."""
 _SIGKILL_EXIT_CODE = 137
 _LIVING_STATES = frozenset({"created", "running", "paused", "restarting"})
 
@@ -57,10 +59,14 @@ def _cause(exit_code: int | None, out_of_memory: bool) -> str | None:
 
 
 class EventWatch:
-    """Follows containers, by the labels of their sandboxes."""
+    """Follows containers, by the labels of their sandboxes.
 
-    def __init__(self, engine: Engine) -> None:
+    `filters`: of the engine's events, which may let others through.
+    """
+
+    def __init__(self, engine: Engine, filters: Mapping[str, Any] = EXIT_EVENTS) -> None:
         self._engine = engine
+        self._filters = filters
         self._exits: dict[tuple[str, str], ContainerExit] = {}
         self._thread = CapacityLimiter(1)
         self._events: EventStream | None = None
@@ -91,7 +97,7 @@ class EventWatch:
             self._close_events()
 
     def _follow(self, api: Api) -> None:
-        filters = {"label": SANDBOX_LABEL, "event": ["oom", "die"]}
+        filters = self._filters
         # The HTTP library raises ValueError or AttributeError when another thread closes the stream.
         with suppress(RequestException, DockerException, OSError, ValueError, AttributeError):
             self._engine.try_to_connect()

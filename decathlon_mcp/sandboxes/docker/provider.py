@@ -14,11 +14,11 @@ import logging
 import math
 import secrets
 import shutil
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import PurePosixPath
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import anyio
 from anyio import CancelScope, CapacityLimiter
@@ -30,10 +30,11 @@ from decathlon_mcp.errors import BadRequestError, DecathlonError, ImageError, Pr
 from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, Limits, SandboxSpec, finding
 from decathlon_mcp.sandboxes.docker.container import DEFAULT_NETWORK, Container, remove_container
 from decathlon_mcp.sandboxes.docker.engine import RESTART_SECONDS, Api, Engine, engine_message
-from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL, EventWatch
+from decathlon_mcp.sandboxes.docker.events import EXIT_EVENTS, OWNER_LABEL, SANDBOX_LABEL, EventWatch
 from decathlon_mcp.sandboxes.docker.image import find_image, install_hint
 from decathlon_mcp.sandboxes.docker.sandbox import DockerSandbox
 from decathlon_mcp.telemetry.logs import fields
+from decathlon_mcp.types import JsonObject
 
 REMOVE_SECONDS = 30.0
 """Limit on the time that the engine may take to remove one container, all tries together.
@@ -58,19 +59,30 @@ class DockerProvider:
 
     `network` is the engine's network for sandboxes with outbound access; one that an operator created also
     resolves the names of the containers on it. `at_once` bounds how many sandboxes are being opened, and how
-    many removed, at the same time.
+    many removed, at the same time. `engine`: another than DOCKER_HOST names.
+
+    A subclass for an engine that differs replaces `sandbox_type`, `exit_events` and the checks.
     """
 
     name = "docker"
     isolation: Isolation = "container"
     unlimited: tuple[LimitName, ...] = ()
+    sandbox_type: type[DockerSandbox] = DockerSandbox
+    exit_events: Mapping[str, Any] = EXIT_EVENTS
 
     # Four at once by default: with more, each takes longer and the total stays the same.
-    def __init__(self, owner: str, *, network: str = DEFAULT_NETWORK, at_once: int = 4) -> None:
+    def __init__(
+        self,
+        owner: str,
+        *,
+        network: str = DEFAULT_NETWORK,
+        at_once: int = 4,
+        engine: Engine | None = None,
+    ) -> None:
         self._owner = owner
-        self._network = network
-        self._engine = Engine()
-        self._events = EventWatch(self._engine)
+        self.network = network
+        self.engine = engine or Engine()
+        self._events = EventWatch(self.engine, self.exit_events)
         self._openings = CapacityLimiter(at_once)
         self._removals = CapacityLimiter(at_once)
         # Not the engine's own, all of which may be occupied by archives while a removal's clock runs.
@@ -93,26 +105,26 @@ class DockerProvider:
         # Not given the error: the task group would wrap it in an exception group.
         await self._tasks.__aexit__(None, None, None)
         with CancelScope(shield=True):
-            await self._engine.aclose()
+            await self.engine.aclose()
 
     def root(self, spec: SandboxSpec) -> PurePosixPath:
         return spec.root
 
     def shares_loopback(self, spec: SandboxSpec) -> bool:
-        return self._network == "host" and spec.network != "none"
+        return self.network == "host" and spec.network != "none"
 
     async def environment(self, image: str | None) -> str | None:
         if image is None:
             return None
         try:
-            return (await self._engine.run(lambda api: find_image(api, image))).digest
+            return (await self.engine.run(lambda api: find_image(api, image))).digest
         except (ImageError, ProviderUnavailableError, APIError):
             return None
 
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncGenerator[DockerSandbox]:
         self._check_name(spec.name)
-        await self._engine.api()
+        await self.engine.api()
         deadline = anyio.current_time() + (RESTART_SECONDS if spec.survives else 0)
         async with AsyncExitStack() as stack:
             yield await self._enter_new(stack, spec, deadline)
@@ -121,14 +133,14 @@ class DockerProvider:
         """Open a new sandbox on `stack`; again, until `deadline`, if the engine restarts meanwhile."""
         while True:
             async with AsyncExitStack() as attempt:
-                container = Container(self._owner, spec, network=self._network)
+                container = Container(self._owner, spec, network=self.network)
                 try:
                     sandbox = await self._enter(attempt, container, container.open)
                 except ProviderUnavailableError as error:
                     if anyio.current_time() >= deadline or isinstance(error.__cause__, APIError):
                         raise
                     # Before the attempt ends, which removes the container that it may have created.
-                    await self._engine.wait_until_it_answers(deadline)
+                    await self.engine.wait_until_it_answers(deadline)
                 else:
                     await stack.enter_async_context(attempt.pop_all())
                     return sandbox
@@ -136,7 +148,7 @@ class DockerProvider:
     @asynccontextmanager
     async def take_back(self, owner: str, spec: SandboxSpec) -> AsyncGenerator[DockerSandbox]:
         self._check_name(spec.name)
-        container = Container(owner, spec, network=self._network, exists=True)
+        container = Container(owner, spec, network=self.network, exists=True)
 
         def take_back(api: Api) -> None:
             try:
@@ -175,14 +187,14 @@ class DockerProvider:
         stack.push_async_callback(close_stream)
         self._open_names.add(name)
         stack.push_async_callback(self._remove, container)
-        await self._engine.api()
+        await self.engine.api()
         # An exit before the events are followed would have no cause.
         with anyio.move_on_after(LISTEN_SECONDS):
             await self._events.listening.wait()
         async with self._openings:
-            await self._engine.run(begin)
+            await self.engine.run(begin)
         container_exit.started = True
-        sandbox = DockerSandbox(self._engine, container, container_exit)
+        sandbox = self.sandbox_type(self.engine, container, container_exit)
         stack.callback(sandbox.mark_closed)
         return sandbox
 
@@ -218,7 +230,7 @@ class DockerProvider:
         limit_seconds = min(limit_seconds, REMOVE_SILENT_SECONDS) if self._silent else limit_seconds
         with anyio.move_on_after(limit_seconds) as scope:
             try:
-                await self._engine.run(remove, abandon=True, limiter=self._removal_threads)
+                await self.engine.run(remove, abandon=True, limiter=self._removal_threads)
             except (APIError, ProviderUnavailableError) as error:
                 reason = engine_message(error) if isinstance(error, APIError) else error.message
         self._silent = scope.cancelled_caught
@@ -231,7 +243,7 @@ class DockerProvider:
     async def sweep(self, owner: str, *, keep: Collection[str] = ()) -> int:
         filters = {"label": f"{OWNER_LABEL}={owner}"}
         try:
-            containers = await self._engine.run(lambda api: api.containers(all=True, filters=filters))
+            containers = await self.engine.run(lambda api: api.containers(all=True, filters=filters))
             spared = {*self._open_names, *keep}
             orphans = [
                 str(container["Id"])
@@ -269,15 +281,13 @@ class DockerProvider:
         return findings
 
     async def _check(self, image: str | None, findings: list[Finding]) -> None:
-        version = await self._engine.run(lambda api: api.version(), abandon=True)
-        findings.append(Finding("engine", True, f"Docker {version.get('Version')} at {self._engine.address}"))
-        findings += await self._engine.run(_check_disk, abandon=True)
-        if self._network != DEFAULT_NETWORK:
-            findings.append(await self._engine.run(self._check_network, abandon=True))
+        findings += await self.engine.run(self.check_engine, abandon=True)
+        if self.network != DEFAULT_NETWORK:
+            findings.append(await self.engine.run(self.check_network, abandon=True))
         if image is None:
             return
         try:
-            facts = await self._engine.run(lambda api: find_image(api, image), abandon=True)
+            facts = await self.engine.run(lambda api: find_image(api, image), abandon=True)
         except ImageError:
             findings.append(Finding("image", False, f"{image} is not on this engine", install_hint(image)))
             return
@@ -287,13 +297,19 @@ class DockerProvider:
         if scope.cancelled_caught:
             findings.append(Finding("python3", True, "not checked: the engine is busy"))
 
-    def _check_network(self, api: Api) -> Finding:
+    def check_engine(self, api: Api) -> list[Finding]:
+        """Whether the engine that answers can be used. Runs in a thread."""
+        version = Finding("engine", True, f"Docker {api.version().get('Version')} at {self.engine.address}")
+        return [version, *check_disk(api.info())]
+
+    def check_network(self, api: Api) -> Finding:
+        """Whether there is the network for sandboxes with outbound access. Runs in a thread."""
         try:
-            network = api.inspect_network(self._network)
+            network = api.inspect_network(self.network)
         except NotFound:
-            cure = f"docker network create {self._network}"
-            return Finding("network", False, f"the engine has no network {self._network}", cure)
-        return Finding("network", True, f"{self._network}, {network['Driver']}")
+            cure = f"docker network create {self.network}"
+            return Finding("network", False, f"the engine has no network {self.network}", cure)
+        return Finding("network", True, f"{self.network}, {network['Driver']}")
 
     async def _check_python(self, image: str) -> Finding:
         name, command = f"check-{secrets.token_hex(8)}", ("python3", "-I", "-S", "-c", _PYTHON_CHECK)
@@ -311,10 +327,13 @@ class DockerProvider:
         return finding("python3", suitable, "3.10 or later" if suitable else f"unsuitable: {cause}", cure)
 
 
-def _check_disk(api: Api) -> list[Finding]:
-    """Free space where an engine on this machine keeps its containers; nothing for a remote engine."""
+def check_disk(facts: JsonObject) -> list[Finding]:
+    """Free space where an engine on this machine keeps its containers; nothing for a remote engine.
+
+    `facts`: the engine's answer to `info`.
+    """
     try:
-        free = shutil.disk_usage(str(api.info()["DockerRootDir"])).free
+        free = shutil.disk_usage(str(facts["DockerRootDir"])).free
     except (OSError, KeyError):
         return []
     cure = "free disk space: docker system prune"

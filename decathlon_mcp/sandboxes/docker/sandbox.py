@@ -133,7 +133,7 @@ class DockerSandbox:
         if self._exit.ended.is_set():
             cause = self._exit.cause
             raise SandboxLostError(f"the sandbox's first process has ended ({cause})", cause=cause)
-        self._stream = self._new_stream(await self._run(self._container.attach))
+        self._stream = self._new_stream(await self.request(self._container.attach))
 
     def _new_stream(self, attached: socket.socket | None) -> AttachedStream | None:
         return AttachedStream(SocketStream(attached), self._log_tail) if attached else None
@@ -141,6 +141,10 @@ class DockerSandbox:
     @property
     def log_tail(self) -> str:
         return str(self._log_tail)
+
+    @property
+    def container_id(self) -> str:
+        return self._container.id
 
     @property
     def image_digest(self) -> str | None:
@@ -158,8 +162,9 @@ class DockerSandbox:
                 chunks = self._while_open(with_owner(archive, user, group))
                 put_archive(api, container, str(folder), chunks)
             except APIError as error:
-                # "not a directory", "cannot overwrite non-directory ... with directory", and the reverse
-                if "directory" not in engine_message(error):
+                # "not a directory", "cannot overwrite non-directory ... with directory", and the reverse;
+                # Podman: "file exists"
+                if not any(text in engine_message(error) for text in ("directory", "file exists")):
                     raise
                 raise BadRequestError(f"cannot unpack into {folder}: {engine_message(error)}") from error
 
@@ -192,7 +197,7 @@ class DockerSandbox:
                 message = engine_message(error)
                 if "unable to freeze" in message:
                     return False
-                if error.status_code != _CONFLICT or "already paused" not in message:
+                if "already paused" not in message:
                     raise
             return True
 
@@ -214,7 +219,7 @@ class DockerSandbox:
             return bool(state["Running"]) and not state["Paused"]
 
         with anyio.move_on_after(STATE_SECONDS), suppress(DecathlonError):
-            return await self._run(is_running)
+            return await self.request(is_running)
         return False
 
     def mark_closed(self) -> None:
@@ -229,14 +234,14 @@ class DockerSandbox:
             yield chunk
 
     async def _repeat(self, call: Callable[[Api], _T]) -> _T:
-        """As `_run`, for a call that can be made again: it waits for an engine that restarts.
+        """As `request`, for a call that can be made again: it waits for an engine that restarts.
 
         Only if the sandbox survives, because other containers end with their engine.
         """
         deadline = anyio.current_time() + RESTART_SECONDS
         while True:
             try:
-                return await self._run(call)
+                return await self.request(call)
             except ProviderUnavailableError as error:
                 # Not for an engine that has refused.
                 if not self.spec.survives or isinstance(error.__cause__, APIError):
@@ -245,7 +250,7 @@ class DockerSandbox:
                 if anyio.current_time() >= deadline:
                     raise
 
-    async def _run(self, call: Callable[[Api], _T]) -> _T:
+    async def request(self, call: Callable[[Api], _T]) -> _T:
         """Make a call to the engine. Raises SandboxLostError if the container is gone."""
         if self._closed:
             raise SandboxLostError("the sandbox has been closed")

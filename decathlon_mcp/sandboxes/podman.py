@@ -1,0 +1,140 @@
+"""Opens sandboxes that are containers of Podman, over its Docker-compatible socket.
+
+Checked with Podman 4.3 as root. It differs from Docker, and so this from `DockerProvider`, in these points:
+
+- stdin of a container ends when its attached stream does, whatever `StdinOnce` says: no sandbox survives its
+  server.
+- The filters of events know Podman's own names ("died"), and no label without a value.
+- Archives name their members "a/b" and not "./a/b", and have no member for the folder itself.
+- A file is packed where a folder was asked for.
+- `/version` asks the machine's package manager and can take seconds, so it is not used.
+- A network cannot keep its containers apart (`enable_icc`), so that each gets a network stack of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import anyio.to_thread
+
+from decathlon_mcp.archives.reading import ArchiveReader, Kind, Member
+from decathlon_mcp.archives.writing import Entry, archive_chunks, empty_archive, save
+from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.sandboxes.base import Finding, finding
+from decathlon_mcp.sandboxes.docker.engine import Api, Engine, regular_file
+from decathlon_mcp.sandboxes.docker.provider import DockerProvider, check_disk
+from decathlon_mcp.sandboxes.docker.sandbox import DockerSandbox
+from decathlon_mcp.sandboxes.plugins import ProviderContext, ProviderPlugin
+
+API_VERSION = "1.41"
+"""Of Docker's API; Podman 4 and 5 have it."""
+OWN_STACK = "slirp4netns"
+"""Network mode with a network stack in user space for each container."""
+
+
+class PodmanSandbox(DockerSandbox):
+    """See `base.Sandbox`."""
+
+    async def get(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
+        received = archive.with_name(f"{archive.name}.podman")
+
+        def is_file(api: Api) -> bool:
+            try:
+                return regular_file(api, self.container_id, str(folder)) is not None
+            except ValueError:
+                return False
+
+        if await self.request(is_file):
+            await anyio.to_thread.run_sync(lambda: save(empty_archive(), archive))
+            return
+        await super().get(folder, received, limit_bytes)
+        try:
+            await anyio.to_thread.run_sync(_rename_members, received, archive, limit_bytes)
+        finally:
+            received.unlink(missing_ok=True)
+
+
+def _rename_members(received: Path, archive: Path, limit_bytes: int) -> None:
+    """Write the archive again, with names that start with "./" and a member for the folder itself."""
+
+    def entries(reader: ArchiveReader) -> Iterator[Entry]:
+        first = True
+        for member in reader:
+            if first and member.name.strip("/") != ".":
+                yield Member(name="./", kind=Kind.FOLDER, mode=0o755), ()
+            first = False
+            link = f"./{member.link}" if member.kind is Kind.HARD_LINK else member.link
+            name = member.name if member.name.startswith(".") else f"./{member.name}"
+            yield replace(member, name=name, link=link), reader.body()
+
+    with received.open("rb") as file:
+        save(archive_chunks(entries(ArchiveReader.of_file(file))), archive, limit_bytes)
+
+
+class PodmanProvider(DockerProvider):
+    """Opens sandboxes as containers of the Podman service at `socket`, labelled with `owner`."""
+
+    name = "podman"
+    sandbox_type = PodmanSandbox
+    exit_events: Mapping[str, Any] = {"event": ["died"]}
+
+    def __init__(
+        self, owner: str, *, socket: str | None = None, network: str = OWN_STACK, at_once: int = 4
+    ) -> None:
+        engine = Engine(f"unix://{socket or default_socket()}", api_version=API_VERSION)
+        super().__init__(owner, network=network, at_once=at_once, engine=engine)
+
+    def check_engine(self, api: Api) -> list[Finding]:
+        facts = api.info()
+        version, cgroups = facts.get("ServerVersion"), str(facts.get("CgroupVersion"))
+        rootless = any("rootless" in str(option) for option in facts.get("SecurityOptions") or ())
+        return [
+            Finding("engine", True, f"Podman {version} at {self.engine.address}"),
+            finding(
+                "limits",
+                not rootless or cgroups != "1",
+                f"{'rootless' if rootless else 'root'}, cgroups v{cgroups}",
+                "without root, limits need cgroups v2: use root's socket (--provider-option socket=PATH)",
+            ),
+            *check_disk(facts),
+        ]
+
+    def check_network(self, api: Api) -> Finding:
+        if self.network.partition(":")[0] != OWN_STACK:
+            return super().check_network(api)
+        program = shutil.which(OWN_STACK)
+        return finding(
+            "network", program is not None, program or f"no {OWN_STACK} here", f"apt-get install {OWN_STACK}"
+        )
+
+
+def default_socket() -> str:
+    """Where the Podman service of this user listens, as systemd's `podman.socket` sets it up."""
+    if os.geteuid() == 0:
+        return "/run/podman/podman.sock"
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
+    return f"{runtime}/podman/podman.sock"
+
+
+def create(context: ProviderContext) -> PodmanProvider:
+    """The provider of one server."""
+    socket = context.options.get("socket")
+    if socket is not None and not Path(socket).is_absolute():
+        raise SettingsError(f"--provider-option socket={socket}: expected an absolute path")
+    network = context.options.get("network", OWN_STACK)
+    return PodmanProvider(context.owner, socket=socket, network=network, at_once=context.max_opening)
+
+
+PLUGIN = ProviderPlugin(
+    create,
+    options={
+        "socket": "path of the Podman service's socket, by default that of this user",
+        "network": f"network of sandboxes with outbound access, by default {OWN_STACK}",
+    },
+    survives=False,
+)

@@ -1,0 +1,1 @@
+"""Sandboxes of Prime Intellect's service."""

@@ -1,0 +1,361 @@
+"""Opens sandboxes that are virtual machines of Prime Intellect's service, through its SDK.
+
+The first process runs in a PID namespace inside the machine (`keeper.py`), so that an agent cannot end it and
+be taken for a failure of the service. Files go in and out in parts, and the stream survives cuts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Self
+
+import anyio
+import anyio.to_thread
+from anyio import CancelScope, CapacityLimiter
+from anyio.abc import TaskGroup
+
+from decathlon_mcp.background import finish
+from decathlon_mcp.errors import (
+    BadRequestError,
+    DecathlonError,
+    ImageError,
+    ProviderUnavailableError,
+    SandboxLostError,
+    SettingsError,
+)
+from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, SandboxSpec, finding
+from decathlon_mcp.sandboxes.plugins import ProviderContext, ProviderPlugin
+from decathlon_mcp.sandboxes.prime.sandbox import PrimeSandbox
+from decathlon_mcp.sandboxes.prime.sdk import ENDED, Client, Facts, Sdk
+from decathlon_mcp.telemetry.logs import fields
+
+OWNER_LABEL, SANDBOX_LABEL = "decathlon-owner", "decathlon-sandbox"
+PAGE = 100
+MAX_PAGES = 100
+BULK = 100
+"""Sandboxes of one request, as many as the service takes."""
+REMOVE_SECONDS = 60.0
+REMOVE_RETRY_SECONDS = (0.2, 1.0, 5.0, 10.0)
+SEAL_SECONDS = 30.0
+CHECK_SECONDS = 2.8
+
+_log = logging.getLogger(__name__)
+
+
+class PrimeProvider:
+    """Opens sandboxes labelled with `owner`. `folder` holds the SDK's file of tokens.
+
+    `lifetime_minutes`: the service removes every sandbox at that age, also if no server is left. `per_minute`
+    bounds the creations: above its own limit the service refuses, and the SDK waits without a sign.
+    """
+
+    name = "prime"
+    isolation: Isolation = "container"
+    unlimited: tuple[LimitName, ...] = ("pids",)
+
+    def __init__(
+        self,
+        owner: str,
+        folder: Path,
+        *,
+        at_once: int = 4,
+        per_minute: float = 60,
+        lifetime_minutes: int = 360,
+        disk_gib: float = 10,
+        region: str | None = None,
+    ) -> None:
+        self._owner = owner
+        self._folder = folder
+        self._sdk = Sdk()
+        self._shape = {"timeout_minutes": lifetime_minutes, "disk_size_gb": disk_gib, "region": region}
+        self._client: Client | None = None
+        self._openings = CapacityLimiter(at_once)
+        self._pause_seconds = 60 / per_minute
+        self._next_creation = 0.0
+        self._open_names: set[str] = set()
+        self._tasks: TaskGroup | None = None
+
+    async def __aenter__(self) -> Self:
+        await anyio.to_thread.run_sync(self._create_folder)
+        self._client = self._sdk.client(self._folder / f"{self._owner}.json")
+        self._tasks = await anyio.create_task_group().__aenter__()
+        return self
+
+    def _create_folder(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = self._folder / f"{self._owner}.json"
+        # The SDK writes tokens into it, readable by everybody if it creates it itself.
+        os.close(os.open(file, os.O_CREAT | os.O_WRONLY, 0o600))
+        file.write_text("{}")
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._tasks is not None
+        self._tasks.cancel_scope.cancel()
+        await self._tasks.__aexit__(None, None, None)
+        with CancelScope(shield=True):
+            await self.client.aclose()
+            (self._folder / f"{self._owner}.json").unlink(missing_ok=True)
+
+    @property
+    def client(self) -> Client:
+        assert self._client is not None, "the provider has not been entered"
+        return self._client
+
+    def root(self, spec: SandboxSpec) -> PurePosixPath:
+        return spec.root
+
+    def shares_loopback(self, spec: SandboxSpec) -> bool:
+        return False
+
+    async def environment(self, image: str | None) -> str | None:
+        return None  # the service does not say which image a name is
+
+    @asynccontextmanager
+    async def open(self, spec: SandboxSpec) -> AsyncGenerator[PrimeSandbox]:
+        self._check_name(spec.name)
+        if spec.image is None:
+            raise ImageError("the prime provider needs an image, and none is configured")
+        assert self._tasks is not None, "the provider has not been entered"
+        creation = _Creation()
+        self._open_names.add(spec.name)
+        try:
+            self._tasks.start_soon(self._create, spec, creation)
+            await creation.finished.wait()
+            if creation.error is not None:
+                raise creation.error
+            assert creation.sandbox is not None
+            with self._sdk.errors(opening=True):
+                await self.client.wait_for_creation(creation.sandbox.id)
+                if spec.network == "none":
+                    await self._seal(creation.sandbox.id)
+            await creation.sandbox.start()
+            self._tasks.start_soon(creation.sandbox.connection.run)
+            yield creation.sandbox
+        finally:
+            if creation.sandbox is not None:
+                creation.sandbox.mark_closed()
+            creation.cancelled = True
+            await finish(self._tasks, lambda: self._remove(self._owner, spec.name, creation))
+
+    async def _create(self, spec: SandboxSpec, creation: _Creation) -> None:
+        """Ask for a sandbox. A task of its own: a request that is cancelled may have created one."""
+        try:
+            async with self._openings:
+                await self._wait_for_turn()
+                if creation.cancelled:
+                    return
+                limits = spec.limits
+                memory = (limits.memory_mib or 4096) / 1024
+                request = self._sdk.request(
+                    name=f"decathlon-{spec.name}",
+                    docker_image=spec.image,
+                    cpu_cores=limits.cpus or 2.0,
+                    memory_gb=memory,
+                    labels=_labels(self._owner, spec.name),
+                    network_allowlist=[] if spec.network == "none" else None,
+                    idempotency_key=secrets.token_hex(16),
+                    **self._shape,
+                )
+                creation.requested = True
+                with CancelScope(shield=True), self._sdk.errors(opening=True):
+                    facts = await self.client.create(request)
+                    creation.sandbox = PrimeSandbox(self._sdk, self.client, spec, facts.id)
+        except DecathlonError as error:
+            creation.error = error
+        finally:
+            creation.finished.set()
+
+    async def _seal(self, sandbox_id: str) -> None:
+        """Wait until nothing can leave the sandbox. Raises ProviderUnavailableError."""
+        policy = await self.client.get_network(sandbox_id)
+        if policy.policy.allowlist != []:
+            policy = await self.client.set_network(sandbox_id, deny=["*"])
+        with anyio.move_on_after(SEAL_SECONDS):
+            while policy.policy.allowlist != [] or not policy.applied:
+                await anyio.sleep(0.2)
+                policy = await self.client.get_network(sandbox_id)
+            return
+        raise ProviderUnavailableError("Prime did not apply the rule that a sandbox has no network")
+
+    async def _wait_for_turn(self) -> None:
+        now = anyio.current_time()
+        turn = max(now, self._next_creation)
+        self._next_creation = turn + self._pause_seconds
+        await anyio.sleep(turn - now)
+
+    @asynccontextmanager
+    async def take_back(self, owner: str, spec: SandboxSpec) -> AsyncGenerator[PrimeSandbox]:
+        self._check_name(spec.name)
+        assert self._tasks is not None, "the provider has not been entered"
+        self._open_names.add(spec.name)
+        creation, kept = _Creation(requested=True), False
+        creation.finished.set()
+        try:
+            try:
+                found = await self._find(owner, spec.name)
+                if not found:
+                    creation.requested = False
+                    raise SandboxLostError(f"there is no sandbox named {spec.name} of this owner")
+                sandbox = creation.sandbox = PrimeSandbox(self._sdk, self.client, spec, found[0].id)
+                if found[0].status in ENDED or not spec.survives:
+                    raise SandboxLostError("the sandbox has ended")
+                await sandbox.take_back()
+            except ProviderUnavailableError:
+                kept = True
+                raise
+            if sandbox.has_stream:
+                self._tasks.start_soon(sandbox.connection.run)
+            yield sandbox
+        finally:
+            if creation.sandbox is not None:
+                creation.sandbox.mark_closed()
+            if kept:
+                self._open_names.discard(spec.name)
+            else:
+                await finish(self._tasks, lambda: self._remove(owner, spec.name, creation))
+
+    def _check_name(self, name: str) -> None:
+        if name in self._open_names:
+            raise BadRequestError(f"there is already a sandbox named {name}")
+
+    async def _remove(self, owner: str, name: str, creation: _Creation) -> None:
+        """Remove a sandbox, in bounded time. Never raises."""
+        reason = "no answer"
+        try:
+            with anyio.move_on_after(REMOVE_SECONDS):
+                if not creation.requested:
+                    return  # and never will be
+                await creation.finished.wait()
+                for seconds in (*REMOVE_RETRY_SECONDS, 0):
+                    try:
+                        await self._delete(owner, name, creation)
+                    except SandboxLostError:
+                        return
+                    except DecathlonError as error:
+                        reason = error.message
+                    else:
+                        return
+                    await anyio.sleep(seconds)
+            _log.error("A sandbox was left behind", extra=fields(sandbox=name, why=reason))
+        finally:
+            self._open_names.discard(name)
+
+    async def _delete(self, owner: str, name: str, creation: _Creation) -> None:
+        if not creation.requested:
+            return
+        with self._sdk.errors():
+            if creation.sandbox is not None:
+                await self.client.delete(creation.sandbox.id)
+                return
+            # The request was not answered: nobody knows its id, and it may have been served.
+            for facts in await self._find(owner, name):
+                await self.client.delete(facts.id)
+
+    async def _find(self, owner: str, name: str | None = None) -> list[Facts]:
+        """The sandboxes with these labels that have not been removed. Raises ProviderUnavailableError."""
+        wanted = set(_labels(owner, name))
+        found: list[Facts] = []
+        with self._sdk.errors(opening=True):
+            for page in range(1, MAX_PAGES + 1):
+                listing = await self.client.list(
+                    labels=sorted(wanted), page=page, per_page=PAGE, exclude_terminated=True
+                )
+                # Compared here too: whether the service wants all labels or any of them is not documented.
+                found += [facts for facts in listing.sandboxes if wanted <= set(facts.labels)]
+                if not listing.has_next:
+                    break
+        return found
+
+    async def sweep(self, owner: str, *, keep: Collection[str] = ()) -> int:
+        spared = {f"{SANDBOX_LABEL}={name}" for name in {*self._open_names, *keep}}
+        doomed = [facts.id for facts in await self._find(owner) if not spared & set(facts.labels)]
+        with self._sdk.errors(opening=True):
+            for start in range(0, len(doomed), BULK):
+                await self.client.bulk_delete(doomed[start : start + BULK])
+        return len(doomed)
+
+    async def check(self, image: str | None) -> list[Finding]:
+        key = bool(self.client.client.api_key)
+        cure = "set PRIME_API_KEY, or log in with `prime login`"
+        findings = [finding("key", key, "configured" if key else "no API key", cure)]
+        if not key:
+            return findings
+        with anyio.move_on_after(CHECK_SECONDS) as scope:
+            try:
+                with self._sdk.errors(opening=True):
+                    await self.client.list(labels=[OWNER_LABEL], per_page=1, exclude_terminated=True)
+            except DecathlonError as error:
+                return [
+                    *findings,
+                    Finding("service", False, error.message, "see https://status.primeintellect.ai"),
+                ]
+        address = str(self.client.client.base_url)
+        if scope.cancelled_caught:
+            return [*findings, Finding("service", False, f"no answer from {address} within 3 s", "try again")]
+        findings.append(Finding("service", True, address))
+        if image is None:
+            findings.append(
+                Finding("image", False, "none is configured", "name one that Prime can pull: --image")
+            )
+        return findings
+
+
+class _Creation:
+    """A request for a sandbox, and what became of it."""
+
+    def __init__(self, *, requested: bool = False) -> None:
+        self.requested = requested
+        self.cancelled = False
+        self.finished = anyio.Event()
+        self.sandbox: PrimeSandbox | None = None
+        self.error: DecathlonError | None = None
+
+
+def _labels(owner: str, name: str | None = None) -> list[str]:
+    labels = [f"{OWNER_LABEL}={owner}"]
+    return labels if name is None else [*labels, f"{SANDBOX_LABEL}={name}"]
+
+
+OPTIONS: Mapping[str, str] = {
+    "per_minute": "largest number of sandboxes created in a minute, by default 60",
+    "lifetime_minutes": "age at which the service removes a sandbox, by default 360",
+    "disk_gib": "size of each sandbox's disk, by default 10",
+    "region": "where sandboxes run, by default the service's choice",
+}
+
+
+def create(context: ProviderContext) -> PrimeProvider:
+    """The provider of one server. Raises SettingsError."""
+
+    def number(name: str, default: float, least: float, most: float) -> float:
+        text = context.options.get(name)
+        try:
+            value = default if text is None else float(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            raise SettingsError(
+                f"--provider-option {name}={text}: expected a number from {least:g} to {most:g}"
+            )
+        return value
+
+    return PrimeProvider(
+        context.owner,
+        context.folder,
+        at_once=context.max_opening,
+        per_minute=number("per_minute", 60, 1, 6000),
+        lifetime_minutes=int(number("lifetime_minutes", 360, 1, 24 * 60)),
+        disk_gib=number("disk_gib", 10, 1, 1000),
+        region=context.options.get("region"),
+    )
+
+
+PLUGIN = ProviderPlugin(create, options=OPTIONS)

@@ -1,0 +1,145 @@
+"""Providers of other packages: found by their entry points, and selected by a setting."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from decathlon_mcp.app import bootstrap, check_provider, create_provider, host_info, read_catalogue
+from decathlon_mcp.episodes.access import Principal
+from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.settings import PROVIDER_GROUP, Settings
+from tests.docs.pages import block
+from tests.probe.serving import SUITE
+
+PAGE = "docs/write-a-provider.md"
+PLUGINS = """
+from pathlib import Path
+from decathlon_mcp.sandboxes.local.provider import LocalProvider
+from decathlon_mcp.sandboxes.plugins import ProviderPlugin
+
+class Mine(LocalProvider):
+    name = "mine"
+
+class Renamed(LocalProvider):
+    name = "other"
+
+def create(context):
+    Path(context.options["note"]).write_text(str(context.folder))
+    return Mine(context.owner, context.folder)
+
+MINE = ProviderPlugin(
+    create, options={"note": "a file to write"}, survives=False, without_network="it is offline"
+)
+RENAMED = ProviderPlugin(lambda context: Renamed(context.owner, context.folder))
+CLASS = Mine
+"""
+Install = Callable[[str, str, dict[str, str]], None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Install a module and its entry points as a package, until the test ends."""
+
+    def install(module: str, code: str, entry_points: dict[str, str]) -> None:
+        site = tmp_path / "site"
+        info = site / f"{module}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (site / f"{module}.py").write_text(code)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+        lines = [f"{name} = {value}" for name, value in entry_points.items()]
+        (info / "entry_points.txt").write_text("\n".join([f"[{PROVIDER_GROUP}]", *lines]) + "\n")
+        monkeypatch.setattr(sys, "path", [str(site), *sys.path])
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        importlib.invalidate_caches()
+
+    return install
+
+
+def settings(**values: Any) -> Settings:
+    return Settings.model_validate({"suite": (SUITE,), **values})
+
+
+@pytest.mark.anyio
+async def test_the_provider_of_another_package_runs_an_episode(install: Install, tmp_path: Path) -> None:
+    install("mine_package", PLUGINS, {"mine": "mine_package:MINE"})
+    note, state = tmp_path / "note", tmp_path / "state"
+    folder = state / "providers" / "mine"
+    configured = settings(provider="mine", provider_option=(f"note={note}",), state=state, warm=0)
+    # It cannot survive, so that nothing is stored for a next server.
+    async with bootstrap(configured, survives=True) as registry:
+        episode = registry.start("find-answer", Principal())
+        with anyio.fail_after(60):
+            await episode.state.reach(Phase.READY)
+        assert note.read_text() == str(folder)
+        assert len(list(folder.iterdir())) == 1
+        assert registry.store is None
+    assert list(folder.iterdir()) == []
+
+
+def test_tasks_that_need_a_network_cannot_run_where_a_plugin_has_none(install: Install) -> None:
+    install("mine_package", PLUGINS, {"mine": "mine_package:MINE"})
+    configured = settings(provider="mine")
+    suites = read_catalogue(configured).suites
+    assert host_info(suites, configured).without_network == {suites[0].name: "it is offline"}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"provider": "nope"},
+            r"no such provider, only broken, bubblewrap, class, docker, local, mine, podman",
+        ),
+        ({"provider": "broken"}, r"cannot be loaded \(ModuleNotFoundError"),
+        ({"provider": "class"}, "is a ABCMeta, and not a ProviderPlugin"),
+        ({"provider": "mine", "provider_option": ("note",)}, "expected NAME=VALUE"),
+        ({"provider": "mine", "provider_option": ("colour=red",)}, "takes these options: note: a file"),
+        ({"provider": "mine", "provider_option": ("note=a", "note=b")}, "given twice"),
+        ({"provider": "local", "provider_option": ("note=a",)}, "local takes none"),
+        ({"provider_option": ("note=a",)}, "the default provider takes none"),
+    ],
+)
+def test_a_provider_or_option_that_cannot_be_used_is_an_error_that_says_why(
+    values: dict[str, Any], message: str, install: Install
+) -> None:
+    names = {"mine": "mine_package:MINE", "broken": "no_such_module:PLUGIN", "class": "mine_package:CLASS"}
+    install("mine_package", PLUGINS, names)
+    with pytest.raises(SettingsError, match=message):
+        check_provider(settings(**values))
+
+
+def test_two_packages_with_providers_of_one_name_are_ambiguous(install: Install) -> None:
+    install("mine_package", PLUGINS, {"mine": "mine_package:MINE"})
+    install("second_package", PLUGINS, {"mine": "second_package:MINE"})
+    with pytest.raises(SettingsError, match="ambiguous: mine_package:MINE, second_package:MINE"):
+        check_provider(settings(provider="mine"))
+
+
+def test_a_provider_must_have_the_name_of_its_entry_point(install: Install, tmp_path: Path) -> None:
+    install("mine_package", PLUGINS, {"mine": "mine_package:RENAMED"})
+    with pytest.raises(SettingsError, match="named other"):
+        create_provider("mine", "owner", settings(provider="mine", state=tmp_path))
+
+
+@pytest.mark.anyio
+async def test_the_package_on_the_page_works_as_printed(install: Install, tmp_path: Path) -> None:
+    project = tomllib.loads(block(PAGE, "A package", "ini").text)["project"]
+    code = block(PAGE, "A package", "python").text
+    install("second_engine", code, project["entry-points"][PROVIDER_GROUP])
+    address = f"unix://{tmp_path}/none.sock"
+    with pytest.raises(SettingsError, match="--provider-option address="):
+        create_provider("second-engine", "owner", settings(provider="second-engine", state=tmp_path))
+    configured = settings(provider="second-engine", provider_option=(f"address={address}",), state=tmp_path)
+    async with create_provider("second-engine", "owner", configured) as provider:
+        (engine,) = await provider.check(None)
+    assert not engine.ok
+    assert f"no Docker engine answers at {address}" in engine.detail

@@ -1,0 +1,110 @@
+"""The `podman` provider against a Podman service of the test's own, where Podman is installed and can run."""
+
+from __future__ import annotations
+
+import os
+import resource
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import AsyncGenerator, Collection, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from decathlon_mcp.sandboxes.conformance import Check, checks_for
+from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL
+from decathlon_mcp.sandboxes.podman import API_VERSION, PodmanProvider
+from tests.sandboxes.conftest import Bench, bench_of, former
+from tests.sandboxes.test_conformance import SLOW
+
+pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.slow]
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A running Podman service. `image`: the tests' image."""
+
+    socket: str
+    image: str
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, test_image: str) -> Generator[Service]:
+    """A Podman service with files of its own, and the tests' image from the Docker engine."""
+    if shutil.which("podman") is None:
+        pytest.skip("podman is not installed")
+    if os.geteuid() != 0:
+        pytest.skip("the test's own Podman service needs root")
+    folder = tmp_path_factory.mktemp("podman")
+    # A machine may not allow Podman's default limits, which are above those of this process.
+    files = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    configuration = folder / "containers.conf"
+    configuration.write_text(
+        f'[containers]\ndefault_ulimits = ["nofile={files}:{files}", "nproc=4096:4096"]\n'
+        '[engine]\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
+    )
+    environment = {**os.environ, "CONTAINERS_CONF": str(configuration)}
+    podman = ["podman", "--root", f"{folder}/root", "--runroot", f"{folder}/run"]
+    with subprocess.Popen(["docker", "save", test_image], stdout=subprocess.PIPE) as saving:
+        subprocess.run([*podman, "load"], stdin=saving.stdout, env=environment, check=True, timeout=200)
+    trial = [*podman, "run", "--rm", "--network=none", test_image, "true"]
+    result = subprocess.run(trial, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    socket = f"{folder}/sock"
+    with (folder / "log").open("wb") as log:
+        command = [*podman, "system", "service", "--time=0", f"unix://{socket}"]
+        running = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    try:
+        if result.returncode != 0:
+            pytest.skip(f"podman cannot run containers here: {result.stderr[-300:]}")
+        deadline = time.monotonic() + 30
+        while not Path(socket).exists():
+            assert running.poll() is None, (folder / "log").read_text()[-2000:]
+            assert time.monotonic() < deadline, "the service did not begin to listen"
+            time.sleep(0.05)
+        yield Service(socket, test_image)
+    finally:
+        running.terminate()
+        running.wait(20)
+        subprocess.run([*podman, "rm", "--all", "--force"], env=environment, check=False, timeout=60)
+        # Its storage is mounted there.
+        subprocess.run(["umount", f"{folder}/root/overlay"], stderr=subprocess.DEVNULL, check=False)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+async def podman(service: Service, tmp_path: Path) -> AsyncGenerator[Bench]:
+    owner = f"test-{secrets.token_hex(4)}"
+    engine: Any = docker.APIClient(base_url=f"unix://{service.socket}", version=API_VERSION)
+
+    async def resources() -> Collection[str]:
+        labels = [f"{OWNER_LABEL}={label}" for label in (owner, former(owner))]
+        found = [engine.containers(all=True, filters={"label": label}) for label in labels]
+        return [container["Names"][0] for containers in found for container in containers]
+
+    bench = bench_of(
+        owner,
+        tmp_path,
+        lambda: PodmanProvider(owner, socket=service.socket),
+        resources=resources,
+        image=service.image,
+        survives=False,
+        plugin=("podman", (f"socket={service.socket}",)),
+    )
+    async with bench.provider:
+        yield bench
+        await bench.assert_nothing_left()
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "check",
+    [check for check in checks_for(survives=False) if check not in SLOW],
+    ids=lambda check: check.__name__,
+)
+async def test_podman_conforms(podman: Bench, check: Check) -> None:
+    await check(podman)

@@ -1,0 +1,274 @@
+"""The `prime` provider with the real SDK, against a stand-in of the service that runs real processes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import AsyncGenerator, Collection, Generator
+from contextlib import AsyncExitStack
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import anyio
+import pytest
+
+from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.sandboxes import conformance
+from decathlon_mcp.sandboxes.base import SandboxSpec, ended_from_inside
+from decathlon_mcp.sandboxes.conformance import (
+    ALL_CHECKS,
+    Check,
+    download,
+    file_entry,
+    pack,
+    receive_all,
+    receive_line,
+)
+from decathlon_mcp.sandboxes.prime.provider import OWNER_LABEL, PrimeProvider
+from decathlon_mcp.sandboxes.prime.sandbox import PrimeSandbox
+from tests.sandboxes.conftest import Bench, bench_of, former
+from tests.sandboxes.prime_service import KEY, PrimeService
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Generator[PrimeService]:
+    pytest.importorskip("prime_sandboxes", reason="Prime's SDK is not installed")
+    if os.geteuid() != 0 or shutil.which("bwrap") is None:
+        pytest.skip("the stand-in of the service needs root and bubblewrap")
+    messages = importlib.import_module("prime_sandboxes._proto.command_session.command_session_pb2")
+    with PrimeService(messages) as service, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PRIME_API_BASE_URL", service.url)
+        patch.setenv("PRIME_API_KEY", KEY)
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        yield service
+
+
+@pytest.fixture
+async def prime(service: PrimeService, tmp_path: Path) -> AsyncGenerator[Bench]:
+    owner = f"test-{secrets.token_hex(4)}"
+
+    async def resources() -> Collection[str]:
+        owners = [f"{OWNER_LABEL}={label}" for label in (owner, former(owner))]
+        return [machine.id for machine in service.living(*owners)]
+
+    bench = bench_of(
+        owner,
+        tmp_path,
+        lambda: PrimeProvider(owner, tmp_path / "prime", per_minute=6000),
+        resources=resources,
+        image="image-of-the-stand-in",
+        plugin=("prime", ("per_minute=6000",)),
+    )
+    async with bench.provider:
+        yield bench
+        await bench.assert_nothing_left()
+
+
+SHORT = frozenset(
+    {
+        conformance.end_of_input_ends_the_first_process,
+        conformance.many_sandboxes_open_and_end_at_once,
+        conformance.closed_sandbox_is_lost,
+        conformance.ready_machine_passes_the_providers_own_check,
+        conformance.stream_cut_inside_a_message_is_reopened,
+        conformance.sandbox_is_taken_back,
+        conformance.paused_sandbox_is_taken_back_paused,
+        conformance.sweep_keeps_the_sandboxes_that_it_is_given,
+        conformance.files_survive_a_round_trip,
+        conformance.dangerous_members_are_refused,
+        conformance.files_and_folders_never_replace_each_other,
+        conformance.download_above_the_limit_is_refused,
+        conformance.paused_sandbox_does_nothing_and_its_files_can_be_read,
+        conformance.exit_code_is_the_cause_of_end,
+        conformance.detached_processes_end_with_the_sandbox,
+    }
+)
+"""All checks take some two minutes; the others run if DECATHLON_TEST_EVERY_PROVIDER is set."""
+
+
+@pytest.mark.parametrize(
+    "check",
+    ALL_CHECKS if os.environ.get("DECATHLON_TEST_EVERY_PROVIDER") else [c for c in ALL_CHECKS if c in SHORT],
+    ids=lambda check: check.__name__,
+)
+async def test_prime_conforms(prime: Bench, check: Check) -> None:
+    await check(prime)
+
+
+ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
+
+
+async def test_a_stream_that_is_cut_more_often_than_the_sdk_attaches_loses_and_doubles_nothing(
+    prime: Bench, service: PrimeService
+) -> None:
+    async with prime.provider.open(prime.python_spec(ECHO)) as sandbox:
+        received = b""
+        expected = b"".join(b"%d %s\n" % (number, b"x" * 5000) for number in range(80))
+
+        async def send() -> None:
+            for number, line in enumerate(expected.splitlines(keepends=True)):
+                await sandbox.stream.send(line)
+                if number % 10 == 9:
+                    await reached(number - 5)
+                    service.cut_streams()
+
+        async def reached(lines: int) -> None:
+            while received.count(b"\n") < lines:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(send)
+                while len(received) < len(expected):
+                    received += await sandbox.stream.receive()
+        assert received == expected
+        assert isinstance(sandbox, PrimeSandbox)
+        assert sandbox.connection.attachments > 6
+
+
+async def test_a_token_that_expires_is_renewed(prime: Bench, service: PrimeService) -> None:
+    async with prime.provider.open(prime.python_spec(ECHO)) as sandbox:
+        service.expire_tokens()
+        await sandbox.stream.send(b"1\n")
+        assert await receive_line(sandbox) == "1"
+        service.expire_tokens()
+        service.cut_streams()
+        await sandbox.stream.send(b"2\n")
+        assert await receive_line(sandbox) == "2"
+        service.expire_tokens()
+        await sandbox.put(sandbox.root, pack(file_entry("a", b"1")))
+
+
+async def test_requests_that_fail_for_a_moment_are_made_again(prime: Bench, service: PrimeService) -> None:
+    service.fail_next("create", 502)
+    async with prime.provider.open(prime.python_spec(ECHO)) as sandbox:
+        service.fail_next("upload", 409, 502)
+        await sandbox.put(sandbox.root, pack(file_entry("a", b"1")))
+        service.fail_next("SendInput", 503)
+        await sandbox.stream.send(b"1\n")
+        assert await receive_line(sandbox) == "1"
+        listing = await download(sandbox, sandbox.root, prime.scratch / "out.tar")
+        assert listing["a"][1] == b"1"
+        service.fail_next("delete", 503, 503, 503)
+
+
+async def test_a_creation_whose_answer_is_lost_creates_one_sandbox(
+    prime: Bench, service: PrimeService
+) -> None:
+    before = len(service.machines)
+    service.fail_next("created", 502)
+    async with prime.provider.open(prime.new_spec()):
+        assert len(service.machines) == before + 1
+    # The SDK gives up, and nobody knows the sandbox's id.
+    service.fail_next("created", 502, 502, 502)
+    with pytest.raises(ProviderUnavailableError, match="502"):
+        async with prime.provider.open(prime.new_spec()):
+            pass
+    assert len(service.machines) == before + 2
+    assert not await prime.resources()
+
+
+async def test_a_refusal_for_the_rate_of_creations_is_waited_for(
+    prime: Bench, service: PrimeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sdk: Any = importlib.import_module("prime_sandboxes.core.client")
+    monkeypatch.setattr(sdk._PLATFORM_RETRY_WAIT, "_rate_limit_delays", (0.1,))  # instead of 10 s
+    service.fail_next("create", 429)
+    async with prime.provider.open(prime.new_spec()):
+        assert len(await prime.resources()) == 1
+
+
+async def test_creations_are_spread_over_the_minute(service: PrimeService, tmp_path: Path) -> None:
+    async with PrimeProvider("rate", tmp_path, per_minute=120) as provider, AsyncExitStack() as stack:
+        started = anyio.current_time()
+        for number in range(3):
+            spec = SandboxSpec(f"rate-{number}", ("sleep", "9"), PurePosixPath("/episode"), "image")
+            await stack.enter_async_context(provider.open(spec))
+        assert anyio.current_time() - started >= 1.0
+
+
+async def test_an_opening_that_is_cancelled_while_the_service_is_slow_leaves_nothing(
+    prime: Bench, service: PrimeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "creation_seconds", 1.0)
+    with anyio.move_on_after(0.3) as scope:
+        async with prime.provider.open(prime.new_spec()):
+            pass
+    assert scope.cancelled_caught
+    assert not await prime.resources()
+    async with prime.provider.open(prime.python_spec(ECHO)) as sandbox:
+        await sandbox.stream.send(b"1\n")
+        assert await receive_line(sandbox) == "1"
+
+
+async def test_a_sandbox_that_the_service_loses_is_lost_and_the_agent_is_not_blamed(
+    prime: Bench, service: PrimeService
+) -> None:
+    async with prime.provider.open(prime.new_spec(survives=True)) as sandbox:
+        (machine,) = service.living(f"{OWNER_LABEL}={prime.owner}")
+        service.lose(machine)
+        with anyio.fail_after(20):
+            assert await receive_all(sandbox) == b""
+        assert await sandbox.cause_of_end() is None
+        assert not await sandbox.is_running()
+        for use in (sandbox.reopen, sandbox.pause, lambda: sandbox.put(sandbox.root, pack())):
+            with pytest.raises(SandboxLostError) as raised:
+                await use()
+            assert not ended_from_inside(raised.value)
+
+
+async def test_a_key_that_the_service_refuses_is_a_finding(
+    service: PrimeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PRIME_API_KEY", "another")
+    service.fail_next("list", 401)
+    async with PrimeProvider("key", tmp_path) as provider:
+        *_, finding = await provider.check("image")
+    assert not finding.ok
+    assert "PRIME_API_KEY" in finding.detail
+
+
+ATTACKS = """
+import json, os, signal, socket, sys
+found = {}
+def attempt(name, act):
+    try:
+        found[name] = act()
+    except OSError as error:
+        found[name] = error.strerror
+attempt("kill", lambda: os.kill(1, signal.SIGKILL))
+attempt("processes", lambda: sorted(int(name) for name in os.listdir("/proc") if name.isdigit()))
+attempt("keeper", lambda: os.listdir("/tmp"))
+attempt("mount", lambda: os.system("mount -t tmpfs none /usr 2>/dev/null") != 0)
+attempt("interfaces", lambda: [name for _, name in socket.if_nameindex()])
+attempt("capabilities", lambda: [line.split()[1] for line in open("/proc/self/status") if "Cap" in line[:3]])
+attempt("network", lambda: socket.create_connection(("192.0.2.1", 80), 1) and True)
+print(json.dumps(found), flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_an_agent_cannot_end_its_first_process_see_the_keeper_or_reach_a_network(prime: Bench) -> None:
+    async with prime.provider.open(prime.python_spec(ATTACKS)) as sandbox:
+        found = json.loads(await receive_line(sandbox))
+        assert await sandbox.is_running()
+    assert found["kill"] is None  # sent, and without effect
+    assert found["processes"] == [1]
+    assert found["keeper"] == []
+    assert found["mount"] is True
+    assert found["interfaces"] == ["lo"]
+    assert set(found["capabilities"]) == {"0" * 16}
+    assert found["network"] == "Network is unreachable"
+
+
+async def test_an_agent_that_plants_links_gets_no_file_written_outside(prime: Bench) -> None:
+    script = "import os; os.symlink('/usr', 'linked'); print('done', flush=True); input()"
+    async with prime.provider.open(prime.python_spec(script)) as sandbox:
+        assert await receive_line(sandbox) == "done"
+        with pytest.raises(BadRequestError, match="cannot unpack"):
+            await sandbox.put(sandbox.root, pack(file_entry("linked/planted", b"1")))
