@@ -165,6 +165,8 @@ def running(
     flags = ["--suite", SUITE, "--provider", "local", "--state", str(state), "--ready-file", str(ready)]
     # Sandboxes that a test leaves to the next server end soon after it.
     flags += ["--survive-seconds", "5", "--log-format", "json"]
+    # Without isolation a tool can write into the test's folder.
+    flags += ["--isolation", "none"]
     command = [*program, "serve", *flags, *options]
     popen = {"stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE} | popen
     process = subprocess.Popen(command, env=shell.environment, cwd=shell.folder, text=True, **popen)

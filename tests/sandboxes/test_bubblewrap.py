@@ -22,7 +22,7 @@ from decathlon_mcp.errors import (
     ProviderUnavailableError,
 )
 from decathlon_mcp.sandboxes.base import Sandbox
-from decathlon_mcp.sandboxes.bubblewrap import provider as provider_module
+from decathlon_mcp.sandboxes.bubblewrap import namespace_provider
 from decathlon_mcp.sandboxes.bubblewrap.cgroups import Hierarchies
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import ImageFolder
 from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
@@ -170,9 +170,9 @@ async def test_failure_of_bubblewrap_is_reported(bubblewrap: Bench, monkeypatch:
         program = folder / "bwrap"
         program.write_text("#!/bin/sh\necho 'bwrap: Creating new namespace failed' >&2\nexit 1\n")
         program.chmod(0o755)
-        monkeypatch.setattr(provider_module, "PROGRAM", str(program))
+        monkeypatch.setattr(namespace_provider, "PROGRAM", str(program))
         await assert_failure_is_reported(bubblewrap)
-    monkeypatch.setattr(provider_module, "PROGRAM", "no-such-program")
+    monkeypatch.setattr(namespace_provider, "PROGRAM", "no-such-program")
     async with bubblewrap.create_second() as provider:
         (found,) = await provider.check(bubblewrap.image)
         assert "apt-get install bubblewrap" in found.detail
