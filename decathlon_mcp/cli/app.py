@@ -486,8 +486,11 @@ def run(words: Sequence[str]) -> int:
 
 
 def _warn_of_unknown_variables(words: Sequence[str]) -> None:
-    """Name the variables on stderr that are not settings. `doctor` has a finding for them."""
-    if not words or words[0].startswith("-") or words[0] in ("doctor", "version") or not unknown_variables():
+    """Name the variables on stderr that are probably misspelt; `doctor` names all unknown ones."""
+    if not words or words[0].startswith("-") or words[0] in ("doctor", "version"):
+        return
+    # Others may belong to another program, and a log that is read by a program should have no such line.
+    if not any(unknown_variables().values()):
         return
     # Only now, because it takes a while: a variable can also set an option of a single command.
     commands = [command for name in app if not name.startswith("-") for command in _commands(app[name])]
@@ -497,7 +500,7 @@ def _warn_of_unknown_variables(words: Sequence[str]) -> None:
         for argument in command.assemble_argument_collection(parse_docstring=False)
         for option in argument.names
     }
-    if unknown := unknown_variables(options):
+    if unknown := {name: near for name, near in unknown_variables(options).items() if near}:
         _report(f"set, but not settings: {describe_unknown_variables(unknown)}", 0)
 
 

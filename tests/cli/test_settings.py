@@ -77,9 +77,9 @@ def test_a_file_may_hold_settings_of_other_commands(shell: Shell) -> None:
         (["--max-sandboxes", "many"], {}, "--max-sandboxes: a whole number was expected, not 'many'"),
         (["--idle-seconds", "-3"], {}, "--idle-seconds: a number above 0 was expected, not '-3'"),
         (
-            ["--provider", "kubernetes"],
+            ["--isolation", "containers"],
             {},
-            "--provider: 'docker', 'bubblewrap' or 'local' was expected, not 'kubernetes'",
+            "--isolation: 'auto', 'namespaces' or 'none' was expected, not 'containers'",
         ),
         ([], {"DECATHLON_CPUS": "0"}, "DECATHLON_CPUS: a number above 0 was expected, not '0'"),
     ],
