@@ -326,7 +326,7 @@ class DriverClient:
             raise
 
     async def changed_servers(self) -> set[str]:
-        """Wait until servers have said that their tools have changed; each is returned once for all of it."""
+        """Wait for servers that announced other tools; each is returned once for all its announcements."""
         return await self._rpc.changed_servers.take()
 
     async def list_tools(self, server: str, *, timeout_seconds: float) -> list[JsonObject]:

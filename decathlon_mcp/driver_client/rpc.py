@@ -147,7 +147,7 @@ class _PendingRequest:
 
 
 class ChangedServers:
-    """The servers that have said that their tools have changed, until somebody takes their names."""
+    """The servers that announced other tools, until their names are taken."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()

@@ -94,8 +94,8 @@ def claim_result(*, first: bool, is_graded: bool, ignored_turns: bool = False, h
     `is_graded`: whether the attempt will be. `ignored_turns`: the client reported turns, and is not one whose
     report counts.
     """
-    # `hint` is for a client that starts episodes. An agent is not told of `evaluate`: most programs that play
-    # with a model hide it, and a model would try to call it.
+    # `hint` is for a client that starts episodes. Agents do not learn of `evaluate` here: most programs that
+    # play with a model hide it, and a model would try to call it.
     state = "The attempt is closed" if first else "The attempt was already closed"
     turns = " `turns` is not counted: only a controller may report it." if ignored_turns else ""
     graded = "It is graded as it is" if is_graded else "It is not graded and counts as failed"

@@ -268,7 +268,7 @@ class PrimeProvider:
                 listing = await self.client.list(
                     labels=sorted(wanted), page=page, per_page=PAGE, exclude_terminated=True
                 )
-                # Compared here too: whether the service wants all labels or any of them is not documented.
+                # Compared here too: whether the service matches all labels or any of them is not documented.
                 found += [facts for facts in listing.sandboxes if wanted <= set(facts.labels)]
                 if not listing.has_next:
                     break
