@@ -1,4 +1,9 @@
-"""The `podman` provider against a Podman service of the test's own, where Podman is installed and can run."""
+"""The `podman` provider against a Podman service of the test's own, where Podman is installed and can run.
+
+    python -m pytest tests/sandboxes/podman.py
+
+Not part of `make test`: it takes a minute or two, and depends on the machine's Podman.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import resource
 import secrets
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import AsyncGenerator, Collection, Generator
 from dataclasses import dataclass
@@ -34,13 +40,14 @@ class Service:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory, test_image: str) -> Generator[Service]:
+def service(test_image: str) -> Generator[Service]:
     """A Podman service with files of its own, and the tests' image from the Docker engine."""
     if shutil.which("podman") is None:
         pytest.skip("podman is not installed")
     if os.geteuid() != 0:
         pytest.skip("the test's own Podman service needs root")
-    folder = tmp_path_factory.mktemp("podman")
+    # Podman refuses a folder for its state whose path has more than 50 characters, as pytest's have.
+    folder = Path(tempfile.mkdtemp(prefix="podman-"))
     # A machine may not allow Podman's default limits, which are above those of this process.
     files = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     configuration = folder / "containers.conf"
