@@ -50,7 +50,8 @@ class Client:
     """A client's page, the heading of its program, the packages it needs, the addresses it can connect to.
 
     `npm`: packages of npm that a Python program starts with `npx`. `ends_session`: it sends a DELETE; the
-    episode of a client that does not ends after the server's grace.
+    episode of a client that does not ends after the server's grace. `sessions`: how many it opens at a task's
+    address, each with a sandbox.
     """
 
     page: str
@@ -60,6 +61,7 @@ class Client:
     language: Literal["python", "js"] = "python"
     npm: tuple[str, ...] = ()
     ends_session: bool = True
+    sessions: int = 1
 
     def program(self) -> Block:
         return block(f"docs/clients/{self.page}.md", self.heading, self.language)
@@ -99,7 +101,7 @@ CLIENTS = (
     Client("others", "autogen", ("autogen-agentchat", "autogen-ext[mcp,openai]", "mcp<2")),
     Client("others", "Vercel's AI SDK", ("ai", "@ai-sdk/mcp", "@ai-sdk/openai"), language="js"),
     Client("others", "Mastra", ("@mastra/core", "@mastra/mcp"), language="js", ends_session=False),
-    Client("others", "mcp-remote", ("mcp>=2,<3",), npm=("mcp-remote",), ends_session=False),
+    Client("others", "mcp-remote", ("mcp>=2,<3",), npm=("mcp-remote",), ends_session=False, sessions=2),
     Client("others", "google-adk", ("google-adk[mcp]", "litellm", OURS), ("task",)),
     Client("others", "semantic-kernel", ("semantic-kernel[mcp]", OURS), ("task",)),
     Client("others", "crewai-tools", ("crewai", "crewai-tools[mcp]", OURS), ("task",)),
@@ -194,7 +196,7 @@ async def test_program_gets_the_reward_in_one_sandbox(
             assert output.splitlines()[-1].strip() in ("1.0", "1"), address
             if episode is not None:
                 await d.ask("close_episode", {"episode": episode})
-        assert _count_sandboxes(served) == before + 1, address
+        assert _count_sandboxes(served) == before + (client.sessions if address == "task" else 1), address
         if (
             address == "task" and client.ends_session
         ):  # the client's session is the episode, and ends with the program
