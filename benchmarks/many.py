@@ -47,6 +47,8 @@ STEADY_MIB = 64
 """Merging has ended when it saved less than this in `STEADY_SECONDS`."""
 STEADY_SECONDS = 20.0
 KSM = Path("/sys/kernel/mm/ksm")
+IN_USE = ("episodes", "sandboxes")
+"""Fields of `/healthz`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +212,9 @@ class _Player:
         await self._call("claim_done", {})
         self._many.counts.claimed += 1
         verdict = (await self._call("evaluate", {})).get("structuredContent", {})
-        self._many.counts.graded += verdict.get("status") == "scored"
+        if verdict.get("status") != "scored":
+            raise RuntimeError(f"the verdict is {verdict.get('status')}: {verdict.get('detail')}")
+        self._many.counts.graded += 1
         self._many.counts.wrong += verdict.get("reward") != float(self._is_right)
 
     async def close(self) -> None:
@@ -264,16 +268,21 @@ async def measure_many(options: Options) -> Many:
             await _all(players, _Player.close, many)
             # Episodes of failed players end with the server.
             with anyio.move_on_after(END_SECONDS if not many.counts.errors else 0):
-                while (await server.health())["sandboxes"]:  # noqa: ASYNC110
+                # An episode ends a little later than its sandbox.
+                while _in_use(await server.health()):  # noqa: ASYNC110
                     await anyio.sleep(POLL_SECONDS)
             many.close_seconds = time.perf_counter() - started
             watching.cancel()
         health = await server.health()
-    many.remaining = {name: int(health[name]) for name in ("episodes", "sandboxes")}
+    many.remaining = {name: int(health[name]) for name in IN_USE}
     if options.provider == "docker":
         # Not earlier: sandboxes that were opened ahead stay until the server ends.
         many.remaining["containers"] = len(await anyio.to_thread.run_sync(_containers, server.owner))
     return many
+
+
+def _in_use(health: dict[str, Any]) -> bool:
+    return any(health[name] for name in IN_USE)
 
 
 async def _all(players: list[_Player], step: Callable[[_Player], Awaitable[None]], many: Many) -> float:

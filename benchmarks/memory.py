@@ -20,7 +20,17 @@ IDLE_TARGET = Target("at most", 150.0)
 WARM_UP_EPISODES = 16
 """Open before measuring, so that the server has imported and allocated what it needs in any case."""
 DENSITY_SIZES = (64, 128)
-"""Smallest and largest number of episodes to compare. Without merging, one of them takes 100 MiB."""
+"""Smallest and largest number of episodes to compare. Without merging, one of them takes 100 MiB.
+
+More of them have one server each, not two, so that 1,024 fit into 24 GiB with merging.
+"""
+PHASES = {
+    "open": "open all",
+    "calls": "call each server once, which starts it",
+    "settle": "merge pages",
+    "grade": "claim and grade all",
+    "close": "close all",
+}
 SETTLE_SECONDS = 60
 """How long the kernel may merge pages before memory is measured."""
 KSM = Path("/sys/kernel/mm/ksm/run")
@@ -71,19 +81,21 @@ async def measure_density(run: Run, figures: Figures) -> None:
     if not sizes:
         raise UnavailableError(f"no size is {smallest} or more")
     for size in sizes:
+        servers = 2 if size <= largest else 1
         for dense in (False, True):
             if (dense and can_merge) or (not dense and size <= largest):
-                _add_many(figures, await _many(run, size, dense), size, dense)
+                _add_many(figures, await _many(run, size, servers, dense), size, servers, dense)
 
 
 def _kernel_merges() -> bool:
     return KSM.exists() and KSM.read_text().strip() == "1"
 
 
-def _add_many(figures: Figures, many: dict[str, Any], size: int, dense: bool) -> None:
+def _add_many(figures: Figures, many: dict[str, Any], size: int, servers: int, dense: bool) -> None:
     with_merging = "with `--dense`" if dense else "without merging"
+    count = {1: "one server", 2: "two servers"}[servers]
     figures.add(
-        f"memory per episode with two servers, {with_merging}",
+        f"memory per episode with {count}, {with_merging}",
         "MiB",
         many["available_mib"],
         size=size,
@@ -92,6 +104,9 @@ def _add_many(figures: Figures, many: dict[str, Any], size: int, dense: bool) ->
     # The kernel counts merged pages as shared between the processes that have them.
     figures.add(f"its processes' share of it, {with_merging}", "MiB", many["processes_mib"], size=size)
     figures.add(f"server memory per live episode, {with_merging}", "KiB", many["server_kib"], size=size)
+    figures.add(f"lowest available memory on the way, {with_merging}", "MiB", many["lowest_mib"], size=size)
+    for phase in ("open", "calls", "settle", "grade", "close"):
+        figures.add(f"time to {PHASES[phase]}, {with_merging}", "s", many[f"{phase}_seconds"], size=size)
     for rate in ("openings", "gradings"):
         figures.add(f"{rate} per second, {with_merging}", "/s", many[f"{rate}_per_second"], size=size)
     counts = many["counts"]
@@ -106,8 +121,8 @@ def _add_many(figures: Figures, many: dict[str, Any], size: int, dense: bool) ->
     )
 
 
-async def _many(run: Run, size: int, dense: bool) -> dict[str, Any]:
-    flags = ["--dense"] if dense else []
+async def _many(run: Run, size: int, servers: int, dense: bool) -> dict[str, Any]:
+    flags = ["--servers", str(servers), *(["--dense"] if dense else [])]
     command = [sys.executable, "-m", "benchmarks.many", str(size), *flags, "--image", run.options.image]
     command += ["--settle", str(SETTLE_SECONDS)]
     with tempfile.TemporaryFile() as output:
@@ -119,5 +134,5 @@ async def _many(run: Run, size: int, dense: bool) -> dict[str, Any]:
         raise RuntimeError(f"`python -m benchmarks.many {size}` ended with status {status}")
     result = json.loads(text)
     if status:
-        raise RuntimeError(f"{result['counts']['errors'][:3]}, remaining: {result['remaining']}")
+        raise RuntimeError(f"{result['counts']}"[:2000] + f", remaining: {result['remaining']}")
     return result

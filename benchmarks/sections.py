@@ -101,8 +101,8 @@ server as the first process of as many containers, over their attached streams."
     "density": Section(
         "Memory of live episodes",
         """\
-Episodes with two tool servers that import the MCP SDK, all called once. Memory is what the whole machine
-has less, with the engine's part, after the kernel has merged pages.""",
+Episodes with two tool servers that import the MCP SDK, more than 128 with one, all called once. Memory is
+what the whole machine has less, with the engine's part, after the kernel has merged pages.""",
         measure_density,
     ),
     "proxies": Section(

@@ -43,6 +43,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "monitoring",
         "reliability",
         "performance",
+        "scaling",
         "prime",
         "write-a-provider",
         "troubleshooting",

@@ -6,6 +6,7 @@ is played than is consumed; its sandbox is closed by then.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sized
 from contextlib import aclosing, asynccontextmanager
@@ -26,6 +27,10 @@ from decathlon_client.summary import Summary, SummaryCounts
 from decathlon_client.values import Task, Verdict
 
 SHOW_SECONDS = 1.0
+MAX_LOST = 3
+"""How often an attempt is played again because its node of a cluster was lost."""
+
+log = logging.getLogger("decathlon.client")
 
 T = TypeVar("T")
 Player: TypeAlias = Callable[[Episode], Awaitable[T]]
@@ -42,7 +47,8 @@ class Result(Generic[T]):
     `index` counts the episodes from 0 in the order in which they were drawn, `group` the tasks, `attempt` the
     episodes of one task (always 0 without `n`). `episode` is the id of the episode, as `decathlon-mcp show`
     takes it; None only if the server never opened one. `played` is the player's return value, None if the
-    player did not return. `seconds` is the time from the first try to open the episode to its end.
+    player did not return. `seconds` is the time from the first try to open the episode to its end. `lost`:
+    the episodes that ended with their node of a cluster, after which the attempt was played again.
     """
 
     index: int
@@ -55,6 +61,7 @@ class Result(Generic[T]):
     failure: Exception | None = field(compare=False)
     fault: Fault | None
     seconds: float
+    lost: tuple[str, ...] = ()
 
     @property
     def reward(self) -> float | None:
@@ -186,19 +193,16 @@ class Batch:
                 return None
 
     async def _play(self, draw: _Draw, player: Player[T]) -> Result[T]:
-        started = time.monotonic()
-        run = _EpisodeRun(self._tally, self._show_tally, self._plan.player_seconds, player)
-        failure: Exception | None = None
-        try:
-            async with self._opener.open(draw.task, launch_time=draw.launch_time) as episode:
-                await run.play(episode)
-        except Exception as error:  # noqa: BLE001
-            failure = error
-            if isinstance(error, ConnectionLostError) and run.episode is None and self._error is None:
-                # Every other task would wait as long, and fail too.
-                self._error = ConnectionLostError(
-                    f"the server is away, so that no more tasks are played: {error.message}"
-                )
+        started, lost = time.monotonic(), list[str]()
+        while True:
+            run = _EpisodeRun(self._tally, self._show_tally, self._plan.player_seconds, player)
+            failure = await self._try(draw, run)
+            if run.lost is None or len(lost) == MAX_LOST:
+                break
+            # The attempt says nothing about the agent, and other nodes can play it.
+            log.warning("Episode %s is played again: %s", run.lost, failure)
+            lost.append(run.lost)
+            run.discard()
         fault = run.outcome(failure)
         task = draw.task if isinstance(draw.task, str) else draw.task.id
         self._pace.note_end()
@@ -215,16 +219,35 @@ class Batch:
             failure=failure if fault else None,
             fault=fault,
             seconds=time.monotonic() - started,
+            lost=tuple(lost),
         )
+
+    async def _try(self, draw: _Draw, run: _EpisodeRun[T]) -> Exception | None:
+        """Open an episode and play it; returns what failed."""
+        try:
+            async with self._opener.open(draw.task, launch_time=draw.launch_time) as episode:
+                await run.play(episode)
+        except Exception as error:  # noqa: BLE001
+            if isinstance(error, ConnectionLostError) and run.episode is None and self._error is None:
+                # Every other task would wait as long, and fail too.
+                self._error = ConnectionLostError(
+                    f"the server is away, so that no more tasks are played: {error.message}"
+                )
+            return error
+        return None
 
 
 class _EpisodeRun(Generic[T]):
-    """Plays and grades one episode, and keeps the tally up to date."""
+    """Plays and grades one episode, and keeps the tally up to date.
+
+    `lost`: the episode, if its node of a cluster was lost before it had a verdict.
+    """
 
     def __init__(
         self, tally: Tally, show: Callable[[], None], player_seconds: float | None, player: Player[T]
     ) -> None:
         self.episode: str | None = None
+        self.lost: str | None = None
         self.played: T | None = None
         self.verdict: Verdict | None = None
         self._tally = tally
@@ -235,7 +258,18 @@ class _EpisodeRun(Generic[T]):
         self._count("opening", 1)
 
     async def play(self, episode: Episode) -> None:
+        """Play the episode and grade it. Raises what fails."""
         self.episode = episode.id
+        try:
+            await self._play(episode)
+        finally:
+            self.lost = episode.id if episode.loss is not None and self.verdict is None else None
+
+    def discard(self) -> None:
+        """Do not count this run, which is followed by another one of the same attempt."""
+        self._count(self._phase, -1)
+
+    async def _play(self, episode: Episode) -> None:
         self._enter("playing")
         with anyio.move_on_after(self._player_seconds) as time_limit:
             try:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import datetime
+from functools import partial
 from os import PathLike, fspath
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -21,13 +22,14 @@ from anyio.abc import TaskGroup
 from decathlon_client.background import background_tasks
 from decathlon_client.batch import Batch, Plan, open_batch
 from decathlon_client.close_budget import CloseBudget, is_interrupt
+from decathlon_client.cluster import CLUSTER_CODE, ClusterEndpoint, HeldEpisode
 from decathlon_client.embedded import EmbeddedEndpoint
-from decathlon_client.episode import Episode, connect_episode, raise_if_ended
+from decathlon_client.episode import CallLobby, Episode, connect_episode
 from decathlon_client.errors import ClientError, ProtocolError, error_from_reply
 from decathlon_client.lockstep import Lockstep, open_lockstep
 from decathlon_client.opener import EpisodeOpener, OpeningOptions
 from decathlon_client.resending import RESEND_SECONDS, ResendPolicy
-from decathlon_client.session import HttpEndpoint, ReconnectingSession, ServerEndpoint
+from decathlon_client.session import HttpEndpoint, OpenSession, ReconnectingSession, ServerEndpoint
 from decathlon_client.values import (
     Filters,
     JsonObject,
@@ -56,8 +58,8 @@ log = logging.getLogger("decathlon.client")
 class Decathlon:
     """A connection to a decathlon-mcp server: `async with Decathlon("http://127.0.0.1:8765") as d:`.
 
-    `url` is the server's root or its lobby (`.../mcp`), `token` one of its tokens, if it requires one. Enter
-    and leave it in the same task; in between, any task may use it and its episodes.
+    `url` is the root of a server or of a cluster, or its lobby (`.../mcp`); `token` is one of its tokens, if
+    it requires one. Enter and leave it in the same task; in between, any task may use it and its episodes.
 
     A request whose connection is lost is sent again until the server answers, for up to `resend_seconds` (0:
     never), and is carried out once. Only entering fails at once if there is no server.
@@ -96,6 +98,7 @@ class Decathlon:
     def _reset(self) -> None:
         self._stack: AsyncExitStack | None = None
         self._lobby: ReconnectingSession | None = None
+        self._cluster: ClusterEndpoint | None = None
         self._tasks: TaskGroup | None = None
         self._close_budget = CloseBudget()
         self._starting = anyio.CapacityLimiter(MAX_CONCURRENT)
@@ -109,9 +112,23 @@ class Decathlon:
             self._tasks = await stack.enter_async_context(background_tasks())
             self._lobby = self._session(None)
             stack.push_async_callback(self._lobby.aclose, self._close_budget)
-            await self._lobby.open(resend=False)
+            try:
+                await self._lobby.open(resend=False)
+            except ClientError as error:
+                if error.code != CLUSTER_CODE:
+                    raise
+                await self._enter_cluster(stack)
             self._stack = stack.pop_all()
         return self
+
+    async def _enter_cluster(self, stack: AsyncExitStack) -> None:
+        """Go on with the cluster that has answered instead of a server."""
+        assert isinstance(self._server, HttpEndpoint)
+        self._cluster = ClusterEndpoint(self._server.root, self._server.token)
+        await stack.enter_async_context(self._cluster.run())
+        self._lobby = self._session(None)
+        stack.push_async_callback(self._lobby.aclose, self._close_budget)
+        await self._lobby.open(resend=False)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -242,7 +259,7 @@ class Decathlon:
         Raises ClientError if the server refuses the request; a tool that fails returns a reply with
         `is_error`.
         """
-        return await self._call_lobby(tool, arguments or {}, on_progress=on_progress)
+        return await self._call_lobby(self._lobby, tool, arguments or {}, on_progress=on_progress)
 
     @asynccontextmanager
     async def attach(self, episode: str) -> AsyncGenerator[Episode]:
@@ -253,7 +270,7 @@ class Decathlon:
         """
         async with self._connect(episode, None, CloseBudget()) as connected:
             # Its tools are listed also after its end.
-            await raise_if_ended(self._ask, connected.id)
+            await connected.raise_if_ended()
             yield connected
 
     def _open_once(
@@ -266,6 +283,10 @@ class Decathlon:
         self, options: JsonObject, close_budget: CloseBudget, on_progress: OnProgress | None
     ) -> AsyncGenerator[Episode]:
         with close_budget.shorten_on_interrupt():
+            if self._cluster is not None:
+                async with self._hold(self._cluster, options, close_budget, on_progress) as episode:
+                    yield episode
+                return
             started = await self._start(options, close_budget)
             handle = str(started["episode"])
             address = started.get("address") or handle
@@ -280,32 +301,60 @@ class Decathlon:
                 await self._close(handle, close_budget)
 
     @asynccontextmanager
+    async def _hold(
+        self,
+        cluster: ClusterEndpoint,
+        options: JsonObject,
+        close_budget: CloseBudget,
+        on_progress: OnProgress | None,
+    ) -> AsyncGenerator[Episode]:
+        """An episode on one of a cluster's nodes."""
+        held = cluster.hold(_start_arguments(options))
+        async with self._starting:
+            await self._running_tasks.start(held.run)
+        agent_address = held.start.get("agent_address")
+        try:
+            address = str(held.start["address"])
+            async with self._connect(address, on_progress, close_budget, agent_address, held) as episode:
+                yield episode
+        except ClientError as error:
+            error.episode = error.episode or str(held.start["episode"])
+            raise
+        finally:
+            with close_budget.shield(CLOSE_SECONDS):
+                await held.aclose()
+
+    @asynccontextmanager
     async def _connect(
         self,
         episode: str,
         on_progress: OnProgress | None,
         close_budget: CloseBudget,
         agent_address: str | None = None,
+        held: HeldEpisode | None = None,
     ) -> AsyncGenerator[Episode]:
-        session = self._session(episode)
-        try:
-            yield await connect_episode(
-                session, self._ask, agent_address=agent_address, on_progress=on_progress
-            )
-        finally:
-            await session.aclose(close_budget)
+        session, cluster = self._session(episode), self._cluster
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(session.aclose, close_budget)
+            ask: CallLobby = self._ask
+            if cluster is not None:
+                # What the lobby is asked about an episode, only its own node knows.
+                lobby = self._new_session(episode, lambda owner: cluster.open_node_lobby(owner, episode))
+                stack.push_async_callback(lobby.aclose, close_budget)
+                ask = partial(self._ask, lobby=lobby)
+                if held is not None:
+                    held.end_with_node(session, lobby)
+            yield await connect_episode(session, ask, agent_address=agent_address, on_progress=on_progress)
 
     async def _start(self, options: JsonObject, close_budget: CloseBudget) -> JsonObject:
         """Start an episode; returns the result of `start_episode`."""
-        when = options.get("launch_time")
-        options = {**options, "launch_time": when.isoformat() if isinstance(when, datetime) else when}
-        arguments = {key: value for key, value in options.items() if value is not None}
         async with self._starting:
             # Each try is shielded: an episode that was started must be known here, or nobody would close it.
             # One whose starter is cancelled between two tries ends for lack of a first request.
             reply = await self._call_lobby(
+                self._lobby,
                 "start_episode",
-                {**arguments, "wait": False},
+                {**_start_arguments(options), "wait": False},
                 limit_try=lambda: close_budget.shield(START_SECONDS),
             )
         if reply.is_error:
@@ -326,33 +375,46 @@ class Decathlon:
                     except ClientError as error:
                         log.info("An episode could not be closed: %s", error.message)
 
-    async def _call_lobby(self, tool: str, arguments: JsonObject, **options: Any) -> Reply:
+    async def _call_lobby(
+        self, lobby: ReconnectingSession | None, tool: str, arguments: JsonObject, **options: Any
+    ) -> Reply:
         """Call one of the lobby's tools. `options`: of `ReconnectingSession.request`.
 
         Raises the error of a reply that says that the arguments are wrong, and every other ClientError.
         """
-        if self._lobby is None:
+        if lobby is None:
             raise RuntimeError(NOT_OPEN)
         params = {"name": tool, "arguments": arguments}
-        reply = Reply.read(await self._lobby.request("tools/call", params, **options))
+        reply = Reply.read(await lobby.request("tools/call", params, **options))
         if (error := error_from_reply(reply)) is not None:
             raise error
         return reply
 
-    async def _ask(self, tool: str, arguments: JsonObject) -> Reply:
-        """Call one of the lobby's tools. Raises ClientError if it fails."""
-        reply = await self.ask(tool, arguments)
+    async def _ask(
+        self, tool: str, arguments: JsonObject, *, lobby: ReconnectingSession | None = None
+    ) -> Reply:
+        """Call one of the lobby's tools, by default of the server's. Raises ClientError if it fails."""
+        reply = await self._call_lobby(lobby or self._lobby, tool, arguments)
         if reply.is_error:
             raise ClientError(reply.text)
         return reply
 
     def _session(self, episode: str | None) -> ReconnectingSession:
+        server = self._cluster or self._server
+        return self._new_session(server.address(episode), lambda owner: server.open_session(owner, episode))
+
+    def _new_session(self, address: str, open_session: OpenSession) -> ReconnectingSession:
+        return ReconnectingSession(self._running_tasks, address, open_session, self._resend_policy)
+
+    @property
+    def _running_tasks(self) -> TaskGroup:
         if self._tasks is None:
             raise RuntimeError(NOT_OPEN)
-        server = self._server
-        return ReconnectingSession(
-            self._tasks,
-            server.address(episode),
-            lambda owner: server.open_session(owner, episode),
-            self._resend_policy,
-        )
+        return self._tasks
+
+
+def _start_arguments(options: JsonObject) -> JsonObject:
+    """The arguments of `start_episode`: those that are set."""
+    when = options.get("launch_time")
+    options = {**options, "launch_time": when.isoformat() if isinstance(when, datetime) else when}
+    return {key: value for key, value in options.items() if value is not None}

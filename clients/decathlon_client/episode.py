@@ -83,6 +83,11 @@ class Episode:
         names = [tool.name for tool in self.tools]
         self._claim_name = next((name for name in CLAIM_NAMES if name in names), CLAIM)
 
+    @property
+    def loss(self) -> ClientError | None:
+        """Why nothing can be asked about this episode any more: its node was lost. None otherwise."""
+        return self._session.loss
+
     def __repr__(self) -> str:
         return f"<Episode {self.id[:12]} of {self.task}>"
 
@@ -114,6 +119,15 @@ class Episode:
         closed = (as_object(reply.meta.get(ERROR_KEY)) or {}).get("code") == "episode_claimed"
         self.claimed |= closed or (name in (self._claim_name, EVALUATE_NAME) and not reply.is_error)
         return reply
+
+    async def raise_if_ended(self) -> None:
+        """Raise EpisodeEndedError if the server says that the episode has ended."""
+        status = await _status(self._call_lobby, self.id)
+        if status.get("phase") == "ended":
+            reason = str(status.get("ending", ""))
+            raise EpisodeEndedError(
+                f"the episode has ended: {reason}", code="episode_ended", data={"reason": reason}
+            )
 
     async def _phase(self) -> str | None:
         """The episode's phase according to the server; None if it does not say."""
@@ -238,16 +252,6 @@ async def connect_episode(
         agent_address=agent_address,
     )
     return Episode(session, call_lobby, info)
-
-
-async def raise_if_ended(call_lobby: CallLobby, handle: str) -> None:
-    """Raise EpisodeEndedError if the server says that the episode has ended."""
-    status = await _status(call_lobby, handle)
-    if status.get("phase") == "ended":
-        reason = str(status.get("ending", ""))
-        raise EpisodeEndedError(
-            f"the episode has ended: {reason}", code="episode_ended", data={"reason": reason}
-        )
 
 
 async def _status(call_lobby: CallLobby, handle: str) -> Mapping[str, Any]:

@@ -109,6 +109,10 @@ class SandboxLostError(ClientError):
     """The sandbox ended while the episode was running."""
 
 
+class NodeLostError(SandboxLostError):
+    """The node of a cluster on which the episode was running ended, or does not answer any more."""
+
+
 class UnknownEpisodeError(ClientError):
     """There is no such episode, or it belongs to another token."""
 

@@ -53,7 +53,9 @@ __all__ = [
     "Session",
     "ValidationError",
     "cause_of",
+    "http_client",
     "http_session",
+    "httpx",
     "json_rpc_error",
 ]
 
@@ -153,19 +155,27 @@ async def http_session(
 
     hook: Callable[[httpx.Response], Awaitable[None]] = inspect_response
     options: dict[str, Any] = {"max_sse_event_size": None} if LIMITS_EVENT_SIZE else {}
-    # The SDK's own client gives up a call after 300 s of silence; httpx's default is 5 s.
-    async with _SilenceableClient(
-        may_send,
-        headers=headers,
-        timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-        limits=httpx.Limits(max_connections=None),
-        verify=_certificates(),
-        follow_redirects=True,
-        event_hooks={"response": [hook]},
-    ) as client:
+    hooks = {"response": [hook]}
+    async with _SilenceableClient(may_send, event_hooks=hooks, **_options(headers)) as client:
         transport = cast("Any", streamable_http_client(url, http_client=client, **options))
         async with transport as (read, write, *_), Session(read, write) as session:
             yield session
+
+
+def http_client(headers: dict[str, str]) -> httpx.AsyncClient:
+    """A client for plain HTTP, as sessions use it."""
+    return httpx.AsyncClient(**_options(headers))
+
+
+def _options(headers: dict[str, str]) -> dict[str, Any]:
+    # The SDK's own client gives up a call after 300 s of silence; httpx's default is 5 s.
+    return {
+        "headers": headers,
+        "timeout": httpx.Timeout(None, connect=CONNECT_SECONDS),
+        "limits": httpx.Limits(max_connections=None),
+        "verify": _certificates(),
+        "follow_redirects": True,
+    }
 
 
 class _SilenceableClient(httpx.AsyncClient):

@@ -148,7 +148,7 @@ class SessionOwner:
     def _translate(self, error: Exception) -> ClientError:
         response, self._error_response = self._error_response, None
         if response is not None:
-            return _error_from_response(response)
+            return error_from_response(response)
         cause = cause_of(error)
         if isinstance(cause, ClientError):
             return cause
@@ -172,7 +172,8 @@ OpenSession: TypeAlias = Callable[[SessionOwner], AbstractAsyncContextManager[Se
 """Opens a session and reports to its owner what the session itself cannot report."""
 
 
-def _error_from_response(response: ErrorResponse) -> ClientError:
+def error_from_response(response: ErrorResponse) -> ClientError:
+    """The error for an HTTP response that is one."""
     message = str(response.error.get("message") or response.text or f"HTTP status {response.status}")
     if response.status in (401, 403):
         return AccessDeniedError(message, code="access_denied")
@@ -203,6 +204,19 @@ class ReconnectingSession:
         self._opening = anyio.Lock()
         self._owner: SessionOwner | None = None
         self._closing = anyio.Event()
+        self._loss: ClientError | None = None
+
+    @property
+    def loss(self) -> ClientError | None:
+        """Why it was given up, if it was."""
+        return self._loss
+
+    def give_up(self, loss: ClientError) -> None:
+        """Let all requests fail with this error, now and from now on."""
+        self._loss = loss
+        self._closing.set()
+        if self._owner is not None:
+            self._owner.lose(loss)
 
     async def open(self, *, resend: bool = True) -> JsonObject:
         """Open a session; returns the server's answer to `initialize`.
@@ -216,7 +230,7 @@ class ReconnectingSession:
             except ConnectionLostError as loss:
                 if not resend:
                     raise
-                await resends.pause(loss, self._closing)
+                await self._pause(resends, loss)
 
     async def request(
         self,
@@ -252,9 +266,15 @@ class ReconnectingSession:
                 if isinstance(loss, SessionLostError) and not was_forgotten:
                     was_forgotten = True
                     continue
-                await resends.pause(loss, self._closing)
+                await self._pause(resends, loss)
                 was_forgotten = False
         raise CallTimeoutError(f"{params.get('name', method)}: no answer within {timeout:g} s")
+
+    async def _pause(self, resends: Resends, loss: ConnectionLostError) -> None:
+        try:
+            await resends.pause(loss, self._closing)
+        except ConnectionLostError:
+            raise (self._loss or loss) from None
 
     async def aclose(self, close_budget: CloseBudget) -> None:
         """End the session, if one is open, and open no other."""
@@ -265,7 +285,7 @@ class ReconnectingSession:
     async def _connect(self) -> SessionOwner:
         async with self._opening:
             if self._closing.is_set():
-                raise ConnectionLostError("this was closed")
+                raise self._loss or ConnectionLostError("this was closed")
             if self._owner is None or self._owner.loss is not None:
                 owner = SessionOwner(self.address, self._open_session)
                 await self._tasks.start(owner.run)
@@ -290,15 +310,21 @@ class ServerEndpoint(Protocol):
         ...
 
 
+def bearer(token: str | None) -> dict[str, str]:
+    """The headers that carry a token."""
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
 class HttpEndpoint:
-    """A server at a URL, given as its root or its lobby."""
+    """A server at a URL, given as its root or its lobby. `root` is its root."""
 
     def __init__(self, url: str, token: str | None) -> None:
         root = url.rstrip("/").removesuffix(LOBBY)
         if "://" not in root or "/tasks/" in root or "/episodes/" in root:
             raise ValueError(f"not the address of a server, as http://127.0.0.1:8765 is one: {url!r}")
-        self._root = root
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.root = root
+        self.token = token
+        self._headers = bearer(token)
 
     @asynccontextmanager
     async def run(self) -> AsyncGenerator[None]:
@@ -306,8 +332,8 @@ class HttpEndpoint:
 
     def address(self, episode: str | None) -> str:
         if episode is None:
-            return self._root + LOBBY
-        return episode if "://" in episode else f"{self._root}/episodes/{episode}{LOBBY}"
+            return self.root + LOBBY
+        return episode if "://" in episode else f"{self.root}/episodes/{episode}{LOBBY}"
 
     def open_session(self, owner: SessionOwner, episode: str | None) -> AbstractAsyncContextManager[Session]:
         address = self.address(episode)

@@ -139,6 +139,8 @@ class Episode:
         self.lease.start(elapsed_seconds=max(0.0, time.time() - opened_at))
         # Whether a request has named it is not stored; its client gets the idle time to come back.
         self.lease.mark_used()
+        if self.spec.held:
+            self.lease.lose_client()
         self._tools_known.set()
         self.state.restore(Phase.OPENING if stored.phase is Phase.READY else stored.phase)
 

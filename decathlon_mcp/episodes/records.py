@@ -146,6 +146,7 @@ def read_episode(row: EpisodeRow, sandboxes: tuple[SandboxRow, ...], catalogue: 
                 limits=_LIMITS.validate_python(spec["limits"]),
                 operation=row.operation,
                 keeps_workspace=bool(spec.get("keeps_workspace")),
+                held=bool(spec.get("held")),
             ),
             suite=suite.name,
             phase=Phase(row.phase),
@@ -194,6 +195,7 @@ class EpisodeRecords:
                     "policy": spec.policy,
                     "limits": asdict(spec.limits),
                     "keeps_workspace": spec.keeps_workspace,
+                    "held": spec.held,
                 },
                 progress={},
             )

@@ -174,10 +174,12 @@ class EpisodeRegistry:
         policy: RewardPolicy | None = None,
         max_calls: int | None = None,
         operation: str | None = None,
+        held: bool = False,
     ) -> Episode:
         """Start an episode without waiting; its sandbox opens in the background.
 
         `operation`: id of the request. A repeated request gets the episode that the first one has started.
+        `held`: the episode ends with the response to the request.
 
         Raises UnknownTaskError, NotRunnableError (naming what is missing), AtCapacityError, AccessDeniedError
         for a policy that reveals more than the server's, SuiteError for a broken task or rubric.
@@ -198,6 +200,7 @@ class EpisodeRegistry:
             limits=self.options.limits.for_task(task, max_calls),
             keeps_workspace=self.options.keeps_workspace,
             operation=operation,
+            held=held,
         )
         episode = self._create_episode(spec, suite)
         self._drop_oldest_ended()

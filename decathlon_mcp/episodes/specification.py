@@ -18,7 +18,8 @@ class EpisodeSpec:
 
     `id` (the handle) and `agent_id` are capabilities of 192 bits. `task_name` is the task's id as clients
     spell it. `limits` are those of this episode. `operation`: id of the request that started it, by which a
-    repeated request finds it. `keeps_workspace`: what a later grading needs is kept.
+    repeated request finds it. `keeps_workspace`: what a later grading needs is kept. `held`: it ends with the
+    response to the request that started it.
     """
 
     id: str
@@ -31,6 +32,7 @@ class EpisodeSpec:
     limits: EpisodeLimits
     operation: str | None = None
     keeps_workspace: bool = False
+    held: bool = False
 
     @property
     def label(self) -> str:

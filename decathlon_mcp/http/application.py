@@ -37,6 +37,7 @@ from decathlon_mcp.http.errors import (
     session_not_found,
 )
 from decathlon_mcp.http.health import HealthEndpoints
+from decathlon_mcp.http.held import HeldEpisodes
 from decathlon_mcp.http.metering import MeteredResponses
 from decathlon_mcp.http.presence import Presence, serve_start
 from decathlon_mcp.http.requests import RANDOM_TASK, RawEndpoint, draw_from_query
@@ -73,6 +74,7 @@ INDEX_TEXT = """decathlon-mcp: Toolathlon as an environment for MCP clients.
 /tasks/TASK/mcp            one task; the MCP session is the episode
 /tasks/random/mcp          a task drawn at random (?split=NAME&needs=WORD&without=WORD&seed=N&order=ORDER)
 /episodes/EPISODE/mcp      an episode's own address
+/episodes                  POST: an episode that ends with the response
 /healthz                   whether the server works, and its state
 /readyz                    whether an episode can be started now
 /metrics                   metrics for Prometheus
@@ -312,6 +314,7 @@ def http_app(
     tokens, hosts = tokens or Tokens(), hosts or AllowedHosts()
     endpoints = McpEndpoints(registry, tokens, hosts, bodies, public_url, fast_path=fast_path)
     health = HealthEndpoints(registry, tokens, hosts)
+    held = HeldEpisodes(registry, tokens, hosts, bodies, public_url)
 
     async def index(request: Request) -> Response:
         return PlainTextResponse(INDEX_TEXT)
@@ -356,6 +359,7 @@ def http_app(
             Route("/mcp", RawEndpoint(endpoints.serve_lobby)),
             Route("/tasks/{task_id}/mcp", RawEndpoint(endpoints.serve_task)),
             Route("/episodes/{episode_id}/mcp", RawEndpoint(endpoints.serve_episode)),
+            Route("/episodes", held.serve, methods=["POST"]),
         ],
         middleware=[
             Middleware(MeteredResponses, metrics=registry.metrics),

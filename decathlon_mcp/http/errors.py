@@ -99,6 +99,11 @@ async def handle_body_error(request: Request, error: Exception) -> Response:
     return error_response(error.status, details, request_id=error.request_id)
 
 
+def refuse(error: DecathlonError) -> Response:
+    """The response to a request that is not JSON-RPC, or whose body has been read."""
+    return _refusal(error, STATUS.get(error.code, 500), None)
+
+
 def _refusal(error: DecathlonError, status: int, request_id: RequestId | None) -> Response:
     # Clients show the message and `data` to their users; programs that speak plain HTTP read the header.
     retry_after = error.data.get("retryAfterSeconds") if error.code == "at_capacity" else None

@@ -32,6 +32,8 @@ MAX_CONNECTIONS_PER_PEER = 4096
 MAX_LENGTH_DIGITS = 15
 FILES_SHARE = 0.75
 """Share of the limit of open files that connections may use; drivers and logs need the rest."""
+HELD_KEY = "decathlon.held"
+"""In the ASGI scope of a request whose response lasts as long as an episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class Connections:
     def awaited(self) -> int:
         """How many connections wait for a response or for their first request.
 
-        Responses to GET are not counted: they are streams that stay open.
+        Responses to GET are not counted, and those of held episodes: they are streams that stay open.
         """
         return sum(connection.is_awaited for connection in self._open)
 
@@ -360,11 +362,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the client waits for a response other than to GET, or has not sent a request yet."""
+        """Whether the client waits for a response that does not stay open, or has not sent a request yet."""
         running = self._running
         if running is None:
             return not self.transport.is_closing()
-        return not running.response_complete and running.scope["method"] != "GET"
+        stays_open = running.scope["method"] == "GET" or HELD_KEY in running.scope
+        return not running.response_complete and not stays_open
 
     @property
     def _response_complete(self) -> bool:

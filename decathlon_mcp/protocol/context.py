@@ -135,9 +135,8 @@ def base_url_of(ctx: Context) -> str | None:
     return request_context_of(ctx).public_url or str(ctx.request.base_url).rstrip("/")
 
 
-def episode_address(ctx: Context, episode_id: str) -> str | None:
+def episode_address(base_url: str | None, episode_id: str) -> str | None:
     """URL at which an episode is served to every revision and any connection; None without HTTP."""
-    base_url = base_url_of(ctx)
     return f"{base_url}/episodes/{episode_id}/mcp" if base_url else None
 
 

@@ -17,6 +17,7 @@ from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.foreign_names import quoted
 from decathlon_mcp.protocol.context import (
     EpisodeResolver,
+    base_url_of,
     current_request_context,
     episode_address,
     request_context_of,
@@ -148,7 +149,7 @@ class EpisodeServer:
                 "id": access.id,
                 "task": episode.task_name,
                 "phase": str(episode.state.phase),
-                "address": episode_address(ctx, access.id),
+                "address": episode_address(base_url_of(ctx), access.id),
             }
             if episode.waiting_for is not None:
                 info["waits_for"] = episode.waiting_for

@@ -24,7 +24,7 @@ from decathlon_mcp.episodes.warm_pool import PREFETCH_SECONDS
 from decathlon_mcp.errors import AccessDeniedError, BadRequestError, DecathlonError, UnknownEpisodeError
 from decathlon_mcp.foreign_names import quoted
 from decathlon_mcp.protocol import relay
-from decathlon_mcp.protocol.context import episode_address, request_context_of
+from decathlon_mcp.protocol.context import base_url_of, request_context_of
 from decathlon_mcp.protocol.episode_server import (
     call_params,
     require_initialized,
@@ -59,6 +59,7 @@ from decathlon_mcp.protocol.results import (
     with_envelope,
 )
 from decathlon_mcp.protocol.sdk import Context, connection_of, notify_tools_changed
+from decathlon_mcp.protocol.starting import describe_start, start_episode
 from decathlon_mcp.protocol.tool_changes import CURRENT_KEY, listen_for_changes, with_changing_tools
 from decathlon_mcp.types import JsonObject, as_object
 
@@ -210,35 +211,13 @@ class Lobby:
 
     async def _start(self, ctx: Context, call: StartEpisode) -> JsonObject:
         principal = self._principal(ctx)
-        operation = relay.operation_of(ctx)
-        # A request that is sent again does not draw again.
-        task = call.task or self._registry.task_started_by(operation, principal)
-        task = task or self._registry.draw(call, principal)
-        episode = self._registry.start(
-            task,
-            principal,
-            launch_time=call.launch_time,
-            policy=call.policy,
-            max_calls=call.max_calls,
-            operation=operation,
-        )
+        episode = start_episode(self._registry, call, principal, operation=relay.operation_of(ctx))
         if not relay.has_operation(ctx):
             # A client that chose an operation comes back for the episode on any connection, so that a reply
             # that was not delivered says little; if it does not, the grace or the first use ends the episode.
             request_context_of(ctx).add_started(episode)
         access = EpisodeAccess.by_handle(episode, principal)
-        info: JsonObject = {
-            "episode": episode.id,
-            "task": episode.task_name,
-            "address": episode_address(ctx, episode.id),
-            "agent": episode.agent_id,
-            "agent_address": episode_address(ctx, episode.agent_id),
-            "policy": episode.policy,
-            "phase": str(episode.state.phase),
-            "prompt": episode.prompt.instructions,
-            "first_use_seconds": episode.spec.limits.first_use_seconds,
-            "lease_seconds": self._registry.idle_seconds,
-        }
+        info = describe_start(self._registry, episode, base_url_of(ctx))
         if call.wait:
             with request_context_of(ctx).awaiting(episode):
                 info |= await self._wait_until_ready(ctx, access)
@@ -249,7 +228,7 @@ class Lobby:
             listen_for_changes(ctx, episode)
             await notify_tools_changed(connection_of(ctx))
         names = "".join(f"\n- {tool['name']}" for tool in info.get("tools", []))
-        text = f"Episode {episode.id} of {task} is {info['phase']}.\n\n{info['prompt']}"
+        text = f"Episode {episode.id} of {episode.task_name} is {info['phase']}.\n\n{info['prompt']}"
         return structured_result(info, text=f"{text}\n\nIts tools:{names}" if names else text)
 
     async def _wait_until_ready(self, ctx: Context, access: EpisodeAccess) -> JsonObject:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -69,9 +70,22 @@ class OwnEngine:
             await self._docker("rm", "--force", *containers)
         # Killed, since it takes 40 s to stop. Each engine mounts its folder, and a killed one leaves that.
         await self.kill()
+        self._kill_shims()
         while self._folder.exists():
             await anyio.run_process(["umount", f"{self._folder}/data"], check=False)
             await to_thread.run_sync(lambda: shutil.rmtree(self._folder, ignore_errors=True))
+
+    def _kill_shims(self) -> None:
+        """Kill the processes of containers that ended while no engine was there to end them."""
+        folder = os.fsencode(self._folder)
+        for process in Path("/proc").iterdir():
+            with suppress(OSError):
+                if process.name.isdecimal():
+                    arguments = (process / "cmdline").read_bytes().split(b"\0")
+                    if arguments[0].endswith(b"containerd-shim-runc-v2") and any(
+                        argument.startswith(folder) for argument in arguments[1:]
+                    ):
+                        os.kill(int(process.name), signal.SIGKILL)
 
     async def containers(self) -> list[str]:
         """The ids of all its containers."""

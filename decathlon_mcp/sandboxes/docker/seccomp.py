@@ -14,8 +14,6 @@ import json
 from functools import cache
 from importlib import resources
 
-DEFAULT_VERSION = "28.5.2"
-"""The engine whose default profile it is."""
 FIXED_ADDRESSES = 0x40000
 """The added value of personality(2)."""
 

@@ -1,0 +1,264 @@
+"""Episodes on a cluster: nodes that are lost, freeze, are full or come back, and what is left of episodes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import httpx2
+import pytest
+from decathlon_client import (
+    AtCapacityError,
+    ConnectionLostError,
+    Decathlon,
+    Episode,
+    NodeLostError,
+    UnknownTaskError,
+    cluster,
+)
+
+from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.http import held, node
+from decathlon_mcp.http.authentication import Tokens, new_token
+from tests.clients.relay import relayed
+from tests.clients.scheduler import Scheduler, SchedulerNode, scheduling
+from tests.probe.serving import Served, serving
+from tests.survival.servers import supervised_server
+
+pytestmark = pytest.mark.anyio
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Two servers."""
+
+    first: Served
+    second: Served
+
+    @property
+    def urls(self) -> list[str]:
+        return [self.first.url, self.second.url]
+
+
+@pytest.fixture(scope="module")
+async def servers(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Servers]:
+    state = tmp_path_factory.mktemp("state")
+    async with (
+        serving(state / "first", provider="local") as first,
+        serving(state / "second", provider="local") as second,
+    ):
+        yield Servers(first, second)
+
+
+@asynccontextmanager
+async def clustered(*served: Served) -> AsyncGenerator[tuple[Scheduler, Decathlon]]:
+    """A client of a cluster of these servers, which leaves no episode."""
+    async with scheduling(*(server.url for server in served)) as (scheduler, url), Decathlon(url) as d:
+        yield scheduler, d
+    for server in served:
+        await without_episodes(server)
+
+
+async def without_episodes(server: Served) -> None:
+    for episode in server.episodes.live:
+        await episode.state.reach(Phase.ENDED)
+    assert server.episodes.admission.active == 0
+
+
+async def solve(e: Episode) -> str:
+    await e.call("probe__write", {"path": "answer.txt", "text": "42"})
+    await e.claim_done()
+    return e.address
+
+
+def node_of(scheduler: Scheduler, e: Episode) -> SchedulerNode:
+    return next(one for one in scheduler.nodes if e.address.startswith(f"{one.url}/"))
+
+
+async def test_a_batch_is_played_on_all_nodes(servers: Servers) -> None:
+    async with clustered(servers.first, servers.second) as (scheduler, d):
+        async with d.batch(["find-answer"] * 6, concurrency=3, progress=False) as batch:
+            results = [result async for result in batch.run(solve)]
+        assert [result.reward for result in results] == [1.0] * 6
+        assert [one.starts for one in scheduler.nodes] == [3, 3]
+        played_at = [str(result.played) for result in results]
+        assert {address.partition("/episodes/")[0] for address in played_at} == {
+            servers.first.url,
+            servers.second.url,
+        }
+        assert [task.id for task in await d.tasks(prompts=False)]
+
+
+async def test_attempts_on_a_lost_node_are_played_again_on_another(servers: Servers) -> None:
+    async with clustered(servers.first, servers.second) as (scheduler, d):
+        lost_node, on_lost_node = scheduler.nodes[0], list[str]()
+        playing = 0
+        all_play = anyio.Event()
+
+        async def player(e: Episode) -> None:
+            nonlocal playing
+            playing += 1
+            if playing == 4:
+                all_play.set()
+            await all_play.wait()
+            if lost_node in scheduler.nodes and node_of(scheduler, e) is lost_node:
+                on_lost_node.append(e.id)
+                if len(on_lost_node) == 2:
+                    scheduler.remove(lost_node)
+                await e.call("probe__sleep", {"seconds": 100, "note": "late"})
+            await solve(e)
+
+        async with d.batch(["find-answer"] * 4, concurrency=4, progress=False) as batch:
+            results = [result async for result in batch.run(player)]
+        assert [result.reward for result in results] == [1.0] * 4
+        assert sorted(lost for result in results for lost in result.lost) == sorted(on_lost_node)
+        assert not {result.episode for result in results} & set(on_lost_node)
+        assert (batch.tally.scored, batch.tally.lost, batch.tally.playing) == (4, 0, 0)
+
+
+async def test_a_player_that_hides_the_loss_is_called_again(servers: Servers) -> None:
+    async with clustered(servers.first, servers.second) as (scheduler, d):
+
+        async def player(e: Episode) -> None:
+            if len(scheduler.nodes) == 2:
+                scheduler.remove(node_of(scheduler, e))
+                try:
+                    await e.call("probe__sleep", {"seconds": 100, "note": "late"})
+                except NodeLostError:
+                    raise LookupError("a bug that hides it") from None
+            await solve(e)
+
+        async with d.batch(["find-answer"], concurrency=1, progress=False) as batch:
+            (result,) = [result async for result in batch.run(player)]
+        assert (result.reward, len(result.lost), result.failure) == (1.0, 1, None)
+
+
+async def test_a_node_that_is_silent_is_lost_and_nothing_waits_for_it(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held, "HEARTBEAT_SECONDS", 0.2)
+    monkeypatch.setattr(cluster, "SILENCE_SECONDS", 2.0)
+    async with clustered(servers.first, servers.second) as (scheduler, d), d.episode("find-answer") as e:
+        await anyio.sleep(2.5)
+        assert e.loss is None
+        node_of(scheduler, e).freeze()
+        with anyio.fail_after(30):
+            with pytest.raises(NodeLostError, match="silent"):
+                await e.call("probe__sleep", {"seconds": 100, "note": "late"})
+            with pytest.raises(NodeLostError):
+                await e.truncate()
+            assert await e.ended_with_reward() is False
+        assert isinstance(e.loss, NodeLostError)
+
+
+async def test_a_start_that_no_node_answers_is_made_again(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "START_SECONDS", 2.0)
+    async with clustered(servers.first, servers.second) as (scheduler, d):
+        frozen = scheduler.nodes[0]
+        frozen.freeze()
+        with pytest.raises(AtCapacityError, match="one does not answer"):
+            async with d.episode("find-answer"):
+                pass
+        scheduler.statuses += [500, 503]
+        async with d.opened("find-answer") as e:
+            assert e.address.startswith(servers.second.url)
+        assert frozen.starts == 1
+
+
+async def test_refusals_of_a_node_and_of_the_scheduler_differ(servers: Servers, tmp_path: Path) -> None:
+    async with clustered(servers.first) as (scheduler, d):
+        with pytest.raises(UnknownTaskError) as caught:
+            async with d.episode("find-answr"):
+                pass
+        assert "find-answer" in caught.value.near
+        for status, error in ((503, AtCapacityError), (500, ConnectionLostError)):
+            scheduler.statuses.append(status)
+            with pytest.raises(error, match=str(status)):
+                async with d.episode("find-answer"):
+                    pass
+    async with serving(tmp_path, provider="local", max_sandboxes=1, max_queue=0) as small:
+        async with clustered(small) as (_, d), d.episode("find-answer"):
+            with pytest.raises(AtCapacityError, match="sandbox"):
+                async with d.episode("find-answer"):
+                    pass
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing(servers: Servers) -> None:
+    async with clustered(servers.first) as (_, d):
+        with anyio.move_on_after(0.3):
+            async with d.episode("endless-preprocess"):
+                pass
+
+
+async def test_an_attempt_can_be_truncated_and_found_by_its_address(servers: Servers) -> None:
+    async with clustered(servers.first, servers.second) as (_, d):
+        for _ in range(2):
+            async with d.episode("find-answer") as e:
+                async with d.attach(e.address) as same:
+                    await same.call("probe__write", {"path": "answer.txt", "text": "42"})
+                await e.truncate()
+                assert (await e.evaluate()).raw["truncated"]
+
+
+async def test_a_server_that_its_supervisor_starts_again_keeps_its_episodes(tmp_path: Path) -> None:
+    async with supervised_server(tmp_path / "state") as server:
+        async with scheduling(server.url) as (_, url), Decathlon(url) as d:
+            async with d.episode("find-answer") as e:
+                await server.kill()
+                await solve(e)
+                assert (await e.evaluate()).reward == 1.0
+                assert e.loss is None
+        async with httpx2.AsyncClient() as client:
+            while (await client.get(f"{server.url}/healthz")).json()["episodes"]:  # noqa: ASYNC110
+                await anyio.sleep(0.1)
+
+
+async def test_a_server_that_does_not_come_back_is_lost(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node, "RETURN_SECONDS", 0.5)
+    async with relayed(servers.first) as (relay, relay_url), scheduling(relay_url) as (_, url):
+        async with Decathlon(url) as d, d.episode("find-answer") as e:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(relay.refuse)
+                with pytest.raises(NodeLostError, match="broke off"):
+                    await e.call("probe__sleep", {"seconds": 100, "note": "late"})
+    await without_episodes(servers.first)
+
+
+async def test_tokens_are_those_of_the_nodes(tmp_path: Path) -> None:
+    secret, line = new_token("trainer", "player")
+    (tmp_path / "tokens").write_text(line)
+    tokens = Tokens.read(tmp_path / "tokens")
+    async with serving(tmp_path / "state", provider="local", tokens=tokens) as served:
+        async with scheduling(served.url) as (_, url), Decathlon(url, secret) as d:
+            async with d.episode("find-answer") as e:
+                assert served.find(e.id).owner.token == "trainer"
+                await solve(e)
+        async with scheduling(served.url) as (_, url):
+            with pytest.raises(Exception, match="token"):
+                async with Decathlon(url):
+                    pass
+
+
+async def test_what_a_cluster_answers_to_others(servers: Servers) -> None:
+    async with scheduling(*servers.urls) as (_, url), httpx2.AsyncClient() as client:
+        assert (await client.get(f"{url}/nodes")).json() == {"nodes": servers.urls}
+        (targets,) = (await client.get(f"{url}/metrics/targets")).json()
+        assert targets["targets"] == [
+            one.url.removeprefix("http://") for one in (servers.first, servers.second)
+        ]
+        assert (await client.get(f"{url}/nothing")).status_code == 404
+        assert "/nodes" in (await client.get(url)).text
+        too_large = await client.post(f"{url}/episodes", content=b" " * (5 << 20))
+        assert too_large.status_code == 413
+        request = {"jsonrpc": "2.0", "id": 7, "method": "initialize", "params": {}}
+        answer = (await client.post(f"{url}/mcp", json=request)).json()
+        assert answer["id"] == 7
+        assert "/mcp" in answer["error"]["message"]
+        assert answer["error"]["data"]["node"] in servers.urls

@@ -1,0 +1,342 @@
+"""A Ray cluster of three nodes on this machine, and batches that are played on it.
+
+Not part of the normal test run, because it installs Ray and takes some ten minutes. To run it:
+
+    python -m pytest tests/ray/three_nodes.py -s
+
+Ray and this project go into an environment of their own; `DECATHLON_RAY` names one that exists. The client
+runs in the environment of the tests, without Ray. Needs a Docker engine and the tests' image.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import httpx2
+import pytest
+from decathlon_client import Decathlon, Episode, NodeLostError, Result
+
+from decathlon_mcp.http.authentication import new_token
+from tests.docs.pages import REPOSITORY
+from tests.probe.serving import SUITE
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+START_SECONDS = 240
+NODES = 3
+PER_NODE = 32
+OBJECT_STORE_BYTES = 100 << 20
+RUN_VARIABLE = "DECATHLON_RAY_RUN"
+"""In the environment of everything that a test starts; its value is the test's."""
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment with Ray and this project."""
+    if given := os.environ.get("DECATHLON_RAY"):
+        return Path(given) / "bin"
+    folder = tmp_path_factory.mktemp("ray")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    install = [folder / "bin" / "pip", "install", "--quiet", f"{REPOSITORY}[server,ray]"]
+    subprocess.run(install, check=True)
+    return folder / "bin"
+
+
+@dataclass
+class Cluster:
+    """A cluster: its head without sandboxes, and nodes that have them. `url` is that of Serve's proxy."""
+
+    programs: Path
+    folder: Path
+    run: str = field(default_factory=lambda: secrets.token_hex(6))
+    port: int = 0
+    url: str = ""
+    token: str = ""
+    python_path: str = ""
+
+    def environment(self, node: str) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PATH": f"{self.programs}:{os.environ['PATH']}",
+            "PYTHONPATH": self.python_path,
+            "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0",
+            "RAY_DEDUP_LOGS": "0",
+            "DECATHLON_STATE": str(self.folder / node),
+            RUN_VARIABLE: self.run,
+            "DECATHLON_REQUIRE_DOCKER": "",
+            f"{RUN_VARIABLE}_NODE": node,
+        }
+
+    def processes(self, node: str | None = None) -> list[int]:
+        """Everything that was started for this cluster, or for one of its nodes."""
+        needle = (
+            f"{RUN_VARIABLE}={self.run}".encode() if node is None else f"{RUN_VARIABLE}_NODE={node}".encode()
+        )
+        own = f"{RUN_VARIABLE}={self.run}".encode()
+        found: list[int] = []
+        for folder in Path("/proc").iterdir():
+            with suppress(OSError):
+                if folder.name.isdecimal():
+                    variables = (folder / "environ").read_bytes().split(b"\0")
+                    if needle in variables and own in variables:
+                        found.append(int(folder.name))
+        return found
+
+    def signal(self, number: int, node: str | None = None) -> None:
+        for pid in self.processes(node):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    async def ray(self, *arguments: str, node: str = "head") -> None:
+        command = [str(self.programs / "ray"), *arguments]
+        await anyio.run_process(command, env=self.environment(node), stderr=None)
+
+    async def add_node(self, name: str) -> None:
+        resources = json.dumps({"decathlon": 1})
+        await self.ray(
+            *("start", "--address", f"127.0.0.1:{self.port}", "--num-cpus", "1"),
+            *("--object-store-memory", str(OBJECT_STORE_BYTES), "--resources", resources),
+            node=name,
+        )
+
+    async def nodes(self) -> list[str]:
+        async with httpx2.AsyncClient(timeout=10) as client:
+            try:
+                return (await client.get(f"{self.url}/nodes")).json()["nodes"]
+            except (httpx2.HTTPError, ValueError):
+                return []
+
+    async def wait_for_nodes(self, count: int) -> None:
+        with anyio.fail_after(START_SECONDS):
+            while len(await self.nodes()) != count:  # noqa: ASYNC110
+                await anyio.sleep(0.5)
+
+
+def report(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+@asynccontextmanager
+async def cluster_of(
+    programs: Path, folder: Path, nodes: int, *options: str, python_path: str = ""
+) -> AsyncGenerator[Cluster]:
+    """Start a cluster as the documentation says; at the end nothing of it is left."""
+    cluster = Cluster(programs, folder, python_path=python_path)
+    cluster.token, line = new_token("trainer", "player")
+    tokens = folder / "tokens"
+    tokens.write_text(line)
+    cluster.port, port = free_port(), free_port()
+    cluster.url = f"http://127.0.0.1:{port}"
+    configuration = folder / "serve.yaml"
+    arguments: dict[str, Any] = {
+        "nodes": nodes,
+        "tokens": str(tokens),
+        "suite": SUITE,
+        "log_level": "warning",
+    }
+    arguments |= dict(option.split("=", 1) for option in options)
+    configuration.write_text(
+        json.dumps(
+            {
+                "proxy_location": "HeadOnly",
+                "http_options": {"host": "127.0.0.1", "port": port},
+                "applications": [
+                    {"name": "decathlon", "import_path": "decathlon_mcp.ray:app", "args": arguments}
+                ],
+            }
+        )
+    )
+    try:
+        await cluster.ray(
+            *("start", "--head", "--port", str(cluster.port), "--num-cpus", "1", "--include-dashboard=true"),
+            *(
+                "--object-store-memory",
+                str(OBJECT_STORE_BYTES),
+                "--dashboard-port",
+                str(dashboard := free_port()),
+            ),
+        )
+        for number in range(nodes):
+            await cluster.add_node(f"node{number}")
+        command = [
+            str(programs / "serve"),
+            "deploy",
+            "-a",
+            f"http://127.0.0.1:{dashboard}",
+            str(configuration),
+        ]
+        await anyio.run_process(command, env=cluster.environment("head"), stderr=None)
+        await cluster.wait_for_nodes(nodes)
+        yield cluster
+    finally:
+        with anyio.CancelScope(shield=True):
+            cluster.signal(signal.SIGCONT)
+            # Servers first, so that they end as after SIGTERM.
+            cluster.signal(signal.SIGTERM)
+            with anyio.move_on_after(60):
+                while cluster.processes():  # noqa: ASYNC110
+                    await anyio.sleep(0.5)
+            cluster.signal(signal.SIGKILL)
+
+
+async def solve(e: Episode) -> str:
+    await e.call("probe__write", {"path": "answer.txt", "text": "42"})
+    await e.claim_done()
+    return e.address
+
+
+def node_of(address: str) -> str:
+    return address.partition("/episodes/")[0]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder whose path is short: Ray's sockets lie deep below it, and their paths may have 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+def containers(docker_engine: Any) -> int:
+    return len(docker_engine.containers(all=True, filters={"label": "decathlon.owner"}))
+
+
+@dataclass
+class Play:
+    """A batch whose episodes are all open before any is played."""
+
+    cluster: Cluster
+    results: list[Result[str]] = field(default_factory=list[Result[str]])
+    placed: Counter[str] = field(default_factory=Counter[str])
+    open: int = 0
+    all_open: anyio.Event = field(default_factory=anyio.Event)
+    go_on: anyio.Event = field(default_factory=anyio.Event)
+    lost_after: list[float] = field(default_factory=list[float])
+    broken_at: float = 0.0
+
+    async def player(self, e: Episode) -> str:
+        self.placed[node_of(e.address)] += 1
+        self.open += 1
+        if self.open == NODES * PER_NODE:
+            self.all_open.set()
+        await self.all_open.wait()
+        try:
+            while not self.go_on.is_set():
+                await e.call("probe__echo", {"text": "here"})
+                await anyio.sleep(2)
+        except NodeLostError:
+            self.lost_after.append(time.monotonic() - self.broken_at)
+            raise
+        return await solve(e)
+
+    async def run(self, d: Decathlon) -> None:
+        size = NODES * PER_NODE
+        async with d.batch(["find-answer"] * size, concurrency=size, progress=False) as batch:
+            async for result in batch.run(self.player):
+                self.results.append(result)
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("fault", ["killed", "frozen"])
+async def test_96_episodes_of_which_a_third_lose_their_node(
+    environment: Path, folder: Path, test_image: str, docker_engine: Any, fault: str
+) -> None:
+    before = containers(docker_engine)
+    options = (f"image={test_image}", "provider=docker", f"max_sandboxes={PER_NODE * 2}", "max_opening=2")
+    async with cluster_of(environment, folder, NODES, *options) as cluster:
+        play = Play(cluster)
+        async with Decathlon(cluster.url, cluster.token) as d, anyio.create_task_group() as tasks:
+            started = time.monotonic()
+            tasks.start_soon(play.run, d)
+            await play.all_open.wait()
+            report(f"placed {sorted(play.placed.values())} in {time.monotonic() - started:.0f} s")
+            play.broken_at = time.monotonic()
+            number = signal.SIGKILL if fault == "killed" else signal.SIGSTOP
+            cluster.signal(number, "node0")
+            with anyio.fail_after(120):
+                while not play.lost_after:  # noqa: ASYNC110
+                    await anyio.sleep(0.1)
+                await anyio.sleep(10)
+            play.go_on.set()
+        lost = [one for result in play.results for one in result.lost]
+        report(
+            f"{fault}: {len(lost)} lost, noticed after {min(play.lost_after):.1f} to "
+            f"{max(play.lost_after):.1f} s; played at {Counter(node_of(str(r.played)) for r in play.results)}"
+        )
+        assert [result.reward for result in play.results] == [1.0] * NODES * PER_NODE
+        assert len(lost) == len(set(lost)) >= PER_NODE // 2
+        assert len(lost) < 2 * PER_NODE
+        await cluster.wait_for_nodes(NODES - 1)
+        if fault == "killed":
+            await cluster.add_node("node3")
+            await cluster.wait_for_nodes(NODES)
+            async with Decathlon(cluster.url, cluster.token) as d:
+                async with d.batch(["find-answer"] * 12, concurrency=6, progress=False) as batch:
+                    again = [result async for result in batch.run(solve)]
+            assert [result.reward for result in again] == [1.0] * 12
+            assert len({node_of(str(result.played)) for result in again}) == NODES
+    with anyio.fail_after(120):
+        while containers(docker_engine) != before:  # noqa: ASYNC110
+            await anyio.sleep(1)
+    assert not cluster.processes()
+
+
+def python_path_with_waiting_provider(folder: Path) -> str:
+    """A PYTHONPATH on which tests/ray/waiting.py is an installed provider."""
+    package = folder / "waiting-0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: waiting\nVersion: 0\n")
+    (package / "entry_points.txt").write_text(
+        "[decathlon_mcp.providers]\nwaiting = tests.ray.waiting:PLUGIN\n"
+    )
+    return f"{folder}:{REPOSITORY}"
+
+
+async def starts_per_second(d: Decathlon, count: int) -> float:
+    limiter = anyio.CapacityLimiter(48)
+
+    async def open_one() -> None:
+        async with limiter, d.episode("find-answer"):
+            pass
+
+    await open_one()
+    started = time.monotonic()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(count):
+            tasks.start_soon(open_one)
+    return count / (time.monotonic() - started)
+
+
+async def test_starts_per_second_with_one_two_and_three_nodes(environment: Path, folder: Path) -> None:
+    """Each sandbox takes a second to open and costs no CPU: the nodes are the limit, not this machine."""
+    python_path = python_path_with_waiting_provider(folder)
+    for nodes in (1, 2, 3):
+        place = folder / str(nodes)
+        place.mkdir()
+        options = ("provider=waiting", "max_sandboxes=64", "max_opening=2", "servers=eager", "warm=0")
+        async with cluster_of(environment, place, nodes, *options, python_path=python_path) as cluster:
+            async with Decathlon(cluster.url, cluster.token) as d:
+                rate = await starts_per_second(d, 24 * nodes)
+        report(f"{nodes} nodes: {rate:.2f} starts per second")
+        assert rate > 0
