@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -116,11 +117,6 @@ class Directory:
         return sorted(url for url, at in self._noted_at.items() if at >= oldest)
 
 
-def _directory() -> Any:
-    # It ends with the replica that has made it; the next one to ask makes another.
-    return Directory.options(name=DIRECTORY, namespace=DIRECTORY, get_if_exists=True).remote()
-
-
 @serve.deployment(name="decathlon", health_check_period_s=HEALTH_SECONDS)
 class Replica:
     """One node: its server, and the requests that Serve sends here."""
@@ -128,6 +124,7 @@ class Replica:
     def __init__(self, flags: list[str]) -> None:
         self._server = ServerProcess(ray.util.get_node_ip_address(), flags)
         self._node = Node(self._server.url, self._nodes)
+        self._directory: Any = None
 
     async def __call__(self, request: Request) -> Response:
         """Answer a request."""
@@ -136,16 +133,23 @@ class Replica:
     async def check_health(self) -> None:
         """Serve calls this every few seconds, and replaces a replica for which it fails."""
         self._server.check()
+        await self._note()
+
+    async def _note(self) -> None:
+        """Note this server in the directory, which ends with the replica that has made it."""
+        if self._directory is None:
+            options = {"name": DIRECTORY, "namespace": DIRECTORY, "get_if_exists": True}
+            self._directory = Directory.options(**options).remote()
         try:
-            await _directory().note.remote(self._server.url)
+            await self._directory.note.remote(self._server.url)
         except RayError:
-            return  # it ended with another node, and is made again by the next call
+            self._directory = None  # the next call makes another
 
     async def _nodes(self) -> list[str]:
-        try:
-            return await _directory().nodes.remote()
-        except RayError:
-            return [self._server.url]
+        if self._directory is not None:
+            with suppress(RayError):
+                return await self._directory.nodes.remote()
+        return [self._server.url]
 
     def __del__(self) -> None:
         if hasattr(self, "_server"):

@@ -27,7 +27,7 @@ OTHER_PROGRAMS = {
     *("--cli", "--header", "--tool-arg", "--transport", "--silent"),
     *("--fail-on-error", "--log-dir", "--max-samples", "--rm", "--sizes"),
     *("--cn_mode", "--env", "--internal", "--add-mcp"),
-    *("--no-config", "--userns-remap", "--user", "--scope"),
+    *("--no-config", "--userns-remap", "--user", "--scope", "--resources"),
     *("--agent_workspace", "--launch_time", "--res_log_file", "--groundtruth_workspace"),
 }
 """Options of other programs, among them a task's own scripts."""

@@ -204,5 +204,5 @@ async def wait_for_episodes(url: str, count: int) -> None:
 
 async def ending_of(url: str, handle: str) -> str | None:
     async with connected(f"{url}/mcp") as lobby:
-        status = await lobby.call_tool("episode_status", {"episode": handle})
-        return (status.structured_content or {}).get("ending")
+        status: Any = await lobby.call_tool("episode_status", {"episode": handle})
+        return status.structured_content.get("ending")

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import httpx2
 import pytest
 from decathlon_client import Decathlon, Episode, NodeLostError, Result
@@ -263,7 +262,9 @@ async def test_96_episodes_of_which_a_third_lose_their_node(
     environment: Path, folder: Path, test_image: str, docker_engine: Any, fault: str
 ) -> None:
     before = containers(docker_engine)
-    options = (f"image={test_image}", "provider=docker", f"max_sandboxes={PER_NODE * 2}", "max_opening=2")
+    # A machine that dies takes its sandboxes with it; here they end when no server has come back.
+    options = ("provider=docker", f"image={test_image}", "survive_seconds=60", "max_opening=2")
+    options += (f"max_sandboxes={PER_NODE * 2}",)
     async with cluster_of(environment, folder, NODES, *options) as cluster:
         play = Play(cluster)
         async with Decathlon(cluster.url, cluster.token) as d, anyio.create_task_group() as tasks:
