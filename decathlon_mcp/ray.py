@@ -8,7 +8,6 @@ whose response stays open as long as the episode. Everything else goes from the 
 from __future__ import annotations
 
 import ctypes
-import os
 import signal
 import subprocess
 import sys
@@ -32,7 +31,6 @@ from decathlon_mcp.http.node import Node
 
 RESOURCE = "decathlon"
 """The custom resource of a node with a server: `ray start --resources '{"decathlon": 1}'`."""
-ENVIRONMENT_PREFIX = "DECATHLON_"
 MAX_QUEUED_REQUESTS = 4096
 """Starts that may wait for a place; Serve refuses more. It counts those that it has not placed yet."""
 OTHER_REQUESTS = 8
@@ -51,8 +49,8 @@ def app(arguments: Mapping[str, Any]) -> serve.Application:
     """The application, for `serve run decathlon_mcp.ray:app [NAME=VALUE ...]` and Serve's own files.
 
     `nodes`: number of replicas [the nodes with the resource now]. `max_queued_requests`: starts that may wait
-    [4096]. Others are the options of `decathlon-mcp serve` by name, with `_` for `-`; `DECATHLON_*` variables
-    and `decathlon.toml` apply as well. Raises SettingsError.
+    [4096]. Others are the options of `decathlon-mcp serve` by name, with `_` for `-`; what they leave unset,
+    the `DECATHLON_*` variables of each node set. Raises SettingsError.
     """
     options = dict(arguments)
     nodes = int(options.pop("nodes", 0)) or _count_nodes()
@@ -60,16 +58,11 @@ def app(arguments: Mapping[str, Any]) -> serve.Application:
     if refused := sorted({"host", "public_url", "ready_file"} & set(options)):
         raise SettingsError(f"{refused[0]}: each node has its own, which its replica sets")
     flags = [part for name, value in options.items() for part in _flag(name, value)]
-    variables = {name: text for name, text in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX)}
     deployment = Replica.options(
         num_replicas=nodes,
         max_ongoing_requests=_max_sandboxes(flags) + OTHER_REQUESTS,
         max_queued_requests=max_queued,
-        ray_actor_options={
-            "num_cpus": 0,
-            "resources": {RESOURCE: 1},
-            "runtime_env": {"env_vars": variables},
-        },
+        ray_actor_options={"num_cpus": 0, "resources": {RESOURCE: 1}},
     )
     return deployment.bind(flags)
 

@@ -102,14 +102,15 @@ class Cluster:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    async def ray(self, *arguments: str, node: str = "head") -> None:
-        command = [str(self.programs / "ray"), *arguments]
-        await anyio.run_process(command, env=self.environment(node), stderr=None)
+    async def run_program(self, name: str, *arguments: str, node: str = "head") -> None:
+        command = [str(self.programs / name), *arguments]
+        address = {"RAY_ADDRESS": f"127.0.0.1:{self.port}"} if name == "serve" else {}
+        await anyio.run_process(command, env={**self.environment(node), **address}, stderr=None)
 
     async def add_node(self, name: str) -> None:
         resources = json.dumps({"decathlon": 1})
-        await self.ray(
-            *("start", "--address", f"127.0.0.1:{self.port}", "--num-cpus", "1"),
+        await self.run_program(
+            *("ray", "start", "--address", f"127.0.0.1:{self.port}", "--num-cpus", "1"),
             *("--object-store-memory", str(OBJECT_STORE_BYTES), "--resources", resources),
             node=name,
         )
@@ -148,45 +149,17 @@ async def cluster_of(
     tokens.write_text(line)
     cluster.port, port = free_port(), free_port()
     cluster.url = f"http://127.0.0.1:{port}"
-    configuration = folder / "serve.yaml"
-    arguments: dict[str, Any] = {
-        "nodes": nodes,
-        "tokens": str(tokens),
-        "suite": SUITE,
-        "log_level": "warning",
-    }
-    arguments |= dict(option.split("=", 1) for option in options)
-    configuration.write_text(
-        json.dumps(
-            {
-                "proxy_location": "HeadOnly",
-                "http_options": {"host": "127.0.0.1", "port": port},
-                "applications": [
-                    {"name": "decathlon", "import_path": "decathlon_mcp.ray:app", "args": arguments}
-                ],
-            }
-        )
-    )
+    arguments = (f"nodes={nodes}", f"tokens={tokens}", f"suite={SUITE}", "log_level=warning", *options)
     try:
-        await cluster.ray(
-            *("start", "--head", "--port", str(cluster.port), "--num-cpus", "1", "--include-dashboard=true"),
-            *(
-                "--object-store-memory",
-                str(OBJECT_STORE_BYTES),
-                "--dashboard-port",
-                str(dashboard := free_port()),
-            ),
+        await cluster.run_program(
+            *("ray", "start", "--head", "--port", str(cluster.port), "--num-cpus", "1"),
+            *("--include-dashboard=false", "--object-store-memory", str(OBJECT_STORE_BYTES)),
         )
         for number in range(nodes):
             await cluster.add_node(f"node{number}")
-        command = [
-            str(programs / "serve"),
-            "deploy",
-            "-a",
-            f"http://127.0.0.1:{dashboard}",
-            str(configuration),
-        ]
-        await anyio.run_process(command, env=cluster.environment("head"), stderr=None)
+        proxy = ("--http-host", "127.0.0.1", "--http-port", str(port), "--proxy-location", "HeadOnly")
+        await cluster.run_program("serve", "start", *proxy)
+        await cluster.run_program("serve", "run", "--non-blocking", "decathlon_mcp.ray:app", *arguments)
         await cluster.wait_for_nodes(nodes)
         yield cluster
     finally:
