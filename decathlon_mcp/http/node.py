@@ -124,7 +124,7 @@ class _ForwardedEpisode(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(wait_until_disconnected, receive, tasks.cancel_scope.cancel)
+            tasks.start_soon(_cancel_when_gone, receive, tasks.cancel_scope)
             await self._forward(scope, receive, send)
             tasks.cancel_scope.cancel()
 
@@ -183,6 +183,13 @@ class _ForwardedEpisode(Response):
                     continue
                 return True
         return False
+
+
+async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
+    try:
+        await wait_until_disconnected(receive, scope.cancel)
+    except Exception:  # noqa: BLE001  (Serve's `receive` raises if the client has gone)
+        scope.cancel()
 
 
 async def _pass_error(response: httpx2.Response, send: Send) -> None:

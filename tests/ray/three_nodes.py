@@ -29,6 +29,7 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
+from anyio.abc import Process
 from decathlon_client import Decathlon, Episode, NodeLostError, Result
 
 from decathlon_mcp.http.authentication import new_token
@@ -70,6 +71,7 @@ class Cluster:
     token: str = ""
     python_path: str = ""
     names: list[str] = field(default_factory=list[str])
+    serving: Process | None = None
 
     def environment(self, node: str) -> dict[str, str]:
         return {
@@ -112,6 +114,17 @@ class Cluster:
         command = [str(self.programs / name), *arguments]
         address = {"RAY_ADDRESS": f"127.0.0.1:{self.port}"} if name == "serve" else {}
         await anyio.run_process(command, env={**self.environment(node), **address}, stderr=None)
+
+    async def serve(self, *arguments: str) -> None:
+        """Start a program that serves until it is interrupted."""
+        command = [str(self.programs / "serve"), *arguments]
+        # With its own action for SIGINT, which shells let background jobs ignore.
+        self.serving = await anyio.open_process(
+            ["env", "--default-signal=INT", *command],
+            env={**self.environment("head"), "RAY_ADDRESS": f"127.0.0.1:{self.port}"},
+            stdout=None,
+            stderr=None,
+        )
 
     async def add_node(self, name: str) -> None:
         self.names.append(name)
@@ -172,13 +185,15 @@ async def cluster_of(
             await cluster.add_node(f"node{number}")
         proxy = ("--http-host", "127.0.0.1", "--http-port", str(port), "--proxy-location", "HeadOnly")
         await cluster.run_program("serve", "start", *proxy)
-        await cluster.run_program("serve", "run", "--non-blocking", "decathlon_mcp.ray:app", *arguments)
+        await cluster.serve("run", "decathlon_mcp.ray:app", *arguments)
         await cluster.wait_for_nodes(nodes)
         yield cluster
     finally:
         with anyio.CancelScope(shield=True):
             cluster.signal(signal.SIGCONT)
-            await cluster.run_program("serve", "shutdown", "--yes")
+            if cluster.serving is not None:
+                cluster.serving.send_signal(signal.SIGINT)
+                await cluster.serving.wait()
             with anyio.fail_after(END_SECONDS):
                 while cluster.servers():  # noqa: ASYNC110
                     await anyio.sleep(0.5)
