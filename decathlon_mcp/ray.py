@@ -28,6 +28,7 @@ from decathlon_mcp.cli.app import app as command_line
 from decathlon_mcp.cli.options import SERVER_DEFAULTS
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.http.node import Node
+from decathlon_mcp.settings import Settings
 
 RESOURCE = "decathlon"
 """The custom resource of a node with a server: `ray start --resources '{"decathlon": 1}'`."""
@@ -53,14 +54,20 @@ def app(arguments: Mapping[str, Any]) -> serve.Application:
     the `DECATHLON_*` variables of each node set. Raises SettingsError.
     """
     options = dict(arguments)
-    nodes = int(options.pop("nodes", 0)) or _count_nodes()
-    max_queued = int(options.pop("max_queued_requests", MAX_QUEUED_REQUESTS))
+    nodes = _count("nodes", options.pop("nodes", None))
+    max_queued = _count("max_queued_requests", options.pop("max_queued_requests", MAX_QUEUED_REQUESTS))
     if refused := sorted({"host", "public_url", "ready_file"} & set(options)):
         raise SettingsError(f"{refused[0]}: each node has its own, which its replica sets")
     flags = [part for name, value in options.items() for part in _flag(name, value)]
+    settings = _settings(flags)
+    if settings.tokens is None:
+        raise SettingsError(
+            "tokens: the nodes' servers can be reached from other machines; give tokens=FILE, a file that "
+            "every node has (`decathlon-mcp token NAME` prints a line for it)"
+        )
     deployment = Replica.options(
-        num_replicas=nodes,
-        max_ongoing_requests=_max_sandboxes(flags) + OTHER_REQUESTS,
+        num_replicas=nodes or _count_nodes(),
+        max_ongoing_requests=settings.max_sandboxes + OTHER_REQUESTS,
         max_queued_requests=max_queued,
         ray_actor_options={"num_cpus": 0, "resources": {RESOURCE: 1}},
     )
@@ -82,15 +89,26 @@ def _flag(name: str, value: object) -> list[str]:
     flag = f"--{name.replace('_', '-')}"
     if isinstance(value, (list, tuple)):
         return [part for item in value for part in _flag(name, item)]
-    if value in (True, "true"):
+    if value is True or value == "true":
         return [flag]
+    if value is False or value == "false":
+        return []
     return [flag, str(value)]
 
 
-def _max_sandboxes(flags: list[str]) -> int:
-    """The setting, from wherever a server takes it. Exits with a message for an invalid command line."""
+def _settings(flags: list[str]) -> Settings:
+    """The settings of a server with these options. Exits with a message for one that is not valid."""
     _, bound, _ = command_line.parse_args(["serve", *flags])
-    return bound.arguments.get("settings", SERVER_DEFAULTS).max_sandboxes
+    return bound.arguments.get("settings", SERVER_DEFAULTS)
+
+
+def _count(name: str, value: object) -> int | None:
+    """Raises SettingsError."""
+    if value is None:
+        return None
+    if not str(value).isdecimal() or int(str(value)) < 1:
+        raise SettingsError(f"{name}={value}: a number from 1 on is expected")
+    return int(str(value))
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)

@@ -88,17 +88,21 @@ class Cluster:
 
     def processes(self, node: str | None = None) -> list[int]:
         """Everything that was started for this cluster, or for one of its nodes."""
-        needle = (
-            f"{RUN_VARIABLE}={self.run}".encode() if node is None else f"{RUN_VARIABLE}_NODE={node}".encode()
-        )
-        own = f"{RUN_VARIABLE}={self.run}".encode()
-        found: list[int] = []
+        marks = {f"{RUN_VARIABLE}={self.run}".encode()}
+        if node is not None:
+            marks.add(f"{RUN_VARIABLE}_NODE={node}".encode())
+        found, children = list[int](), dict[int, list[int]]()
         for folder in Path("/proc").iterdir():
             with suppress(OSError):
                 if folder.name.isdecimal():
-                    variables = (folder / "environ").read_bytes().split(b"\0")
-                    if needle in variables and own in variables:
-                        found.append(int(folder.name))
+                    pid = int(folder.name)
+                    parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+                    children.setdefault(int(parent), []).append(pid)
+                    if marks <= set((folder / "environ").read_bytes().split(b"\0")):
+                        found.append(pid)
+        # Ray's workers overwrite their environment with their titles, but they are children of what has it.
+        for pid in found:
+            found += (child for child in children.get(pid, ()) if child not in found)
         return found
 
     def servers(self) -> list[int]:
