@@ -38,6 +38,10 @@ class Episode:
     tools: tuple[Tool, ...]
     claimed: bool
 
+    @property
+    def loss(self) -> ClientError | None:
+        """Why nothing can be asked about this episode any more: its node was lost. None otherwise."""
+
     def __repr__(self) -> str: ...
     def call(
         self,
@@ -53,6 +57,9 @@ class Episode:
         sent again and runs once; `on_progress` may then repeat itself. Raises UnknownToolError, RequestError,
         CallTimeoutError, EpisodeEndedError, SandboxLostError, ConnectionLostError.
         """
+
+    def raise_if_ended(self) -> None:
+        """Raise EpisodeEndedError if the server says that the episode has ended."""
 
     def ended_with_reward(self) -> bool:
         """Whether the episode has ended with a verdict that has a reward, which `evaluate` returns.
@@ -175,8 +182,8 @@ class Batch:
 class Decathlon:
     """A connection to a decathlon-mcp server: `async with Decathlon("http://127.0.0.1:8765") as d:`.
 
-    `url` is the server's root or its lobby (`.../mcp`), `token` one of its tokens, if it requires one. Enter
-    and leave it in the same task; in between, any task may use it and its episodes.
+    `url` is the root of a server or of a cluster, or its lobby (`.../mcp`); `token` is one of its tokens, if
+    it requires one. Enter and leave it in the same task; in between, any task may use it and its episodes.
 
     A request whose connection is lost is sent again until the server answers, for up to `resend_seconds` (0:
     never), and is carried out once. Only entering fails at once if there is no server.
