@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 # The variables that the MCP SDK's stdio client passes to a server.
 MINIMAL_VARIABLES = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
 KILL_SECONDS = 5.0
+KILL_ALL_SECONDS = 20.0
+"""The same for all processes: one that outlives it costs the agent its reward. On a machine on which hundreds
+of sandboxes end at once, a killed process can take longer than KILL_SECONDS to be gone."""
 KILL_INTERVAL_SECONDS = 0.002
+LATE_KILL_INTERVAL_SECONDS = 0.05
+"""Time between two rounds after KILL_SECONDS."""
 LINGER_INTERVAL_SECONDS = 0.02
 EXECVE_SECONDS = 0.1
 """How long processes are looked at again that are executing a program and so have no environment yet."""
@@ -208,9 +213,11 @@ class ProcessSupervisor:
         self._kill_until_gone(lambda: self.process_tree(child), self._kill, lambda _: on_done())
 
     def kill_all(self, on_done: Callable[[set[int]], object]) -> None:
-        """Kill all processes but the exempt; `on_done` receives those still alive after KILL_SECONDS."""
+        """Kill all processes but the exempt; `on_done` receives those still alive after KILL_ALL_SECONDS."""
         kill = self._kill if self.exempt else _kill_everything
-        self._kill_until_gone(lambda: self.all_processes() - self.exempt, kill, on_done)
+        self._kill_until_gone(
+            lambda: self.all_processes() - self.exempt, kill, on_done, limit_seconds=KILL_ALL_SECONDS
+        )
 
     def kill_all_blocking(self) -> None:
         """Kill all processes, exempt ones included, without the event loop: the driver's last action."""
@@ -225,15 +232,19 @@ class ProcessSupervisor:
         find: Callable[[], set[int]],
         kill: Callable[[set[int]], object],
         on_done: Callable[[set[int]], object],
+        *,
+        limit_seconds: float = KILL_SECONDS,
     ) -> None:
         # In rounds: a process can fork between the listing and the kill.
-        deadline = time.monotonic() + KILL_SECONDS
+        begun_at = time.monotonic()
 
         def kill_round() -> None:
-            alive = find()
-            if alive and time.monotonic() < deadline:
+            alive, elapsed_seconds = find(), time.monotonic() - begun_at
+            if alive and elapsed_seconds < limit_seconds:
                 kill(alive)
-                self._loop.call_later(KILL_INTERVAL_SECONDS, kill_round)
+                is_late = elapsed_seconds > KILL_SECONDS
+                seconds = LATE_KILL_INTERVAL_SECONDS if is_late else KILL_INTERVAL_SECONDS
+                self._loop.call_later(seconds, kill_round)
             else:
                 on_done(alive)
 

@@ -18,6 +18,7 @@ from decathlon_client import (
     NodeLostError,
     UnknownTaskError,
     cluster,
+    opener,
 )
 
 from decathlon_mcp.episodes.state import Phase
@@ -158,6 +159,7 @@ async def test_a_start_that_no_node_answers_is_made_again(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster, "START_SECONDS", 2.0)
+    monkeypatch.setattr(opener, "AWAY_PAUSE_SECONDS", 0.1)
     async with clustered(servers.first, servers.second) as (scheduler, d):
         frozen = scheduler.nodes[0]
         frozen.freeze()
