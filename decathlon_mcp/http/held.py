@@ -1,8 +1,8 @@
 """`POST /episodes`: starts an episode that ends with the response to the request.
 
 The body has the arguments of `start_episode`. The response is a stream of JSON lines: what `start_episode`
-returns, then the episode's phase every few seconds, and at last how the episode ended. Whoever reads the
-response knows that the server lives, and who stops reading ends the episode: nothing else has to be closed.
+returns, then the episode's phase every few seconds, and at last how the episode ended. The client that reads
+it knows that the server lives, and ends the episode by closing it: nothing else has to be closed.
 Schedulers that place requests, such as Ray Serve, place episodes by it.
 
 A request with an `Idempotency-Key` can be sent again, after a restart of the server too: it gets the same

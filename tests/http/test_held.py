@@ -132,7 +132,7 @@ async def test_the_end_of_an_older_response_does_not_end_the_episode(served: Ser
 
 
 @pytest.mark.parametrize(
-    ("content", "status", "said"),
+    ("content", "status", "part"),
     [
         (b'{"task": "find-answr"}', 404, "find-answer"),
         (b'{"task": "find-answer", "colour": 1}', 400, "colour"),
@@ -141,11 +141,11 @@ async def test_the_end_of_an_older_response_does_not_end_the_episode(served: Ser
     ],
 )
 async def test_a_request_that_cannot_be_served_is_refused(
-    served: Served, content: bytes, status: int, said: str
+    served: Served, content: bytes, status: int, part: str
 ) -> None:
     refused_with, error = await post(served.url, content)
     assert refused_with == status
-    assert said in error["message"]
+    assert part in error["message"]
 
 
 async def test_a_key_that_is_too_long_is_refused(served: Served) -> None:
