@@ -63,6 +63,13 @@ class Node:
 
     async def answer(self, request: Request) -> Response:
         """The response to a request."""
+        try:
+            return await self._answer(request)
+        except BodyError as error:
+            return error_response(error.status, ErrorData(code=INVALID_PARAMS, message=error.message))
+
+    async def _answer(self, request: Request) -> Response:
+        """Raises BodyError."""
         match request.method, request.url.path:
             case "POST", "/episodes":
                 return await self._start(request)
@@ -83,11 +90,8 @@ class Node:
         await self._http.aclose()
 
     async def _start(self, request: Request) -> Response:
-        try:
-            async with self._bodies.read(request) as body:
-                content = body
-        except BodyError as error:
-            return error_response(error.status, ErrorData(code=INVALID_PARAMS, message=error.message))
+        async with self._bodies.read(request) as body:
+            content = body
         # Of the client's headers only these: the others are about its connection to the cluster.
         headers = {"content-type": "application/json", KEY_HEADER: secrets.token_urlsafe(18)}
         for name in ("authorization", KEY_HEADER):

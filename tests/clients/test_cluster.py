@@ -257,8 +257,9 @@ async def test_what_a_cluster_answers_to_others(servers: Servers) -> None:
         ]
         assert (await client.get(f"{url}/nothing")).status_code == 404
         assert "/nodes" in (await client.get(url)).text
-        too_large = await client.post(f"{url}/episodes", content=b" " * (5 << 20))
-        assert too_large.status_code == 413
+        for path in ("episodes", "mcp"):
+            too_large = await client.post(f"{url}/{path}", content=b" " * (5 << 20))
+            assert too_large.status_code == 413
         request = b'{"jsonrpc": "2.0", "id": 7, "method": "initialize", "params": {}}'
         answer = (await client.post(f"{url}/mcp", content=request)).json()
         assert answer["id"] == 7
