@@ -16,7 +16,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
@@ -36,6 +36,7 @@ from mcp.shared.inbound import (
     mcp_param_headers,
     x_mcp_header_map,
 )
+from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params
 from mcp.shared.message import ClientMessageMetadata, SessionMessage
 
 from decathlon_client.background import background_tasks
@@ -53,6 +54,10 @@ RECONNECT_SECONDS = 2.0
 ERROR_TEXT_CHARACTERS = 500
 NO_SERVER: Final = -32000
 CANCELLED = "notifications/cancelled"
+LOBBY_CALL = "call_tool"
+"""The lobby's tool that calls one of an episode."""
+EPISODE_KEY = "decathlon/episode"
+"""Key of the episode in the `_meta` of a notification that cancels such a call."""
 UNAVAILABLE = frozenset({502, 503, 504})
 """Statuses with which a proxy answers for a server that is gone."""
 BODY_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding"})
@@ -88,7 +93,7 @@ async def bridge(url: str, task: str | None) -> int:
                     streamable_http_client(endpoint, http_client=http, max_sse_event_size=None) as server,
                     background_tasks() as tasks,
                 ):
-                    relay = Relay((from_client, to_client), server)
+                    relay = Relay((from_client, to_client), server, http.cancel_call)
                     tasks.start_soon(stop_on_signal, pump)
                     tasks.start_soon(relay.run_to_client)
                     await relay.run_to_server()
@@ -121,9 +126,15 @@ def address(url: str, task: str | None = None) -> str:
 class Relay:
     """Passes messages between two transports of the SDK, and adds the headers that HTTP requires."""
 
-    def __init__(self, client: Any, server: Any) -> None:
+    def __init__(
+        self,
+        client: Any,
+        server: Any,
+        cancel_call: Callable[[types.JSONRPCRequest], Coroutine[Any, Any, None]],
+    ) -> None:
         self._from_client, self._to_client = client
         self._from_server, self._to_server = server
+        self._cancel_call = cancel_call
         self._version: str | None = None
         self._initialize_id: types.RequestId | None = None
         self._initialize_answered = anyio.Event()
@@ -131,6 +142,8 @@ class Relay:
         self._not_listed: set[str] = set()
         self._own_lists: dict[types.RequestId, anyio.Event] = {}
         """The bridge's own requests for the list of tools."""
+        self._calls: dict[types.RequestId, types.JSONRPCRequest] = {}
+        """Calls without a session that are not answered yet."""
 
     async def run_to_server(self) -> None:
         """Relay the client's messages until stdin ends."""
@@ -143,10 +156,23 @@ class Relay:
                 if isinstance(message, types.JSONRPCRequest) and message.method == "tools/call":
                     if message.params:
                         message.params = with_operation(message.params)
+                    if _version_of(message) is not None:
+                        self._calls[message.id] = message
                     if self._needs_list(message):
                         tasks.start_soon(self._send_after_list, item)
                         continue
                 await self._send(item)
+                if (cancelled := self._cancelled_call(message)) is not None:
+                    # Without sessions, cancelling is losing the connection, after which the bridge could come
+                    # back for the answer.
+                    tasks.start_soon(self._cancel_call, cancelled)
+
+    def _cancelled_call(self, message: types.JSONRPCMessage) -> types.JSONRPCRequest | None:
+        """The call without a session that a message cancels."""
+        if not isinstance(message, types.JSONRPCNotification) or message.method != CANCELLED:
+            return None
+        number = cancelled_request_id_from_params(message.params)
+        return None if number is None else self._calls.pop(number, None)
 
     async def _send(self, item: SessionMessage) -> None:
         message = item.message
@@ -199,6 +225,8 @@ class Relay:
                 continue
             self._note(item.message)
             if isinstance(item.message, (types.JSONRPCResponse, types.JSONRPCError)):
+                if item.message.id is not None:
+                    self._calls.pop(item.message.id, None)
                 answered = self._own_lists.get(str(item.message.id))
                 if answered is not None:
                     answered.set()
@@ -302,6 +330,24 @@ class BridgeHttpClient(httpx2.AsyncClient):
         headers = {name: value for name, value in response.headers.items() if name not in BODY_HEADERS}
         events = self._reply_events(request, options, response, method, number)
         return httpx2.Response(response.status_code, request=request, headers=headers, content=events)
+
+    async def cancel_call(self, call: types.JSONRPCRequest) -> None:
+        """Tell the server that nobody comes back for the answer to a call without a session."""
+        params = call.params or {}
+        meta = dict(as_object(params.get("_meta")) or {})
+        arguments = as_object(params.get("arguments")) or {}
+        if params.get("name") == LOBBY_CALL:
+            meta[EPISODE_KEY] = arguments.get("episode")
+        headers = {
+            "Accept": "application/json, text/event-stream",
+            MCP_PROTOCOL_VERSION_HEADER: str(_version_of(call)),
+            MCP_METHOD_HEADER: CANCELLED,
+        }
+        notification = {"requestId": call.id, "_meta": meta}
+        message = {"jsonrpc": "2.0", "method": CANCELLED, "params": notification}
+        response = await self.post(self._url, json=message, headers=headers)
+        if response.is_error:
+            _log(f"a call could not be cancelled: {response.text[:ERROR_TEXT_CHARACTERS]}")
 
     async def _send_until_answered(
         self, request: httpx2.Request, options: dict[str, Any], method: str, cancelled: anyio.Event

@@ -324,6 +324,10 @@ class Episode:
             raise error if call.kept is False else await self._explain_call_error(error)
         return outcome
 
+    def cancel_call(self, operation: str) -> None:
+        """Cancel the call of an operation whose client will not come back; no effect if none is running."""
+        self._operations.cancel(operation)
+
     def _route(self, router: ToolRouter, name: str) -> ToolRoute:
         """The route of a tool that is listed now, or was listed first. Raises UnknownToolError."""
         if self._current_router is not None:

@@ -211,7 +211,7 @@ class RunningCall:
 
     `request`: the id of the driver's request, once it has one. `resumed`: a server
     that died has begun it. `kept`: whether the trajectory has its line; None before it is written. `started`:
-    whether its task runs.
+    whether its task runs. `unwanted`: its client will not come back for it.
     """
 
     seq: int
@@ -225,6 +225,7 @@ class RunningCall:
     resumed: bool = False
     kept: bool | None = None
     started: bool = False
+    unwanted: bool = False
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     outcome: Outcome | None = None
     _is_finished: bool = False
@@ -260,7 +261,7 @@ class RunningCall:
         # Before the task starts, a call of a server that died cannot be cancelled: it may have run already.
         if self._callers or self._is_finished or not self.started:
             return
-        if caller.detached:
+        if caller.detached and not self.unwanted:
             self.scope.deadline = anyio.current_time() + UNATTENDED_SECONDS
             return
         self.scope.cancel()
@@ -268,6 +269,12 @@ class RunningCall:
         with anyio.CancelScope(shield=True):
             # The request ends after the driver has the cancellation; that takes SEND_SECONDS at most.
             await self._finished.wait()
+
+    def cancel(self) -> None:
+        """End the call as soon as no caller waits for it, even if the last one was detached."""
+        self.unwanted = True
+        if not self._callers and self.started and not self._is_finished:
+            self.scope.cancel()
 
     async def is_abandoned(self) -> bool:
         """Whether nobody can get the reply: all connections broke, or the server that had them died."""
@@ -327,6 +334,12 @@ class Operations:
 
     def has(self, operation: str) -> bool:
         return _key(operation) in self._known
+
+    def cancel(self, operation: str) -> None:
+        """Cancel the call of an operation, see `RunningCall.cancel`; no effect if none is running."""
+        seq, _ = self._known.get(_key(operation), (None, b""))
+        if seq is not None and (call := self._running.get(seq)) is not None:
+            call.cancel()
 
     def add(self, call: RunningCall) -> None:
         """Keep a call that begins. Its operation is new."""

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.access import Principal
+from decathlon_mcp.episodes.operations import check_operation
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.http.authentication import AllowedHosts, Tokens
@@ -34,6 +35,7 @@ from decathlon_mcp.http.errors import (
     UnauthorizedError,
     handle_body_error,
     handle_unauthorized,
+    refuse,
     session_not_found,
 )
 from decathlon_mcp.http.health import HealthEndpoints
@@ -48,16 +50,18 @@ from decathlon_mcp.protocol.context import (
     TaskSessionResolver,
     current_request_context,
 )
-from decathlon_mcp.protocol.envelopes import Envelope
+from decathlon_mcp.protocol.envelopes import CANCELLED, Envelope
 from decathlon_mcp.protocol.episode_server import EpisodeServer
 from decathlon_mcp.protocol.fast_calls import FastCall
 from decathlon_mcp.protocol.fast_path import FastPath
 from decathlon_mcp.protocol.lobby import Lobby
+from decathlon_mcp.protocol.relay import EPISODE_KEY, OPERATION_KEY
 from decathlon_mcp.protocol.results import is_sessionless
 from decathlon_mcp.protocol.revival import AddressKind, SavedSession, SavedSessions, delete_unused
 from decathlon_mcp.protocol.sdk import RESUMABLE_KEY, use_json_response
 from decathlon_mcp.protocol.sessions import SessionManager
 from decathlon_mcp.telemetry.logs import fields
+from decathlon_mcp.types import JsonObject
 
 log = logging.getLogger("decathlon.edge")
 
@@ -230,6 +234,12 @@ class McpEndpoints:
             await manager.handle_request(scope, replay(body, receive), send)
 
         envelope = Envelope.read(body)
+        if envelope.method == CANCELLED and OPERATION_KEY in envelope.meta:
+            try:
+                self._cancel_call(envelope.meta, request_context)
+            except DecathlonError as error:
+                await refuse(error)(request.scope, request.receive, send)
+                return
         resumable = manager.open_stream(request, body, envelope.method)
         if resumable is not None:
             request.scope[RESUMABLE_KEY], request_context.stream = resumable, resumable.stream
@@ -250,6 +260,16 @@ class McpEndpoints:
             await manager.discard_opened_by(request_context)
         elif len(body) > SMALL_BODY_BYTES and (session_id := request.headers.get(SESSION_HEADER)):
             manager.forget_message(session_id, SCOPE_KEY, request_context)
+
+    def _cancel_call(self, meta: JsonObject, request_context: RequestContext) -> None:
+        """Cancel the call of the operation that a notification names, at the lobby with its episode.
+
+        Raises BadRequestError, UnknownEpisodeError.
+        """
+        operation, access = check_operation(meta[OPERATION_KEY]), request_context.access
+        if access is None:
+            access = self._registry.access(str(meta.get(EPISODE_KEY)), request_context.principal)
+        access.episode.cancel_call(operation)
 
     async def _serve_present(
         self,

@@ -14,6 +14,7 @@ from decathlon_mcp.types import JsonObject, as_object
 
 PROGRESS_TOKEN = "progressToken"
 CALL = "tools/call"
+CANCELLED = "notifications/cancelled"
 _LONG_SILENCES = frozenset({"initialize", "tools/list"})
 """Methods that can be silent for long: at a task's address they wait for the episode."""
 _LONG_TOOLS = frozenset({"claim_done", "local-claim_done", "evaluate", "start_episode", "list_tools"})
@@ -103,7 +104,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A message's method; for `tools/call` also the tool, and whether progress is asked for.
+    """A message's method and its params' `_meta`; for `tools/call` also the tool.
 
     `tools`: the tool's name, and that of the tool which a call of the lobby's `call_tool` names. A message
     that cannot be read has an empty method: the SDK refuses it.
@@ -111,7 +112,7 @@ class Envelope:
 
     method: str = ""
     tools: tuple[str, ...] = ()
-    has_progress_token: bool = False
+    meta: JsonObject = field(default_factory=dict[str, Any])
 
     @classmethod
     def read(cls, body: bytes) -> Envelope:
@@ -141,8 +142,7 @@ class Envelope:
         tools: tuple[str, ...] = ()
         if method == CALL and isinstance(name, str):
             tools = (name, nested) if name == _NESTED_CALL else (name,)
-        has_progress_token = PROGRESS_TOKEN in (as_object(meta) or {})
-        return cls(method if isinstance(method, str) else "", tools, has_progress_token)
+        return cls(method if isinstance(method, str) else "", tools, as_object(meta) or {})
 
     @property
     def starts_episode(self) -> bool:
@@ -156,7 +156,7 @@ class Envelope:
         # is needed for progress, and for requests that can be silent for long: after 300 s without a byte the
         # Python client closes its whole connection.
         return (
-            self.has_progress_token
+            PROGRESS_TOKEN in self.meta
             or self.method in _LONG_SILENCES
             or any(tool in _LONG_TOOLS for tool in self.tools)
         )

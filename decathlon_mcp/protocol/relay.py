@@ -39,6 +39,8 @@ MAX_UNKNOWN_SHOWN = 5
 """Unknown arguments that an error message names."""
 OPERATION_KEY = "decathlon/operation"
 """Key in the `_meta` of a request with the id under which its client would send it again."""
+EPISODE_KEY = "decathlon/episode"
+"""Key in the `_meta` of a `notifications/cancelled` at the lobby with the episode of the operation."""
 ENVELOPE_PREFIX = "io.modelcontextprotocol/"
 LOG_LEVEL_KEY = "log_level"
 """Key in a connection's state of the level that `logging/setLevel` has set."""

@@ -96,9 +96,7 @@ async def test_an_episode_works_with_progress_cancellation_and_tool_list_changes
             assert (await call("echo", text="quick ✓\u2028 “” ")).text == "quick ✓\u2028 “” "
             await anyio.sleep(0.3)  # the tool must have begun for its being cancelled to be noted
             tasks.cancel_scope.cancel()
-        if era == "handshake":
-            # Without sessions, cancelling is losing the connection, after which the bridge could come back.
-            assert (await call("shell", **CANCELLED)).text == "gone\n"
+        assert (await call("shell", **CANCELLED)).text == "gone\n"
         assert len((await call("echo", text="x" * LARGE_BYTES)).text) == LARGE_BYTES
         await call("write", path="answer.txt", text="42")
         verdict = (await lobby.call_tool("evaluate", handle)).structured_content
@@ -319,6 +317,10 @@ async def test_an_http_error_without_json_reaches_the_client_with_its_text(shell
                     pass
 
 
+async def ignore(call: types.JSONRPCRequest) -> None:
+    """For a `Relay` whose calls are not cancelled."""
+
+
 async def test_sessionless_requests_carry_the_headers_of_the_tools_schema() -> None:
     schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
     tools = types.JSONRPCResponse(
@@ -334,7 +336,7 @@ async def test_sessionless_requests_carry_the_headers_of_the_tools_schema() -> N
     to_client, shown = anyio.create_memory_object_stream[SessionMessage](1)
     to_server, sent = anyio.create_memory_object_stream[SessionMessage](1)
     async with to_client, shown, to_server, sent:
-        relay = Relay((from_client, to_client), (from_server, to_server))
+        relay = Relay((from_client, to_client), (from_server, to_server), ignore)
         await relay.run_to_client()
         await relay.run_to_server()
         metadata = (await sent.receive()).metadata
@@ -357,7 +359,7 @@ async def test_a_call_of_a_tool_that_was_not_listed_carries_its_headers_too() ->
     to_client, shown = anyio.create_memory_object_stream[SessionMessage](1)
     to_server, sent = anyio.create_memory_object_stream[SessionMessage](1)
     async with client, from_client, server, from_server, to_client, shown, to_server, sent:
-        relay = Relay((from_client, to_client), (from_server, to_server))
+        relay = Relay((from_client, to_client), (from_server, to_server), ignore)
         async with background_tasks() as tasks:
             tasks.start_soon(relay.run_to_client)
             tasks.start_soon(relay.run_to_server)

@@ -15,7 +15,7 @@ from mcp.shared.exceptions import MCPError
 
 from decathlon_mcp.episodes import operations
 from decathlon_mcp.episodes.operations import MAX_OPERATION_CHARACTERS
-from decathlon_mcp.protocol.relay import OPERATION_KEY
+from decathlon_mcp.protocol.relay import EPISODE_KEY, OPERATION_KEY
 from tests.clients.relay import relayed
 from tests.fakes.driver import FakeCall, ToolError
 from tests.fakes.provider import FakeProvider
@@ -241,6 +241,37 @@ async def test_sessionless_call_with_an_operation_goes_on_without_its_connection
     await until(lambda: list(play.served.find(play.id).journal.events("reply")))
     assert await play.call("slow", "one") == "run 1"
     assert play.tools.cancelled == 0
+
+
+@pytest.mark.parametrize("notifies", ["before it leaves", "after it has left"])
+async def test_sessionless_call_whose_client_will_not_come_back_is_cancelled(
+    play: Play, notifies: str
+) -> None:
+    async def notify(url: str, **meta: str) -> int:
+        message = {
+            "jsonrpc": "2.0",
+            "method": "notifications/cancelled",
+            "params": {"_meta": {OPERATION_KEY: "one", **meta}},
+        }
+        headers = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2026-07-28"}
+        async with httpx2.AsyncClient(headers=headers) as http:
+            return (await http.post(url, json=message)).status_code
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(play.call, "slow", "one")
+        await play.tools.running.wait()
+        if notifies == "before it leaves":
+            assert await notify(play.url) == 202
+        await anyio.sleep(0.3)
+        assert play.tools.cancelled == 0
+        tasks.cancel_scope.cancel()
+    if notifies == "after it has left":
+        await anyio.sleep(0.3)
+        assert play.tools.cancelled == 0
+        lobby = f"{play.served.url}/mcp"
+        assert await notify(lobby, **{EPISODE_KEY: "unknown"}) >= 400
+        assert await notify(lobby, **{EPISODE_KEY: play.id}) == 202
+    await until(lambda: play.tools.cancelled == 1)
 
 
 async def test_call_that_nobody_comes_back_for_is_cancelled(
