@@ -33,6 +33,7 @@ from decathlon_sandbox.resumable import (
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver_client.rates import TokenBucket
 from decathlon_mcp.errors import LimitExceededError, ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.sandboxes.streams import DirectStream
 from decathlon_mcp.types import JsonObject, as_json_with_raw
 
 SEND_SECONDS = 30.0
@@ -370,17 +371,22 @@ class MessageStream:
             self._is_writing = False
 
     async def _write_bytes(self, data: bytes) -> None:
-        stream = self._stream
-        # Shielded: after a part of a line, everything would have to be sent again.
-        with anyio.move_on_after(SEND_SECONDS, shield=True) as scope:
-            try:
-                await stream.send(data)
-            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                # Its end, which says more, is still to be read.
-                if stream is self._stream:
-                    self._is_broken = True
-                    self._work.set()
-        if scope.cancelled_caught and stream is self._stream:
+        stream, is_stalled = self._stream, False
+        try:
+            if isinstance(stream, DirectStream):
+                # Mostly there is room for all of it, and a cancel scope costs more than writing.
+                data = data[stream.send_now(data) :]
+            if data:
+                # Shielded: after a part of a line, everything would have to be sent again.
+                with anyio.move_on_after(SEND_SECONDS, shield=True) as scope:
+                    await stream.send(data)
+                is_stalled = scope.cancelled_caught
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            # Its end, which says more, is still to be read.
+            if stream is self._stream:
+                self._is_broken = True
+                self._work.set()
+        if is_stalled and stream is self._stream:
             raise StalledError(f"the sandbox has not read its input for {SEND_SECONDS:.0f} s")
 
     # what has to be done without a request

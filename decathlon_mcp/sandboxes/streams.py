@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import ByteStream
 
 LOG_TAIL_BYTES = 8192
+CHUNK_BYTES = 1 << 16
+"""Most that is read at once."""
 
 
 class LogTail:
@@ -29,52 +33,144 @@ class LogTail:
         return self._data.decode("utf-8", "replace")
 
 
-class SocketStream(ByteStream):
+class _Input:
+    """Reads a descriptor, one chunk ahead. `read` is called with a size; at the end it returns nothing.
+
+    The descriptor stays registered in the event loop from one chunk to the next. anyio's `wait_readable`
+    registers it for each, which costs several system calls for every message.
+    """
+
+    def __init__(self, descriptor: int, read: Callable[[int], bytes]) -> None:
+        self._descriptor = descriptor
+        self._read = read
+        self._chunk = b""
+        self._at_end = False
+        self._is_stopped = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop, while it watches the descriptor."""
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def receive(self, max_bytes: int) -> bytes:
+        """What has arrived; empty at the end, or if it is stopped and nothing more is there.
+
+        Lets other tasks run. If it is cancelled, nothing is lost.
+        """
+        while not self._chunk and not self._at_end:
+            if not self._is_stopped:
+                await self._wait()
+                continue
+            await anyio.lowlevel.checkpoint()
+            self._read_chunk()
+            break
+        data, self._chunk = self._chunk[:max_bytes], self._chunk[max_bytes:]
+        return data
+
+    def stop(self) -> None:
+        """Wait no more. What has arrived can still be received."""
+        self._unwatch()
+        self._is_stopped, self._at_end = True, False
+        self._wake()
+
+    def close(self) -> None:
+        """Stop, and drop what has arrived: the descriptor is about to be closed."""
+        self.stop()
+        self._chunk, self._at_end = b"", True
+
+    async def _wait(self) -> None:
+        if self._waiter is not None:
+            raise anyio.BusyResourceError("reading from")
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            loop.add_reader(self._descriptor, self._on_readable)
+            self._loop = loop
+        self._waiter = loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _on_readable(self) -> None:
+        if self._chunk:
+            self._unwatch()  # nobody receives now
+            return
+        self._read_chunk()
+        if self._chunk or self._at_end:
+            self._wake()
+
+    def _read_chunk(self) -> None:
+        try:
+            self._chunk = self._read(CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        if not self._chunk:
+            self._at_end = True
+            self._unwatch()
+
+    def _unwatch(self) -> None:
+        if self._loop is not None:
+            self._loop.remove_reader(self._descriptor)
+            self._loop = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class DirectStream(ByteStream):
+    """A byte stream that can also send without waiting."""
+
+    def send_now(self, data: bytes | memoryview) -> int:
+        """Send what there is room for; returns how many bytes that was.
+
+        Raises BrokenResourceError, ClosedResourceError.
+        """
+        raise NotImplementedError
+
+
+class SocketStream(DirectStream):
     """A byte stream over a connected socket, which it takes over.
 
     However the peer ends, everything it wrote can be received, then EndOfStream is raised. Closing shuts the
     connection down for all holders of the socket.
     """
 
-    # Over `wait_readable`, not anyio's own UNIX stream: a receive there that is cancelled just when data
-    # arrives raises InvalidStateError in the event loop (anyio 4.16: `add_reader(sock, future.set_result)`).
+    # Not anyio's own UNIX stream: a receive there that is cancelled just when data arrives raises
+    # InvalidStateError in the event loop (anyio 4.16: `add_reader(sock, future.set_result)`).
 
     def __init__(self, raw: socket.socket) -> None:
         raw.setblocking(False)
         self._raw = raw
+        self._input = _Input(raw.fileno(), raw.recv)
         self._closed = False
         self.ended = anyio.Event()
         """Set when the peer is known to have ended."""
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        while not self._closed:
-            try:
-                data = self._raw.recv(max_bytes)
-            except BlockingIOError:
-                await anyio.wait_readable(self._raw)
-                continue
-            except OSError:
-                data = b""
-            if data:
-                # Lets other tasks run. Shielded: data that has been read must not be lost to a cancellation.
-                await anyio.lowlevel.cancel_shielded_checkpoint()
-                return data
+        data = await self._input.receive(max_bytes)
+        if data:
+            return data
+        if self._closed:
+            raise anyio.ClosedResourceError
+        self.ended.set()
+        raise anyio.EndOfStream
+
+    def send_now(self, data: bytes | memoryview) -> int:
+        if self._closed:
+            raise anyio.ClosedResourceError
+        try:
+            return self._raw.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
             self.ended.set()
-            raise anyio.EndOfStream
-        raise anyio.ClosedResourceError
+            raise anyio.BrokenResourceError from error
 
     async def send(self, item: bytes) -> None:
         remaining = memoryview(item)
-        while remaining and not self._closed:
-            try:
-                remaining = remaining[self._raw.send(remaining) :]
-            except BlockingIOError:
-                await anyio.wait_writable(self._raw)
-            except OSError as error:
-                self.ended.set()
-                raise anyio.BrokenResourceError from error
-        if remaining:
-            raise anyio.ClosedResourceError
+        while remaining := remaining[self.send_now(remaining) :]:
+            await anyio.wait_writable(self._raw)
 
     async def send_eof(self) -> None:
         with suppress(OSError):
@@ -89,11 +185,12 @@ class SocketStream(ByteStream):
         if not self._closed:
             self._closed = True
             self.shut_down()
+            self._input.close()
             anyio.notify_closing(self._raw)
             self._raw.close()
 
 
-class PipeStream(ByteStream):
+class PipeStream(DirectStream):
     """A byte stream over two pipes, both of which it takes over: it receives from one and sends to the other.
 
     It ends when its owner has called `peer_ended`; everything that was written before can still be received.
@@ -103,6 +200,7 @@ class PipeStream(ByteStream):
         os.set_blocking(receive_fd, False)
         os.set_blocking(send_fd, False)
         self._receive_fd = receive_fd
+        self._input = _Input(receive_fd, partial(os.read, receive_fd))
         self._send_fd = send_fd
         self._send_closed = False
         self._closed = False
@@ -114,42 +212,39 @@ class PipeStream(ByteStream):
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
         while not self._closed:
-            try:
-                data = os.read(self._receive_fd, max_bytes)
-            except BlockingIOError:
-                if not self._peer_ended:
-                    await self._wait(self._receive_fd, anyio.wait_readable)
-                    continue
-                data = b""
-            if data:
-                # Lets other tasks run. Shielded: data that has been read must not be lost to a cancellation.
-                await anyio.lowlevel.cancel_shielded_checkpoint()
+            was_stopped = self._peer_ended
+            if data := await self._input.receive(max_bytes):
                 return data
-            if self._peer_ended:
+            if was_stopped:
                 self.ended.set()
                 raise anyio.EndOfStream
             # The peer has closed its output before it ends, as the driver does while it ends its processes.
             await self._finished.wait()
         raise anyio.ClosedResourceError
 
-    async def send(self, item: bytes) -> None:
-        remaining = memoryview(item)
-        while remaining and not self._send_closed:
-            if self._peer_ended:
-                raise anyio.BrokenResourceError
-            try:
-                remaining = remaining[os.write(self._send_fd, remaining) :]
-            except BlockingIOError:
-                await self._wait(self._send_fd, anyio.wait_writable)
-            except OSError as error:
-                self.ended.set()
-                raise anyio.BrokenResourceError from error
-        if remaining:
-            if self._closed:
-                raise anyio.ClosedResourceError
+    def send_now(self, data: bytes | memoryview) -> int:
+        if self._closed:
+            raise anyio.ClosedResourceError
+        if self._send_closed:
             # After `send_eof`, as of a socket: the peer ends too.
             self.ended.set()
             raise anyio.BrokenResourceError
+        if self._peer_ended:
+            raise anyio.BrokenResourceError
+        try:
+            return os.write(self._send_fd, data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            self.ended.set()
+            raise anyio.BrokenResourceError from error
+
+    async def send(self, item: bytes) -> None:
+        remaining = memoryview(item)
+        while remaining := remaining[self.send_now(remaining) :]:
+            # Woken by `peer_ended` too; then it looks again.
+            with suppress(anyio.ClosedResourceError):
+                await anyio.wait_writable(self._send_fd)
 
     async def send_eof(self) -> None:
         await self._close_send()
@@ -159,7 +254,7 @@ class PipeStream(ByteStream):
         if not self._closed:
             self._peer_ended = True
             self._finished.set()
-            anyio.notify_closing(self._receive_fd)
+            self._input.stop()
             if not self._send_closed:
                 anyio.notify_closing(self._send_fd)
 
@@ -168,27 +263,19 @@ class PipeStream(ByteStream):
         if not self._closed:
             self._closed = True
             self._finished.set()
-            await _close(self._receive_fd)
+            self._input.close()
+            os.close(self._receive_fd)
 
     async def _close_send(self) -> None:
         if not self._send_closed:
             self._send_closed = True
-            await _close(self._send_fd)
-
-    async def _wait(self, descriptor: int, wait: Callable[[int], Awaitable[None]]) -> None:
-        # Woken by `peer_ended` too; then the caller looks again.
-        with suppress(anyio.ClosedResourceError):
-            await wait(descriptor)
-
-
-async def _close(descriptor: int) -> None:
-    anyio.notify_closing(descriptor)
-    try:
-        # A task that waits for the descriptor must have noticed before another file gets its number: its
-        # clean-up (anyio 4.16, `wait_readable`) would remove a new waiter of that number.
-        await anyio.lowlevel.cancel_shielded_checkpoint()
-    finally:
-        os.close(descriptor)
+            anyio.notify_closing(self._send_fd)
+            try:
+                # A task that waits for the descriptor must have noticed before another file gets its number:
+                # its clean-up (anyio 4.16, `wait_writable`) would remove a new waiter of that number.
+                await anyio.lowlevel.cancel_shielded_checkpoint()
+            finally:
+                os.close(self._send_fd)
 
 
 class EndedStream(ByteStream):

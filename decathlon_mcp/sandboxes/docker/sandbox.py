@@ -32,7 +32,7 @@ from decathlon_mcp.sandboxes.docker.engine import (
     put_archive,
 )
 from decathlon_mcp.sandboxes.docker.events import ContainerExit
-from decathlon_mcp.sandboxes.streams import EndedStream, LogTail, SocketStream
+from decathlon_mcp.sandboxes.streams import DirectStream, EndedStream, LogTail, SocketStream
 
 CAUSE_SECONDS = 2.0
 STATE_SECONDS = 5.0
@@ -48,7 +48,7 @@ _STDERR = 2
 _T = TypeVar("_T")
 
 
-class AttachedStream(ByteStream):
+class AttachedStream(DirectStream):
     """stdin and stdout of a container's first process; its stderr is added to `log_tail`.
 
     The engine multiplexes both outputs: a frame is one byte (1 stdout, 2 stderr), three zero bytes, four of
@@ -70,6 +70,9 @@ class AttachedStream(ByteStream):
                 self._buffer = self._stdout_in(await self.connection.receive(_CHUNK_BYTES))
             data, self._buffer = self._buffer[:max_bytes], self._buffer[max_bytes:]
             return data
+
+    def send_now(self, data: bytes | memoryview) -> int:
+        return self.connection.send_now(data)
 
     async def send(self, item: bytes) -> None:
         await self.connection.send(item)
