@@ -46,7 +46,7 @@ MAX_SMALL_NODES = 1_000
 """Values and keys in an error, and in the result of a method without a limit of its own."""
 MAX_NOTIFICATION_NODES = 10_000
 READ_IN_THREAD_BYTES = 1 << 18
-"""Results from this length on are checked and decoded in a thread. In all, that takes up to 50 ms for 4 MiB,
+"""Replies from this length on are decoded and checked in a thread. In all, that takes up to 50 ms for 4 MiB,
 but no single step keeps the event loop waiting for longer than 10 ms."""
 MAX_SERVERS = 1_000
 MAX_SERVER_CHARACTERS = 1_000
@@ -58,7 +58,7 @@ NotificationHandler = Callable[[JsonObject], Awaitable[None]]
 """Called with the params of one notification."""
 T = TypeVar("T")
 
-# The driver writes the id of a reply first. Used for lines that cannot be read.
+# The driver writes the id of a reply first. Used for long replies, and for lines that cannot be read.
 _REPLY_ID = re.compile(rb'\{"jsonrpc":"2\.0","id":(\d{1,18}),')
 _INTEGER = re.compile(rb"-?\d{1,18}")
 
@@ -118,10 +118,22 @@ class _Notification:
 
 @dataclass(frozen=True, slots=True)
 class _Reply:
-    """A reply. `number` is that of its message, None if that has been acknowledged."""
+    """A reply; a long one has not been decoded. `number` is that of its message, None if acknowledged."""
 
-    message: Message
+    message: Message | bytes
     number: int | None
+
+    @property
+    def is_long(self) -> bool:
+        return not isinstance(self.message, Message)
+
+    def read(self, read: Callable[[Message], T]) -> T:
+        """What `read` makes of the result. Raises its errors, DriverError, CallTimeoutError."""
+        message = self.message
+        if not isinstance(message, Message):
+            message = read_message(message) or Message()
+        _raise_error(message)
+        return read(message)
 
 
 @dataclass(slots=True)
@@ -279,8 +291,7 @@ class RpcClient:
                 raise CallTimeoutError(
                     f"no answer to {method} within {timeout_seconds:g} s", seconds=timeout_seconds
                 )
-            _raise_error(reply)
-            result = await anyio.to_thread.run_sync(read, reply) if _is_long(reply) else read(reply)
+            result = await anyio.to_thread.run_sync(reply.read, read) if reply.is_long else reply.read(read)
             if on_result is not None:
                 on_result(result)
             return result
@@ -364,7 +375,7 @@ class RpcClient:
 
     async def _wait(
         self, pending: _PendingRequest, handlers: Mapping[str, NotificationHandler | None]
-    ) -> Message:
+    ) -> _Reply:
         while True:
             while pending.notifications:
                 notification = pending.pop()
@@ -373,7 +384,7 @@ class RpcClient:
                     await handler(params)
             # After the notifications: those that came before the reply are delivered before it.
             if pending.reply is not None:
-                return pending.reply.message
+                return pending.reply
             if self.closed.is_set():
                 raise await self.closed_error()
             if pending.changed.is_set():
@@ -407,6 +418,8 @@ class RpcClient:
 
     def _dispatch(self, number: int, payload: bytes) -> bool:
         """Pass a message on; returns whether it is a reply that somebody acknowledges later."""
+        if len(payload) >= READ_IN_THREAD_BYTES and (match := _REPLY_ID.match(payload)) is not None:
+            return self._resolve(int(match.group(1)), _Reply(payload, number))
         message = read_message(payload)
         if message is None:
             match = _REPLY_ID.match(payload)
@@ -476,10 +489,6 @@ def _notification_params(notification: _Notification) -> JsonObject | None:
         return as_object(decode_bounded(notification.params, max_nodes=MAX_NOTIFICATION_NODES))
     except ValueError:
         return None
-
-
-def _is_long(reply: Message) -> bool:
-    return not isinstance(reply.result, UnsetType) and len(memoryview(reply.result)) >= READ_IN_THREAD_BYTES
 
 
 def _raise_error(reply: Message) -> None:

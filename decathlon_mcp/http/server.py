@@ -11,6 +11,7 @@ import logging
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Generator
 from typing import cast
 
@@ -31,6 +32,8 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 GRACE_SECONDS = 5
 """How long open connections get to end, after the episodes are drained."""
 LISTEN_BACKLOG = 2048
+SWITCH_SECONDS = 0.001
+"""How long a thread may run Python code while another one waits to."""
 COLLECT_SECONDS = 30.0
 """Time between two collections of all garbage, which the thresholds make rare."""
 
@@ -55,6 +58,8 @@ class _Server(uvicorn.Server):
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)
+        # Long replies are checked in threads. By default, one of them keeps the event loop waiting for 5 ms.
+        sys.setswitchinterval(SWITCH_SECONDS)
         self._on_ready()
 
     def stop_accepting(self) -> None:

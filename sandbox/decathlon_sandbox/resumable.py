@@ -158,6 +158,7 @@ class _End:
         self._key = _CONTROL_KEY
         self._control_lines: list[bytes] = []
         self._partial_line = bytearray()
+        self._partial_check = 0
         self._skips_line = False
 
         self.attached = False
@@ -301,10 +302,11 @@ class _End:
         messages: list[tuple[int, bytes]] = []
         *lines, rest = data.split(b"\n")
         for line in lines:
+            check = None
             if self._partial_line or self._skips_line or len(line) > self._max_line_bytes:
-                line = self._complete_line(line)
+                line, check = self._complete_line(line)
             if line and self.failure is None:
-                self._on_line(line, messages)
+                self._on_line(line, check, messages)
         if rest:
             self._add_to_line(rest)
         return messages
@@ -316,15 +318,22 @@ class _End:
         self._partial_line.clear()
         self._skips_line = False
 
-    def _complete_line(self, end: bytes) -> bytes:
-        """The whole line; empty if it was too long."""
+    def _complete_line(self, end: bytes) -> tuple[bytes, int]:
+        """The whole line and its check; empty if it was too long."""
         self._add_to_line(end)
         line, self._partial_line, self._skips_line = bytes(self._partial_line), bytearray(), False
-        return line
+        return line, self._partial_check
 
     def _add_to_line(self, part: bytes) -> None:
         if self._skips_line or self.failure is not None:
             return
+        # Part by part: the check of a long line takes milliseconds. The key changes between lines only.
+        begun_bytes = len(self._partial_line)
+        if not begun_bytes:
+            self._partial_check = self._key
+        self._partial_check = crc32(
+            memoryview(part)[max(0, _CHECK_BYTES - begun_bytes) :], self._partial_check
+        )
         self._partial_line += part
         if len(self._partial_line) > self._max_line_bytes:
             self._partial_line.clear()
@@ -332,9 +341,11 @@ class _End:
             if self.attached:
                 self._on_overlong_line()
 
-    def _on_line(self, line: bytes, messages: list[tuple[int, bytes]]) -> None:
-        body = memoryview(line)[_CHECK_BYTES:]
-        if self.attached and line[:_CHECK_BYTES] == b"%08x " % crc32(body, self._key):
+    def _on_line(self, line: bytes, check: int | None, messages: list[tuple[int, bytes]]) -> None:
+        """Handle a line. `check`: of its body, None if it has not been computed."""
+        if check is None:
+            check = crc32(memoryview(line)[_CHECK_BYTES:], self._key)
+        if self.attached and line[:_CHECK_BYTES] == b"%08x " % check:
             self.valid_lines += 1
             self._on_valid_line(line.split(b" ", 3)[1:], messages)
         elif (fields := _control_fields(line)) is not None:
