@@ -1,13 +1,41 @@
-"""Tasks that run as long as a block of code, and work that is finished whatever cancels its caller."""
+"""Tasks that run as long as a block of code, work that ends whatever cancels its caller, and signals."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import anyio
 from anyio import CancelScope
 from anyio.abc import TaskGroup
+
+
+class Signal:
+    """Wakes the one task that waits for it, any number of times."""
+
+    # A call needs several. An event of anyio's costs ten times as much, and serves once.
+    __slots__ = ("_is_set", "_waiter")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        """Wake the task that waits, or the next one that will."""
+        self._is_set = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Wait until the signal has been set since the last wait."""
+        if not self._is_set:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        self._is_set = False
 
 
 @asynccontextmanager

@@ -22,6 +22,7 @@ import msgspec
 from decathlon_sandbox import wire
 from msgspec import UNSET, Raw, UnsetType
 
+from decathlon_mcp.background import Signal
 from decathlon_mcp.driver_client.messages import Loss, MessageStream, StalledError
 from decathlon_mcp.driver_client.rates import TokenBucket
 from decathlon_mcp.driver_client.tunnels import TUNNEL_NOTIFICATIONS, Tunnels
@@ -140,7 +141,7 @@ class _Reply:
 class _PendingRequest:
     """A request without a reply so far, and the notifications that its handlers have not had yet."""
 
-    changed: anyio.Event = field(default_factory=anyio.Event)
+    changed: Signal = field(default_factory=Signal)
     notifications: deque[_Notification] = field(default_factory=deque[_Notification])
     queued_bytes: int = 0
     reply: _Reply | None = None
@@ -361,7 +362,7 @@ class RpcClient:
         timeout_seconds: float | None,
         pending: _PendingRequest,
         handlers: Mapping[str, NotificationHandler | None],
-    ) -> Message | None:
+    ) -> _Reply | None:
         """The reply; None if there is none after so long a time in which the driver was attached."""
         if timeout_seconds is None:
             return await self._wait(pending, handlers)
@@ -387,8 +388,6 @@ class RpcClient:
                 return pending.reply
             if self.closed.is_set():
                 raise await self.closed_error()
-            if pending.changed.is_set():
-                pending.changed = anyio.Event()
             await pending.changed.wait()
 
     async def _send(self, message: JsonObject) -> None:

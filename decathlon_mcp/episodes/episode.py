@@ -12,20 +12,19 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol, Self
 from weakref import WeakSet
 
 import anyio
-from anyio.abc import TaskGroup
 
-from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver_client.replies import CallParams, Reply
 from decathlon_mcp.episodes.access import Principal, may_evaluate
 from decathlon_mcp.episodes.admission import Ticket
 from decathlon_mcp.episodes.lease import Lease
 from decathlon_mcp.episodes.operations import (
     Caller,
+    CallTasks,
     Operations,
     Outcome,
     RunningCall,
@@ -111,7 +110,7 @@ class Episode:
         self._verdict: Verdict | None = None
         self._recorder = CallRecorder(journal)
         self._operations = Operations()
-        self._call_tasks: TaskGroup | None = None
+        self._call_tasks: CallTasks | None = None
         self._limit_reached = ""
 
     def restore(self, stored: StoredEpisode) -> None:
@@ -282,11 +281,12 @@ class Episode:
     @asynccontextmanager
     async def running_calls(self) -> AsyncGenerator[None]:
         """Calls run in the body; those that still do at its end are cancelled. For the runner."""
-        async with background_tasks() as self._call_tasks:
-            try:
-                yield
-            finally:
-                self._call_tasks = None
+        self._call_tasks = tasks = CallTasks()
+        try:
+            yield
+        finally:
+            self._call_tasks = None
+            await tasks.end()
 
     async def call(
         self,
@@ -360,8 +360,7 @@ class Episode:
                     self._end_call(call, DriverError("the server ended before it sent the call"))
                 elif self.state.phase is Phase.READY and self._tool_session is not None:
                     assert self._call_tasks is not None, "no runner runs the episode"
-                    call.started = True
-                    self._call_tasks.start_soon(self._run_call, self._tool_session, call)
+                    self._call_tasks.start(call, partial(self._run_call, self._tool_session, call))
                 else:
                     self._end_call(call, EpisodeClaimedError("this attempt was closed while the call ran"))
 
@@ -587,13 +586,12 @@ class Episode:
             digest=digest,
             started_at=time.time(),
             operation=operation,
-            started=True,
         )
         if self._call_tasks is None:
             call.finish()  # the runner is ending the episode
         else:
             self._operations.add(call)
-            self._call_tasks.start_soon(self._run_call, session, call)
+            self._call_tasks.start(call, partial(self._run_call, session, call))
         return call
 
     async def _first_reply(self, seq: int) -> Reply:
@@ -638,7 +636,7 @@ class Episode:
                     on_progress=call.on_progress,
                     on_message=call.on_message,
                 )
-            if outcome is None:  # cancelled
+            if outcome is None and self._call_tasks is not None:  # cancelled
                 outcome = DriverError("cancelled", reason="cancelled")
         except DecathlonError as error:
             outcome = error

@@ -11,7 +11,9 @@ Four limits apply, and the first one to pass ends the episode:
 
 from __future__ import annotations
 
+import asyncio
 import math
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -37,18 +39,20 @@ class Hold:
 
 
 class Lease:
-    """The time limits of one episode. Times are those of the event loop's clock."""
+    """The time limits of one episode. Times are those of `time.monotonic`, the event loop's clock."""
 
     def __init__(self, limits: EpisodeLimits) -> None:
         self._limits = limits
         self._absolute_deadline = math.inf
         self._holders = 0
-        self._renewed_at = anyio.current_time()
+        self._renewed_at = time.monotonic()
         self._ready_at: float | None = None
         self._used = False
         self._client_lost_at: float | None = None
         self._lost_until_ready = False
         self._scope: anyio.CancelScope | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
         self._ended = False
 
     @property
@@ -72,23 +76,24 @@ class Lease:
     def limit(self) -> Generator[anyio.CancelScope]:
         """Cancel the body when the lease expires or `end` is called."""
         try:
-            with anyio.CancelScope(deadline=self.deadline) as self._scope:
+            with anyio.CancelScope() as self._scope:
                 if self._ended:
                     self._scope.cancel()
+                self._set_deadline()
                 yield self._scope
         finally:
-            self._scope = None
+            self.suspend()
 
     def start(self, *, elapsed_seconds: float = 0.0) -> None:
         """Start the absolute time limit, of which so much has passed, and renew the idle one."""
         remaining_seconds = self._limits.episode_seconds - elapsed_seconds
-        self._absolute_deadline = anyio.current_time() + remaining_seconds
-        self._renewed_at = anyio.current_time()
+        self._absolute_deadline = time.monotonic() + remaining_seconds
+        self._renewed_at = time.monotonic()
         self._set_deadline()
 
     def mark_ready(self) -> None:
         """Start the limit for the first use, if there was none yet."""
-        self._ready_at = anyio.current_time()
+        self._ready_at = time.monotonic()
         if self._lost_until_ready:
             self._client_lost_at = None
         self._set_deadline()
@@ -123,7 +128,7 @@ class Lease:
         self._holders -= 1
         if self.expired:
             return
-        self._renewed_at = anyio.current_time()
+        self._renewed_at = time.monotonic()
         if answered:
             self._client_lost_at = None
         elif self._client_lost_at is not None:
@@ -138,7 +143,7 @@ class Lease:
         """
         if until_ready and self._ready_at is not None:
             return
-        self._client_lost_at, self._lost_until_ready = anyio.current_time(), until_ready
+        self._client_lost_at, self._lost_until_ready = time.monotonic(), until_ready
         self._set_deadline()
 
     def end(self) -> None:
@@ -149,9 +154,8 @@ class Lease:
 
     def suspend(self) -> None:
         """Remove the deadline of the current `limit`: neither time nor `end` cancels its body any more."""
-        if self._scope is not None:
-            self._scope.deadline = math.inf
-            self._scope = None
+        self._scope = None
+        self._stop_timer()
 
     @property
     def _deadlines(self) -> dict[Ending, float]:
@@ -165,8 +169,24 @@ class Lease:
         }
 
     def _set_deadline(self) -> None:
-        if self._scope is not None:
-            self._scope.deadline = self.deadline
+        """Have `_check` called at the deadline, or before."""
+        # A request makes the deadline later, twice. The timer is left as it is: it costs much more than this.
+        if self._scope is not None and (deadline := self.deadline) < self._timer_at:
+            self._stop_timer()
+            self._timer_at = deadline
+            self._timer = asyncio.get_running_loop().call_at(deadline, self._check)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = None, math.inf
+
+    def _check(self) -> None:
+        self._timer, self._timer_at = None, math.inf
+        if self._scope is not None and self.deadline <= time.monotonic():
+            self._scope.cancel()
+        else:
+            self._set_deadline()
 
 
 def _after(start: float | None, seconds: float) -> float:

@@ -10,10 +10,11 @@ Of calls that have ended only digests and numbers are kept here; their replies a
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, TypeAlias
@@ -22,6 +23,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from decathlon_mcp.background import Signal
 from decathlon_mcp.driver_client.replies import CallParams, Reply
 from decathlon_mcp.driver_client.rpc import NotificationHandler
 from decathlon_mcp.episodes.tools import ToolRoute
@@ -170,7 +172,7 @@ class _Inbox:
     def __init__(self) -> None:
         self.queue: deque[_Notification] = deque()
         self.is_open = True
-        self.changed = anyio.Event()
+        self.changed = Signal()
         self.room: anyio.Event | None = None
 
     async def put(self, notification: _Notification) -> None:
@@ -187,8 +189,6 @@ class _Inbox:
         while not self.queue:
             if not self.is_open:
                 return None
-            if self.changed.is_set():
-                self.changed = anyio.Event()
             await self.changed.wait()
         notification = self.queue.popleft()
         self._make_room()
@@ -301,6 +301,29 @@ class RunningCall:
                 inbox.close()
             if self._finished is not None:
                 self._finished.set()
+
+
+class CallTasks:
+    """The tasks of calls; `end` cancels those that still run."""
+
+    # Starting a task in a group of anyio's costs several times as much as the task.
+    def __init__(self) -> None:
+        self._tasks: dict[asyncio.Task[None], RunningCall] = {}
+
+    def start(self, call: RunningCall, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a call, inside its scope."""
+        call.started = True
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks[task] = call
+        task.add_done_callback(self._tasks.pop)
+
+    async def end(self) -> None:
+        """Cancel the calls and wait until they have ended. No call may be started any more."""
+        for call in self._tasks.values():
+            call.scope.cancel()
+        with anyio.CancelScope(shield=True):
+            while self._tasks:
+                await asyncio.wait(tuple(self._tasks))
 
 
 class Operations:

@@ -307,6 +307,16 @@ class McpEndpoints:
         return session_id if manager is self._tasks and manager.opener(session_id) is not None else None
 
 
+class PagesOfOrigins(CORSMiddleware):
+    """Lets pages of the allowed origins use the server. A request without an origin is no page's."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and all(name != b"origin" for name, _ in scope["headers"]):
+            await self.app(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
 def _has_handshake(request: Request) -> bool:
     """Whether the request is of a protocol revision with a handshake, as far as its headers say."""
     return not is_sessionless(request.headers.get("mcp-protocol-version", ""))
@@ -372,19 +382,20 @@ def http_app(
             yield
 
     return Starlette(
+        # Calls first: the routes are tried one after the other.
         routes=[
+            Route("/tasks/{task_id}/mcp", RawEndpoint(endpoints.serve_task)),
+            Route("/episodes/{episode_id}/mcp", RawEndpoint(endpoints.serve_episode)),
+            Route("/mcp", RawEndpoint(endpoints.serve_lobby)),
+            Route("/episodes", held.serve, methods=["POST"]),
             Route("/", index),
             *health.routes(),
             Route("/.well-known/decathlon-key", public_key),
-            Route("/mcp", RawEndpoint(endpoints.serve_lobby)),
-            Route("/tasks/{task_id}/mcp", RawEndpoint(endpoints.serve_task)),
-            Route("/episodes/{episode_id}/mcp", RawEndpoint(endpoints.serve_episode)),
-            Route("/episodes", held.serve, methods=["POST"]),
         ],
         middleware=[
             Middleware(MeteredResponses, metrics=registry.metrics),
             Middleware(
-                CORSMiddleware,
+                PagesOfOrigins,
                 allow_origin_regex=hosts.origin_pattern,
                 allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 
 import anyio
 from starlette.requests import Request
@@ -104,31 +102,14 @@ class BodyReader:
         if length.isdecimal() and int(length) > self.max_bytes:
             raise self._too_large()
 
-    @asynccontextmanager
-    async def read(self, request: Request) -> AsyncGenerator[bytes]:
-        """The body of a request, counted as in flight while the context is open.
+    def read(self, request: Request) -> BodyInFlight:
+        """A context with the body of a request, which is counted as in flight while the context is open.
 
-        Raises BodyError, BodyDisconnectError.
+        Entering it raises BodyError, BodyDisconnectError.
         """
-        self.check_length(request)
-        # Two budgets: what waits for the second one holds a part of the first one, but what has both does not
-        # wait any more, so that bodies cannot wait for each other.
-        received, decoded = _Reservation(self._received), _Reservation(self._decoded)
-        try:
-            body = await self._receive(request, received)
-            try:
-                decoded_bytes = _decoded_bytes(body)
-                if decoded_bytes > SMALL_DECODED_BYTES:
-                    await decoded.acquire(decoded_bytes)
-            except BodyError as error:
-                error.request_id = request_id_of(bytes(body))
-                raise
-            yield bytes(body)
-        finally:
-            decoded.shrink(0)
-            received.shrink(0)
+        return BodyInFlight(self, request, self._received, self._decoded)
 
-    async def _receive(self, request: Request, reservation: _Reservation) -> bytearray:
+    async def receive(self, request: Request, reservation: Reservation) -> bytearray:
         """Receive a whole body; a large one is reserved."""
         length = request.headers.get("content-length", "")
         body = bytearray()
@@ -151,7 +132,7 @@ class BodyReader:
         return BodyError(413, f"the body of a request is limited to {self.max_bytes / (1 << 20):g} MiB")
 
 
-class _Reservation:
+class Reservation:
     """A part of a budget, at first nothing."""
 
     def __init__(self, budget: MemoryBudget) -> None:
@@ -173,6 +154,43 @@ class _Reservation:
         if size_bytes < self.size_bytes:
             self._budget.release(self.size_bytes - size_bytes)
             self.size_bytes = size_bytes
+
+
+class BodyInFlight:
+    """See `BodyReader.read`."""
+
+    # A class, because a generator's context costs as much as reading a short body.
+    def __init__(
+        self, reader: BodyReader, request: Request, received: MemoryBudget, decoded: MemoryBudget
+    ) -> None:
+        self._reader = reader
+        self._request = request
+        # Two budgets: what waits for the second one holds a part of the first one, but what has both does not
+        # wait any more, so that bodies cannot wait for each other.
+        self._received, self._decoded = Reservation(received), Reservation(decoded)
+
+    async def __aenter__(self) -> bytes:
+        self._reader.check_length(self._request)
+        try:
+            body = await self._reader.receive(self._request, self._received)
+            try:
+                decoded_bytes = _decoded_bytes(body)
+                if decoded_bytes > SMALL_DECODED_BYTES:
+                    await self._decoded.acquire(decoded_bytes)
+            except BodyError as error:
+                error.request_id = request_id_of(bytes(body))
+                raise
+        except BaseException:
+            self._release()
+            raise
+        return bytes(body)
+
+    async def __aexit__(self, *error: object) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        self._decoded.shrink(0)
+        self._received.shrink(0)
 
 
 def _decoded_bytes(body: bytearray) -> int:

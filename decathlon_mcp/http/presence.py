@@ -11,8 +11,9 @@ three cases, which are handled here:
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection, Generator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Self
 
 import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -57,7 +58,7 @@ class Presence:
     """Serves requests that concern an episode; its lease does not expire while their clients are there."""
 
     def __init__(self) -> None:
-        self._in_progress: dict[str, set[RequestInProgress]] = {}
+        self._of_sessions: dict[str, set[RequestInProgress]] = {}
 
     async def serve(
         self,
@@ -75,14 +76,15 @@ class Presence:
         the MCP server decides.
         """
         is_get, is_post = scope["method"] == "GET", scope["method"] == "POST"
-        request = RequestInProgress(receive, send, episode.lease.acquire(use=is_get or session is None))
+        hold = episode.lease.acquire(use=is_get or session is None)
+        request = self._in_progress(receive, send, hold, session if is_post else None)
         waits = is_post and episode.state.phase in NOT_READY
 
         def end() -> None:
             if request.release() and waits and not request.answered:
                 episode.lease.lose_client(until_ready=True)
 
-        with self._registered(request, session if is_post else None):
+        with request:
             try:
                 async with AsyncExitStack() as stack:
                     if waits:
@@ -95,32 +97,17 @@ class Presence:
         if session is not None and is_get and request.is_stream and not request.answered:
             await self._lose_stream(session, episode)
 
-    @contextmanager
     def holding(
         self, episode: Episode, receive: Receive, send: Send, *, session: str | None
-    ) -> Generator[RequestInProgress]:
+    ) -> RequestInProgress:
         """As `serve`, for a request that uses an episode which is ready, and that the body serves."""
-        request = RequestInProgress(receive, send, episode.lease.acquire())
-        with self._registered(request, session):
-            try:
-                yield request
-            finally:
-                request.release()
+        return self._in_progress(receive, send, episode.lease.acquire(), session)
 
-    @contextmanager
-    def _registered(self, request: RequestInProgress, session: str | None) -> Generator[None]:
-        """The request is one of those that `_lose_stream` looks at."""
-        if session is None:
-            yield
-            return
-        requests = self._in_progress.setdefault(session, set())
-        requests.add(request)
-        try:
-            yield
-        finally:
-            requests.discard(request)
-            if not requests:
-                self._in_progress.pop(session, None)
+    def _in_progress(
+        self, receive: Receive, send: Send, hold: Hold, session: str | None
+    ) -> RequestInProgress:
+        """A request; `_lose_stream` looks at those of a session."""
+        return RequestInProgress(receive, send, hold, self._of_sessions, session)
 
     async def _lose_stream(self, session: str, episode: Episode) -> None:
         """The GET stream of a session broke. Returns when its requests are answered or broken off."""
@@ -128,7 +115,7 @@ class Presence:
         # A client that dies loses all its connections. But the SDK waits for the end of a call, however long
         # it takes, when the reply is to be one JSON body, and the call would hold the lease.
         async with anyio.create_task_group() as tasks:
-            for request in self._in_progress.get(session, ()):
+            for request in self._of_sessions.get(session, ()):
                 tasks.start_soon(wait_until_disconnected, request.receive, request.release)
 
 
@@ -151,24 +138,51 @@ class ReplyNaming:
 class RequestInProgress:
     """A request with a hold on an episode's lease, which ends early if its client is gone.
 
-    `answered`: the whole response was sent while the client was there, as far as is known. `is_stream`: the
-    response is a stream of events.
+    As a context manager it is one of the requests of its session, and ends the hold. `of_sessions`: those of
+    all sessions, by their ids. `answered`: the whole response was sent while the client was there, as far as
+    is known.
     """
 
-    def __init__(self, receive: Receive, send: Send, hold: Hold) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        send: Send,
+        hold: Hold,
+        of_sessions: dict[str, set[RequestInProgress]],
+        session: str | None,
+    ) -> None:
         self.receive = receive
         self.answered = False
-        self.is_stream = False
         self._send = send
         self._hold = hold
+        self._of_sessions = of_sessions
+        self._session = session
+        self._headers: Iterable[tuple[bytes, bytes]] = ()
 
-    async def send(self, message: Message) -> None:
+    def __enter__(self) -> Self:
+        if self._session is not None:
+            self._of_sessions.setdefault(self._session, set()).add(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+        if self._session is not None and (requests := self._of_sessions.get(self._session)) is not None:
+            requests.discard(self)
+            if not requests:
+                del self._of_sessions[self._session]
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the response is a stream of events."""
+        return any(value.startswith(b"text/event-stream") for _, value in self._headers)
+
+    def send(self, message: Message) -> Awaitable[None]:
         """Pass a message of the response on."""
         if message["type"] == "http.response.start":
-            self.is_stream = any(value.startswith(b"text/event-stream") for _, value in message["headers"])
+            self._headers = message["headers"]
         elif message["type"] == "http.response.body" and not message.get("more_body"):
             self.answered = True
-        await self._send(message)
+        return self._send(message)
 
     def release(self) -> bool:
         """End the hold, as that of a client that is gone unless it has its answer; False if it had ended."""

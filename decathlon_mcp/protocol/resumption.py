@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -82,7 +83,8 @@ class EventId:
 
     def __str__(self) -> str:
         number = "last" if self.number is None else self.number
-        return f"{self.generation}.{number}.{quote(self.request, safe='')}"
+        request = self.request if self.request.isdigit() else quote(self.request, safe="")
+        return f"{self.generation}.{number}.{request}"
 
     @classmethod
     def parse(cls, text: str) -> EventId | None:
@@ -322,7 +324,7 @@ class Resumption:
         """The answer is there: keep it in memory for a while, at the cost of older ones."""
         if stream.session not in self._sessions:
             return  # nobody can fetch it any more
-        self._unfetched[stream] = anyio.current_time() + UNFETCHED_SECONDS
+        self._unfetched[stream] = time.monotonic() + UNFETCHED_SECONDS
         self._kept[stream] = None
         self._kept_bytes += stream.size_bytes
         while self._kept_bytes > MAX_KEPT_BYTES and len(self._kept) > 1:
@@ -331,7 +333,7 @@ class Resumption:
     def answered(self, stream: RequestStream) -> None:
         """The answer was written to a client."""
         if self._unfetched.pop(stream, None) is not None:
-            self._answered[stream] = anyio.current_time() + ANSWERED_SECONDS
+            self._answered[stream] = time.monotonic() + ANSWERED_SECONDS
             self._unmarked.append(stream)
 
     def expire(self) -> None:
@@ -342,11 +344,11 @@ class Resumption:
         self._store.answer_requests(
             [(stream.session, stream.request) for stream in unmarked if self._is_newest(stream)]
         )
-        now = anyio.current_time()
+        now = time.monotonic()
         for streams in (self._answered, self._unfetched):
             over: list[RequestStream] = []
-            for stream, time in streams.items():
-                if time > now:
+            for stream, until in streams.items():
+                if until > now:
                     break
                 over.append(stream)
             if over:
