@@ -6,8 +6,6 @@ sandbox. Replies are validated: an agent may have taken over the driver in its s
 
 from __future__ import annotations
 
-import base64
-import json
 import marshal
 import platform
 import zlib
@@ -45,6 +43,8 @@ BOOT_COMMAND = wire.BOOT_COMMAND
 BOOT_SECONDS = 60.0
 LOSS_SECONDS = 2.0
 """How long a request that fails during boot waits for the news that the driver has ended."""
+MARSHAL_VERSION = 2
+"""Of the modules that are sent; every Python reads it."""
 GRACE_SECONDS = 10.0
 """Time beyond the driver's own deadline in which its reply may still arrive."""
 FREEZE_SECONDS = 30.0
@@ -459,25 +459,25 @@ async def connect(
 
 @cache
 def boot_message() -> bytes:
-    """The driver: a line with a number of bytes, then JSON of its modules as `wire` describes it.
+    """The driver: a line with a number of bytes, then a dictionary of its modules, by `marshal`.
 
     Compiled too, for sandboxes whose Python has this process's bytecode.
     """
     package = resources.files("decathlon_sandbox")
     sources = {
         "decathlon_sandbox" if (stem := file.name[:-3]) == "__init__" else f"decathlon_sandbox.{stem}": (
-            file.read_text("utf-8")
+            file.read_bytes()
         )
         for file in package.iterdir()
         if file.name.endswith(".py")
     }
     compiled = {
-        f"{name} {MAGIC_NUMBER.hex()}": base64.b64encode(
-            zlib.compress(marshal.dumps(compile(source, name, "exec", dont_inherit=True, optimize=0)))
-        ).decode()
+        f"{name} {MAGIC_NUMBER.hex()}": zlib.compress(
+            marshal.dumps(compile(source, name, "exec", dont_inherit=True, optimize=0))
+        )
         for name, source in sources.items()
     }
-    body = json.dumps({**sources, **compiled}).encode()
+    body = marshal.dumps({**sources, **compiled}, MARSHAL_VERSION)
     return b"%d\n%s" % (len(body), body)
 
 

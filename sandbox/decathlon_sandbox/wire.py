@@ -12,12 +12,12 @@ servers above NOTIFICATIONS_PER_SECOND, after NOTIFICATIONS_BURST of them, and w
 responses.
 
 The sandbox's first process runs `BOOT_COMMAND`. It reads one line with a decimal number of bytes, then that
-many bytes: a JSON object that maps the names of this package's modules to their source code, which it imports
-from memory. A further member "NAME MAGIC" has the marshalled code object of a module, in zlib and base64, for
-a Python whose bytecode has that magic number (in hexadecimal): to compile the source would take longer than
-anything else in the boot. The server does not wait for that: it sends `attach` after the source. `attached`
-is the sign that the driver runs, and has its VERSION. A process that has not received the whole source after
-LOADER_SECONDS ends.
+many bytes: a dictionary, by `marshal`, that maps the names of this package's modules to their source code,
+which it imports from memory. A further entry "NAME MAGIC" has the marshalled code object of a module, in
+zlib, for a Python whose bytecode has that magic number (in hexadecimal): to compile the source would take
+longer than anything else in the boot. The server does not wait for that: it sends `attach` after the source.
+`attached` is the sign that the driver runs, and has its VERSION. A process that has not received the whole
+source after LOADER_SECONDS ends.
 
 Requests run concurrently and are answered in any order. An id is `generation << COUNTER_BITS | counter`: the
 generation of the server process that sent the request first, and a number from 1 that this process has not
@@ -265,17 +265,27 @@ REASONS = {
     NETWORK: "network",
 }
 
-# Program of the sandbox's first process. It imports only `os` and `sys` before it has the sources, so that a
-# broken Python is reported as an exit code. It reads with `os.read`, because `sys.stdin.buffer` reads ahead
-# and would swallow the first message. A server that dies meanwhile need not close its stdin, hence the alarm.
-# It has a handler because the first process of a container ignores signals without one. The handler is
-# removed before the agent's processes exist, which could otherwise end the driver by this signal. `_signal`
-# is the part of `signal` that is built into the interpreter.
+# Program of the sandbox's first process. It imports what the driver needs of the standard library before it
+# reads the sources, which arrive later than it starts. It reports a broken Python by an exit code, after it
+# has read them, so that the server can write them all. It reads with `os.read`, because `sys.stdin.buffer`
+# reads ahead and would swallow the first message. A server that dies meanwhile need not close its stdin,
+# hence the alarm. It has a handler because the first process of a container ignores signals without one. The
+# handler is removed before the agent's processes exist, which could otherwise end the driver by this signal.
+# `_signal` is the part of `signal` that is built into the interpreter.
 LOADER_SECONDS = 60
 LOADER = """\
 import os, sys, _signal
 _signal.signal(_signal.SIGALRM, lambda *_: os._exit(0))
 _signal.alarm(LOADER_SECONDS)
+missing = None
+try:
+    import binascii, json, marshal, selectors, importlib.machinery
+    from importlib._bootstrap_external import MAGIC_NUMBER
+    import collections, heapq, itertools, math, re, select, signal, threading, time
+    if not importlib.machinery.PathFinder.find_spec("subprocess"): raise ImportError("no subprocess")
+except ImportError as error: missing = str(error)
+try: import zlib
+except ImportError: zlib = None
 def read(n):
     data = b""
     while len(data) < n:
@@ -288,19 +298,13 @@ while not line.endswith(b"\\n"): line += read(1)
 sources = read(int(line))
 _signal.alarm(0)
 _signal.signal(_signal.SIGALRM, _signal.SIG_DFL)
-try:
-    import json, selectors, marshal, binascii, importlib.machinery
-    from importlib._bootstrap_external import MAGIC_NUMBER
-    if not importlib.machinery.PathFinder.find_spec("subprocess"): raise ImportError("no subprocess")
-except ImportError as error:
-    sys.stderr.write("decathlon: this Python lacks its standard library: %s\\n" % error)
+if missing is not None:
+    sys.stderr.write("decathlon: this Python lacks its standard library: %s\\n" % missing)
     raise SystemExit(97)
 if sys.version_info < (3, 10):
     sys.stderr.write("decathlon: Python 3.10 or later is needed, this is %s\\n" % sys.version.split()[0])
     raise SystemExit(98)
-try: import zlib
-except ImportError: zlib = None
-sources = json.loads(sources)
+sources = marshal.loads(sources)
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name in sources:
@@ -309,10 +313,10 @@ class Finder:
     def exec_module(self, module):
         name = module.__name__
         code = sources.get("%s %s" % (name, MAGIC_NUMBER.hex()))
-        if code and zlib: code = marshal.loads(zlib.decompress(binascii.a2b_base64(code)))
+        if code and zlib: code = marshal.loads(zlib.decompress(code))
         else: code = compile(sources[name], name, "exec")
         exec(code, module.__dict__)
-    def get_source(self, name): return sources[name]
+    def get_source(self, name): return sources[name].decode()
 sys.meta_path.insert(0, Finder())
 from decathlon_sandbox.driver import main
 raise SystemExit(main())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import marshal
 import os
 import signal
 import subprocess
@@ -17,7 +17,7 @@ import pytest
 from decathlon_sandbox import wire
 from decathlon_sandbox.resumable import ServerEnd
 
-from decathlon_mcp.driver_client.driver import boot_message
+from decathlon_mcp.driver_client.driver import MARSHAL_VERSION, boot_message
 from tests.driver.conftest import find_python
 from tests.driver.peer import BOUND_SECONDS, FIRST_ID, LIMITS, DriverPeer, WireError, driver
 
@@ -62,13 +62,13 @@ def test_start_up_imports_no_slow_module(python: str) -> None:
 
 def changed_modules(*, compiled: bool) -> bytes:
     """The boot message without code objects or, with `compiled`, without source."""
-    modules: dict[str, str] = json.loads(boot_message().partition(b"\n")[2])
+    modules: dict[str, bytes] = marshal.loads(boot_message().partition(b"\n")[2])
     if compiled:
-        modules = {name: text if " " in name else "raise SystemExit(3)" for name, text in modules.items()}
+        modules = {name: text if " " in name else b"raise SystemExit(3)" for name, text in modules.items()}
     else:
         # Those of a Python with another bytecode.
         modules = {name.replace(" ", " 00"): text for name, text in modules.items()}
-    body = json.dumps(modules).encode()
+    body = marshal.dumps(modules, MARSHAL_VERSION)
     return b"%d\n%b" % (len(body), body)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import json
+import marshal
 import os
 import secrets
 import signal
@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from decathlon_sandbox import wire
 
+from decathlon_mcp.driver_client.driver import MARSHAL_VERSION
 from tests.driver.resumable_attacher import TAKEN_OVER_EXIT, Store
 
 pytestmark = pytest.mark.docker
@@ -102,9 +103,9 @@ def boot_message() -> bytes:
     package = resources.files("decathlon_sandbox")
     names = {"decathlon_sandbox": "__init__", "decathlon_sandbox.wire": "wire"}
     names["decathlon_sandbox.resumable"] = "resumable"
-    sources = {name: (package / f"{stem}.py").read_text("utf-8") for name, stem in names.items()}
+    sources = {name: (package / f"{stem}.py").read_bytes() for name, stem in names.items()}
     program = Path(__file__).with_name("resumable_container.py")
-    body = json.dumps({**sources, "decathlon_sandbox.driver": program.read_text("utf-8")}).encode()
+    body = marshal.dumps({**sources, "decathlon_sandbox.driver": program.read_bytes()}, MARSHAL_VERSION)
     return b"%d\n%b" % (len(body), body)
 
 

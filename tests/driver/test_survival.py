@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import marshal
 import os
 import secrets
 import select
@@ -21,7 +22,7 @@ from anyio.abc import Process
 from decathlon_sandbox import wire
 from decathlon_sandbox.resumable import ServerEnd
 
-from decathlon_mcp.driver_client.driver import Survival, boot_message, connect
+from decathlon_mcp.driver_client.driver import MARSHAL_VERSION, Survival, boot_message, connect
 from decathlon_mcp.errors import SandboxLostError
 from decathlon_mcp.sandboxes.base import ended_from_inside
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
@@ -247,9 +248,10 @@ async def test_driver_ends_with_all_its_processes_when_no_server_comes(lives: Li
 
 async def test_driver_of_another_version_is_lost_with_that_reason(tmp_path: Path) -> None:
     owner = f"tests-survival-{uuid.uuid4().hex[:12]}"
-    modules = json.loads(boot_message().partition(b"\n")[2])
-    sources = {name: source for name, source in modules.items() if " " not in name}
-    other = json.dumps(sources).encode().replace(b"VERSION = %d" % wire.VERSION, b"VERSION = 7")
+    modules: dict[str, bytes] = marshal.loads(boot_message().partition(b"\n")[2])
+    version = (b"VERSION = %d" % wire.VERSION, b"VERSION = 7")
+    sources = {name: source.replace(*version) for name, source in modules.items() if " " not in name}
+    other = marshal.dumps(sources, MARSHAL_VERSION)
     spec = spec_of("other")
     async with LocalProvider(owner, tmp_path) as provider, provider.open(spec) as sandbox:
         await sandbox.stream.send(b"%d\n%s" % (len(other), other))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import marshal
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -264,9 +264,9 @@ async def ping_after_the_end(**fields: Any) -> None:
 
 async def test_source_of_the_driver_is_sent_first() -> None:
     async with booting() as (sandbox, peer), connect(sandbox):
-        sources = json.loads(await peer.receive_boot_message())
+        sources = marshal.loads(await peer.receive_boot_message())
     assert "decathlon_sandbox.driver" in sources
-    assert all(isinstance(source, str) for source in sources.values())
+    assert all(isinstance(source, bytes) for source in sources.values())
 
 
 async def test_requests_wait_until_the_driver_is_ready() -> None:
