@@ -11,6 +11,7 @@ from benchmarks.load import for_each, wire_sessions
 from benchmarks.running import Run, Server, decathlon
 from benchmarks.samples import Samples, measure_in_turns, timed
 from benchmarks.sizes import grade
+from benchmarks.warm import POOL_METRIC
 from benchmarks.wire_client import wire_client
 
 COLD_TARGET = Target("at most", 0.5)
@@ -57,26 +58,44 @@ async def open_episode(server: Server, task: str) -> float:
 
 
 async def measure_gradings(run: Run, figures: Figures) -> None:
-    """Open a batch of episodes without servers at once, then claim and grade all of them at once."""
+    """Open a batch of episodes without servers at once, then claim and grade all of them at once.
+
+    With sandboxes opened ahead, the graders' are, while the episodes are open.
+    """
     size = run.options.batch
-    async with decathlon(run, max_sandboxes=size, max_queue=size) as server:
-        await open_episode(server, "bare")
+    async with (
+        decathlon(run, max_sandboxes=size, max_queue=size) as cold,
+        decathlon(run, max_sandboxes=2 * size, max_queue=size, warm=size) as warm,
+    ):
+        for server in (cold, warm):
+            await open_episode(server, "bare")
         for _ in range(run.options.repeats):
-            await server.wait_until_empty()
-            times, rewards = [time.perf_counter()], list[float]()
-            async with wire_sessions([server.task("bare")] * size) as episodes:
-                await server.wait_until_ready(size)
-                times.append(time.perf_counter())
-                await for_each([partial(grade, one, rewards) for one in episodes])
-                times.append(time.perf_counter())
-                await for_each([one.end for one in episodes])
-            if rewards != [1.0] * size:
-                raise RuntimeError(f"unexpected rewards: {rewards}")
+            openings, gradings = await _grade_batch(cold, size)
+            floor = ("openings per second without servers", openings)
+            figures.add("gradings per second of a trivial evaluator", "/s", gradings, floor=floor, size=size)
+            _, gradings = await _grade_batch(warm, size, pooled=size)
             figures.add(
-                "gradings per second of a trivial evaluator",
+                "gradings per second of a trivial evaluator, graders' sandboxes opened ahead",
                 "/s",
-                size / (times[2] - times[1]),
-                floor=("openings per second without servers", size / (times[1] - times[0])),
+                gradings,
+                floor=floor,
                 target=GRADING_TARGET,
                 size=size,
             )
+
+
+async def _grade_batch(server: Server, size: int, *, pooled: int = 0) -> tuple[float, float]:
+    """Openings and gradings per second. `pooled`: how many sandboxes must be open ahead before grading."""
+    await server.wait_until_empty()
+    start, rewards = time.perf_counter(), list[float]()
+    async with wire_sessions([server.task("bare")] * size) as episodes:
+        await server.wait_until_ready(size)
+        opened = time.perf_counter()
+        await server.wait_for_metric(POOL_METRIC, pooled)
+        claimed = time.perf_counter()
+        await for_each([partial(grade, one, rewards) for one in episodes])
+        graded = time.perf_counter()
+        await for_each([one.end for one in episodes])
+    if rewards != [1.0] * size:
+        raise RuntimeError(f"unexpected rewards: {rewards}")
+    return size / (opened - start), size / (graded - claimed)

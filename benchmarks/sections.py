@@ -45,7 +45,9 @@ The client is the SDK's, one for each path, all in one process.""",
     "stalls": Section(
         "Long replies of other episodes",
         """\
-One episode calls without pause while another gets replies of 4 MiB, whose client is in another process.""",
+One episode calls without pause while another gets replies of 4 MiB, whose client is in another process.
+Then the same calls go over a bare attached stream to a container of its own, which shares nothing with the
+episodes but the processors and the engine.""",
         measure_stalls,
     ),
     "store": Section(
@@ -79,7 +81,9 @@ first call in both.""",
     "grading": Section(
         "Gradings",
         """\
-A batch of episodes without MCP servers is opened at once, then claimed and graded at once.""",
+A batch of episodes without MCP servers is opened at once, then claimed and graded at once: by a server that
+opens each grader's sandbox when it is needed, and by one with `--warm` that opens them ahead while the
+episodes are open. The floor is the first one's openings.""",
         measure_gradings,
     ),
     "memory": Section(

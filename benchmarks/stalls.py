@@ -17,12 +17,13 @@ from urllib.parse import urlsplit
 import anyio
 from anyio.abc import Process
 
-from benchmarks.attacks import Session
+from benchmarks import attacks
 from benchmarks.figures import Figures, Target
-from benchmarks.load import echo
+from benchmarks.floors import attached
+from benchmarks.load import Session, echo
 from benchmarks.running import Run, decathlon
 from benchmarks.samples import Samples
-from benchmarks.wire_client import WireClient, wire_client
+from benchmarks.wire_client import wire_client
 
 REPLY_BYTES = (4 << 20) - (1 << 16)
 """Close to the default of `--max-reply-mib`."""
@@ -38,27 +39,37 @@ class _Delays:
 
 
 async def measure_stalls(run: Run, figures: Figures) -> None:
-    """The longest call of an episode while another one gets long replies, and without them."""
+    """The longest call of an episode while another one gets long replies, and without them.
+
+    Also of a container that has nothing to do with the server: what the machine's processors cost it.
+    """
     async with (
         decathlon(run, overlong="raw") as server,
         wire_client(server.task("plain")) as neighbour,
+        attached(run, 1, "plain") as (container,),
+        container.concurrent() as bare,
         _long_replies(run, server.task("hostile")) as get_long_replies,
     ):
         # Its server may start with the first call.
         await echo(neighbour, "plain__echo")
         for _ in range(run.options.repeats):
-            during = await _call_during(neighbour, get_long_replies)
-            without = await _call_during(neighbour, partial(anyio.sleep, during.total_seconds))
-            for name, delays, target in (
-                ("longest delay of another episode's call by replies of 4 MiB", during, TARGET),
-                ("longest delay without such replies", without, None),
+            during = await _call_during(neighbour, "plain__echo", get_long_replies)
+            pause = partial(anyio.sleep, during.total_seconds)
+            without = await _call_during(neighbour, "plain__echo", pause)
+            bare_during = await _call_during(bare, "echo", get_long_replies)
+            bare_without = await _call_during(bare, "echo", pause)
+            for name, delays, usual, target in (
+                ("longest delay of another episode's call by replies of 4 MiB", during, without, TARGET),
+                ("longest delay without such replies", without, without, None),
+                ("longest delay of a bare attached stream by them", bare_during, bare_without, None),
+                ("longest delay of it without them", bare_without, bare_without, None),
             ):
-                delay_seconds = delays.longest_seconds - without.median_seconds
+                delay_seconds = delays.longest_seconds - usual.median_seconds
                 figures.add(name, "ms", delay_seconds * 1e3, target=target)
         await neighbour.end()
 
 
-async def _call_during(session: WireClient, operation: Callable[[], Awaitable[object]]) -> _Delays:
+async def _call_during(session: Session, tool: str, operation: Callable[[], Awaitable[object]]) -> _Delays:
     """Call without pause while an operation runs."""
     seconds: list[float] = []
     over = False
@@ -66,7 +77,7 @@ async def _call_during(session: WireClient, operation: Callable[[], Awaitable[ob
     async def call() -> None:
         while not over:
             sent = time.perf_counter()
-            await echo(session, "plain__echo")
+            await echo(session, tool)
             seconds.append(time.perf_counter() - sent)
 
     start = time.perf_counter()
@@ -107,7 +118,7 @@ async def _wait_until_done(process: Process) -> None:
 def main(url: str, count: int) -> None:
     """Get one long reply, then `count` of them for each line of stdin. Writes a line when it has them."""
     parts = urlsplit(url)
-    session = Session((str(parts.hostname), int(parts.port or 80)), parts.path)
+    session = attacks.Session((str(parts.hostname), int(parts.port or 80)), parts.path)
     session.request("tools/list", {})
     arguments = {"pattern": "text", "size_bytes": REPLY_BYTES}
     session.call("hostile__reply", arguments)
