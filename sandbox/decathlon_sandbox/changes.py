@@ -33,6 +33,7 @@ MAX_PATHS = 100
 # linux/time.h: the clock that inodes are stamped with. The `time` module does not name it.
 _CLOCK_REALTIME_COARSE = 5
 _TICK_SECONDS = 0.001
+_CLOCK_READINGS = 10
 _CLOCK_STEP_NS = 1_000_000
 """A clock that was set back by more than this since the snapshot is an error."""
 _KERNEL_FILE_SYSTEMS = frozenset(
@@ -267,4 +268,8 @@ def _coarse_ns() -> int:
 
 def _offset_ns() -> int:
     """How far the wall clock is ahead of the monotonic one. Only setting the clock changes it."""
-    return time.clock_gettime_ns(time.CLOCK_REALTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    # A pause between the two readings, as on a busy machine, makes the difference smaller.
+    return max(
+        time.clock_gettime_ns(time.CLOCK_REALTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        for _ in range(_CLOCK_READINGS)
+    )
