@@ -252,6 +252,7 @@ class EpisodeRunner:
             credentials=resources.credentials,
             isolated=factory.provider.isolation != "none",
             notes_original=episode.spec.keeps_workspace,
+            before_reading=episode.read_revision,
         )
         first_name = f"{episode.spec.label}-preprocess" if set_up.has_two_sandboxes else agent_name
         if factory.root(first_name) != factory.root(agent_name):
@@ -281,7 +282,6 @@ class EpisodeRunner:
                 yield sandbox, driver
 
         async with self._admission.set_ups:
-            await anyio.to_thread.run_sync(episode.read_revision)
             prepared = await set_up.run(
                 stack,
                 partial(open_sandbox, first_name),
