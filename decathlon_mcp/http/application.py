@@ -307,8 +307,8 @@ class McpEndpoints:
         return session_id if manager is self._tasks and manager.opener(session_id) is not None else None
 
 
-class PagesOfOrigins(CORSMiddleware):
-    """Lets pages of the allowed origins use the server. A request without an origin is no page's."""
+class Cors(CORSMiddleware):
+    """Starlette's, for requests with an origin only: others do not come from a page."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and all(name != b"origin" for name, _ in scope["headers"]):
@@ -395,7 +395,7 @@ def http_app(
         middleware=[
             Middleware(MeteredResponses, metrics=registry.metrics),
             Middleware(
-                PagesOfOrigins,
+                Cors,
                 allow_origin_regex=hosts.origin_pattern,
                 allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
