@@ -89,8 +89,9 @@ episodes are open. The floor is the first one's openings.""",
     "memory": Section(
         "Memory of the server",
         """\
-Growth of the server's resident memory with the number of open episodes. The sandboxes are those of the
-tests, in the server's own process, so that an episode weighs a little less than measured.""",
+Growth of the server's resident memory with the number of open episodes, half a minute after the last was
+opened, when the server has collected its garbage. The sandboxes are those of the tests, in the server's own
+process, so that an episode weighs a little less than measured.""",
         measure_memory,
     ),
     "sizes": Section(
