@@ -1,4 +1,4 @@
-"""Work that is finished whatever cancels its caller."""
+"""Work that is finished whatever cancels its caller, and events."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import anyio
 import pytest
 
-from decathlon_mcp.background import background_tasks, finish
+from decathlon_mcp.background import Flag, Signal, background_tasks, finish
 
 pytestmark = pytest.mark.anyio
 
@@ -62,3 +62,36 @@ async def test_a_cancelled_scope_waits_until_work_is_finished() -> None:
                 scope.cancel()
                 await finish(tasks, work)
                 assert ended
+
+
+async def test_a_flag_wakes_every_task_and_calls_every_callback_once() -> None:
+    flag, called = Flag(), list[str]()
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2):
+                tasks.start_soon(flag.wait)
+            with anyio.move_on_after(0.01):
+                await flag.wait()  # a task that is cancelled is forgotten
+            flag.on_set(lambda: called.append("before"))
+            await anyio.wait_all_tasks_blocked()
+            assert not flag.is_set()
+            flag.set()
+            flag.set()
+        flag.on_set(lambda: called.append("after"))
+        await flag.wait()
+    assert flag.is_set()
+    assert called == ["before", "after"]
+
+
+async def test_a_signal_wakes_its_task_each_time_it_is_set() -> None:
+    signal = Signal()
+    with anyio.fail_after(10):
+        signal.set()
+        await signal.wait()
+        with anyio.move_on_after(0.01) as waiting:
+            await signal.wait()
+        assert waiting.cancelled_caught
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(signal.wait)
+            await anyio.wait_all_tasks_blocked()
+            signal.set()

@@ -22,7 +22,7 @@ from anyio.abc import ByteStream, TaskGroup
 from decathlon_sandbox import wire
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from decathlon_mcp.background import background_tasks
+from decathlon_mcp.background import Flag, background_tasks
 from decathlon_mcp.driver_client.heartbeat import Heartbeat
 from decathlon_mcp.driver_client.messages import NO_SURVIVAL, Loss, MessageStream, Survival
 from decathlon_mcp.driver_client.replies import Cut, Reply, read_reply, without_own_keys
@@ -156,7 +156,7 @@ class DriverClient:
         self._environment = dict(variables)
 
     @property
-    def closed(self) -> anyio.Event:
+    def closed(self) -> Flag:
         """Set once the connection has ended."""
         return self._rpc.closed
 

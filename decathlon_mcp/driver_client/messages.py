@@ -30,7 +30,7 @@ from decathlon_sandbox.resumable import (
     StoredState,
 )
 
-from decathlon_mcp.background import background_tasks
+from decathlon_mcp.background import Flag, Signal, background_tasks
 from decathlon_mcp.driver_client.rates import TokenBucket
 from decathlon_mcp.errors import LimitExceededError, ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.sandboxes.streams import DirectStream
@@ -148,8 +148,8 @@ class MessageStream:
         self._detached_at: float | None = time.monotonic()
         self._detached_seconds = 0.0
         # Wakes `_maintain`, and senders that wait for room.
-        self._work = anyio.Event()
-        self._room = anyio.Event()
+        self._work = Signal()
+        self._room = Flag()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._late: asyncio.TimerHandle | None = None
         self._waiting_senders = 0
@@ -351,7 +351,7 @@ class MessageStream:
     def _wake_senders(self) -> None:
         if self._waiting_senders:
             self._room.set()
-            self._room = anyio.Event()
+            self._room = Flag()
 
     async def _write(self) -> None:
         """Write what there is, unless another task does. Raises SandboxLostError."""
@@ -425,7 +425,6 @@ class MessageStream:
 
     async def _next_work(self) -> None:
         await self._work.wait()
-        self._work = anyio.Event()
 
     async def _drop_broken_stream(self) -> None:
         """End a stream that cannot be written to, after what can still be read."""

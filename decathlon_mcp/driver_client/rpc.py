@@ -22,7 +22,7 @@ import msgspec
 from decathlon_sandbox import wire
 from msgspec import UNSET, Raw, UnsetType
 
-from decathlon_mcp.background import Signal
+from decathlon_mcp.background import Flag, Signal
 from decathlon_mcp.driver_client.messages import Loss, MessageStream, StalledError
 from decathlon_mcp.driver_client.rates import TokenBucket
 from decathlon_mcp.driver_client.tunnels import TUNNEL_NOTIFICATIONS, Tunnels
@@ -164,7 +164,7 @@ class ChangedServers:
 
     def __init__(self) -> None:
         self._names: set[str] = set()
-        self._added = anyio.Event()
+        self._added = Signal()
 
     def add(self, params: bytes) -> None:
         """Add the server of a `changed` notification."""
@@ -178,8 +178,9 @@ class ChangedServers:
 
     async def take(self) -> set[str]:
         """The names since the last call; waits until there is one."""
-        await self._added.wait()
-        names, self._names, self._added = self._names, set(), anyio.Event()
+        while not self._names:
+            await self._added.wait()
+        names, self._names = self._names, set()
         return names
 
 
@@ -218,9 +219,9 @@ class RpcClient:
         self.tunnels = Tunnels(self.notify, first_id)
         self.ready = False
         """True once the driver has been attached."""
-        self.ready_or_closed = anyio.Event()
+        self.ready_or_closed = Flag()
         """Set once the driver has been attached or never will."""
-        self.closed = anyio.Event()
+        self.closed = Flag()
         """Set once the connection has ended."""
 
     async def request(

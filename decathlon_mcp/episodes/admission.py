@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import anyio
 
+from decathlon_mcp.background import Flag
 from decathlon_mcp.episodes.memory import MemoryFloor
 from decathlon_mcp.errors import AtCapacityError
 from decathlon_mcp.suites.sharing import SharedResource
@@ -38,7 +39,7 @@ class Ticket:
     task: str
     shared: Sequence[SharedResource] = ()
     token: str | None = None
-    admitted: anyio.Event = field(default_factory=anyio.Event)
+    admitted: Flag = field(default_factory=Flag)
     slots: dict[str, str] = field(default_factory=dict[str, str])
 
     @property

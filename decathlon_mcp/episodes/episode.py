@@ -18,6 +18,7 @@ from weakref import WeakSet
 
 import anyio
 
+from decathlon_mcp.background import Flag
 from decathlon_mcp.driver_client.replies import CallParams, Reply
 from decathlon_mcp.episodes.access import Principal, may_evaluate
 from decathlon_mcp.episodes.admission import Ticket
@@ -104,7 +105,7 @@ class Episode:
         self._router: ToolRouter | None = None
         self._current_router: ToolRouter | None = None
         self.tool_listeners: WeakSet[ToolListener] = WeakSet()
-        self._tools_known = anyio.Event()
+        self._tools_known = Flag()
         self._has_called = False
         self._tool_session: ToolSession | None = None
         self._verdict: Verdict | None = None

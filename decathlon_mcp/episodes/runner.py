@@ -312,15 +312,10 @@ class EpisodeRunner:
         episode, admission = self._episode, self._admission
         starts = episode.server_starts
         async with anyio.create_task_group() as tasks:
-
-            async def watch(event: anyio.Event) -> None:
-                await event.wait()
-                tasks.cancel_scope.cancel()
-
-            tasks.start_soon(watch, driver.closed)
+            driver.closed.on_set(tasks.cancel_scope.cancel)
             tasks.start_soon(follow_tool_changes, episode, driver)
             if starts is not None:
-                tasks.start_soon(watch, starts.failed)
+                starts.failed.on_set(tasks.cancel_scope.cancel)
                 if episode.sandbox_factory.servers == "ahead":
                     names = episode.spec.task.needs.servers
                     tasks.start_soon(starts.start_ahead, names, admission.starts_ahead, admission.set_ups)

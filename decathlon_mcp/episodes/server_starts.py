@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import anyio
 
+from decathlon_mcp.background import Flag
 from decathlon_mcp.driver_client.driver import DriverClient, ServerInfo
 from decathlon_mcp.errors import (
     AtCapacityError,
@@ -65,7 +66,7 @@ class ServerStarts:
         report: Report | None = None,
         turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
-        self.failed = anyio.Event()
+        self.failed = Flag()
         self.failure: DriverError | None = None
         """Why `failed` is set."""
         self.optional = frozenset(optional)

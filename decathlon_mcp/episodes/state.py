@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-import anyio
-
+from decathlon_mcp.background import Flag
 from decathlon_mcp.errors import DecathlonError
 
 
@@ -54,7 +53,7 @@ class State:
         self._phase = Phase.QUEUED
         self._ending: Ending | None = None
         self._cause: DecathlonError | None = None
-        self._changed = anyio.Event()
+        self._changed = Flag()
 
     @property
     def phase(self) -> Phase:
@@ -74,7 +73,7 @@ class State:
             raise RuntimeError(f"an episode cannot go from {self._phase} to {to}")
         self._phase = to
         self._changed.set()
-        self._changed = anyio.Event()
+        self._changed = Flag()
 
     def restore(self, phase: Phase) -> None:
         """Set the phase of an episode that another server has run, before anybody waits for it."""

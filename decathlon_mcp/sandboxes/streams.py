@@ -13,6 +13,8 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import ByteStream
 
+from decathlon_mcp.background import Flag
+
 LOG_TAIL_BYTES = 8192
 CHUNK_BYTES = 1 << 16
 """Most that is read at once."""
@@ -144,7 +146,7 @@ class SocketStream(DirectStream):
         self._raw = raw
         self._input = _Input(raw.fileno(), raw.recv)
         self._closed = False
-        self.ended = anyio.Event()
+        self.ended = Flag()
         """Set when the peer is known to have ended."""
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
@@ -205,9 +207,9 @@ class PipeStream(DirectStream):
         self._send_closed = False
         self._closed = False
         self._peer_ended = False
-        self._finished = anyio.Event()
+        self._finished = Flag()
         """Set when it is closed or the peer has ended."""
-        self.ended = anyio.Event()
+        self.ended = Flag()
         """Set when the peer is known to have ended."""
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
