@@ -6,9 +6,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,8 @@ import anyio
 
 from benchmarks.figures import Figures, Target
 from benchmarks.load import for_each, wire_sessions
-from benchmarks.running import LONG_SECONDS, Run, ServerProcess, UnavailableError, started, wait_for_file
+from benchmarks.running import Run, UnavailableError, decathlon, started
+from benchmarks.sizes import cache_tool_lists
 from decathlon_mcp.http.server import COLLECT_SECONDS
 
 IDLE_TARGET = Target("at most", 150.0)
@@ -42,20 +40,21 @@ KSM = Path("/sys/kernel/mm/ksm/run")
 
 
 async def measure_memory(run: Run, figures: Figures) -> None:
-    """Growth of the server's resident memory, with sandboxes and drivers of the tests in its own process."""
+    """Growth of the server's resident memory with the number of episodes that are open and idle."""
     size = max(2, *run.options.sizes)
+    sandboxes = size + WARM_UP_EPISODES
     for _ in range(run.options.repeats):
-        async with _fake_server(run, size + WARM_UP_EPISODES) as server:
-            url = f"{server.url}/tasks/find-answer/mcp"
-            async with wire_sessions([url] * WARM_UP_EPISODES) as warm_up:
-                await for_each([partial(one.request, "tools/list", {}) for one in warm_up])
+        async with decathlon(run, max_sandboxes=sandboxes, max_queue=sandboxes) as server:
+            await cache_tool_lists(server, "plain")
+            async with wire_sessions([server.task("plain")] * WARM_UP_EPISODES) as warm_up:
+                await server.wait_until_ready(WARM_UP_EPISODES)
                 await _wait_until_idle(size)
                 before_kib = server.memory_kib
-                async with wire_sessions([url] * size) as episodes:
-                    await for_each([partial(one.request, "tools/list", {}) for one in episodes])
+                async with wire_sessions([server.task("plain")] * size) as episodes:
+                    await server.wait_until_ready(sandboxes)
                     await _wait_until_idle(size)
                     figures.add(
-                        "server memory per idle episode, connection and fake sandbox included",
+                        "server memory per idle episode, connection included",
                         "KiB",
                         (server.memory_kib - before_kib) / size,
                         target=IDLE_TARGET if size >= MIN_SIZE else None,
@@ -68,19 +67,6 @@ async def _wait_until_idle(size: int) -> None:
     """Wait until the server has collected its garbage, as it does all the time."""
     if size >= MIN_SIZE:
         await anyio.sleep(COLLECT_SECONDS + 1)
-
-
-@asynccontextmanager
-async def _fake_server(run: Run, sandboxes: int) -> AsyncGenerator[ServerProcess]:
-    with tempfile.TemporaryDirectory(prefix="decathlon-benchmark-") as name:
-        ready = Path(name) / "ready"
-        settings = {"max_sandboxes": sandboxes, "max_queue": sandboxes}
-        settings |= dict.fromkeys(("idle_seconds", "first_use_seconds"), float(LONG_SECONDS))
-        module = "benchmarks.survival.fake_server"
-        command = [sys.executable, "-m", module, f"{name}/state", str(ready), json.dumps(settings)]
-        async with started(run, command) as process:
-            await wait_for_file(ready, process)
-            yield ServerProcess(ready.read_text(), process.pid)
 
 
 async def measure_density(run: Run, figures: Figures) -> None:

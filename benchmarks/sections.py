@@ -90,8 +90,8 @@ episodes are open. The floor is the first one's openings.""",
         "Memory of the server",
         """\
 Growth of the server's resident memory with the number of open episodes, half a minute after the last was
-opened, when the server has collected its garbage. The sandboxes are those of the tests, in the server's own
-process, so that an episode weighs a little less than measured.""",
+opened, when the server has collected its garbage. Their tool server starts with its first call, and none is
+called.""",
         measure_memory,
     ),
     "sizes": Section(
