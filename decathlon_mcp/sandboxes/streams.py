@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -123,12 +124,23 @@ class _Input:
 class DirectStream(ByteStream):
     """A byte stream that can also send without waiting."""
 
+    @abstractmethod
     def send_now(self, data: bytes | memoryview) -> int:
         """Send what there is room for; returns how many bytes that was.
 
         Raises BrokenResourceError, ClosedResourceError.
         """
-        raise NotImplementedError
+
+
+def _write_now(write: Callable[[bytes | memoryview], int], data: bytes | memoryview, ended: Flag) -> int:
+    """Write what there is room for; returns how many bytes that was. Sets `ended` if the peer has ended."""
+    try:
+        return write(data)
+    except BlockingIOError:
+        return 0
+    except OSError as error:
+        ended.set()
+        raise anyio.BrokenResourceError from error
 
 
 class SocketStream(DirectStream):
@@ -161,13 +173,7 @@ class SocketStream(DirectStream):
     def send_now(self, data: bytes | memoryview) -> int:
         if self._closed:
             raise anyio.ClosedResourceError
-        try:
-            return self._raw.send(data)
-        except BlockingIOError:
-            return 0
-        except OSError as error:
-            self.ended.set()
-            raise anyio.BrokenResourceError from error
+        return _write_now(self._raw.send, data, self.ended)
 
     async def send(self, item: bytes) -> None:
         remaining = memoryview(item)
@@ -233,13 +239,7 @@ class PipeStream(DirectStream):
             raise anyio.BrokenResourceError
         if self._peer_ended:
             raise anyio.BrokenResourceError
-        try:
-            return os.write(self._send_fd, data)
-        except BlockingIOError:
-            return 0
-        except OSError as error:
-            self.ended.set()
-            raise anyio.BrokenResourceError from error
+        return _write_now(partial(os.write, self._send_fd), data, self.ended)
 
     async def send(self, item: bytes) -> None:
         remaining = memoryview(item)
