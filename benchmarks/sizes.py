@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -171,6 +172,9 @@ async def cache_tool_lists(server: Server, task: str) -> None:
 
 
 async def grade(episode: WireClient, rewards: list[float]) -> None:
+    """Claim and evaluate. A reward other than 1.0 is explained on stderr."""
     await episode.request("tools/call", {"name": "claim_done"})
-    result = await episode.request("tools/call", {"name": "evaluate"})
-    rewards.append(float(result["structuredContent"]["reward"]))
+    verdict = (await episode.request("tools/call", {"name": "evaluate"}))["structuredContent"]
+    rewards.append(float(verdict["reward"]))
+    if verdict["reward"] != 1.0:
+        sys.stderr.write(f"reward {verdict['reward']}: {verdict['status']}: {verdict['detail']}\n")

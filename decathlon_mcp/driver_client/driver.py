@@ -47,7 +47,9 @@ MARSHAL_VERSION = 2
 """Of the modules that are sent; every Python reads it."""
 GRACE_SECONDS = 10.0
 """Time beyond the driver's own deadline in which its reply may still arrive."""
-FREEZE_SECONDS = 30.0
+FREEZE_SECONDS = 60.0
+"""For the end of all servers and processes, to which the driver gives some 25 s. An attempt whose driver does
+not answer in time is forfeited, so that there is room for a busy machine."""
 DEFAULT_REPLY_BYTES = 4 << 20
 MAX_TOOLS = 2_000
 MAX_TOOL_PAGES = 100

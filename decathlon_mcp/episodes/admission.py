@@ -25,6 +25,8 @@ RETRY_SECONDS = (5.0, 15.0)
 SET_UPS_PER_OPENING = 2
 """While the drivers and servers of some episodes start, sandboxes are created for as many others. More than
 that only makes each slower."""
+CAPTURES_PER_OPENING = 8
+"""A capture mostly waits, for servers to end. But hundreds at once take longer than one of them may."""
 
 
 @dataclass(eq=False)
@@ -81,6 +83,9 @@ class Admission:
         """Hold it while the provider creates an agent's sandbox, and nothing longer."""
         self.opening_graders = anyio.CapacityLimiter(max_opening)
         """The same for a grader's sandbox: a claimed attempt does not wait behind hundreds of openings."""
+        self.captures = anyio.CapacityLimiter(CAPTURES_PER_OPENING * max_opening)
+        """Hold it while a claimed attempt's processes are stopped and its workspace is copied. Both have time
+        limits that do not know how busy the machine is, and beyond which the attempt may be forfeited."""
         self.starts_ahead = anyio.CapacityLimiter(max(1, max_opening // 2))
         """Hold it, and then `set_ups`, while a server starts ahead of its first call. So a set-up,
         for which a client waits, has at most this many of them before it."""

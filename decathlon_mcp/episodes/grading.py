@@ -14,6 +14,7 @@ import anyio.to_thread
 from anyio import CancelScope
 
 from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.keeping import keep_attempt
 from decathlon_mcp.episodes.services import EpisodeResources
@@ -65,11 +66,11 @@ async def capture_workspace(
 
 @dataclass(frozen=True, slots=True)
 class EpisodeGrader:
-    """Grades one claimed episode. `opening` limits how many graders' sandboxes are created at once."""
+    """Grades the attempt of one claimed episode."""
 
     episode: Episode
     resources: EpisodeResources
-    opening: anyio.CapacityLimiter
+    admission: Admission
 
     async def grade_in_fresh_sandbox(self, captured: CapturedWorkspace) -> Verdict:
         """Grade in new sandboxes of the image that the agent had."""
@@ -85,7 +86,7 @@ class EpisodeGrader:
                 forwards=self.resources.services.targets,
                 records=episode.records,
                 role="grader",
-                opening=self.opening,
+                opening=self.admission.opening_graders,
                 web=self.resources.web if factory.uses_web(episode.spec.task, "grader") else None,
             ) as opened:
                 yield opened
@@ -97,7 +98,8 @@ class EpisodeGrader:
 
         Every process is killed first, except those that the suite's settings spare.
         """
-        await driver.freeze(spare=self.episode.spec.task.spared)
+        async with self.admission.captures:
+            await driver.freeze(spare=self.episode.spec.task.spared)
 
         @asynccontextmanager
         async def open_sandbox(network: Network) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:

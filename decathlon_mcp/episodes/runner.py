@@ -153,7 +153,7 @@ class EpisodeRunner:
 
     async def _play_with(self, resources: EpisodeResources) -> Verdict:
         episode = self._episode
-        grader = EpisodeGrader(episode, resources, self._admission.opening_graders)
+        grader = EpisodeGrader(episode, resources, self._admission)
         if episode.records.progress.captured:
             captured = CapturedWorkspace(self._scratch / WORKSPACE_FILE, self._sealed)
         else:
@@ -167,7 +167,8 @@ class EpisodeRunner:
                     await self._wait_for_claim(driver)
                     if episode.spec.task.in_place:
                         return await grader.grade_in_place(sandbox, driver, self._sealed)
-                captured = await capture_workspace(episode, sandbox, driver, self._scratch, self._sealed)
+                async with self._admission.captures:
+                    captured = await capture_workspace(episode, sandbox, driver, self._scratch, self._sealed)
                 episode.mark_captured()
         async with resources.services.watched():
             return await grader.grade_in_fresh_sandbox(captured)

@@ -8,14 +8,14 @@ import anyio
 import pytest
 
 from decathlon_mcp.episodes.access import Principal
-from decathlon_mcp.episodes.admission import SET_UPS_PER_OPENING, Admission
+from decathlon_mcp.episodes.admission import CAPTURES_PER_OPENING, SET_UPS_PER_OPENING, Admission
 from decathlon_mcp.episodes.memory import MemoryFloor
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from tests.episodes.environment import TOOLS, ended, exits_with, running_registry
 from tests.fakes.driver import Faults
-from tests.fakes.provider import FakeProvider
+from tests.fakes.provider import FakeProvider, FakeSandbox
 
 pytestmark = pytest.mark.anyio
 
@@ -82,6 +82,36 @@ async def test_grader_does_not_wait_for_openings(tmp_path: Path) -> None:
             for each in (episode, *waiting):
                 each.close()
                 await ended(each)
+
+
+async def test_attempts_that_are_claimed_at_once_are_captured_a_few_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pausing, most, release = 0, 0, anyio.Event()
+
+    async def pause(sandbox: FakeSandbox) -> None:
+        nonlocal pausing, most
+        pausing += 1
+        most = max(most, pausing)
+        await release.wait()
+        pausing -= 1
+
+    monkeypatch.setattr(FakeSandbox, "pause", pause)
+    count, rewards = CAPTURES_PER_OPENING + 3, list[float | None]()
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    with anyio.fail_after(BOUND_SECONDS):
+        async with (
+            running_registry(tmp_path, provider, max_sandboxes=count, max_opening=1) as registry,
+            anyio.create_task_group() as players,
+        ):
+            for _ in range(count):
+                players.start_soon(play, registry, "find-answer", rewards)
+            while pausing < CAPTURES_PER_OPENING:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+            await anyio.wait_all_tasks_blocked()
+            release.set()
+    assert most == CAPTURES_PER_OPENING
+    assert rewards == [1.0] * count
 
 
 async def test_servers_start_a_few_at_a_time_and_not_while_memory_is_low() -> None:
