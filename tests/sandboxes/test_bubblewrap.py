@@ -26,7 +26,8 @@ from decathlon_mcp.sandboxes.bubblewrap import namespace_provider
 from decathlon_mcp.sandboxes.bubblewrap.cgroups import Hierarchies
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import ImageFolder
 from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
-from decathlon_mcp.sandboxes.conformance import file_entry, pack, receive_all
+from decathlon_mcp.sandboxes.conformance.archives import file_entry, pack
+from decathlon_mcp.sandboxes.conformance.probe import receive_all
 from tests.sandboxes.conftest import Bench
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]

@@ -9,16 +9,16 @@ import pytest
 
 from decathlon_mcp.errors import LimitExceededError
 from decathlon_mcp.sandboxes import conformance
-from decathlon_mcp.sandboxes.conformance import ALL_CHECKS, CHECKS, Check
+from decathlon_mcp.sandboxes.conformance import ALL_CHECKS, CHECKS, Check, files, opening, survival
 from tests.sandboxes.conftest import Bench, fake_bench
 
 pytestmark = pytest.mark.anyio
 
 SLOW = {
-    conformance.cancelled_opening_leaves_nothing,
-    conformance.cancelled_task_leaves_nothing,
-    conformance.cancelled_taking_back_leaves_nothing,
-    conformance.ten_thousand_files_and_a_large_one_survive_a_round_trip,
+    opening.cancelled_opening_leaves_nothing,
+    opening.cancelled_task_leaves_nothing,
+    survival.cancelled_taking_back_leaves_nothing,
+    files.ten_thousand_files_and_a_large_one_survive_a_round_trip,
 }
 PROVIDERS: dict[str, tuple[Check, ...]] = {
     "fake": CHECKS,

@@ -28,7 +28,8 @@ from decathlon_mcp.archives.writing import pack_empty_folders
 from decathlon_mcp.driver_client.driver import connect
 from decathlon_mcp.errors import ImageError, ProviderUnavailableError
 from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
-from decathlon_mcp.sandboxes.conformance import download, file_entry, pack, receive_all, receive_line
+from decathlon_mcp.sandboxes.conformance.archives import download, file_entry, pack
+from decathlon_mcp.sandboxes.conformance.probe import receive_all, receive_line
 from decathlon_mcp.sandboxes.docker import provider as docker_provider
 from decathlon_mcp.sandboxes.docker.container import DEFAULT_NETWORK
 from decathlon_mcp.sandboxes.docker.engine import regular_file

@@ -15,7 +15,8 @@ from docker.errors import APIError
 
 from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.sandboxes.base import OUT_OF_MEMORY, Sandbox, SandboxSpec
-from decathlon_mcp.sandboxes.conformance import file_entry, pack, receive_all, receive_line
+from decathlon_mcp.sandboxes.conformance.archives import file_entry, pack
+from decathlon_mcp.sandboxes.conformance.probe import receive_all, receive_line
 from decathlon_mcp.sandboxes.docker import provider as docker_provider
 from decathlon_mcp.sandboxes.docker.engine import live_restore_keeps_auto_remove
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider

@@ -15,25 +15,25 @@ from decathlon_mcp.archives.writing import ArchiveSource
 from decathlon_mcp.driver_client.archives import SENT_BYTES, get_archive, put_archive
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, PackResult, connect
 from decathlon_mcp.errors import DriverError
-from decathlon_mcp.sandboxes import conformance
 from decathlon_mcp.sandboxes.base import Provider, Sandbox, SandboxSpec
-from decathlon_mcp.sandboxes.conformance import Check, download, file_entry, link_entry, pack
+from decathlon_mcp.sandboxes.conformance import Check, files
+from decathlon_mcp.sandboxes.conformance.archives import download, file_entry, link_entry, pack
 from tests.sandboxes.conftest import Bench, open_bench
 
 pytestmark = pytest.mark.anyio
 
 # What the driver does itself, and what it leaves to the provider or refuses like it.
 BY_THE_DRIVER: Sequence[Check] = (
-    conformance.files_survive_a_round_trip,
-    conformance.archive_may_be_a_compressed_file,
-    conformance.unpacking_replaces_existing_files,
-    conformance.missing_folder_gives_an_empty_archive,
+    files.files_survive_a_round_trip,
+    files.archive_may_be_a_compressed_file,
+    files.unpacking_replaces_existing_files,
+    files.missing_folder_gives_an_empty_archive,
 )
 BY_THE_PROVIDER: Sequence[Check] = (
-    conformance.dangerous_members_are_refused,
-    conformance.files_and_folders_never_replace_each_other,
-    conformance.broken_archives_are_refused,
-    conformance.download_above_the_limit_is_refused,
+    files.dangerous_members_are_refused,
+    files.files_and_folders_never_replace_each_other,
+    files.broken_archives_are_refused,
+    files.download_above_the_limit_is_refused,
 )
 
 

@@ -14,7 +14,8 @@ from decathlon_mcp.errors import (
     SandboxLostError,
 )
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.conformance import PROBE_COMMAND, ROOT, receive_all
+from decathlon_mcp.sandboxes.conformance import PROBE_COMMAND, ROOT
+from decathlon_mcp.sandboxes.conformance.probe import receive_all
 from tests.fakes.driver import FakeCall, FakeTool, Faults, ProcessExit, RunReply, ToolError
 from tests.fakes.provider import FakeMachine, FakeProvider
 from tests.sandboxes.conftest import driver_spec

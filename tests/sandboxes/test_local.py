@@ -19,7 +19,8 @@ from anyio.abc import ByteStream
 from decathlon_mcp.driver_client.driver import connect
 from decathlon_mcp.errors import BadRequestError, ImageError, SandboxLostError
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
-from decathlon_mcp.sandboxes.conformance import file_entry, pack, receive_all, receive_line
+from decathlon_mcp.sandboxes.conformance.archives import file_entry, pack
+from decathlon_mcp.sandboxes.conformance.probe import receive_all, receive_line
 from decathlon_mcp.sandboxes.local import process_signals
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.sandboxes.local.resources import LEADER_FILE, OWNER_FILE, unfinished_folder_prefix

@@ -16,17 +16,18 @@ import anyio
 import pytest
 
 from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, SandboxLostError
-from decathlon_mcp.sandboxes import conformance
 from decathlon_mcp.sandboxes.base import SandboxSpec, ended_from_inside
 from decathlon_mcp.sandboxes.conformance import (
     ALL_CHECKS,
     Check,
-    download,
-    file_entry,
-    pack,
-    receive_all,
-    receive_line,
+    files,
+    opening,
+    processes,
+    streams,
+    survival,
 )
+from decathlon_mcp.sandboxes.conformance.archives import download, file_entry, pack
+from decathlon_mcp.sandboxes.conformance.probe import receive_all, receive_line
 from decathlon_mcp.sandboxes.prime.provider import OWNER_LABEL, PrimeProvider
 from decathlon_mcp.sandboxes.prime.sandbox import PrimeSandbox
 from tests.sandboxes.conftest import Bench, bench_of, former
@@ -71,21 +72,21 @@ async def prime(service: PrimeService, tmp_path: Path) -> AsyncGenerator[Bench]:
 
 SHORT = frozenset(
     {
-        conformance.end_of_input_ends_the_first_process,
-        conformance.many_sandboxes_open_and_end_at_once,
-        conformance.closed_sandbox_is_lost,
-        conformance.ready_machine_passes_the_providers_own_check,
-        conformance.stream_cut_inside_a_message_is_reopened,
-        conformance.sandbox_is_taken_back,
-        conformance.paused_sandbox_is_taken_back_paused,
-        conformance.sweep_keeps_the_sandboxes_that_it_is_given,
-        conformance.files_survive_a_round_trip,
-        conformance.dangerous_members_are_refused,
-        conformance.files_and_folders_never_replace_each_other,
-        conformance.download_above_the_limit_is_refused,
-        conformance.paused_sandbox_does_nothing_and_its_files_can_be_read,
-        conformance.exit_code_is_the_cause_of_end,
-        conformance.detached_processes_end_with_the_sandbox,
+        opening.end_of_input_ends_the_first_process,
+        opening.many_sandboxes_open_and_end_at_once,
+        opening.closed_sandbox_is_lost,
+        opening.ready_machine_passes_the_providers_own_check,
+        streams.stream_cut_inside_a_message_is_reopened,
+        survival.sandbox_is_taken_back,
+        survival.paused_sandbox_is_taken_back_paused,
+        survival.sweep_keeps_the_sandboxes_that_it_is_given,
+        files.files_survive_a_round_trip,
+        files.dangerous_members_are_refused,
+        files.files_and_folders_never_replace_each_other,
+        files.download_above_the_limit_is_refused,
+        processes.paused_sandbox_does_nothing_and_its_files_can_be_read,
+        processes.exit_code_is_the_cause_of_end,
+        processes.detached_processes_end_with_the_sandbox,
     }
 )
 """All checks take some two minutes; the others run if DECATHLON_TEST_EVERY_PROVIDER is set."""

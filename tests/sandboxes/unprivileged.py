@@ -16,21 +16,29 @@ from pathlib import Path
 
 import anyio
 
-from decathlon_mcp.sandboxes import conformance
 from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
 from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
-from decathlon_mcp.sandboxes.conformance import LastStep, ProviderUnderTest
+from decathlon_mcp.sandboxes.conformance import (
+    LastStep,
+    ProviderUnderTest,
+    archives,
+    files,
+    opening,
+    probe,
+    processes,
+    streams,
+)
 from decathlon_mcp.sandboxes.local.process_table import sandboxes_with_processes
 
 USER = 1_000_000
 CHECKS = (
-    conformance.first_process_answers_on_the_stream,
-    conformance.nothing_is_left_after_exit,
-    conformance.files_survive_a_round_trip,
-    conformance.unpacked_files_belong_to_the_first_process,
-    conformance.paused_sandbox_does_nothing_and_its_files_can_be_read,
-    conformance.reopened_stream_reaches_the_same_first_process,
-    conformance.ready_machine_passes_the_providers_own_check,
+    opening.first_process_answers_on_the_stream,
+    opening.nothing_is_left_after_exit,
+    files.files_survive_a_round_trip,
+    files.unpacked_files_belong_to_the_first_process,
+    processes.paused_sandbox_does_nothing_and_its_files_can_be_read,
+    streams.reopened_stream_reaches_the_same_first_process,
+    opening.ready_machine_passes_the_providers_own_check,
 )
 
 
@@ -76,8 +84,8 @@ print("ready", flush=True)
 input()
 """
     async with target.provider.open(target.python_spec(script)) as sandbox:
-        await conformance.receive_line(sandbox)
-        assert {"a", "b"} <= (await conformance.download(sandbox, sandbox.root, archive)).keys()
+        await probe.receive_line(sandbox)
+        assert {"a", "b"} <= (await archives.download(sandbox, sandbox.root, archive)).keys()
 
 
 async def check_limit_on_processes(target: ProviderUnderTest) -> None:
@@ -98,7 +106,7 @@ except BlockingIOError:
     spec = replace(target.python_spec(script), limits=Limits(pids=20))
     async with target.provider.open(spec) as sandbox:
         await sandbox.stream.send(b"\n")
-        assert int(await conformance.receive_all(sandbox)) < 20
+        assert int(await probe.receive_all(sandbox)) < 20
 
 
 if __name__ == "__main__":
