@@ -90,8 +90,9 @@ REPOSITORY_ENVIRONMENT = {
     # Mercurial then reads no `.hg/hgrc`.
     "HGRCSKIPREPO": "1",
 }
-OPEN_SECONDS = 1800.0
-"""How long a sandbox for grading may take to open, with the wait for a place; the deadline does not run."""
+OPEN_SECONDS = 14_400.0
+"""How long a sandbox for grading may take to open, with the wait for a place, for which a thousand other
+attempts may wait too; the deadline does not run. Providers have shorter limits for what they do."""
 GRACE_SECONDS = 15.0
 """Time beyond the deadline in which a run that has timed out still delivers its output."""
 MIN_RETRY_SECONDS = 1.0
