@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import anyio
 from anyio import CancelScope
 from anyio.abc import TaskGroup
+
+RESTART_SECONDS = 1.0
+"""Time between the failure of work in the background and its next begin."""
+
+_log = logging.getLogger("decathlon.background")
 
 
 class Signal:
@@ -102,6 +108,19 @@ async def background_tasks() -> AsyncGenerator[TaskGroup]:
         tasks.cancel_scope.cancel()
     if failure is not None:
         raise failure
+
+
+async def run_for_ever(work: Callable[[], Awaitable[None]]) -> None:
+    """Run `work`, which ends only when it is cancelled. If it fails, it is logged and begun again.
+
+    Its exception would end whatever else runs in its task group, which is often the whole server.
+    """
+    while True:
+        try:
+            await work()
+        except Exception:  # noqa: BLE001
+            _log.exception("work in the background failed, and begins again")
+        await anyio.sleep(RESTART_SECONDS)
 
 
 async def finish(tasks: TaskGroup, work: Callable[[], Awaitable[object]]) -> None:

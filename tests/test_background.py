@@ -7,7 +7,8 @@ import asyncio
 import anyio
 import pytest
 
-from decathlon_mcp.background import Flag, Signal, background_tasks, finish
+from decathlon_mcp import background
+from decathlon_mcp.background import Flag, Signal, background_tasks, finish, run_for_ever
 
 pytestmark = pytest.mark.anyio
 
@@ -95,3 +96,24 @@ async def test_a_signal_wakes_its_task_each_time_it_is_set() -> None:
             tasks.start_soon(signal.wait)
             await anyio.wait_all_tasks_blocked()
             signal.set()
+
+
+async def test_work_that_fails_begins_again_and_ends_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(background, "RESTART_SECONDS", 0.01)
+    begun, again = 0, anyio.Event()
+
+    async def work() -> None:
+        nonlocal begun
+        begun += 1
+        if begun == 3:
+            again.set()
+            await anyio.sleep_forever()
+        raise ValueError("broken")
+
+    with anyio.fail_after(10):
+        async with background_tasks() as tasks:
+            tasks.start_soon(run_for_ever, work)
+            await again.wait()
+    assert caplog.text.count("ValueError: broken") == 2

@@ -29,7 +29,7 @@ import anyio
 from anyio import CancelScope
 from anyio.abc import TaskGroup
 
-from decathlon_mcp.background import background_tasks
+from decathlon_mcp.background import background_tasks, run_for_ever
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.errors import DecathlonError, ImageError
@@ -272,7 +272,7 @@ class WarmPool:
     async def running(self) -> AsyncGenerator[Self]:
         """Sandboxes are opened ahead in the body; on exit all of the pool are gone, also those taken."""
         async with background_tasks() as self._tasks:
-            self._tasks.start_soon(self._maintain)
+            self._tasks.start_soon(run_for_ever, self._maintain)
             try:
                 yield self
             finally:

@@ -20,6 +20,7 @@ import anyio.to_thread
 import uvicorn
 from starlette.applications import Starlette
 
+from decathlon_mcp.background import run_for_ever
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.http.authentication import AllowedHosts, Tokens
 from decathlon_mcp.http.protocol import ConnectionLimits, Connections
@@ -214,10 +215,10 @@ async def serve_http(
             await anyio.to_thread.run_sync(_return_free_memory)
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(collect_garbage)
+        tasks.start_soon(run_for_ever, collect_garbage)
         tasks.start_soon(stop_on_signal)
         tasks.start_soon(drain_and_stop)
-        tasks.start_soon(connections.sweep)
+        tasks.start_soon(run_for_ever, connections.sweep)
         await server.serve(sockets=[listener])
         tasks.cancel_scope.cancel()
     return handing_over.is_set()

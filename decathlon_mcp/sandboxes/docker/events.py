@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -27,6 +28,8 @@ EXIT_EVENTS: Mapping[str, Any] = {"label": SANDBOX_LABEL, "event": ["oom", "die"
 """Filters of Docker's events."""
 _SIGKILL_EXIT_CODE = 137
 _LIVING_STATES = frozenset({"created", "running", "paused", "restarting"})
+
+_log = logging.getLogger(__name__)
 
 
 class ContainerExit:
@@ -97,11 +100,10 @@ class EventWatch:
             self._close_events()
 
     def _follow(self, api: Api) -> None:
-        filters = self._filters
-        # The HTTP library raises ValueError or AttributeError when another thread closes the stream.
-        with suppress(RequestException, DockerException, OSError, ValueError, AttributeError):
+        """Follow events until they end, for whatever reason."""
+        try:
             self._engine.try_to_connect()
-            self._events = api.events(filters=filters, decode=True)
+            self._events = api.events(filters=self._filters, decode=True)
             if self._stopped:
                 self._close_events()
                 return
@@ -109,6 +111,12 @@ class EventWatch:
             self._look_for_missed_exits(api)
             for event in self._events:
                 from_thread.run_sync(self._handle, event)
+        except (RequestException, DockerException, OSError):
+            pass
+        except Exception as error:  # noqa: BLE001
+            # ValueError or AttributeError if another thread closes the stream; errors of three libraries if
+            # an engine dies in the middle of an event.
+            _log.debug("the engine's events ended: %s", error)
 
     def _look_for_missed_exits(self, api: Api) -> None:
         """Report the containers that ended while no events were followed, for example with their engine."""
