@@ -20,7 +20,7 @@ from typing import Literal, get_args
 import anyio
 import anyio.to_thread
 
-from decathlon_mcp.background import background_tasks, run_for_ever
+from decathlon_mcp.background import background_tasks, run_alone, run_for_ever
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import TaskSampler
 from decathlon_mcp.catalogue.pass_rates import read_pass_rates
@@ -220,7 +220,7 @@ async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGener
         tasks = await stack.enter_async_context(background_tasks())
         tasks.start_soon(run_for_ever, recovery.reconcile)
         # Not earlier: the episodes of a dead server come first.
-        tasks.start_soon(registry.open_ahead)
+        tasks.start_soon(run_alone, registry.open_ahead)
         if store is not None:
             tasks.start_soon(run_for_ever, store.maintain)
         if settings.keep_days is not None:

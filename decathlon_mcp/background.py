@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from types import TracebackType
 
 import anyio
+import anyio.lowlevel
 from anyio import CancelScope
 from anyio.abc import TaskGroup
 
@@ -42,6 +45,47 @@ class Signal:
             finally:
                 self._waiter = None
         self._is_set = False
+
+
+class Cancellation:
+    """A scope for work that may begin without a task: what is asked of it before applies once it is entered.
+
+    `requested`: whether the work has been cancelled.
+    """
+
+    # A scope of anyio's cannot be made outside of a task.
+    __slots__ = ("_deadline", "_scope", "requested")
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._deadline = math.inf
+        self._scope: CancelScope | None = None
+
+    def cancel(self) -> None:
+        """Cancel the work that runs in the scope, or will."""
+        self.requested = True
+        if self._scope is not None:
+            self._scope.cancel()
+
+    def set_deadline(self, seconds: float | None) -> None:
+        """Cancel the work so many seconds from now, instead of at an earlier or later time; None: never."""
+        self._deadline = math.inf if seconds is None else asyncio.get_running_loop().time() + seconds
+        if self._scope is not None:
+            self._scope.deadline = self._deadline
+
+    def __enter__(self) -> CancelScope:
+        self._scope = CancelScope(deadline=self._deadline)
+        if self.requested:
+            self._scope.cancel()
+        return self._scope.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        assert self._scope is not None
+        if self._scope.cancel_called:
+            self.requested = True  # also if the deadline did it
+        return self._scope.__exit__(kind, error, traceback)
 
 
 class Flag:
@@ -110,16 +154,26 @@ async def background_tasks() -> AsyncGenerator[TaskGroup]:
         raise failure
 
 
-async def run_for_ever(work: Callable[[], Awaitable[None]]) -> None:
-    """Run `work`, which ends only when it is cancelled. If it fails, it is logged and begun again.
+async def run_alone(work: Callable[..., Awaitable[object]], *arguments: object) -> None:
+    """Run `work` in a task group whose other tasks do not depend on it. If it fails, that is logged.
 
-    Its exception would end whatever else runs in its task group, which is often the whole server.
+    Its exception would end whatever else runs in the group, which is often the whole server.
     """
+    try:
+        await work(*arguments)
+    except Exception:  # noqa: BLE001
+        _log.exception("work in the background failed")
+    except asyncio.CancelledError:
+        # Raises again if a scope around this task is cancelled. Otherwise something was cancelled that `work`
+        # waited for, and the group would end without a word: it takes that for the end of its own scope.
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        _log.exception("work in the background was cancelled, although nothing has cancelled its task group")
+
+
+async def run_for_ever(work: Callable[[], Awaitable[object]]) -> None:
+    """Run `work` until it is cancelled: `run_alone`, again and again."""
     while True:
-        try:
-            await work()
-        except Exception:  # noqa: BLE001
-            _log.exception("work in the background failed, and begins again")
+        await run_alone(work)
         await anyio.sleep(RESTART_SECONDS)
 
 

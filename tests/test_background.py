@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from decathlon_mcp import background
-from decathlon_mcp.background import Flag, Signal, background_tasks, finish, run_for_ever
+from decathlon_mcp.background import Flag, Signal, background_tasks, finish, run_alone, run_for_ever
 
 pytestmark = pytest.mark.anyio
 
@@ -117,3 +117,35 @@ async def test_work_that_fails_begins_again_and_ends_nothing_else(
             tasks.start_soon(run_for_ever, work)
             await again.wait()
     assert caplog.text.count("ValueError: broken") == 2
+
+
+async def test_work_that_waits_for_something_cancelled_does_not_end_its_group(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ended = anyio.Event()
+
+    async def work() -> None:
+        cancelled = asyncio.get_running_loop().create_future()
+        cancelled.cancel()
+        try:
+            await cancelled
+        finally:
+            ended.set()
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run_alone, work)
+            await ended.wait()
+            await anyio.wait_all_tasks_blocked()
+            await anyio.lowlevel.checkpoint()
+    assert not tasks.cancel_scope.cancel_called
+    assert "nothing has cancelled its task group" in caplog.text
+
+
+async def test_work_that_is_cancelled_with_its_group_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    with anyio.fail_after(10):
+        async with background_tasks() as tasks:
+            tasks.start_soon(run_alone, anyio.sleep_forever)
+            tasks.start_soon(run_for_ever, anyio.sleep_forever)
+            await anyio.wait_all_tasks_blocked()
+    assert not caplog.text

@@ -17,7 +17,7 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from decathlon_mcp.background import background_tasks
+from decathlon_mcp.background import background_tasks, run_alone
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import Draw, TaskSampler
 from decathlon_mcp.episodes.access import Principal, choose_policy
@@ -272,7 +272,7 @@ class EpisodeRegistry:
             scratch=self.options.scratch,
             stored=stored,
         )
-        self._tasks.start_soon(runner.run)
+        self._tasks.start_soon(run_alone, runner.run)
 
     def _add(self, episode: Episode) -> None:
         self._episodes[episode.id] = self._by_agent_id[episode.agent_id] = episode
@@ -331,7 +331,7 @@ class EpisodeRegistry:
             factory = self._sandbox_factories[suite_name]
             opened += await factory.announce(spec, count=count, token=principal.share_key)
         if self._tasks is not None:
-            self._tasks.start_soon(self._read_ahead, found.values())
+            self._tasks.start_soon(run_alone, self._read_ahead, found.values())
         return opened
 
     async def _read_ahead(self, tasks: Collection[tuple[Suite, Task]]) -> None:

@@ -29,7 +29,7 @@ import anyio
 from anyio import CancelScope
 from anyio.abc import TaskGroup
 
-from decathlon_mcp.background import background_tasks, run_for_ever
+from decathlon_mcp.background import background_tasks, run_alone, run_for_ever
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.errors import DecathlonError, ImageError
@@ -501,7 +501,7 @@ class WarmPool:
         stock.sandboxes.append(pooled)
         self._own.add(pooled)
         self._admission.opening.acquire_on_behalf_of_nowait(pooled)
-        self._tasks.start_soon(self._run, stock, pooled)
+        self._tasks.start_soon(run_alone, self._run, stock, pooled)
 
     async def _run(self, stock: _Stock, pooled: PooledSandbox) -> None:
         holds_place = True

@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
+from http.client import HTTPException
 from typing import Any
 
 import anyio
 from anyio import CapacityLimiter, from_thread, to_thread
 from docker.errors import DockerException, NotFound
 from requests.exceptions import RequestException
+from urllib3.exceptions import HTTPError
 
 from decathlon_mcp.sandboxes.base import OUT_OF_MEMORY
 from decathlon_mcp.sandboxes.docker.engine import Api, Engine, EventStream
@@ -87,6 +89,7 @@ class EventWatch:
 
     async def run(self) -> None:
         """Follow events until cancelled; connects again after the engine has restarted."""
+        self._stopped = False
         await self._engine.connected.wait()
         api = await self._engine.api()
         try:
@@ -111,12 +114,12 @@ class EventWatch:
             self._look_for_missed_exits(api)
             for event in self._events:
                 from_thread.run_sync(self._handle, event)
-        except (RequestException, DockerException, OSError):
-            pass
-        except Exception as error:  # noqa: BLE001
-            # ValueError or AttributeError if another thread closes the stream; errors of three libraries if
-            # an engine dies in the middle of an event.
-            _log.debug("the engine's events ended: %s", error)
+        except (RequestException, DockerException, HTTPError, HTTPException, OSError):
+            pass  # the engine ended, perhaps in the middle of an event
+        except (ValueError, AttributeError):
+            pass  # another thread has closed the stream
+        except Exception:  # noqa: BLE001
+            _log.exception("the engine's events ended")
 
     def _look_for_missed_exits(self, api: Api) -> None:
         """Report the containers that ended while no events were followed, for example with their engine."""

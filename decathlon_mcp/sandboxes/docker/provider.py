@@ -25,7 +25,7 @@ from anyio import CancelScope, CapacityLimiter
 from anyio.abc import TaskGroup
 from docker.errors import APIError, NotFound
 
-from decathlon_mcp.background import finish
+from decathlon_mcp.background import finish, run_for_ever
 from decathlon_mcp.errors import BadRequestError, DecathlonError, ImageError, ProviderUnavailableError
 from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, Limits, SandboxSpec, finding
 from decathlon_mcp.sandboxes.docker.container import DEFAULT_NETWORK, Container, remove_container
@@ -94,7 +94,7 @@ class DockerProvider:
 
     async def __aenter__(self) -> Self:
         self._tasks = await anyio.create_task_group().__aenter__()
-        self._tasks.start_soon(self._events.run)
+        self._tasks.start_soon(run_for_ever, self._events.run)
         return self
 
     async def __aexit__(

@@ -19,7 +19,7 @@ import anyio
 from anyio import CancelScope, CapacityLimiter, Semaphore, to_thread
 from anyio.abc import TaskGroup
 
-from decathlon_mcp.background import finish
+from decathlon_mcp.background import finish, run_alone
 from decathlon_mcp.errors import BadRequestError, SandboxLostError
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.local.first_process import FirstProcess
@@ -169,7 +169,7 @@ class ProcessProvider(ABC, Generic[Resources, Opened]):
             finally:
                 finished.set()
 
-        self._tasks.start_soon(watch)
+        self._tasks.start_soon(run_alone, watch)
         try:
             yield
         finally:

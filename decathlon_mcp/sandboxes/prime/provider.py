@@ -20,7 +20,7 @@ import anyio.to_thread
 from anyio import CancelScope, CapacityLimiter
 from anyio.abc import TaskGroup
 
-from decathlon_mcp.background import finish
+from decathlon_mcp.background import finish, run_alone
 from decathlon_mcp.errors import (
     BadRequestError,
     DecathlonError,
@@ -127,7 +127,7 @@ class PrimeProvider:
         creation = _Creation()
         self._open_names.add(spec.name)
         try:
-            self._tasks.start_soon(self._create, spec, creation)
+            self._tasks.start_soon(run_alone, self._create, spec, creation)
             await creation.finished.wait()
             if creation.error is not None:
                 raise creation.error
@@ -137,7 +137,7 @@ class PrimeProvider:
                 if spec.network == "none":
                     await self._seal(creation.sandbox.id)
             await creation.sandbox.start()
-            self._tasks.start_soon(creation.sandbox.connection.run)
+            self._tasks.start_soon(run_alone, creation.sandbox.connection.run)
             yield creation.sandbox
         finally:
             if creation.sandbox is not None:
@@ -212,7 +212,7 @@ class PrimeProvider:
                 kept = True
                 raise
             if sandbox.has_stream:
-                self._tasks.start_soon(sandbox.connection.run)
+                self._tasks.start_soon(run_alone, sandbox.connection.run)
             yield sandbox
         finally:
             if creation.sandbox is not None:
