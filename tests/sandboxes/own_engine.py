@@ -68,11 +68,12 @@ class OwnEngine:
             await self.start()
         if containers := await self.containers():
             await self._docker("rm", "--force", *containers)
-        # Killed, since it takes 40 s to stop. Each engine mounts its folder, and a killed one leaves that.
+        # Killed, since it takes 40 s to stop. Each engine mounts its folder, and sometimes layers inside; a
+        # killed one leaves them.
         await self.kill()
         self._kill_shims()
         while self._folder.exists():
-            await anyio.run_process(["umount", f"{self._folder}/data"], check=False)
+            await anyio.run_process(["umount", "--recursive", f"{self._folder}/data"], check=False)
             await to_thread.run_sync(lambda: shutil.rmtree(self._folder, ignore_errors=True))
 
     def _kill_shims(self) -> None:
