@@ -11,7 +11,7 @@ import platform
 import zlib
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from importlib.util import MAGIC_NUMBER
 from typing import Any, Literal, TypeVar, cast
@@ -26,7 +26,7 @@ from decathlon_mcp.background import Flag, background_tasks
 from decathlon_mcp.driver_client.heartbeat import Heartbeat
 from decathlon_mcp.driver_client.messages import NO_SURVIVAL, Loss, MessageStream, Survival
 from decathlon_mcp.driver_client.replies import Cut, Reply, read_reply, without_own_keys
-from decathlon_mcp.driver_client.rpc import Message, NotificationHandler, RpcClient
+from decathlon_mcp.driver_client.rpc import NotificationHandler, RpcClient
 from decathlon_mcp.driver_client.tunnels import Dialer
 from decathlon_mcp.errors import (
     DecathlonError,
@@ -285,6 +285,7 @@ class DriverClient:
         request_id: int | None = None,
         before_send: Callable[[int], object] | None = None,
         on_reply: Callable[[Reply], object] | None = None,
+        begun: bool = False,
     ) -> Reply:
         """Relay one request to a server of the task; returns its reply.
 
@@ -294,12 +295,70 @@ class DriverClient:
         reply. `before_send` is called with the request's id before anything is sent, and can prevent that
         with an exception; `on_reply` with what will be returned, before the driver may forget the reply.
         `request_id` sends the call of an earlier server process again, under the id that this had: the driver
-        runs it only if it did not get it before.
+        runs it only if it did not get it before. With `begun`, `begin_call` has sent it.
 
         Raises CallTimeoutError, and LimitExceededError for a reply that is too long, too deep or has too many
         values. The driver may forget the reply then; a caller that logs the error without awaiting anything
         does so in time. Cancelling the call cancels it in the sandbox too.
         """
+        read = partial(read_reply, server=server, limit_bytes=self._reply_bytes)
+        handlers = {wire.PROGRESS: _cleaning(on_progress), wire.MESSAGE: _cleaning(on_message)}
+        try:
+            if begun:
+                assert request_id is not None
+                return await self._rpc.finish(request_id, read, on_result=on_reply, handlers=handlers)
+            return await self._rpc.request_message(
+                wire.CALL,
+                self._call_request(server, method, params, timeout_seconds, cut),
+                read,
+                on_result=on_reply,
+                timeout_seconds=None if timeout_seconds is None else timeout_seconds + GRACE_SECONDS,
+                handlers=handlers,
+                request_id=request_id,
+                before_send=before_send,
+            )
+        except DriverError as error:
+            self._raise_if_too_long(error)
+            raise
+
+    def begin_call(
+        self,
+        server: str,
+        method: str,
+        params: Mapping[str, Any],
+        *,
+        cut: Cut | None,
+        before_send: Callable[[int], object],
+        on_change: Callable[[], object],
+    ) -> int | None:
+        """Send a request to a server of the task without waiting; None if that is not possible now.
+
+        Returns its id. `on_change`: see `RpcClient.begin`; it must end with `settle_call`, or with `call` and
+        `begun`.
+        """
+        request = self._call_request(server, method, params, None, cut)
+        return self._rpc.begin(wire.CALL, request, before_send=before_send, on_change=on_change)
+
+    def settle_call(self, request_id: int, server: str, on_reply: Callable[[Reply], object]) -> bool:
+        """End a call that `begin_call` has sent, if that needs no waiting; else returns False.
+
+        Raises what `call` raises.
+        """
+        read = partial(read_reply, server=server, limit_bytes=self._reply_bytes)
+        try:
+            return self._rpc.settle(request_id, read, on_reply)
+        except DriverError as error:
+            self._raise_if_too_long(error)
+            raise
+
+    def _call_request(
+        self,
+        server: str,
+        method: str,
+        params: Mapping[str, Any],
+        timeout_seconds: float | None,
+        cut: Cut | None,
+    ) -> JsonObject:
         request: JsonObject = {
             "server": server,
             "method": method,
@@ -307,25 +366,12 @@ class DriverClient:
             "timeout_seconds": timeout_seconds,
             "max_bytes": self._reply_bytes,
         }
+        return request if cut is None else {**request, "cut": cut.to_json()}
 
-        def read(message: Message) -> Reply:
-            return read_reply(message, server=server, limit_bytes=self._reply_bytes)
-
-        try:
-            return await self._rpc.request_message(
-                wire.CALL,
-                request if cut is None else {**request, "cut": cut.to_json()},
-                read,
-                on_result=on_reply,
-                timeout_seconds=None if timeout_seconds is None else timeout_seconds + GRACE_SECONDS,
-                handlers={wire.PROGRESS: _cleaning(on_progress), wire.MESSAGE: _cleaning(on_message)},
-                request_id=request_id,
-                before_send=before_send,
-            )
-        except DriverError as error:
-            if error.data.get("reason") == "too_long":
-                raise LimitExceededError(error.message, limit_bytes=self._reply_bytes) from None
-            raise
+    def _raise_if_too_long(self, error: DriverError) -> None:
+        """Raise LimitExceededError if the driver has refused a reply because of its length."""
+        if error.data.get("reason") == "too_long":
+            raise LimitExceededError(error.message, limit_bytes=self._reply_bytes) from None
 
     async def changed_servers(self) -> set[str]:
         """Wait for servers that announced other tools; each is returned once for all its announcements."""

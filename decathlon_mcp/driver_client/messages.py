@@ -97,6 +97,10 @@ class Loss:
     cause: str | None = None
 
 
+class _ViolationError(Exception):
+    """The driver has violated the protocol."""
+
+
 class StalledError(SandboxLostError):
     """The driver has not read its input, or acknowledged it, for too long."""
 
@@ -138,6 +142,8 @@ class MessageStream:
         self._loss: Loss | None = None
         self._closed = False
         self._is_writing = False
+        # What a stream did not take at once, for `_maintain`; until it is written, `_is_writing` is set.
+        self._unwritten: tuple[ByteStream, bytes] | None = None
         # The stream. It is broken if it cannot be written to, and still read.
         self._is_open = True
         self._is_broken = False
@@ -183,14 +189,42 @@ class MessageStream:
             raise StalledError(f"the driver violated the protocol: {error}") from None
         await self._write()
 
-    def post(self, message: JsonObject) -> bool:
-        """Have a short message sent by `run`, without waiting; False if that is not possible now."""
+    def encode(self, message: JsonObject, *, urgent: bool = False) -> bytes | None:
+        """The payload of a message that can be sent without waiting; None if that is not possible now."""
+        if self._closed:
+            return None
         payload = as_json_with_raw(message)
-        if self._closed or not self._has_room(len(payload), OVERHEAD_BYTES):
-            return False
-        self._end.send(payload)
-        self._work.set()
-        return True
+        reserved_bytes = OVERHEAD_BYTES + (0 if urgent else URGENT_BYTES)
+        fits = len(payload) <= wire.MAX_LINE_BYTES and self._has_room(len(payload), reserved_bytes)
+        return payload if fits else None
+
+    def send_now(self, payload: bytes) -> None:
+        """Send what `encode` has just returned. What the stream does not take at once, `run` writes."""
+        try:
+            self._end.send(payload)
+        except ConnectionFullError as error:
+            self._lose(StalledError(f"the driver violated the protocol: {error}"))
+            return
+        stream = self._stream
+        if self._is_writing or not self._is_open or self._is_broken:
+            return
+        if not isinstance(stream, DirectStream):
+            self._work.set()
+            return
+        data = self._end.data_to_send()
+        if not data:
+            return  # not attached
+        try:
+            sent_bytes = stream.send_now(data)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            self._is_broken = True
+            self._work.set()
+            return
+        if sent_bytes < len(data):
+            self._is_writing, self._unwritten = True, (stream, data[sent_bytes:])
+            self._work.set()
+        elif len(data) >= CHUNK_BYTES:
+            self._work.set()  # there may be more
 
     async def send_bytes(self, data: bytes) -> None:
         """Write bytes that are no message, such as the driver's source. Raises SandboxLostError."""
@@ -246,12 +280,10 @@ class MessageStream:
         self, on_message: Callable[[int, bytes], object], on_attached: Callable[[], object]
     ) -> None:
         """Receive until the stream ends or the driver violates the protocol."""
-        end = self._end
-        while True:
-            try:
-                chunk = await self._stream.receive(1 << 16)
-            except _STREAM_ENDS:
-                return
+        end, stream = self._end, self._stream
+
+        def handle(chunk: bytes) -> float:
+            """Handle what has arrived; returns for how long nothing is to be read. Raises _ViolationError."""
             was_attached, unacknowledged_bytes = end.attached, end.unacknowledged_bytes
             messages = end.receive(chunk)
             if end.attached and not was_attached:
@@ -260,14 +292,23 @@ class MessageStream:
             for number, payload in messages:
                 on_message(number, payload)
             if end.failure is not None:
-                self._loss = self._violation(end.failure)
-                return
+                raise _ViolationError(end.failure)
             if end.attach_due:
                 self._work.set()
             if end.unacknowledged_bytes < unacknowledged_bytes:
                 self._wake_senders()
-            if seconds := self._reading.spend(len(chunk) + LINE_COST_BYTES * chunk.count(b"\n")):
-                await anyio.sleep(seconds)
+            return self._reading.spend(len(chunk) + LINE_COST_BYTES * chunk.count(b"\n"))
+
+        try:
+            if isinstance(stream, DirectStream):
+                await stream.receive_each(handle)
+            while True:
+                if seconds := handle(await stream.receive(1 << 16)):
+                    await anyio.sleep(seconds)
+        except _STREAM_ENDS:
+            return
+        except _ViolationError as violation:
+            self._loss = self._violation(str(violation))
 
     def _violation(self, failure: str) -> Loss:
         if self._end.was_replaced:
@@ -370,6 +411,14 @@ class MessageStream:
         finally:
             self._is_writing = False
 
+    async def _write_rest(self, stream: ByteStream, rest: bytes) -> None:
+        """Write what `send_now` could not. Raises StalledError."""
+        try:
+            if stream is self._stream and self._is_open and not self._is_broken:
+                await self._write_bytes(rest)
+        finally:
+            self._unwritten, self._is_writing = None, False
+
     async def _write_bytes(self, data: bytes) -> None:
         stream, is_stalled = self._stream, False
         try:
@@ -395,13 +444,18 @@ class MessageStream:
         try:
             await function()
         except SandboxLostError as error:
-            self._loss = Loss(error.message, by_driver=isinstance(error, StalledError))
-            self._cancel(self._scope)
+            self._lose(error)
+
+    def _lose(self, error: SandboxLostError) -> None:
+        self._loss = Loss(error.message, by_driver=isinstance(error, StalledError))
+        self._cancel(self._scope)
 
     async def _maintain(self) -> None:
         """Attach, and write what is left."""
         while True:
             await self._next_work()
+            if self._unwritten is not None:
+                await self._write_rest(*self._unwritten)
             if self._is_broken:
                 await self._drop_broken_stream()
             elif not self._is_open or not self._may_attach:

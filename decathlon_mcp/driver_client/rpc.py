@@ -145,13 +145,22 @@ class _PendingRequest:
     notifications: deque[_Notification] = field(default_factory=deque[_Notification])
     queued_bytes: int = 0
     reply: _Reply | None = None
+    on_change: Callable[[], object] | None = None
+    """Called instead of setting `changed`, while no task waits for it."""
+
+    def notify(self) -> None:
+        """There is a reply, a notification, or no connection any more."""
+        if self.on_change is not None:
+            self.on_change()
+        else:
+            self.changed.set()
 
     def push(self, notification: _Notification) -> None:
         self.notifications.append(notification)
         self.queued_bytes += len(notification.params)
         while len(self.notifications) > MAX_NOTIFICATIONS or self.queued_bytes > MAX_NOTIFICATIONS_BYTES:
             self.pop()
-        self.changed.set()
+        self.notify()
 
     def pop(self) -> _Notification:
         notification = self.notifications.popleft()
@@ -283,28 +292,95 @@ class RpcClient:
         if before_send is not None:
             before_send(number)
         pending = self._pending[number] = _PendingRequest(reply=self._unanswered.pop(number, None))
-        sent = False
         try:
             if pending.reply is None:
                 await self._send({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
-                sent = True
+        except BaseException:
+            self._forget(number, pending)
+            raise
+        return await self.finish(
+            number,
+            read,
+            on_result=on_result,
+            timeout_seconds=timeout_seconds,
+            timeout_message=f"no answer to {method}",
+            handlers=handlers,
+        )
+
+    def begin(
+        self,
+        method: str,
+        params: JsonObject,
+        *,
+        before_send: Callable[[int], object],
+        on_change: Callable[[], object],
+    ) -> int | None:
+        """Send a request without waiting, and return its id; None if that is not possible now.
+
+        `before_send` as for `request_message`. `on_change` is called whenever there may be something for
+        `settle` to do, but not by this method. It must end with `settle` or `finish`.
+        """
+        number = next(self._ids)
+        payload = self._messages.encode({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
+        if payload is None or self.closed.is_set():
+            return None
+        before_send(number)
+        self._pending[number] = _PendingRequest(on_change=on_change)
+        self._messages.send_now(payload)
+        return number
+
+    def settle(self, number: int, read: Callable[[Message], T], on_result: Callable[[T], object]) -> bool:
+        """End a request that `begin` has sent, if its reply has come and can be read without waiting.
+
+        Returns False if it needs `finish`. Otherwise as `request_message`.
+        """
+        pending = self._pending[number]
+        reply = pending.reply
+        if reply is None or reply.is_long or pending.notifications:
+            return False
+        try:
+            on_result(reply.read(read))
+        finally:
+            self._forget(number, pending)
+        return True
+
+    async def finish(
+        self,
+        number: int,
+        read: Callable[[Message], T],
+        *,
+        on_result: Callable[[T], object] | None = None,
+        timeout_seconds: float | None = None,
+        timeout_message: str = "no answer",
+        handlers: Mapping[str, NotificationHandler | None] | None = None,
+    ) -> T:
+        """Wait for the reply to a request that has been sent. Otherwise as `request_message`."""
+        pending = self._pending[number]
+        pending.on_change = None
+        try:
             reply = await self._wait_until(timeout_seconds, pending, handlers or {})
             if reply is None:
                 raise CallTimeoutError(
-                    f"no answer to {method} within {timeout_seconds:g} s", seconds=timeout_seconds
+                    f"{timeout_message} within {timeout_seconds:g} s", seconds=timeout_seconds
                 )
             result = await anyio.to_thread.run_sync(reply.read, read) if reply.is_long else reply.read(read)
             if on_result is not None:
                 on_result(result)
             return result
         finally:
-            del self._pending[number]
-            if sent and pending.reply is None and not self.closed.is_set():
+            if pending.reply is None and not self.closed.is_set():
+                del self._pending[number]
                 await self._send_cancel(number)
-            # At the very end, without a pause before the caller continues: what the caller does about a
-            # failure without a pause is done before the driver gets the acknowledgement.
-            if pending.reply is not None and pending.reply.number is not None:
-                self._messages.acknowledge(pending.reply.number)
+            else:
+                self._forget(number, pending)
+
+    def _forget(self, number: int, pending: _PendingRequest) -> None:
+        """A request has ended, and the driver may forget its reply."""
+        # At the very end, without a pause before the caller continues: what the caller does about a failure
+        # without a pause is done before the driver gets the acknowledgement.
+        del self._pending[number]
+        if pending.reply is not None and pending.reply.number is not None:
+            self._messages.acknowledge(pending.reply.number)
 
     def post(self, method: str, params: JsonObject, on_answer: Callable[[], object]) -> bool:
         """Send a short request without waiting; False if that is not possible now.
@@ -312,10 +388,13 @@ class RpcClient:
         `on_answer` is called when the driver has answered it, with whatever.
         """
         number = next(self._ids)
-        sent = self._messages.post({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
-        if sent:
-            self._posted[number] = on_answer
-        return sent
+        message: JsonObject = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+        payload = self._messages.encode(message, urgent=True)
+        if payload is None:
+            return False
+        self._posted[number] = on_answer
+        self._messages.send_now(payload)
+        return True
 
     def attached_clock(self) -> float:
         """Seconds of a clock that stops while the driver is not attached."""
@@ -350,8 +429,8 @@ class RpcClient:
             self.closed.set()
             self.ready_or_closed.set()
             self._messages.close()
-            for pending in self._pending.values():
-                pending.changed.set()
+            for pending in tuple(self._pending.values()):
+                pending.notify()
             self.tunnels.close()
 
     async def closed_error(self) -> SandboxLostError:
@@ -448,7 +527,7 @@ class RpcClient:
         pending = self._pending.get(request_id)
         if pending is not None and pending.reply is None:
             pending.reply = reply
-            pending.changed.set()
+            pending.notify()
             return True
         if pending is None and self._unanswered.get(request_id, reply) is None:
             self._unanswered[request_id] = reply

@@ -24,11 +24,13 @@ from decathlon_mcp.episodes.access import Principal, may_evaluate
 from decathlon_mcp.episodes.admission import Ticket
 from decathlon_mcp.episodes.lease import Lease
 from decathlon_mcp.episodes.operations import (
+    HASHED_IN_THREAD_BYTES,
     Caller,
     CallTasks,
     Operations,
     Outcome,
     RunningCall,
+    call_digest,
     call_digest_of_any_size,
 )
 from decathlon_mcp.episodes.recording import CallRecorder, unanswered_call
@@ -40,6 +42,7 @@ from decathlon_mcp.episodes.state import Ending, Phase, State
 from decathlon_mcp.episodes.tool_lists import same_tools, shared_router
 from decathlon_mcp.episodes.tools import ToolRoute, ToolRouter, ToolSession
 from decathlon_mcp.errors import (
+    BadRequestError,
     DecathlonError,
     DriverError,
     EpisodeClaimedError,
@@ -287,7 +290,10 @@ class Episode:
             yield
         finally:
             self._call_tasks = None
-            await tasks.end()
+            for call in self._operations.running:
+                if call.started:
+                    call.end()
+            await tasks.wait()
 
     async def call(
         self,
@@ -314,6 +320,33 @@ class Episode:
         if caller.operation is not None and not self._operations.has(caller.operation):
             self._operations.remember(LoggedOperation(caller.operation, call.digest, call.seq))
             self._recorder.add_operation(call, caller.operation)
+        return await self.reply_of(call, caller)
+
+    def begin_call(self, name: str, params: CallParams, operation: str | None) -> RunningCall | None:
+        """Begin a new call without waiting. The reply comes from `reply_of` or `RunningCall.watch`.
+
+        None if something has to be waited for, or `call` would raise an error; then nothing has happened.
+        """
+        router, max_calls = self._router, self.spec.limits.max_calls
+        if (
+            router is None
+            or self.state.phase is not Phase.READY
+            or self._tool_session is None
+            or self._call_tasks is None
+            or (max_calls is not None and self._recorder.last >= max_calls)
+            or (params.arguments is not None and len(params.arguments) >= HASHED_IN_THREAD_BYTES)
+        ):
+            return None
+        try:
+            digest, route = call_digest(name, params.arguments), self._route(router, name)
+        except (BadRequestError, UnknownToolError):
+            return None
+        if not self._operations.is_new(operation, digest):
+            return None
+        return self._begin_call(route, name, params.on_one_line(), digest, operation)
+
+    async def reply_of(self, call: RunningCall, caller: Caller) -> Reply:
+        """Wait for the reply of a call that has begun. Raises what `call` raises."""
         outcome = await call.wait(caller)
         if outcome is None:
             # The runner ends the episode after its calls.
@@ -361,7 +394,8 @@ class Episode:
                     self._end_call(call, DriverError("the server ended before it sent the call"))
                 elif self.state.phase is Phase.READY and self._tool_session is not None:
                     assert self._call_tasks is not None, "no runner runs the episode"
-                    self._call_tasks.start(call, partial(self._run_call, self._tool_session, call))
+                    call.started = True
+                    self._call_tasks.start(partial(self._run_call, self._tool_session, call))
                 else:
                     self._end_call(call, EpisodeClaimedError("this attempt was closed while the call ran"))
 
@@ -576,7 +610,7 @@ class Episode:
     def _begin_call(
         self, route: ToolRoute, name: str, params: CallParams, digest: str, operation: str | None
     ) -> RunningCall:
-        """Start the task of a new call. Raises what `_require_open` raises."""
+        """Begin a new call. Raises what `_require_open` raises."""
         session = self._require_open()
         self._recorder.last += 1
         call = RunningCall(
@@ -592,7 +626,7 @@ class Episode:
             call.finish()  # the runner is ending the episode
         else:
             self._operations.add(call)
-            self._call_tasks.start(call, partial(self._run_call, session, call))
+            self._send_call(self._call_tasks, session, call)
         return call
 
     async def _first_reply(self, seq: int) -> Reply:
@@ -608,47 +642,93 @@ class Episode:
             raise outcome
         return outcome
 
-    async def _run_call(self, session: ToolSession, call: RunningCall) -> None:
-        """Run a call to its end. Raises nothing but the cancellation by the runner."""
+    def _send_call(self, tasks: CallTasks, session: ToolSession, call: RunningCall) -> None:
+        """Send a call without waiting if that is possible, else in a task."""
+        call.started = True
+        try:
+            request = session.begin(
+                call.route,
+                call.params,
+                before_send=partial(self._before_send, call),
+                on_change=partial(self._settle_call, session, call),
+            )
+        except DecathlonError as error:
+            self._end_sent_call(call, error)
+            return
+        except Exception as error:  # noqa: BLE001
+            self._end_sent_call(call, self._fault(error))
+            return
+        if request is None:
+            tasks.start(partial(self._run_call, session, call))
+        else:
+            run = partial(self._run_call, session, call, begun=True)
+            call.continue_in_task = partial(tasks.start, run)
+
+    def _before_send(self, call: RunningCall, request: int) -> None:
+        """Write a call that is about to be sent. Raises EpisodeClaimedError if it cannot be kept."""
+        call.request = request
+        if call.kept is None and not self._recorder.add_call(call):
+            raise self._close_for_limit()
+        self._has_called = True
+        call.sent_at = time.perf_counter()
+
+    def _on_reply(self, call: RunningCall, reply: Reply) -> None:
+        call.outcome = reply
+        self._add_reply(call, reply)
+
+    def _settle_call(self, session: ToolSession, call: RunningCall) -> None:
+        """There is a reply or something else for a call that has no task. Does not raise."""
+        if call.continue_in_task is None:
+            return  # it has one now
+        assert call.request is not None
         outcome: Outcome | None = None
-        sent_at: float | None = None
+        try:
+            if not session.settle(call.request, call.route, partial(self._on_reply, call)):
+                call.run_in_task()
+                return
+            outcome = call.outcome
+        except DecathlonError as error:
+            outcome = error
+        except Exception as error:  # noqa: BLE001
+            outcome = self._fault(error)
+        call.continue_in_task = None
+        self._end_sent_call(call, outcome)
 
-        def before_send(request: int) -> None:
-            nonlocal sent_at
-            call.request = request
-            if call.kept is None and not self._recorder.add_call(call):
-                raise self._close_for_limit()
-            self._has_called = True
-            sent_at = time.perf_counter()
-
-        def on_reply(reply: Reply) -> None:
-            nonlocal outcome
-            outcome = reply
-            self._add_reply(call, reply)
-
+    async def _run_call(self, session: ToolSession, call: RunningCall, *, begun: bool = False) -> None:
+        """Run a call to its end. `begun`: it has been sent. Raises nothing but the runner's cancellation."""
+        outcome: Outcome | None = None
         try:
             with call.scope:
                 await session.call(
                     call.route,
                     call.params,
                     request_id=call.request,
-                    before_send=before_send,
-                    on_reply=on_reply,
+                    before_send=partial(self._before_send, call),
+                    on_reply=partial(self._on_reply, call),
                     on_progress=call.on_progress,
                     on_message=call.on_message,
+                    begun=begun,
                 )
+            outcome = call.outcome
             if outcome is None and self._call_tasks is not None:  # cancelled
                 outcome = DriverError("cancelled", reason="cancelled")
         except DecathlonError as error:
             outcome = error
-        except Exception as error:
-            log.exception("a call failed", extra=fields(episode=self.spec.label))
-            outcome = DecathlonError(f"a fault of the server: {type(error).__name__}")
+        except Exception as error:  # noqa: BLE001
+            outcome = self._fault(error)
         finally:
-            outcome = outcome or SandboxLostError("sandbox lost: the episode ended")
-            if sent_at is not None:
-                self.metrics.called(_metric_outcome(outcome), sent_at)
-            self._end_call(call, outcome)
+            self._end_sent_call(call, outcome or call.outcome)
+
+    def _fault(self, error: Exception) -> DecathlonError:
+        log.error("a call failed", exc_info=error, extra=fields(episode=self.spec.label))
+        return DecathlonError(f"a fault of the server: {type(error).__name__}")
+
+    def _end_sent_call(self, call: RunningCall, outcome: Outcome | None) -> None:
+        """End a call with its reply or error; None if the episode ends before."""
+        outcome = outcome or SandboxLostError("sandbox lost: the episode ended")
+        if call.sent_at is not None:
+            self.metrics.called(_metric_outcome(outcome), call.sent_at)
+        self._end_call(call, outcome)
 
     def _end_call(self, call: RunningCall, outcome: Outcome) -> None:
         """Write an error that the trajectory does not have yet, and give the outcome to the callers."""

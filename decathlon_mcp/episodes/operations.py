@@ -23,7 +23,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from decathlon_mcp.background import Signal
+from decathlon_mcp.background import Cancellation, Signal
 from decathlon_mcp.driver_client.replies import CallParams, Reply
 from decathlon_mcp.driver_client.rpc import NotificationHandler
 from decathlon_mcp.episodes.tools import ToolRoute
@@ -167,9 +167,11 @@ class _Inbox:
     """The notifications for one caller."""
 
     # Every call has one, and most get no notification: a memory stream would cost several times as much.
-    __slots__ = ("changed", "is_open", "queue", "room")
+    __slots__ = ("changed", "is_open", "on_change", "queue", "room")
 
-    def __init__(self) -> None:
+    def __init__(self, on_change: Callable[[], object] | None = None) -> None:
+        self.on_change = on_change
+        """Called instead of setting `changed`, while no task waits for it."""
         self.queue: deque[_Notification] = deque()
         self.is_open = True
         self.changed = Signal()
@@ -182,7 +184,7 @@ class _Inbox:
             await self.room.wait()
         if self.is_open:
             self.queue.append(notification)
-            self.changed.set()
+            self._notify()
 
     async def get(self) -> _Notification | None:
         """The next notification; None once the inbox is closed and empty."""
@@ -196,8 +198,14 @@ class _Inbox:
 
     def close(self) -> None:
         self.is_open = False
-        self.changed.set()
+        self._notify()
         self._make_room()
+
+    def _notify(self) -> None:
+        if self.on_change is not None:
+            self.on_change()
+        else:
+            self.changed.set()
 
     def _make_room(self) -> None:
         if self.room is not None:
@@ -207,11 +215,15 @@ class _Inbox:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RunningCall:
-    """A call without a reply so far. One task runs it, inside `scope`, and ends with `finish`.
+    """A call without a reply so far. It ends with `finish`.
+
+    Most calls need no task: their reply is handled when it arrives. One that has to wait for anything else
+    runs in a task, inside `scope`. `continue_in_task` starts that of a call which began without.
 
     `request`: the id of the driver's request, once it has one. `resumed`: a server
     that died has begun it. `kept`: whether the trajectory has its line; None before it is written. `started`:
-    whether its task runs. `unwanted`: its client will not come back for it.
+    whether this server runs it. `sent_at`: when it was sent, as a time of `perf_counter`. `unwanted`: its
+    client will not come back for it.
     """
 
     seq: int
@@ -225,10 +237,12 @@ class RunningCall:
     resumed: bool = False
     kept: bool | None = None
     started: bool = False
+    sent_at: float | None = None
     unwanted: bool = False
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    scope: Cancellation = field(default_factory=Cancellation)
+    continue_in_task: Callable[[], object] | None = None
     outcome: Outcome | None = None
-    _is_finished: bool = False
+    is_finished: bool = False
     _finished: anyio.Event | None = None
     _callers: dict[Caller, _Inbox] = field(default_factory=dict[Caller, _Inbox])
 
@@ -237,14 +251,27 @@ class RunningCall:
 
         If a caller is cancelled and no other remains, the call is cancelled, unless the caller is detached.
         """
-        if not self._is_finished:
-            await self._attend(caller)
+        inbox = self._callers.get(caller)
+        if inbox is None and not self.is_finished:
+            inbox = self._add(caller, _Inbox())
+        if inbox is not None:
+            inbox.on_change = None
+            await self._attend(caller, inbox)
         return self.outcome
 
-    async def _attend(self, caller: Caller) -> None:
-        inbox = self._callers[caller] = _Inbox()
-        if self.scope.deadline != math.inf:
-            self.scope.deadline = math.inf
+    def watch(self, caller: Caller, on_change: Callable[[], object]) -> None:
+        """Begin to wait without a task: `on_change` is called when the call has ended, or has a notification.
+
+        In the second case `wait` has to be called.
+        """
+        self._add(caller, _Inbox(on_change))
+
+    def _add(self, caller: Caller, inbox: _Inbox) -> _Inbox:
+        self._callers[caller] = inbox
+        self.scope.set_deadline(None)
+        return inbox
+
+    async def _attend(self, caller: Caller, inbox: _Inbox) -> None:
         try:
             while (notification := await inbox.get()) is not None:
                 is_progress, params = notification
@@ -259,12 +286,13 @@ class RunningCall:
         self._callers.pop(caller, None)
         inbox.close()
         # Before the task starts, a call of a server that died cannot be cancelled: it may have run already.
-        if self._callers or self._is_finished or not self.started:
+        if self._callers or self.is_finished or not self.started:
             return
         if caller.detached and not self.unwanted:
-            self.scope.deadline = anyio.current_time() + UNATTENDED_SECONDS
+            self.run_in_task()
+            self.scope.set_deadline(UNATTENDED_SECONDS)
             return
-        self.scope.cancel()
+        self.end()
         self._finished = self._finished or anyio.Event()
         with anyio.CancelScope(shield=True):
             # The request ends after the driver has the cancellation; that takes SEND_SECONDS at most.
@@ -273,12 +301,23 @@ class RunningCall:
     def cancel(self) -> None:
         """End the call as soon as no caller waits for it, even if the last one was detached."""
         self.unwanted = True
-        if not self._callers and self.started and not self._is_finished:
-            self.scope.cancel()
+        if not self._callers and self.started and not self.is_finished:
+            self.end()
+
+    def end(self) -> None:
+        """Cancel the call."""
+        self.run_in_task()
+        self.scope.cancel()
+
+    def run_in_task(self) -> None:
+        """Continue in a task, if it has none."""
+        if self.continue_in_task is not None:
+            continue_in_task, self.continue_in_task = self.continue_in_task, None
+            continue_in_task()
 
     async def is_abandoned(self) -> bool:
         """Whether nobody can get the reply: all connections broke, or the server that had them died."""
-        if self.scope.cancel_called or self._is_finished:
+        if self.scope.requested or self.is_finished:
             return False
         return self.resumed or all([await caller.is_gone() for caller in tuple(self._callers)])
 
@@ -294,33 +333,30 @@ class RunningCall:
 
     def finish(self, outcome: Outcome | None = None) -> None:
         """End the call; its callers get the outcome after the notifications that are queued for them."""
-        if not self._is_finished:
+        if not self.is_finished:
             self.outcome = outcome
-            self._is_finished = True
-            for inbox in self._callers.values():
+            self.is_finished = True
+            for inbox in tuple(self._callers.values()):
                 inbox.close()
             if self._finished is not None:
                 self._finished.set()
 
 
 class CallTasks:
-    """The tasks of calls; `end` cancels those that still run."""
+    """The tasks of calls."""
 
     # Starting a task in a group of anyio's costs several times as much as the task.
     def __init__(self) -> None:
-        self._tasks: dict[asyncio.Task[None], RunningCall] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, call: RunningCall, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def start(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a call, inside its scope."""
-        call.started = True
         task = asyncio.get_running_loop().create_task(run())
-        self._tasks[task] = call
-        task.add_done_callback(self._tasks.pop)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def end(self) -> None:
-        """Cancel the calls and wait until they have ended. No call may be started any more."""
-        for call in self._tasks.values():
-            call.scope.cancel()
+    async def wait(self) -> None:
+        """Wait until the tasks have ended."""
         with anyio.CancelScope(shield=True):
             while self._tasks:
                 await asyncio.wait(tuple(self._tasks))
@@ -354,6 +390,10 @@ class Operations:
                 return self._find_known(operation, digest) or call
         # A request with the same operation may have come meanwhile.
         return self._find_known(operation, digest)
+
+    def is_new(self, operation: str | None, digest: str) -> bool:
+        """Whether `find` would return None at once."""
+        return digest not in self._by_digest and (operation is None or not self.has(operation))
 
     def has(self, operation: str) -> bool:
         return _key(operation) in self._known

@@ -168,16 +168,18 @@ class ToolSession:
         on_reply: Callable[[Reply], None] | None = None,
         on_progress: NotificationHandler | None = None,
         on_message: NotificationHandler | None = None,
+        begun: bool = False,
     ) -> Reply:
         """Send `tools/call` and return the reply.
 
-        `request_id`, `before_send` and `on_reply` as for `DriverClient.call`. Raises what it and
+        `request_id`, `begun`, `before_send` and `on_reply` as for `DriverClient.call`. Raises what it and
         `ServerStarts.ensure` raise.
         """
         # A call that a dead server has sent has its reply already, or its server runs.
         if request_id is None and not self.starts.is_running(route.server):
             await self.starts.ensure(route.server)
-        self.starts.begin_call()
+        if not begun:
+            self.starts.begin_call()
         failure: DriverError | None = None
         try:
             return await self._driver.call(
@@ -185,18 +187,66 @@ class ToolSession:
                 "tools/call",
                 params.for_tool(route.tool),
                 timeout_seconds=None,
-                cut=None if route.server in self.starts.optional else self._cut,
+                cut=self._cut_of(route.server),
                 request_id=request_id,
                 before_send=before_send,
                 on_reply=on_reply,
                 on_progress=on_progress,
                 on_message=on_message,
+                begun=begun,
             )
         except DriverError as error:
             failure = error
             raise
         finally:
             self.starts.end_call(route.server, failure)
+
+    def begin(
+        self,
+        route: ToolRoute,
+        params: CallParams,
+        *,
+        before_send: Callable[[int], None],
+        on_change: Callable[[], None],
+    ) -> int | None:
+        """Send `tools/call` without waiting; None if that is not possible now.
+
+        Returns the request's id. `on_change`: see `RpcClient.begin`; it must end with `settle`, or with
+        `call` and `begun`.
+        """
+        if not self.starts.is_running(route.server):
+            return None
+        request = self._driver.begin_call(
+            route.server,
+            "tools/call",
+            params.for_tool(route.tool),
+            cut=self._cut_of(route.server),
+            before_send=before_send,
+            on_change=on_change,
+        )
+        if request is not None:
+            self.starts.begin_call()
+        return request
+
+    def settle(self, request_id: int, route: ToolRoute, on_reply: Callable[[Reply], None]) -> bool:
+        """End a call that `begin` has sent, if that needs no waiting; else returns False.
+
+        Raises what `call` raises.
+        """
+        failure: DriverError | None = None
+        is_settled = True
+        try:
+            is_settled = self._driver.settle_call(request_id, route.server, on_reply)
+        except DriverError as error:
+            failure = error
+            raise
+        finally:
+            if is_settled:
+                self.starts.end_call(route.server, failure)
+        return is_settled
+
+    def _cut_of(self, server: str) -> Cut | None:
+        return None if server in self.starts.optional else self._cut
 
 
 @dataclass(slots=True)

@@ -83,7 +83,7 @@ class Sandbox(Protocol):
 
         When that process ends, everything it wrote can still be received, then `receive` raises EndOfStream.
         If the sandbox `survives`, the stream can also end alone, and after `send_eof` it may: see `reopen`.
-        To send over a `streams.DirectStream` costs less.
+        To use a `streams.DirectStream` costs less.
         """
         ...
 

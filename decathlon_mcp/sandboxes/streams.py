@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import TypeAlias
 
 import anyio
 import anyio.lowlevel
@@ -36,6 +37,10 @@ class LogTail:
         return self._data.decode("utf-8", "replace")
 
 
+ChunkHandler: TypeAlias = Callable[[bytes], float]
+"""Called with what has arrived; returns for how many seconds nothing is to be read."""
+
+
 class _Input:
     """Reads a descriptor, one chunk ahead. `read` is called with a size; at the end it returns nothing.
 
@@ -52,6 +57,8 @@ class _Input:
         self._loop: asyncio.AbstractEventLoop | None = None
         """The event loop, while it watches the descriptor."""
         self._waiter: asyncio.Future[None] | None = None
+        self.handler: ChunkHandler | None = None
+        """Gets what arrives while a task waits for it, instead of that task."""
 
     async def receive(self, max_bytes: int) -> bytes:
         """What has arrived; empty at the end, or if it is stopped and nothing more is there.
@@ -84,8 +91,7 @@ class _Input:
             raise anyio.BusyResourceError("reading from")
         loop = asyncio.get_running_loop()
         if self._loop is None:
-            loop.add_reader(self._descriptor, self._on_readable)
-            self._loop = loop
+            self._watch(loop)
         self._waiter = loop.create_future()
         try:
             await self._waiter
@@ -97,8 +103,28 @@ class _Input:
             self._unwatch()  # nobody receives now
             return
         self._read_chunk()
-        if self._chunk or self._at_end:
+        waiter = self._waiter
+        if self._chunk and self.handler is not None and waiter is not None and not waiter.done():
+            self._handle(self.handler, waiter)
+        elif self._chunk or self._at_end:
             self._wake()
+
+    def _handle(self, handler: ChunkHandler, waiter: asyncio.Future[None]) -> None:
+        chunk, self._chunk = self._chunk, b""
+        try:
+            seconds = handler(chunk)
+        except Exception as error:  # noqa: BLE001  (raised where the task waits)
+            if not waiter.done():
+                waiter.set_exception(error)
+            return
+        if seconds and self._loop is not None:
+            loop = self._loop
+            self._unwatch()
+            loop.call_later(seconds, self._watch_again, waiter)
+
+    def _watch_again(self, waiter: asyncio.Future[None]) -> None:
+        if waiter is self._waiter and not waiter.done() and not self._is_stopped:
+            self._watch(waiter.get_loop())
 
     def _read_chunk(self) -> None:
         try:
@@ -111,6 +137,10 @@ class _Input:
             self._at_end = True
             self._unwatch()
 
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.add_reader(self._descriptor, self._on_readable)
+        self._loop = loop
+
     def _unwatch(self) -> None:
         if self._loop is not None:
             self._loop.remove_reader(self._descriptor)
@@ -122,7 +152,7 @@ class _Input:
 
 
 class DirectStream(ByteStream):
-    """A byte stream that can also send without waiting."""
+    """A byte stream that can also send without waiting, and receive without waking a task."""
 
     @abstractmethod
     def send_now(self, data: bytes | memoryview) -> int:
@@ -130,6 +160,26 @@ class DirectStream(ByteStream):
 
         Raises BrokenResourceError, ClosedResourceError.
         """
+
+    @abstractmethod
+    async def receive_each(self, handler: ChunkHandler) -> None:
+        """Pass all that arrives to `handler`. Raises what `receive` raises at the end, and what it raises."""
+
+
+class _InputStream(DirectStream):
+    """A stream whose data comes from an `_Input`."""
+
+    _input: _Input
+
+    async def receive_each(self, handler: ChunkHandler) -> None:
+        # A task that is woken for each message costs more than most messages.
+        self._input.handler = handler
+        try:
+            while True:
+                if seconds := handler(await self.receive(CHUNK_BYTES)):
+                    await anyio.sleep(seconds)
+        finally:
+            self._input.handler = None
 
 
 def _write_now(write: Callable[[bytes | memoryview], int], data: bytes | memoryview, ended: Flag) -> int:
@@ -143,7 +193,7 @@ def _write_now(write: Callable[[bytes | memoryview], int], data: bytes | memoryv
         raise anyio.BrokenResourceError from error
 
 
-class SocketStream(DirectStream):
+class SocketStream(_InputStream):
     """A byte stream over a connected socket, which it takes over.
 
     However the peer ends, everything it wrote can be received, then EndOfStream is raised. Closing shuts the
@@ -198,7 +248,7 @@ class SocketStream(DirectStream):
             self._raw.close()
 
 
-class PipeStream(DirectStream):
+class PipeStream(_InputStream):
     """A byte stream over two pipes, both of which it takes over: it receives from one and sends to the other.
 
     It ends when its owner has called `peer_ended`; everything that was written before can still be received.

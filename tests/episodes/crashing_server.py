@@ -3,6 +3,7 @@
 For each step a process begins a call and ends there, as `kill -9` would end it. A second process continues
 the episode from its files, and a client repeats the request. Prints one JSON line for each step. KIND is
 `play`, `late` (the call fails) or `claim` (the attempt is closed before the calls are resumed).
+With `task` as a third argument, the first server runs its calls in tasks.
 
 The sandbox is a folder: what was sent to it has happened, also if its server dies afterwards. As the driver
 does, it runs each request once, by its id, and keeps its reply until it is acknowledged.
@@ -10,12 +11,14 @@ does, it runs each request once, by its id, and keeps its reply until it is ackn
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -65,12 +68,17 @@ class Crash:
 
 
 class FolderDriver:
-    """Implements `DriverClient.call`. `first`: id of this server's first request."""
+    """Implements `DriverClient.call`, and `begin_call` with `settle_call`.
 
-    def __init__(self, folder: Path, crash: Crash, first: int) -> None:
+    `first`: id of this server's first request. `needs_tasks`: no call can be sent without waiting.
+    """
+
+    def __init__(self, folder: Path, crash: Crash, first: int, *, needs_tasks: bool) -> None:
         self._folder = folder
         self._crash = crash
         self._next = first
+        self._needs_tasks = needs_tasks
+        self._arguments: dict[int, Any] = {}
         folder.mkdir(exist_ok=True)
 
     async def call(
@@ -87,24 +95,59 @@ class FolderDriver:
         if request_id is None:
             request_id, self._next = self._next, self._next + 1
         before_send(request_id)
+        self._run(request_id, params)
+        await anyio.lowlevel.checkpoint()
+        return self._answer(request_id, on_reply)
+
+    def begin_call(
+        self,
+        server: str,
+        method: str,
+        params: Any,
+        *,
+        before_send: Callable[[int], None],
+        on_change: Callable[[], None],
+        **options: Any,
+    ) -> int | None:
+        if self._needs_tasks:
+            return None
+        request_id, self._next = self._next, self._next + 1
+        before_send(request_id)
+        self._run(request_id, params)
+        asyncio.get_running_loop().call_soon(on_change)
+        return request_id
+
+    def settle_call(self, request_id: int, server: str, on_reply: Callable[[Any], None]) -> bool:
+        self._answer(request_id, on_reply)
+        return True
+
+    def _run(self, request_id: int, params: Any) -> None:
+        """The request arrives, and its tool runs unless it has run before."""
         self._crash.step()
-        reply = self._folder / f"reply-{request_id}"
+        self._arguments[request_id] = json.loads(bytes(params["arguments"]))
         if not (seen := self._folder / f"seen-{request_id}").exists():
             seen.touch()
             runs = self._folder / "runs"
             count = int(runs.read_text()) + 1 if runs.exists() else 1
             runs.write_text(str(count))
-            reply.write_text(json.dumps({"result": {"content": [{"type": "text", "text": f"run {count}"}]}}))
-        await anyio.lowlevel.checkpoint()
+            result = {"content": [{"type": "text", "text": f"run {count}"}]}
+            self._reply(request_id).write_text(json.dumps({"result": result}))
+
+    def _answer(self, request_id: int, on_reply: Callable[[Any], None]) -> Reply:
+        """The reply arrives, and is acknowledged."""
         self._crash.step()
+        reply = self._reply(request_id)
         answer = Reply.from_result(msgspec.json.encode(json.loads(reply.read_text())["result"]))
-        if json.loads(bytes(params["arguments"])) == {"late": True}:
+        if self._arguments[request_id] == {"late": True}:
             raise CallTimeoutError("the tool took too long")
         on_reply(answer)
         self._crash.step()
         reply.unlink()
         self._crash.step()
         return answer
+
+    def _reply(self, request_id: int) -> Path:
+        return self._folder / f"reply-{request_id}"
 
 
 def episode_of(folder: Path, journal: Journal) -> Episode:
@@ -127,20 +170,22 @@ def episode_of(folder: Path, journal: Journal) -> Episode:
     return Episode(spec, sandbox_factory=factory, ticket=ticket, journal=journal, metrics=metrics)
 
 
-def tools(folder: Path, crash: Crash, generation: int) -> ToolSession:
-    driver = cast("DriverClient", FolderDriver(folder / "sandbox", crash, generation << 32 | 1))
+def tools(folder: Path, crash: Crash, generation: int, *, needs_tasks: bool = False) -> ToolSession:
+    folder_driver = FolderDriver(folder / "sandbox", crash, generation << 32 | 1, needs_tasks=needs_tasks)
+    driver = cast("DriverClient", folder_driver)
     starts = ServerStarts(driver, start_seconds=5, running=["probe"])
     return ToolSession(driver, ToolRouter({"probe": [{"name": "tool"}]}, "decathlon"), starts)
 
 
-async def begin(folder: Path, step: int, arguments: Any) -> None:
+async def begin(folder: Path, step: int, arguments: Any, needs_tasks: bool) -> None:
     """The first server: a call that is answered, and one in which the server dies."""
     episode, crash = episode_of(folder, Journal(folder / "journal")), Crash(step)
     episode.mark_opening()
-    episode.become_ready(tools(folder, Crash(0), 1))
+    episode.become_ready(tools(folder, Crash(0), 1, needs_tasks=needs_tasks))
     async with episode.running_calls():
         await episode.call("probe__tool", CallParams.of({}), caller=Caller(operation="before"))
-        episode._tool_session = tools(folder, crash, 2)  # pyright: ignore[reportPrivateUsage]
+        session = tools(folder, crash, 2, needs_tasks=needs_tasks)
+        episode._tool_session = session  # pyright: ignore[reportPrivateUsage]
         journal_module._write_all = crash.write_all  # pyright: ignore[reportPrivateUsage]
         with suppress(CallTimeoutError):
             await episode.call("probe__tool", CallParams.of(arguments), caller=Caller(operation="one"))
@@ -194,12 +239,12 @@ def fork(run: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def main(folder: Path, kind: str) -> None:
+def main(folder: Path, kind: str, *, needs_tasks: bool) -> None:
     arguments = {"late": True} if kind == "late" else {"x": 1}
     for step in range(1, STEPS + 1):
         life = folder / str(step)
         life.mkdir()
-        first = fork(lambda life=life, step=step: anyio.run(begin, life, step, arguments))
+        first = fork(lambda run=partial(begin, life, step, arguments, needs_tasks): anyio.run(run))
 
         def second(life: Path = life, first: int = first, step: int = step) -> None:
             found = anyio.run(resume, life, kind, arguments)
@@ -209,4 +254,4 @@ def main(folder: Path, kind: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], needs_tasks="task" in sys.argv[3:])

@@ -32,7 +32,7 @@ from decathlon_mcp.sandboxes.docker.engine import (
     put_archive,
 )
 from decathlon_mcp.sandboxes.docker.events import ContainerExit
-from decathlon_mcp.sandboxes.streams import DirectStream, EndedStream, LogTail, SocketStream
+from decathlon_mcp.sandboxes.streams import ChunkHandler, DirectStream, EndedStream, LogTail, SocketStream
 
 CAUSE_SECONDS = 2.0
 STATE_SECONDS = 5.0
@@ -70,6 +70,18 @@ class AttachedStream(DirectStream):
                 self._buffer = self._stdout_in(await self.connection.receive(_CHUNK_BYTES))
             data, self._buffer = self._buffer[:max_bytes], self._buffer[max_bytes:]
             return data
+
+    async def receive_each(self, handler: ChunkHandler) -> None:
+        def handle(chunk: bytes) -> float:
+            stdout = self._stdout_in(chunk)
+            return handler(stdout) if stdout else 0.0
+
+        with self._receiving:
+            if self._buffer:
+                stdout, self._buffer = self._buffer, b""
+                if seconds := handler(stdout):
+                    await anyio.sleep(seconds)
+            await self.connection.receive_each(handle)
 
     def send_now(self, data: bytes | memoryview) -> int:
         return self.connection.send_now(data)
