@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 import anyio
 from starlette.applications import Starlette
@@ -16,7 +17,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from decathlon_mcp.background import background_tasks
+from decathlon_mcp.background import background_tasks, run_alone, run_for_ever
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.operations import check_operation
 from decathlon_mcp.episodes.registry import EpisodeRegistry
@@ -25,11 +26,14 @@ from decathlon_mcp.http.authentication import AllowedHosts, Tokens
 from decathlon_mcp.http.bodies import (
     MAX_BODY_BYTES,
     SMALL_BODY_BYTES,
+    SMALL_DECODED_BYTES,
     BodyDisconnectError,
     BodyError,
     BodyReader,
+    decoded_bytes,
     replay,
 )
+from decathlon_mcp.http.direct import DirectResponse, HttpApp
 from decathlon_mcp.http.errors import (
     Refusals,
     UnauthorizedError,
@@ -53,7 +57,7 @@ from decathlon_mcp.protocol.context import (
 from decathlon_mcp.protocol.envelopes import CANCELLED, Envelope
 from decathlon_mcp.protocol.episode_server import EpisodeServer
 from decathlon_mcp.protocol.fast_calls import FastCall
-from decathlon_mcp.protocol.fast_path import FastPath
+from decathlon_mcp.protocol.fast_path import FastPath, read_headers
 from decathlon_mcp.protocol.lobby import Lobby
 from decathlon_mcp.protocol.relay import EPISODE_KEY, OPERATION_KEY
 from decathlon_mcp.protocol.results import is_sessionless
@@ -128,6 +132,82 @@ class McpEndpoints:
             on_close=_close_episode if address == "task" else lambda request_context: None,
             saved=None if store is None else SavedSessions(store, self._registry, address),
         )
+
+    def serve_directly(self, scope: Scope, body: bytes) -> Callable[[DirectResponse], None] | None:
+        """A `DirectHandler`: what serves a call that needs no task to begin; None for all other requests.
+
+        Those include all that are refused, so that there is one place for each refusal.
+        """
+        _, kind, name, *rest = (*scope["path"].split("/"), "", "")[:5]
+        manager = {"tasks": self._tasks, "episodes": self._episodes}.get(kind)
+        fast_path = None if manager is None else self._fast_paths.get(manager)
+        if manager is None or fast_path is None or rest != ["mcp", ""] or scope["root_path"]:
+            return None
+        headers = read_headers(scope)
+        # The responses to requests of pages have further headers.
+        if headers is None or b"origin" in headers or b"last-event-id" in headers:
+            return None
+        try:
+            if decoded_bytes(body) > SMALL_DECODED_BYTES:
+                return None
+            request_context = self._direct_context(manager, scope["path"], name, headers)
+        except (BodyError, DecathlonError):
+            return None
+        if request_context is None:
+            return None
+        session_id = request_context.principal.session
+        if session_id is not None and (
+            not manager.is_live(session_id) or manager.belongs_to_other(session_id, request_context)
+        ):
+            return None
+        call = fast_path.prepare(headers, body, request_context)
+        if call is None:
+            return None
+        scope[SCOPE_KEY] = request_context
+        self._registry.metrics.request_bytes.totals[""] += len(body)
+        return partial(self._begin_call, manager, call)
+
+    def _direct_context(
+        self, manager: SessionManager, path: str, name: str, headers: Mapping[bytes, bytes]
+    ) -> RequestContext | None:
+        """The context of a request to an episode, or of a session that is an episode; None for all others.
+
+        `name`: that of the task, or the episode's id. Raises UnknownEpisodeError.
+        """
+        session = headers.get(SESSION_HEADER.encode())
+        session_id = None if session is None else session.decode("latin-1")
+        access = self._registry.agent_access(name) if manager is self._episodes else None
+        by_agent_id = access is not None
+        authorization = headers.get(b"authorization")
+        principal = (
+            Principal()
+            if by_agent_id
+            else self._tokens.principal(None if authorization is None else authorization.decode("latin-1"))
+        )
+        if principal is None:
+            return None
+        if manager is self._tasks:
+            opener = manager.opener(session_id)
+            access = None if opener is None else opener.access
+        elif access is None:
+            access = self._registry.access(name, principal)
+        return RequestContext(
+            principal=replace(principal, session=session_id),
+            path=path,
+            public_url=self._public_url,
+            access=access,
+            by_agent_id=by_agent_id,
+        )
+
+    def _begin_call(self, manager: SessionManager, call: FastCall, response: DirectResponse) -> None:
+        """Serve a call without the SDK, and without a task as far as possible."""
+        in_progress = self._presence.holding(
+            call.access.episode,
+            response.receive,
+            session=self._episode_session(manager, call.request_context),
+        )
+        in_progress.begin()
+        call.begin(response, in_progress)
 
     async def serve_task(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve `/tasks/{task_id}/mcp`."""
@@ -224,7 +304,9 @@ class McpEndpoints:
         send: Send,
     ) -> None:
         fast_path = self._fast_paths.get(manager)
-        call = None if fast_path is None else fast_path.prepare(request.scope, body, request_context)
+        call = None
+        if fast_path is not None:
+            call = fast_path.prepare(read_headers(request.scope), body, request_context)
         if call is not None:
             await self._serve_call(manager, call, request, send)
             return
@@ -297,9 +379,9 @@ class McpEndpoints:
     ) -> None:
         """Serve a call without the SDK."""
         session = self._episode_session(manager, call.request_context)
-        episode = call.access.episode
-        with self._presence.holding(episode, request.receive, send, session=session) as in_progress:
-            await call.serve(request.receive, in_progress.send, in_progress.release)
+        in_progress = self._presence.holding(call.access.episode, request.receive, session=session)
+        in_progress.begin()
+        await call.serve(request.receive, send, in_progress)
 
     def _episode_session(self, manager: SessionManager, request_context: RequestContext) -> str | None:
         """The id of the request's session if the session is the episode."""
@@ -335,7 +417,7 @@ def http_app(
     public_url: str | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     fast_path: bool = True,
-) -> Starlette:
+) -> HttpApp:
     """The ASGI application. The caller keeps ownership of `registry`.
 
     `fast_path`: serve tool calls without the SDK where that makes no difference to clients.
@@ -359,7 +441,7 @@ def http_app(
             manager.close_standalone_streams()
 
     async def delete_unused_sessions() -> None:
-        while registry.store is not None:
+        while True:
             await anyio.sleep(min(UNUSED_SECONDS, registry.idle_seconds))
             is_open: dict[str, SavedSession] = {}
             for manager in endpoints.managers:
@@ -375,13 +457,14 @@ def http_app(
             for manager in endpoints.managers:
                 await stack.enter_async_context(manager.run())
             tasks = await stack.enter_async_context(background_tasks())
-            tasks.start_soon(close_streams_after_drain)
-            tasks.start_soon(delete_unused_sessions)
-            for manager in endpoints.managers:
-                tasks.start_soon(manager.expire_answers)
+            tasks.start_soon(run_alone, close_streams_after_drain)
+            if registry.store is not None:
+                tasks.start_soon(run_for_ever, delete_unused_sessions)
+                for manager in endpoints.managers:
+                    tasks.start_soon(run_for_ever, manager.expire_answers)
             yield
 
-    return Starlette(
+    app = HttpApp(
         # Calls first: the routes are tried one after the other.
         routes=[
             Route("/tasks/{task_id}/mcp", RawEndpoint(endpoints.serve_task)),
@@ -410,3 +493,5 @@ def http_app(
         },
         lifespan=lifespan,
     )
+    app.direct = endpoints.serve_directly if fast_path else None
+    return app

@@ -174,9 +174,9 @@ class BodyInFlight:
         try:
             body = await self._reader.receive(self._request, self._received)
             try:
-                decoded_bytes = _decoded_bytes(body)
-                if decoded_bytes > SMALL_DECODED_BYTES:
-                    await self._decoded.acquire(decoded_bytes)
+                size_bytes = decoded_bytes(body)
+                if size_bytes > SMALL_DECODED_BYTES:
+                    await self._decoded.acquire(size_bytes)
             except BodyError as error:
                 error.request_id = request_id_of(bytes(body))
                 raise
@@ -193,7 +193,7 @@ class BodyInFlight:
         self._received.shrink(0)
 
 
-def _decoded_bytes(body: bytearray) -> int:
+def decoded_bytes(body: bytes | bytearray) -> int:
     """Upper bound of what the values of a body need when it is decoded. Raises BodyError over a limit."""
     try:
         nodes = check_json(body)

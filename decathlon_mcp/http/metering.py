@@ -11,6 +11,44 @@ from decathlon_mcp.protocol.context import SCOPE_KEY, RequestContext
 from decathlon_mcp.telemetry.metrics import Metrics
 
 
+class ResponseMeter:
+    """Reports one response to `metrics`. `begun_at`: when the request was there, as `perf_counter`."""
+
+    __slots__ = ("_begun_at", "_metrics", "_scope", "begun")
+
+    def __init__(self, metrics: Metrics, scope: Scope, begun_at: float) -> None:
+        self.begun = False
+        self._metrics = metrics
+        self._scope = scope
+        self._begun_at = begun_at
+
+    def count(self, message: Message) -> None:
+        """Count an ASGI message of the response."""
+        if message["type"] == "http.response.start":
+            self.begin(message["status"])
+            return
+        self.add(message.get("body", b""))
+        if not message.get("more_body"):
+            self.complete()
+
+    def begin(self, status: int) -> None:
+        """The head is sent."""
+        self.begun = True
+        self._metrics.responses.totals[status] += 1
+
+    def add(self, body: bytes) -> None:
+        """A part of the body is sent."""
+        self._metrics.response_bytes.totals[""] += len(body)
+
+    def complete(self) -> None:
+        """The whole response is sent."""
+        context: RequestContext | None = self._scope.get(SCOPE_KEY)
+        if context is not None and context.replied_at:
+            seconds = self._metrics.call_seconds
+            seconds.request.observe(context.called_at - self._begun_at)
+            seconds.response.observe(perf_counter() - context.replied_at)
+
+
 class MeteredResponses:
     """ASGI middleware that reports every response to `metrics`."""
 
@@ -22,28 +60,17 @@ class MeteredResponses:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        metrics, begun_at, answered = self._metrics, perf_counter(), False
+        meter = ResponseMeter(self._metrics, scope, perf_counter())
 
         # Not a coroutine itself: each of its two calls in a request would cost twice as much.
         def metered_send(message: Message) -> Awaitable[None]:
-            nonlocal answered
-            if message["type"] == "http.response.start":
-                answered = True
-                metrics.responses.totals[message["status"]] += 1
-                return send(message)
-            if body := message.get("body"):
-                metrics.response_bytes.totals[""] += len(body)
-            if not message.get("more_body"):
-                context: RequestContext | None = scope.get(SCOPE_KEY)
-                if context is not None and context.replied_at:
-                    metrics.call_seconds.request.observe(context.called_at - begun_at)
-                    metrics.call_seconds.response.observe(perf_counter() - context.replied_at)
+            meter.count(message)
             return send(message)
 
         try:
             await self._app(scope, receive, metered_send)
         except Exception:
-            if not answered:
+            if not meter.begun:
                 # Starlette's outermost layer makes the response to an unexpected exception.
-                metrics.responses.totals[500] += 1
+                self._metrics.responses.totals[500] += 1
             raise

@@ -77,7 +77,7 @@ class Presence:
         """
         is_get, is_post = scope["method"] == "GET", scope["method"] == "POST"
         hold = episode.lease.acquire(use=is_get or session is None)
-        request = self._in_progress(receive, send, hold, session if is_post else None)
+        request = RequestInProgress(receive, hold, self._of_sessions, session if is_post else None)
         waits = is_post and episode.state.phase in NOT_READY
 
         def end() -> None:
@@ -90,24 +90,16 @@ class Presence:
                     if waits:
                         # The SDK does not notice a disconnect when the reply is to be one JSON body.
                         await stack.enter_async_context(watching_client(receive, end))
-                    await app(scope, receive, request.send)
+                    await app(scope, receive, request.sending(send))
             finally:
                 end()
         # A stream that the server ended is complete.
         if session is not None and is_get and request.is_stream and not request.answered:
             await self._lose_stream(session, episode)
 
-    def holding(
-        self, episode: Episode, receive: Receive, send: Send, *, session: str | None
-    ) -> RequestInProgress:
-        """As `serve`, for a request that uses an episode which is ready, and that the body serves."""
-        return self._in_progress(receive, send, episode.lease.acquire(), session)
-
-    def _in_progress(
-        self, receive: Receive, send: Send, hold: Hold, session: str | None
-    ) -> RequestInProgress:
-        """A request; `_lose_stream` looks at those of a session."""
-        return RequestInProgress(receive, send, hold, self._of_sessions, session)
+    def holding(self, episode: Episode, receive: Receive, *, session: str | None) -> RequestInProgress:
+        """As `serve`, for a request that uses an episode which is ready, and that the caller serves."""
+        return RequestInProgress(receive, episode.lease.acquire(), self._of_sessions, session)
 
     async def _lose_stream(self, session: str, episode: Episode) -> None:
         """The GET stream of a session broke. Returns when its requests are answered or broken off."""
@@ -138,33 +130,39 @@ class ReplyNaming:
 class RequestInProgress:
     """A request with a hold on an episode's lease, which ends early if its client is gone.
 
-    As a context manager it is one of the requests of its session, and ends the hold. `of_sessions`: those of
-    all sessions, by their ids. `answered`: the whole response was sent while the client was there, as far as
-    is known.
+    From `begin` to `end`, or as a context manager, it is one of the requests of its session; `_lose_stream`
+    looks at these. `of_sessions`: those of all sessions, by their ids. `answered`: the whole response was
+    sent while the client was there, as far as is known.
     """
 
     def __init__(
         self,
         receive: Receive,
-        send: Send,
         hold: Hold,
         of_sessions: dict[str, set[RequestInProgress]],
         session: str | None,
     ) -> None:
         self.receive = receive
         self.answered = False
-        self._send = send
         self._hold = hold
         self._of_sessions = of_sessions
         self._session = session
         self._headers: Iterable[tuple[bytes, bytes]] = ()
 
     def __enter__(self) -> Self:
-        if self._session is not None:
-            self._of_sessions.setdefault(self._session, set()).add(self)
+        self.begin()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def begin(self) -> None:
+        """The request is about to be served."""
+        if self._session is not None:
+            self._of_sessions.setdefault(self._session, set()).add(self)
+
+    def end(self) -> None:
+        """The request has been served."""
         self.release()
         if self._session is not None and (requests := self._of_sessions.get(self._session)) is not None:
             requests.discard(self)
@@ -176,13 +174,17 @@ class RequestInProgress:
         """Whether the response is a stream of events."""
         return any(value.startswith(b"text/event-stream") for _, value in self._headers)
 
-    def send(self, message: Message) -> Awaitable[None]:
-        """Pass a message of the response on."""
-        if message["type"] == "http.response.start":
-            self._headers = message["headers"]
-        elif message["type"] == "http.response.body" and not message.get("more_body"):
-            self.answered = True
-        return self._send(message)
+    def sending(self, send: Send) -> Send:
+        """A `send` that notes what is sent."""
+
+        def send_noted(message: Message) -> Awaitable[None]:
+            if message["type"] == "http.response.start":
+                self._headers = message["headers"]
+            elif message["type"] == "http.response.body" and not message.get("more_body"):
+                self.answered = True
+            return send(message)
+
+        return send_noted
 
     def release(self) -> bool:
         """End the hold, as that of a client that is gone unless it has its answer; False if it had ended."""

@@ -23,6 +23,7 @@ from starlette.applications import Starlette
 from decathlon_mcp.background import run_for_ever
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.http.authentication import AllowedHosts, Tokens
+from decathlon_mcp.http.direct import HttpApp
 from decathlon_mcp.http.protocol import ConnectionLimits, Connections
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import Metrics
@@ -162,7 +163,8 @@ async def serve_http(
     where connections are counted.
     """
     raise_file_limit()
-    connections = Connections(limits or ConnectionLimits(), metrics)
+    direct = app.direct if isinstance(app, HttpApp) else None
+    connections = Connections(limits or ConnectionLimits(), metrics, direct)
     config = uvicorn.Config(
         app,
         # A function instead of a class, which uvicorn calls in the same way.

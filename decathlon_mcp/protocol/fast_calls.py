@@ -2,13 +2,17 @@
 
 The call's reply is relayed as the bytes that the driver sent. Of the SDK, what a call in a session depends on
 remains: the session's idle time, `notifications/cancelled`, and the end of the session
-(`sdk.SessionTransport.serving`); the log level, and the stream for what is not part of a reply.
+(`sdk.SessionTransport.begin_request`); the log level, and the stream for what is not part of a reply.
 
 Three forms of response, as the SDK and `resumption` would give:
 
 - `JsonCall`: one JSON body. The client's connection is not watched: the call goes on without it.
 - `StreamedCall`: events that the client can fetch again on another connection.
 - `SessionlessCall`: one JSON body, or events once the call takes long. A disconnect cancels the call.
+
+Most calls need no task: the response is written when the reply arrives (`FastCall.begin`). A task continues
+where something else has to be waited for: a call that takes long, has something to send before its answer, is
+cancelled, or fails.
 """
 
 from __future__ import annotations
@@ -16,10 +20,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 import anyio
 from mcp.server.connection import Connection
@@ -28,9 +32,10 @@ from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS
 from mcp_types import ErrorData, JSONRPCNotification
 from starlette.types import Receive, Send
 
-from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.background import Cancellation
+from decathlon_mcp.driver_client.replies import CallParams, Reply
 from decathlon_mcp.episodes.episode import EpisodeAccess
-from decathlon_mcp.episodes.operations import Caller
+from decathlon_mcp.episodes.operations import Caller, RunningCall
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.protocol.context import RequestContext, is_disconnected, wait_until_disconnected
 from decathlon_mcp.protocol.envelopes import ToolCall
@@ -49,12 +54,14 @@ from decathlon_mcp.protocol.results import (
     wire_error,
 )
 from decathlon_mcp.protocol.resumption import (
+    EVENT_STREAM_HEADERS,
     FAST_SECONDS,
     PING,
     PING_SECONDS,
     RequestStream,
     SessionStreams,
     event_frame,
+    priming_event,
     request_id_text,
     send_body,
     send_event_head,
@@ -72,12 +79,57 @@ LEAVING_CHECKS = 10
 
 StartSoon: TypeAlias = Callable[..., None]
 """Runs a function in the background: `start_soon(function, *arguments)`."""
-OnGone: TypeAlias = Callable[[], object]
+Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
+
+
+class Response(Protocol):
+    """The response to a request, which no task has to write."""
+
+    @property
+    def receive(self) -> Receive:
+        """As an ASGI application's `receive`, after the request's body."""
+        ...
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the client reads what is written."""
+        ...
+
+    def begin(self, status: int, headers: Headers, body: bytes, *, more: bool) -> None:
+        """Write the head and the first part of the body. With `more`, the rest follows."""
+        ...
+
+    def end(self, body: bytes) -> None:
+        """Write the last part of the body."""
+        ...
+
+    def continue_in_task(self, serve: Callable[[Receive, Send], Awaitable[None]]) -> None:
+        """Have a task write what is left of the response."""
+        ...
+
+
+class Client(Protocol):
+    """The client of a request, which is there from before the call until `end`."""
+
+    answered: bool
+    """Whether it was sent the whole response."""
+
+    def sending(self, send: Send) -> Send:
+        """A `send` that sets `answered`."""
+        ...
+
+    def release(self) -> object:
+        """It is gone, and the call goes on."""
+        ...
+
+    def end(self) -> None:
+        """The request has been served."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
 class FastCall:
-    """One call. It is served once."""
+    """One call. It is served once, by `serve` or by `begin`."""
 
     call: ToolCall
     access: EpisodeAccess
@@ -85,34 +137,166 @@ class FastCall:
     start_soon: StartSoon
     modern: ClassVar[bool] = False
     """Whether the response has the form of revisions without sessions."""
+    watched: ClassVar[bool] = True
+    """Whether a call that takes long needs a task that watches its client."""
+    _receive: Receive | None = field(default=None, init=False)
+    _client: Client | None = field(default=None, init=False)
+    # The rest is for a call that has begun without a task.
+    _response: Response | None = field(default=None, init=False)
+    _timer: asyncio.TimerHandle | None = field(default=None, init=False)
+    _is_long: bool = field(default=False, init=False)
+    _running: RunningCall | None = field(default=None, init=False)
+    _caller: Caller | None = field(default=None, init=False)
 
-    async def serve(self, receive: Receive, send: Send, on_gone: OnGone) -> None:
-        """Send the whole response. `on_gone` is called if the call goes on without its client."""
+    async def serve(self, receive: Receive, send: Send, client: Client) -> None:
+        """Send the whole response."""
+        self._receive, self._client = receive, client
+        send = client.sending(send)
+        self._enter()
+        try:
+            await self._send_beginning(send)
+            await self._serve(send)
+        finally:
+            self._end()
+
+    def begin(self, response: Response, client: Client) -> None:
+        """Serve the call without a task as long as nothing but its reply has to be waited for."""
+        self._receive, self._client, self._response = response.receive, client, response
+        self._enter()
+        try:
+            self._write_beginning(response)
+            self._caller = caller = self._new_caller()
+            self.request_context.called_at = perf_counter()
+            running = self.access.episode.begin_call(self.call.name, self._params, caller.operation)
+        except BaseException:
+            self._end()
+            raise
+        self._running = running
+        if running is None or running.is_finished:
+            self._continue()
+            return
+        running.watch(caller, self._on_change)
+        if self.watched:
+            self._timer = asyncio.get_running_loop().call_later(FAST_SECONDS, self._on_timer)
+
+    @property
+    def _params(self) -> CallParams:
+        return CallParams(self.call.arguments, relayed_meta(self.call.meta))
+
+    def _on_change(self) -> None:
+        """The call has ended, or has something to send before. Does not raise."""
+        response, running = self._response, self._running
+        assert running is not None
+        if response is None:
+            return  # a task continues
+        reply = running.outcome
+        if running.is_finished and isinstance(reply, Reply) and response.is_writable:
+            self._end_timer()
+            self._response = None
+            self.request_context.replied_at = perf_counter()
+            try:
+                self._write_answer(response, *self._answer_to(reply))
+                if self._client is not None:
+                    self._client.answered = True
+            except Exception:  # noqa: BLE001
+                _log.exception("a response could not be written")
+            finally:
+                self._end()
+        else:
+            self._continue()
+
+    def _end(self) -> None:
+        """The call has been served."""
+        self._leave()
+        if self._client is not None:
+            self._client.end()
+
+    def _on_timer(self) -> None:
+        self._is_long = True
+        self._continue()
+
+    def _continue(self) -> None:
+        """Have a task continue, if none does."""
+        if self._response is not None:
+            self._end_timer()
+            response, self._response = self._response, None
+            response.continue_in_task(self._serve_rest)
+
+    def _end_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def _serve_rest(self, receive: Receive, send: Send) -> None:
+        assert self._client is not None
+        try:
+            await self._serve(self._client.sending(send))
+        finally:
+            self._end()
+
+    # What differs between the forms of response.
+
+    def _enter(self) -> None:
+        """The call is about to be served."""
+
+    def _leave(self) -> None:
+        """The call has been served."""
+
+    async def _send_beginning(self, send: Send) -> None:
+        """Send what comes before the call is made."""
+
+    def _write_beginning(self, response: Response) -> None:
+        """Write what comes before the call is made."""
+
+    def _write_answer(self, response: Response, status: int, message: bytes) -> None:
+        """Write what comes after the reply."""
         raise NotImplementedError
 
-    async def answer(self, caller: Caller) -> tuple[int, bytes]:
-        """Make the call. Returns the HTTP status and the JSON-RPC message that answer the request."""
-        call, request_context = self.call, self.request_context
-        request_context.called_at = perf_counter()
+    async def _serve(self, send: Send) -> None:
+        """Make the call, unless it was begun, and send the rest of the response."""
+        raise NotImplementedError
+
+    def _new_caller(self) -> Caller:
+        raise NotImplementedError
+
+    async def _is_gone(self) -> bool:
+        """Whether the connection broke on which the client waits."""
+        assert self._receive is not None
+        return await is_disconnected(self._receive)
+
+    # The call's outcome.
+
+    async def _answer(self) -> tuple[int, bytes]:
+        """Make the call, unless it was begun, and wait for it.
+
+        Returns the HTTP status and the JSON-RPC message that answer the request.
+        """
+        episode, request_context = self.access.episode, self.request_context
         try:
-            params = CallParams(call.arguments, relayed_meta(call.meta))
-            reply = await self.access.episode.call(call.name, params, caller=caller)
+            if self._running is not None and self._caller is not None:
+                reply = await episode.reply_of(self._running, self._caller)
+            else:
+                request_context.called_at = perf_counter()
+                reply = await episode.call(self.call.name, self._params, caller=self._new_caller())
             request_context.replied_at = perf_counter()
-            if reply.result is None:
-                return self.error(relayed_error(reply.error or {}).error)
-            members = envelope_members(reply.meta) if self.modern else None
-            return 200, self._result(reply.result if members is None else reply.result_with(members))
+            return self._answer_to(reply)
         except DecathlonError as error:
             if error.code not in TOOL_FAILURES:
-                return self.error(wire_error(error).error)
+                return self._error(wire_error(error).error)
             failure = error_result(error)
             members = envelope_members(as_object(failure.get("_meta")) or {}) if self.modern else {}
             return 200, self._result(as_json({**failure, **members}))
         except Exception:  # noqa: BLE001  (as the SDK does: the client gets an answer)
             _log.exception("a call failed")
-            return self.error(ErrorData(code=INTERNAL_ERROR, message="Internal server error"))
+            return self._error(ErrorData(code=INTERNAL_ERROR, message="Internal server error"))
 
-    def error(self, error: ErrorData) -> tuple[int, bytes]:
+    def _answer_to(self, reply: Reply) -> tuple[int, bytes]:
+        if reply.result is None:
+            return self._error(relayed_error(reply.error or {}).error)
+        members = envelope_members(reply.meta) if self.modern else None
+        return 200, self._result(reply.result if members is None else reply.result_with(members))
+
+    def _error(self, error: ErrorData) -> tuple[int, bytes]:
         """HTTP status and JSON-RPC message of an error."""
         status = ERROR_CODE_HTTP_STATUS.get(error.code, 200) if self.modern else 200
         content = error.model_dump(exclude_unset=True, exclude_none=self.modern)
@@ -128,41 +312,50 @@ class JsonCall(FastCall):
 
     transport: SessionTransport
     connection: Connection
+    watched: ClassVar[bool] = False
+    _request: SessionRequest | None = field(default=None, init=False)
 
-    async def serve(self, receive: Receive, send: Send, on_gone: OnGone) -> None:
-        with self.transport.serving(self.call.id) as request:
-            is_gone = partial(is_disconnected, receive)
-            status, message = await self._answer_in_session(request, is_gone, self._notify)
-            await _send_json(send, status, message, self.transport.mcp_session_id or "")
+    def _enter(self) -> None:
+        self._request = self.transport.begin_request(self.call.id, self._continue)
 
-    async def _answer_in_session(
-        self,
-        request: SessionRequest,
-        is_gone: Callable[[], Awaitable[bool]],
-        on_message: Callable[[JsonObject], Awaitable[None]],
-    ) -> tuple[int, bytes]:
-        """Make the call until it is cancelled, by the client or by the end of the session."""
+    def _leave(self) -> None:
+        assert self._request is not None
+        self.transport.end_request(self._request)
+
+    def _new_caller(self) -> Caller:
         operation = self.call.meta.get(OPERATION_KEY)
         if operation is None:
             operation = f"{self.transport.mcp_session_id}:{request_id_text(self.call.id)}"
-        caller = Caller(operation=operation, is_gone=is_gone, on_message=on_message)
+        return Caller(operation=operation, is_gone=self._is_gone, on_message=self._on_message)
+
+    def _write_answer(self, response: Response, status: int, message: bytes) -> None:
+        _write_json(response, status, message, self.transport.mcp_session_id or "")
+
+    async def _serve(self, send: Send) -> None:
+        status, message = await self._answer_in_session()
+        await _send_json(send, status, message, self.transport.mcp_session_id or "")
+
+    async def _answer_in_session(self) -> tuple[int, bytes]:
+        """Make the call until it is cancelled, by the client or by the end of the session."""
+        request = self._request
+        assert request is not None
         with request.scope:
-            return await self.answer(caller)
+            return await self._answer()
         if request.session_ended:
             return 500, _SESSION_ENDED
         for _ in range(LEAVING_CHECKS):
-            if await is_gone():
+            if await self._is_gone():
                 break
             await anyio.sleep(LEAVING_SECONDS / LEAVING_CHECKS)
-        return self.error(ErrorData(code=REQUEST_CANCELLED, message="Request cancelled"))
+        return self._error(ErrorData(code=REQUEST_CANCELLED, message="Request cancelled"))
 
-    def _accepts(self, params: JsonObject) -> bool:
-        return accepts_log_message(params, minimum_level(self.connection))
-
-    async def _notify(self, params: JsonObject) -> None:
+    async def _on_message(self, params: JsonObject) -> None:
         if self._accepts(params):
             # One JSON body cannot carry it; the session's GET stream does, if there is one.
             await self.connection.outbound.notify("notifications/message", params)
+
+    def _accepts(self, params: JsonObject) -> bool:
+        return accepts_log_message(params, minimum_level(self.connection))
 
 
 _SESSION_ENDED = as_json(
@@ -185,44 +378,68 @@ class StreamedCall(JsonCall):
 
     streams: SessionStreams
     stream: RequestStream
+    watched: ClassVar[bool] = True
+    _follower: _Follower | None = field(default=None, init=False)
 
-    async def serve(self, receive: Receive, send: Send, on_gone: OnGone) -> None:
+    async def _send_beginning(self, send: Send) -> None:
+        # Before the call is made, so that a client whose server dies can come back with its id.
+        try:
+            await start_stream(send, self.stream.session, self.stream, self.streams.generation)
+        except BaseException:
+            self.streams.abandon(self.stream)
+            raise
+
+    def _write_beginning(self, response: Response) -> None:
+        headers = (*EVENT_STREAM_HEADERS, (b"mcp-session-id", self.stream.session.encode()))
+        response.begin(200, headers, priming_event(self.stream, self.streams.generation), more=True)
+
+    def _write_answer(self, response: Response, status: int, message: bytes) -> None:
         stream = self.stream
-        follower = _Follower(self.start_soon, partial(self._follow, receive, send, on_gone))
+        if not stream.complete:
+            self.streams.answer(stream, message)
+        answer = stream.answer
+        response.end(answer or b"")
+        if answer is not None:
+            stream.mark_answered()
 
-        async def is_gone() -> bool:
-            # A client that came back reads the stream on another connection.
-            return not stream.readers and await is_disconnected(receive)
-
-        async def on_message(params: JsonObject) -> None:
-            if self._accepts(params):
+    async def _serve(self, send: Send) -> None:
+        stream, request = self.stream, self._request
+        assert request is not None
+        self._follower = follower = _Follower(self.start_soon, partial(self._follow, send))
+        try:
+            if self._is_long:
                 follower.start()
-                stream.add_notification(
-                    JSONRPCNotification(jsonrpc="2.0", method="notifications/message", params=params)
-                )
+            with follower:
+                _, message = await self._answer_in_session()
+        except BaseException:
+            self.streams.abandon(stream)
+            raise
+        if request.session_ended:
+            stream.end()
+        elif not stream.complete:
+            self.streams.answer(stream, message)
+        if follower.started:
+            await follower.wait()
+        else:
+            await stream.send_answer(send)
 
-        with self.transport.serving(self.call.id) as request:
-            try:
-                # Before the call is made, so that a client whose server dies can come back with its id.
-                await start_stream(send, stream.session, stream, self.streams.generation)
-                with follower:
-                    _, message = await self._answer_in_session(request, is_gone, on_message)
-            except BaseException:
-                self.streams.abandon(stream)
-                raise
-            if request.session_ended:
-                stream.end()
-            elif not stream.complete:
-                self.streams.answer(stream, message)
-            if follower.started:
-                await follower.wait()
-            else:
-                await stream.send_answer(send)
+    async def _is_gone(self) -> bool:
+        # A client that came back reads the stream on another connection.
+        return not self.stream.readers and await JsonCall._is_gone(self)
 
-    async def _follow(self, receive: Receive, send: Send, on_gone: OnGone) -> None:
-        await self.stream.send(receive, send, at_once=True)
-        if not self.stream.complete:
-            on_gone()
+    async def _on_message(self, params: JsonObject) -> None:
+        if self._accepts(params):
+            assert self._follower is not None
+            self._follower.start()
+            self.stream.add_notification(
+                JSONRPCNotification(jsonrpc="2.0", method="notifications/message", params=params)
+            )
+
+    async def _follow(self, send: Send) -> None:
+        assert self._receive is not None
+        await self.stream.send(self._receive, send, at_once=True)
+        if not self.stream.complete and self._client is not None:
+            self._client.release()
 
 
 @dataclass(slots=True, eq=False)
@@ -230,23 +447,26 @@ class SessionlessCall(FastCall):
     """A call without a session, answered with one JSON body, or with events after PING_SECONDS."""
 
     modern: ClassVar[bool] = True
-    _sends_events: bool = False
+    _sends_events: bool = field(default=False, init=False)
 
-    async def serve(self, receive: Receive, send: Send, on_gone: OnGone) -> None:
+    def _new_caller(self) -> Caller:
         operation = self.call.meta.get(OPERATION_KEY)
         # A client that loses its connection and one that cancels look the same. One that chose an operation
         # comes back.
-        caller = Caller(
-            operation=operation,
-            detached=operation is not None,
-            is_gone=partial(is_disconnected, receive),
-        )
+        return Caller(operation=operation, detached=operation is not None, is_gone=self._is_gone)
+
+    def _write_answer(self, response: Response, status: int, message: bytes) -> None:
+        _write_json(response, status, message)
+
+    async def _serve(self, send: Send) -> None:
         answer: tuple[int, bytes] | None = None
-        scope = anyio.CancelScope()
-        follower = _Follower(self.start_soon, partial(self._follow, receive, send, scope))
+        scope = Cancellation()
+        follower = _Follower(self.start_soon, partial(self._follow, send, scope))
         try:
+            if self._is_long:
+                follower.start()
             with scope, follower:
-                answer = await self.answer(caller)
+                answer = await self._answer()
         finally:
             await follower.stop()
         if answer is None:
@@ -257,10 +477,11 @@ class SessionlessCall(FastCall):
         else:
             await _send_json(send, status, message)
 
-    async def _follow(self, receive: Receive, send: Send, scope: anyio.CancelScope) -> None:
+    async def _follow(self, send: Send, scope: Cancellation) -> None:
         """Cancel the call when the client is gone, and keep the connection busy."""
+        assert self._receive is not None
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(wait_until_disconnected, receive, scope.cancel)
+            tasks.start_soon(wait_until_disconnected, self._receive, scope.cancel)
             await anyio.sleep(PING_SECONDS - FAST_SECONDS)
             await send_event_head(send)
             self._sends_events = True
@@ -321,16 +542,20 @@ class _Task:
         try:
             with self.scope:
                 await function()
-        except Exception:  # noqa: BLE001
-            # In the session manager's task group it would end all sessions.
-            _log.exception("a response could not be sent")
         finally:
             self.ended.set()
 
 
+def _json_headers(message: bytes, session_id: str) -> Headers:
+    headers = ((b"content-type", b"application/json"), (b"content-length", b"%d" % len(message)))
+    return (*headers, (b"mcp-session-id", session_id.encode("ascii"))) if session_id else headers
+
+
+def _write_json(response: Response, status: int, message: bytes, session_id: str = "") -> None:
+    response.begin(status, _json_headers(message, session_id), message, more=False)
+
+
 async def _send_json(send: Send, status: int, message: bytes, session_id: str = "") -> None:
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(message))]
-    if session_id:
-        headers.append((b"mcp-session-id", session_id.encode("ascii")))
+    headers = _json_headers(message, session_id)
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send_body(send, message, more=False)

@@ -33,11 +33,22 @@ from decathlon_mcp.protocol.sdk import SessionTransport
 from decathlon_mcp.types import as_json
 
 _VERSION = b"mcp-protocol-version"
-_SESSION = b"mcp-session-id"
+SESSION_HEADER = b"mcp-session-id"
 _METHOD = b"mcp-method"
 _NAME = b"mcp-name"
 _HEADERS = frozenset(
-    {b"host", b"origin", b"content-type", b"accept", _VERSION, _SESSION, _METHOD, _NAME, b"last-event-id"}
+    {
+        b"host",
+        b"origin",
+        b"authorization",
+        b"content-type",
+        b"accept",
+        b"last-event-id",
+        _VERSION,
+        SESSION_HEADER,
+        _METHOD,
+        _NAME,
+    }
 )
 """The headers that are read here. A request that repeats one of them is the SDK's."""
 _ARGUMENT_PREFIX = b"mcp-param-"
@@ -76,15 +87,17 @@ class FastPath:
         self._origins = _AllowedNames(security.allowed_origins)
         self._tools: WeakKeyDictionary[ToolRouter, frozenset[str]] = WeakKeyDictionary()
 
-    def prepare(self, scope: Scope, body: bytes, request_context: RequestContext) -> FastCall | None:
+    def prepare(
+        self, headers: Mapping[bytes, bytes] | None, body: bytes, request_context: RequestContext
+    ) -> FastCall | None:
         """The call that a POST asks for, which must be served now; None if the SDK must serve the POST.
 
-        The client's token and its access to the episode must have been checked.
+        `headers`: what `read_headers` returned. The client's token and its access to the episode must have
+        been checked.
         """
         access = request_context.access
         if access is None or access.episode.state.phase is not Phase.READY:
             return None
-        headers = _read_headers(scope)
         if headers is None or not self._is_acceptable(headers):
             return None
         call = ToolCall.read(body)
@@ -92,8 +105,14 @@ class FastPath:
             return None
         version = headers.get(_VERSION)
         if version is None or version in _HANDSHAKE_VERSIONS:
-            return self._prepare_in_session(headers.get(_SESSION, b""), body, call, access, request_context)
-        if self._sessionless and _SESSION not in headers and _agree(headers, version.decode("latin-1"), call):
+            return self._prepare_in_session(
+                headers.get(SESSION_HEADER, b""), body, call, access, request_context
+            )
+        if (
+            self._sessionless
+            and SESSION_HEADER not in headers
+            and _agree(headers, version.decode("latin-1"), call)
+        ):
             return SessionlessCall(call, access, request_context, self._sessions.start_soon)
         return None
 
@@ -158,14 +177,14 @@ class _AllowedNames:
         return name in self._exact or name.rpartition(b":")[0] in self._any_port
 
 
-def _read_headers(scope: Scope) -> dict[bytes, bytes] | None:
+def read_headers(scope: Scope) -> dict[bytes, bytes] | None:
     """The values of `_HEADERS`; None if one is repeated, or an argument is repeated in a header."""
     headers: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
         if name in _HEADERS:
             if name in headers:
                 return None
-            headers[name] = value
+            headers[name] = value.strip(b" \t")
         elif name.startswith(_ARGUMENT_PREFIX):
             return None
     return headers

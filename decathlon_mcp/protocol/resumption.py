@@ -63,7 +63,7 @@ PING_SECONDS = 15.0
 FAST_SECONDS = 0.25
 """A request that takes longer notices that its client is gone; before, watching costs more than it saves."""
 
-_EVENT_STREAM_HEADERS = (
+EVENT_STREAM_HEADERS = (
     (b"cache-control", b"no-cache, no-transform"),
     (b"connection", b"keep-alive"),
     (b"content-type", b"text/event-stream"),
@@ -134,7 +134,8 @@ class RequestStream:
         self._generation = generation
         self._on_answered = on_answered
         self._events: deque[tuple[int, bytes]] = deque()
-        self._answer: bytes | None = None
+        self.answer: bytes | None = None
+        """The event of the answer, once it is there and as long as it is kept."""
         self._next = 1
         # Most streams are complete before anybody waits.
         self._changed: anyio.Event | None = None
@@ -155,8 +156,8 @@ class RequestStream:
     def add_answer(self, message: bytes) -> str:
         """Keep the answer, a JSON-RPC message on one line, and return the id of its event."""
         event_id = str(EventId(self._generation, None, self.request))
-        self._answer = event_frame(message, event_id)
-        self.size_bytes += len(self._answer)
+        self.answer = event_frame(message, event_id)
+        self.size_bytes += len(self.answer)
         self.complete = True
         self._notify()
         return event_id
@@ -164,7 +165,7 @@ class RequestStream:
     def clear(self) -> None:
         """Drop all events. Readers that have not sent the answer yet end their streams."""
         self._events.clear()
-        self._answer = None
+        self.answer = None
 
     def end(self) -> None:
         """No answer will come: readers end their streams."""
@@ -216,13 +217,17 @@ class RequestStream:
 
     async def send_answer(self, send: Send) -> None:
         """Send the answer of a complete stream, if there is one, and end the response."""
-        answer = self._answer
+        answer = self.answer
         # With the end of the response, which would cost another write.
         await send_body(send, answer or b"", more=False)
         if answer is not None:
-            self.answered = True
-            self._on_answered(self)
-            self._notify()
+            self.mark_answered()
+
+    def mark_answered(self) -> None:
+        """The answer was written to a client."""
+        self.answered = True
+        self._on_answered(self)
+        self._notify()
 
     async def _follow(self, send: Send, progress: _Progress) -> None:
         """Send notifications as they come, until the stream is complete."""
@@ -471,13 +476,17 @@ async def start_stream(send: Send, session: str, stream: RequestStream | None, g
     """Send the head of a stream, and its priming event if there is a stream."""
     await send_event_head(send, (b"mcp-session-id", session.encode()))
     if stream is not None:
-        event_id = EventId(generation, 0, stream.request)
-        await send_body(send, f"id: {event_id}\r\ndata: \r\n\r\n".encode(), more=True)
+        await send_body(send, priming_event(stream, generation), more=True)
+
+
+def priming_event(stream: RequestStream, generation: int) -> bytes:
+    """The first event of a stream, with the id that a client comes back with."""
+    return f"id: {EventId(generation, 0, stream.request)}\r\ndata: \r\n\r\n".encode()
 
 
 async def send_event_head(send: Send, *headers: tuple[bytes, bytes]) -> None:
     """Send the head of a response that is a stream of events."""
-    await send({"type": "http.response.start", "status": 200, "headers": [*_EVENT_STREAM_HEADERS, *headers]})
+    await send({"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM_HEADERS, *headers]})
 
 
 async def send_single_answer(send: Send, session: str, answer: JSONRPCMessage | None) -> None:

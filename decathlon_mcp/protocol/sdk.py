@@ -7,10 +7,11 @@ SDK and names those that changed; `python -m tests.protocol.sdk_members` prints 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,7 +45,7 @@ from mcp_types import (
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from decathlon_mcp.background import background_tasks
+from decathlon_mcp.background import Cancellation, background_tasks, run_alone
 from decathlon_mcp.protocol.resumption import (
     LAST_EVENT_KEY,
     EventId,
@@ -165,12 +166,17 @@ class SessionRequest:
     """A request of a session that is served without the SDK.
 
     `key`: its id, as the SDK compares ids. `scope`: cancelled by `notifications/cancelled`, and by the end of
-    the session, in which case `session_ended` is set.
+    the session, in which case `session_ended` is set. `on_cancel` is called then.
     """
 
     key: RequestId
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    on_cancel: Callable[[], object]
+    scope: Cancellation = field(default_factory=Cancellation)
     session_ended: bool = False
+
+    def cancel(self) -> None:
+        self.scope.cancel()
+        self.on_cancel()
 
 
 class SessionTransport(StreamableHTTPServerTransport):
@@ -227,39 +233,36 @@ class SessionTransport(StreamableHTTPServerTransport):
             return None
         return None if self.idle_scope is not None and self.idle_scope.cancel_called else connection
 
-    @contextmanager
-    def serving(self, request_id: RequestId) -> Generator[SessionRequest]:
-        """Serve a request of the session in the body; its `scope` is cancelled with the request.
+    def begin_request(self, request_id: RequestId, on_cancel: Callable[[], object]) -> SessionRequest:
+        """Begin to serve a request of the session, which ends with `end_request`.
 
         The session does not become idle meanwhile, as while `handle_request` serves one.
         """
-        request = SessionRequest(coerce_request_id(request_id))
+        request = SessionRequest(coerce_request_id(request_id), on_cancel)
         self._requests.add(request)
         self._requests_in_flight += 1
         if self.idle_scope is not None:
             self.idle_scope.deadline = math.inf
-        try:
-            yield request
-        finally:
-            self._requests.discard(request)
-            self._requests_in_flight -= 1
-            if (
-                self.idle_scope is not None
-                and self._idle_timeout is not None
-                and not self._requests_in_flight
-            ):
-                self.idle_scope.deadline = anyio.current_time() + self._idle_timeout
+        return request
+
+    def end_request(self, request: SessionRequest) -> None:
+        """A request has been served."""
+        self._requests.discard(request)
+        self._requests_in_flight -= 1
+        if self.idle_scope is not None and self._idle_timeout is not None and not self._requests_in_flight:
+            # The time of anyio's clock, which can only be read inside a task.
+            self.idle_scope.deadline = asyncio.get_running_loop().time() + self._idle_timeout
 
     def _cancel(self, request_id: RequestId) -> None:
         key = coerce_request_id(request_id)
-        for request in self._requests:
+        for request in tuple(self._requests):
             if request.key == key:
-                request.scope.cancel()
+                request.cancel()
 
     async def terminate(self) -> None:
-        for request in self._requests:
+        for request in tuple(self._requests):
             request.session_ended = True
-            request.scope.cancel()
+            request.cancel()
         await super().terminate()
 
     async def _mint_priming_event(self, stream_id: str, protocol_version: str) -> None:
@@ -383,7 +386,7 @@ class SessionManagerBase(StreamableHTTPSessionManager):
     def start_soon(self, function: Callable[..., Coroutine[Any, Any, object]], *arguments: object) -> None:
         """Run a function in the background, until the manager ends."""
         assert self._task_group is not None
-        self._task_group.start_soon(function, *arguments)
+        self._task_group.start_soon(run_alone, function, *arguments)
 
     # What the SDK's `_serve_opening_request` does with a session, but for a connection after its handshake.
     async def _run_revived(

@@ -104,10 +104,15 @@ class SessionManager(SessionManagerBase):
         return self._open
 
     async def expire_answers(self) -> None:
-        """Forget answers that were fetched, or never will be, until cancelled."""
-        while self._resumption is not None:
+        """Forget answers that were fetched, or never will be, until cancelled. For a manager with a store."""
+        assert self._resumption is not None
+        while True:
             await anyio.sleep(EXPIRE_SECONDS)
             self._resumption.expire()
+
+    def is_live(self, session_id: str) -> bool:
+        """Whether `revive` would do nothing for a session that exists."""
+        return self.is_open(session_id) and session_id not in self._reviving
 
     def opener(self, session_id: str | None) -> RequestContext | None:
         """The request context that opened a session; None if there is no such session."""
@@ -134,7 +139,7 @@ class SessionManager(SessionManagerBase):
             return
         # Without a lock, the second of two requests that arrive together meets a transport that is not
         # connected yet.
-        if self.is_open(session_id) and session_id not in self._reviving:
+        if self.is_live(session_id):
             return
         lock = self._reviving.setdefault(session_id, anyio.Lock())
         try:
