@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from operator import itemgetter
 
 import anyio
 
@@ -60,12 +61,12 @@ class Lease:
         """When the lease expires; infinite while it is held before `start`."""
         if self._holders:
             return self._absolute_deadline
-        return min(self._deadlines.values())
+        return min(deadline for deadline, _ in self._deadlines)
 
     @property
     def ending(self) -> Ending:
         """The ending of an episode whose lease has expired: that of the first limit to pass."""
-        return min(self._deadlines, key=self._deadlines.__getitem__)
+        return min(self._deadlines, key=itemgetter(0))[1]
 
     @property
     def expired(self) -> bool:
@@ -158,15 +159,15 @@ class Lease:
         self._stop_timer()
 
     @property
-    def _deadlines(self) -> dict[Ending, float]:
+    def _deadlines(self) -> tuple[tuple[float, Ending], ...]:
         limits = self._limits
         first_use_from = None if self._used else self._ready_at
-        return {
-            Ending.TIME_OVER: self._absolute_deadline,
-            Ending.CLIENT_LOST: _after(self._client_lost_at, limits.grace_seconds),
-            Ending.NEVER_USED: _after(first_use_from, limits.first_use_seconds),
-            Ending.LEASE_EXPIRED: self._renewed_at + limits.idle_seconds,
-        }
+        return (
+            (self._absolute_deadline, Ending.TIME_OVER),
+            (_after(self._client_lost_at, limits.grace_seconds), Ending.CLIENT_LOST),
+            (_after(first_use_from, limits.first_use_seconds), Ending.NEVER_USED),
+            (self._renewed_at + limits.idle_seconds, Ending.LEASE_EXPIRED),
+        )
 
     def _set_deadline(self) -> None:
         """Have `_check` called at the deadline, or before."""

@@ -336,8 +336,10 @@ class RunningCall:
         if not self.is_finished:
             self.outcome = outcome
             self.is_finished = True
-            for inbox in tuple(self._callers.values()):
+            for caller, inbox in tuple(self._callers.items()):
                 inbox.close()
+                if not inbox.queue:
+                    self._callers.pop(caller, None)
             if self._finished is not None:
                 self._finished.set()
 

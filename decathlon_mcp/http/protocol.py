@@ -359,10 +359,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             or self.flow.write_paused
         ):
             return False
-        for name, value in self.headers:
-            if name == b"content-length":
-                return value.isdigit() and len(value) < MAX_LENGTH_DIGITS and int(value) <= SMALL_BODY_BYTES
-        return False
+        headers = dict(self.headers)
+        length = headers.get(b"content-length", b"")
+        return (
+            b"transfer-encoding" not in headers
+            and length.isdigit()
+            and len(length) < MAX_LENGTH_DIGITS
+            and int(length) <= SMALL_BODY_BYTES
+        )
 
     def on_body(self, body: bytes) -> None:
         self._piece_body_bytes += len(body)

@@ -186,8 +186,7 @@ class FastCall:
     def _on_change(self) -> None:
         """The call has ended, or has something to send before. Does not raise."""
         response, running = self._response, self._running
-        assert running is not None
-        if response is None:
+        if response is None or running is None:
             return  # a task continues
         reply = running.outcome
         if running.is_finished and isinstance(reply, Reply) and response.is_writable:
@@ -210,6 +209,8 @@ class FastCall:
         self._leave()
         if self._client is not None:
             self._client.end()
+        # They refer to this object. Without cycles, its memory is free at once for the next call.
+        self._running = self._caller = None
 
     def _on_timer(self) -> None:
         self._is_long = True
@@ -321,6 +322,7 @@ class JsonCall(FastCall):
     def _leave(self) -> None:
         assert self._request is not None
         self.transport.end_request(self._request)
+        self._request = None
 
     def _new_caller(self) -> Caller:
         operation = self.call.meta.get(OPERATION_KEY)

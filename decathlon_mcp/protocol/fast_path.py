@@ -51,6 +51,10 @@ _HEADERS = frozenset(
     }
 )
 """The headers that are read here. A request that repeats one of them is the SDK's."""
+_CHECKED_HEADERS = (b"host", b"origin", b"content-type", b"accept")
+"""The headers by which a request may be refused whatever it asks for."""
+MAX_KNOWN_HEADERS = 256
+"""Combinations of their values that are remembered."""
 _ARGUMENT_PREFIX = b"mcp-param-"
 _CODED = b"=?"
 """Beginning of a header's value that stands for another value."""
@@ -85,6 +89,7 @@ class FastPath:
         self._sessionless = sessionless
         self._hosts = _AllowedNames(security.allowed_hosts)
         self._origins = _AllowedNames(security.allowed_origins)
+        self._acceptable: dict[tuple[bytes | None, ...], bool] = {}
         self._tools: WeakKeyDictionary[ToolRouter, frozenset[str]] = WeakKeyDictionary()
 
     def prepare(
@@ -140,6 +145,16 @@ class FastPath:
         return JsonCall(call, access, request_context, start_soon, transport, connection)
 
     def _is_acceptable(self, headers: Mapping[bytes, bytes]) -> bool:
+        # A client's headers are always the same.
+        values = tuple(map(headers.get, _CHECKED_HEADERS))
+        if (known := self._acceptable.get(values)) is not None:
+            return known
+        if len(self._acceptable) >= MAX_KNOWN_HEADERS:
+            self._acceptable.clear()
+        self._acceptable[values] = found = self._check_headers(headers)
+        return found
+
+    def _check_headers(self, headers: Mapping[bytes, bytes]) -> bool:
         origin = headers.get(b"origin")
         accept = headers.get(b"accept", b"").decode("latin-1")
         return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from decathlon_mcp.driver_client.messages import Loss, MessageStream, Survival
 from decathlon_mcp.driver_client.replies import Reply
 from decathlon_mcp.driver_client.rpc import RpcClient
 from decathlon_mcp.errors import CallTimeoutError, ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.sandboxes.streams import DirectStream
 from decathlon_mcp.types import JsonObject
 from tests.driver.peer import until
 from tests.driver_client.support import (
@@ -46,6 +47,41 @@ class SlowStream(MemoryByteStream):
         await super().send(item[:middle])
         await self.resume.wait()
         await super().send(item[middle:])
+
+
+class NarrowStream(DirectStream):
+    """Takes a few bytes at once, and the rest once `resume` is set. With `broken`, it takes nothing."""
+
+    def __init__(self, stream: MemoryByteStream) -> None:
+        self.resume = anyio.Event()
+        self.resume.set()
+        self.broken = False
+        self.room = 1 << 20
+        self._stream = stream
+
+    def send_now(self, data: bytes | memoryview) -> int:
+        if self.broken:
+            raise anyio.BrokenResourceError
+        part = bytes(data[: self.room])
+        self._stream._outgoing.send_nowait(part)  # pyright: ignore[reportPrivateUsage]
+        return len(part)
+
+    async def send(self, item: bytes) -> None:
+        await self.resume.wait()
+        await self._stream.send(item)
+
+    async def receive_each(self, handler: Callable[[bytes], float]) -> None:
+        while True:
+            handler(await self.receive())
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        return await self._stream.receive(max_bytes)
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
 
 class BrokenStream(ByteStream):
@@ -119,6 +155,60 @@ async def outcome_of(rpc: RpcClient, outcomes: list[Any], timeout_seconds: float
 
 
 # One stream
+
+
+@asynccontextmanager
+async def narrow_connection() -> AsyncGenerator[tuple[RpcClient, NarrowStream, Peer]]:
+    client, driver = stream_pair()
+    stream, peer = NarrowStream(client), Peer(driver, boots=False)
+    rpc = RpcClient(MessageStream(Source(stream)), describe_loss)
+    async with background_tasks() as tasks:
+        tasks.start_soon(peer.run)
+        tasks.start_soon(rpc.read)
+        rpc.attach()
+        await rpc.ready_or_closed.wait()
+        yield rpc, stream, peer
+        rpc.close()
+        await stream.aclose()
+        await driver.aclose()
+        peer.close()
+
+
+async def test_what_a_stream_does_not_take_at_once_is_written_before_anything_else() -> None:
+    async with narrow_connection() as (rpc, stream, peer):
+        stream.room, stream.resume = 3, anyio.Event()
+        first = rpc.begin("one", {}, before_send=ignore, on_change=ignore)
+        second = rpc.begin("two", {}, before_send=ignore, on_change=ignore)
+        assert first is not None
+        assert second == first + 1
+        nothing: JsonObject = {}
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(rpc.notify, "three", nothing)
+            await anyio.wait_all_tasks_blocked()
+            stream.resume.set()
+        with anyio.fail_after(10):
+            assert [(await peer.receive())["method"] for _ in range(3)] == ["one", "two", "three"]
+
+
+async def test_request_begun_over_a_broken_stream_ends_with_the_connection() -> None:
+    changes: list[bool] = []
+    async with narrow_connection() as (rpc, stream, _):
+        stream.broken = True
+        number = rpc.begin("one", {}, before_send=ignore, on_change=lambda: changes.append(True))
+        assert number is not None
+        rpc.close("the sandbox is gone")
+        assert changes == [True]
+        assert not rpc.settle(number, ignore, ignore)
+        with pytest.raises(SandboxLostError, match="the sandbox is gone"):
+            await rpc.finish(number, ignore)
+        assert rpc.begin("two", {}, before_send=ignore, on_change=ignore) is None
+
+
+async def test_nothing_is_begun_without_room() -> None:
+    async with narrow_connection() as (rpc, _, _):
+        half = {"data": "x" * (wire.REQUEST_BUFFER_BYTES // 2)}
+        begun = [rpc.begin("one", half, before_send=ignore, on_change=ignore) for _ in range(3)]
+        assert [number is not None for number in begun] == [True, False, False]
 
 
 async def test_cancelled_message_is_written_whole() -> None:

@@ -7,22 +7,22 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import anyio
 import httpx2
 from anyio.abc import Process, TaskGroup
-from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.authentication import Tokens
+from decathlon_mcp.http.direct import DirectResponse, HttpApp
 from decathlon_mcp.http.server import listen, serve_http
 from decathlon_mcp.storage.store import Store
 from tests.episodes.environment import TOOLS, running_registry
@@ -32,6 +32,42 @@ from tests.probe.serving import Served
 
 SERVER = "server"
 """Name of the servers in the store."""
+ServeUntilLeft: TypeAlias = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
+
+
+class _LeftApp(HttpApp):
+    """An application without its lifespan, whose requests can be left. `serve`: see `serve_until_left`."""
+
+    def __init__(self, app: HttpApp, serve: ServeUntilLeft) -> None:
+        super().__init__()
+        self._app = app
+        self._serve = serve
+        self.direct = None if app.direct is None else self._begin
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await serve_lifespan(scope, receive, send)
+        else:
+            await self._serve(lambda: self._app(scope, receive, send))
+
+    def _begin(self, scope: Scope, body: bytes) -> Callable[[DirectResponse], None] | None:
+        assert self._app.direct is not None
+        begin = self._app.direct(scope, body)
+        if begin is None:
+            return None
+        return lambda response: begin(cast("DirectResponse", _LeftResponse(response, self._serve)))
+
+
+class _LeftResponse:
+    def __init__(self, response: DirectResponse, serve: ServeUntilLeft) -> None:
+        self._response = response
+        self._serve = serve
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._response, name)
+
+    def continue_in_task(self, serve: Callable[[Receive, Send], Awaitable[None]]) -> None:
+        self._response.continue_in_task(lambda receive, send: self._serve(lambda: serve(receive, send)))
 
 
 @dataclass
@@ -76,20 +112,21 @@ class Restartable:
                 served.set()
                 await self._ended.wait()
 
-        async def without_lifespan(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] == "lifespan":
-                await serve_lifespan(scope, receive, send)
-            else:
-                await self._serve_request(app, scope, receive, send)
-
         self.tasks.start_soon(live)
         await served.wait()
         listener = self.listener.dup()
-        application = cast("Starlette", without_lifespan)
-        await serve_http(application, listener, drain=self._drain, on_ready=ready.set, stop=self._stop)
+        application = _LeftApp(app, self.serve_until_left)
+        await serve_http(
+            application,
+            listener,
+            drain=self._drain,
+            on_ready=ready.set,
+            stop=self._stop,
+            metrics=self.registry.metrics,
+        )
         self._stopped.set()
 
-    async def _serve_request(self, app: Starlette, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve_until_left(self, run: Callable[[], Awaitable[None]]) -> None:
         """Serve a request until it is answered, or the server leaves it as one that is killed would.
 
         In a task of its own, because uvicorn cancels the requests that remain when it ends.
@@ -98,7 +135,7 @@ class Restartable:
 
         async def serve() -> None:
             try:
-                await app(scope, receive, send)
+                await run()
             except Exception:
                 logging.getLogger(__name__).exception("a request failed")
             finally:

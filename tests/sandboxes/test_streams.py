@@ -1,0 +1,137 @@
+"""Streams that pass what arrives to a function."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncGenerator
+
+import anyio
+import pytest
+
+from decathlon_mcp.background import background_tasks
+from decathlon_mcp.sandboxes.docker.sandbox import AttachedStream
+from decathlon_mcp.sandboxes.streams import LogTail, SocketStream
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def ends() -> AsyncGenerator[tuple[SocketStream, socket.socket]]:
+    ours, peer = socket.socketpair()
+    stream = SocketStream(ours)
+    with anyio.fail_after(10):
+        yield stream, peer
+    await stream.aclose()
+    peer.close()
+
+
+async def until(received: list[bytes], data: bytes) -> None:
+    while b"".join(received) != data:  # noqa: ASYNC110  (nothing announces it)
+        await anyio.sleep(0.001)
+
+
+async def test_all_that_arrives_is_passed_on_until_the_end(ends: tuple[SocketStream, socket.socket]) -> None:
+    stream, peer = ends
+    received: list[bytes] = []
+
+    def handle(chunk: bytes) -> float:
+        received.append(chunk)
+        return 0.0
+
+    peer.send(b"before ")
+    async with background_tasks() as tasks:
+
+        async def receive() -> None:
+            with pytest.raises(anyio.EndOfStream):
+                await stream.receive_each(handle)
+            received.append(b" end")
+
+        tasks.start_soon(receive)
+        for number in range(3):
+            peer.send(b"%d" % number)
+            await anyio.sleep(0.01)
+        await until(received, b"before 012")
+        peer.close()
+        await until(received, b"before 012 end")
+
+
+async def test_nothing_is_read_while_the_function_asks_for_a_pause(
+    ends: tuple[SocketStream, socket.socket],
+) -> None:
+    stream, peer = ends
+    received: list[bytes] = []
+    async with background_tasks() as tasks:
+
+        def handle(chunk: bytes) -> float:
+            received.append(chunk)
+            return 0.2
+
+        tasks.start_soon(stream.receive_each, handle)
+        await anyio.wait_all_tasks_blocked()
+        for expected in (b"a", b"ab"):
+            peer.send(expected[-1:])
+            await until(received, expected)
+            peer.send(b"?")
+            await anyio.sleep(0.02)
+            assert b"".join(received) == expected
+            await until(received, expected + b"?")
+            received[:] = [b"a"]
+
+
+async def test_exception_of_the_function_is_raised_and_the_rest_can_be_received(
+    ends: tuple[SocketStream, socket.socket],
+) -> None:
+    stream, peer = ends
+
+    def refuse(chunk: bytes) -> float:
+        raise ValueError(chunk)
+
+    async with background_tasks() as tasks:
+        tasks.start_soon(_send_later, peer, b"first")
+        with pytest.raises(ValueError, match="first"):
+            await stream.receive_each(refuse)
+    peer.send(b"second")
+    assert await stream.receive() == b"second"
+
+
+async def test_a_cancelled_receiver_loses_nothing(ends: tuple[SocketStream, socket.socket]) -> None:
+    stream, peer = ends
+    received: list[bytes] = []
+
+    def handle(chunk: bytes) -> float:
+        received.append(chunk)
+        return 0.0
+
+    with anyio.move_on_after(0.01):
+        await stream.receive_each(handle)
+    peer.send(b"data")
+    assert await stream.receive() == b"data"
+    assert not received
+
+
+async def test_only_stdout_of_a_container_is_passed_on(ends: tuple[SocketStream, socket.socket]) -> None:
+    connection, peer = ends
+    log_tail, received = LogTail(), list[bytes]()
+    stream = AttachedStream(connection, log_tail)
+
+    def handle(chunk: bytes) -> float:
+        received.append(chunk)
+        return 0.0
+
+    def frame(output: int, data: bytes) -> bytes:
+        return bytes([output, 0, 0, 0]) + len(data).to_bytes(4, "big") + data
+
+    whole = frame(1, b"one ") + frame(2, b"a warning") + frame(1, b"two")
+    async with background_tasks() as tasks:
+        tasks.start_soon(stream.receive_each, handle)
+        for part in (whole[:6], whole[6:9], whole[9:22], whole[22:]):
+            peer.send(part)
+            await anyio.sleep(0.01)
+        await until(received, b"one two")
+    assert b"" not in received
+    assert str(log_tail) == "a warning"
+
+
+async def _send_later(peer: socket.socket, data: bytes) -> None:
+    await anyio.wait_all_tasks_blocked()
+    peer.send(data)
