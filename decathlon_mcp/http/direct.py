@@ -104,6 +104,10 @@ class DirectResponse:
 
         self._connection.run_in_task(self._cycle, app)
 
+    def abort(self) -> None:
+        """Break the connection off."""
+        self._transport.abort()
+
 
 def _nothing() -> None:
     pass

@@ -404,8 +404,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Serve a request whose body has been read; the application does it if no task is to be saved."""
         direct = self._connections.direct
         assert direct is not None
+        scope, begun_at = cast("Scope", cycle.scope), perf_counter()
         try:
-            scope = cast("Scope", cycle.scope)
             serve = direct(scope, bytes(cycle.body))
             if serve is None:
                 self.run_in_task(cycle, app)
@@ -413,15 +413,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             # From now on, `cycle.receive` waits for the disconnect.
             cycle.body = bytearray()
             cycle.message_event.clear()
-            serve(DirectResponse(self, cycle, ResponseMeter(self.metrics, scope, perf_counter())))
+            serve(DirectResponse(self, cycle, ResponseMeter(self._connections.metrics, scope, begun_at)))
         except Exception:  # noqa: BLE001
             # The parser would report an invalid request.
             _log.exception("a request could not be served")
             self.transport.abort()
-
-    @property
-    def metrics(self) -> Metrics:
-        return self._connections.metrics
 
     @property
     def _last(self) -> RequestResponseCycle | None:

@@ -107,6 +107,10 @@ class Response(Protocol):
         """Have a task write what is left of the response."""
         ...
 
+    def abort(self) -> None:
+        """Break the connection off."""
+        ...
+
 
 class Client(Protocol):
     """The client of a request, which is there from before the call until `end`."""
@@ -169,6 +173,7 @@ class FastCall:
             self.request_context.called_at = perf_counter()
             running = self.access.episode.begin_call(self.call.name, self._params, caller.operation)
         except BaseException:
+            self._abandon()
             self._end()
             raise
         self._running = running
@@ -199,6 +204,7 @@ class FastCall:
                     self._client.answered = True
             except Exception:  # noqa: BLE001
                 _log.exception("a response could not be written")
+                response.abort()
             finally:
                 self._end()
         else:
@@ -242,6 +248,9 @@ class FastCall:
 
     def _leave(self) -> None:
         """The call has been served."""
+
+    def _abandon(self) -> None:
+        """The call could not be served."""
 
     async def _send_beginning(self, send: Send) -> None:
         """Send what comes before the call is made."""
@@ -388,8 +397,11 @@ class StreamedCall(JsonCall):
         try:
             await start_stream(send, self.stream.session, self.stream, self.streams.generation)
         except BaseException:
-            self.streams.abandon(self.stream)
+            self._abandon()
             raise
+
+    def _abandon(self) -> None:
+        self.streams.abandon(self.stream)
 
     def _write_beginning(self, response: Response) -> None:
         headers = (*EVENT_STREAM_HEADERS, (b"mcp-session-id", self.stream.session.encode()))
@@ -414,7 +426,7 @@ class StreamedCall(JsonCall):
             with follower:
                 _, message = await self._answer_in_session()
         except BaseException:
-            self.streams.abandon(stream)
+            self._abandon()
             raise
         if request.session_ended:
             stream.end()

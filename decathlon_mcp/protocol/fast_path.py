@@ -54,7 +54,8 @@ _HEADERS = frozenset(
 _CHECKED_HEADERS = (b"host", b"origin", b"content-type", b"accept")
 """The headers by which a request may be refused whatever it asks for."""
 MAX_KNOWN_HEADERS = 256
-"""Combinations of their values that are remembered."""
+MAX_KNOWN_HEADERS_BYTES = 512
+"""Combinations of their values that are remembered, and the size of each."""
 _ARGUMENT_PREFIX = b"mcp-param-"
 _CODED = b"=?"
 """Beginning of a header's value that stands for another value."""
@@ -149,9 +150,11 @@ class FastPath:
         values = tuple(map(headers.get, _CHECKED_HEADERS))
         if (known := self._acceptable.get(values)) is not None:
             return known
-        if len(self._acceptable) >= MAX_KNOWN_HEADERS:
-            self._acceptable.clear()
-        self._acceptable[values] = found = self._check_headers(headers)
+        found = self._check_headers(headers)
+        if sum(len(value or b"") for value in values) <= MAX_KNOWN_HEADERS_BYTES:
+            if len(self._acceptable) >= MAX_KNOWN_HEADERS:
+                self._acceptable.clear()
+            self._acceptable[values] = found
         return found
 
     def _check_headers(self, headers: Mapping[bytes, bytes]) -> bool:
