@@ -1,7 +1,7 @@
 """Calls that run exactly once: a request that is sent again gets the reply of the first one.
 
 A request has an *operation*, an id that its client gives it; a request that is sent again has the same one.
-A call runs in a task of its own, and the requests that wait for it are its callers: the one that began it,
+A call does not belong to the request that began it. The requests that wait for it are its callers: that one,
 those with the same operation, and those with the same tool and arguments whose predecessor lost its
 connection. A call ends early only if all its callers have cancelled it.
 

@@ -244,7 +244,8 @@ def main(folder: Path, kind: str, *, needs_tasks: bool) -> None:
     for step in range(1, STEPS + 1):
         life = folder / str(step)
         life.mkdir()
-        first = fork(lambda run=partial(begin, life, step, arguments, needs_tasks): anyio.run(run))
+        begins = partial(begin, life, step, arguments, needs_tasks)
+        first = fork(partial(anyio.run, begins))
 
         def second(life: Path = life, first: int = first, step: int = step) -> None:
             found = anyio.run(resume, life, kind, arguments)
