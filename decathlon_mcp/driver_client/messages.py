@@ -302,9 +302,10 @@ class MessageStream:
         try:
             if isinstance(stream, DirectStream):
                 await stream.receive_each(handle)
-            while True:
-                if seconds := handle(await stream.receive(1 << 16)):
-                    await anyio.sleep(seconds)
+            else:
+                while True:
+                    if seconds := handle(await stream.receive(1 << 16)):
+                        await anyio.sleep(seconds)
         except _STREAM_ENDS:
             return
         except _ViolationError as violation:

@@ -151,9 +151,7 @@ class McpEndpoints:
             if decoded_bytes(body) > SMALL_DECODED_BYTES:
                 return None
             request_context = self._direct_context(manager, scope["path"], name, headers)
-        except (BodyError, DecathlonError):
-            return None
-        if request_context is None:
+        except (BodyError, DecathlonError, UnauthorizedError):
             return None
         session_id = request_context.principal.session
         if session_id is not None and (
@@ -169,35 +167,21 @@ class McpEndpoints:
 
     def _direct_context(
         self, manager: SessionManager, path: str, name: str, headers: Mapping[bytes, bytes]
-    ) -> RequestContext | None:
-        """The context of a request to an episode, or of a session that is an episode; None for all others.
+    ) -> RequestContext:
+        """The context of a request to an episode, or of a session at a task's address, if there is one.
 
-        `name`: that of the task, or the episode's id. Raises UnknownEpisodeError.
+        `name`: that of the task, or the episode's id. Raises UnauthorizedError, UnknownEpisodeError.
         """
-        session = headers.get(SESSION_HEADER.encode())
-        session_id = None if session is None else session.decode("latin-1")
-        access = self._registry.agent_access(name) if manager is self._episodes else None
-        by_agent_id = access is not None
-        authorization = headers.get(b"authorization")
-        principal = (
-            Principal()
-            if by_agent_id
-            else self._tokens.principal(None if authorization is None else authorization.decode("latin-1"))
+        authorization, session = (
+            None if value is None else value.decode("latin-1")
+            for value in (headers.get(b"authorization"), headers.get(SESSION_HEADER.encode()))
         )
-        if principal is None:
-            return None
-        if manager is self._tasks:
-            opener = manager.opener(session_id)
-            access = None if opener is None else opener.access
-        elif access is None:
-            access = self._registry.access(name, principal)
-        return RequestContext(
-            principal=replace(principal, session=session_id),
-            path=path,
-            public_url=self._public_url,
-            access=access,
-            by_agent_id=by_agent_id,
-        )
+        if manager is self._episodes:
+            return self._episode_context(name, path, authorization, session)
+        request_context = self._context(path, self._principal(authorization), session)
+        opener = manager.opener(session)
+        request_context.access = None if opener is None else opener.access
+        return request_context
 
     def _begin_call(self, manager: SessionManager, call: FastCall, response: DirectResponse) -> None:
         """Serve a call without the SDK, and without a task as far as possible."""
@@ -229,17 +213,12 @@ class McpEndpoints:
     async def serve_episode(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve `/episodes/{episode_id}/mcp`, where the id is a handle or an agent id."""
         request = Request(scope, receive)
-        episode_id = request.path_params["episode_id"]
-        access = self._registry.agent_access(episode_id)
-        if access is not None:
-            # The agent id is enough, without a token: with a token an agent could start other episodes of the
-            # task and evaluate guesses there.
-            request_context = self._request_context(request, principal=Principal())
-            request_context.by_agent_id = True
-        else:
-            request_context = self._request_context(request)
-            access = self._registry.access(episode_id, request_context.principal)
-        request_context.access = access
+        request_context = self._episode_context(
+            request.path_params["episode_id"],
+            scope["path"],
+            request.headers.get("authorization"),
+            request.headers.get(SESSION_HEADER),
+        )
         await self._serve(self._episodes, request_context, request, send)
 
     async def serve_lobby(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -247,17 +226,40 @@ class McpEndpoints:
         request = Request(scope, receive)
         await self._serve(self._lobby, self._request_context(request), request, send)
 
-    def _request_context(self, request: Request, *, principal: Principal | None = None) -> RequestContext:
-        """A context for the request, by default with its token's principal. Raises UnauthorizedError."""
-        if principal is None:
-            principal = self._tokens.principal(request.headers.get("authorization"))
+    def _request_context(self, request: Request) -> RequestContext:
+        """A context for the request. Raises UnauthorizedError."""
+        headers = request.headers
+        return self._context(
+            request.scope["path"], self._principal(headers.get("authorization")), headers.get(SESSION_HEADER)
+        )
+
+    def _episode_context(
+        self, episode_id: str, path: str, authorization: str | None, session: str | None
+    ) -> RequestContext:
+        """A context with access to the episode of this handle or agent id.
+
+        Raises UnauthorizedError, UnknownEpisodeError.
+        """
+        access = self._registry.agent_access(episode_id)
+        by_agent_id = access is not None
+        # The agent id is enough, without a token: with a token an agent could start other episodes of the
+        # task and evaluate guesses there.
+        principal = Principal() if by_agent_id else self._principal(authorization)
+        request_context = self._context(path, principal, session)
+        request_context.access = access or self._registry.access(episode_id, request_context.principal)
+        request_context.by_agent_id = by_agent_id
+        return request_context
+
+    def _principal(self, authorization: str | None) -> Principal:
+        """The principal of a request with this header. Raises UnauthorizedError."""
+        principal = self._tokens.principal(authorization)
         if principal is None:
             raise UnauthorizedError
-        session = request.headers.get(SESSION_HEADER)
+        return principal
+
+    def _context(self, path: str, principal: Principal, session: str | None) -> RequestContext:
         return RequestContext(
-            principal=replace(principal, session=session),
-            path=request.scope["path"],
-            public_url=self._public_url,
+            principal=replace(principal, session=session), path=path, public_url=self._public_url
         )
 
     def _task_id(self, request: Request, principal: Principal, *, draw: bool) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 import anyio
 import pytest
@@ -25,6 +25,14 @@ async def ends() -> AsyncGenerator[tuple[SocketStream, socket.socket]]:
     peer.close()
 
 
+def collecting(received: list[bytes]) -> Callable[[bytes], float]:
+    def handle(chunk: bytes) -> float:
+        received.append(chunk)
+        return 0.0
+
+    return handle
+
+
 async def until(received: list[bytes], data: bytes) -> None:
     while b"".join(received) != data:  # noqa: ASYNC110  (nothing announces it)
         await anyio.sleep(0.001)
@@ -34,16 +42,12 @@ async def test_all_that_arrives_is_passed_on_until_the_end(ends: tuple[SocketStr
     stream, peer = ends
     received: list[bytes] = []
 
-    def handle(chunk: bytes) -> float:
-        received.append(chunk)
-        return 0.0
-
     peer.send(b"before ")
     async with background_tasks() as tasks:
 
         async def receive() -> None:
             with pytest.raises(anyio.EndOfStream):
-                await stream.receive_each(handle)
+                await stream.receive_each(collecting(received))
             received.append(b" end")
 
         tasks.start_soon(receive)
@@ -98,12 +102,8 @@ async def test_a_cancelled_receiver_loses_nothing(ends: tuple[SocketStream, sock
     stream, peer = ends
     received: list[bytes] = []
 
-    def handle(chunk: bytes) -> float:
-        received.append(chunk)
-        return 0.0
-
     with anyio.move_on_after(0.01):
-        await stream.receive_each(handle)
+        await stream.receive_each(collecting(received))
     peer.send(b"data")
     assert await stream.receive() == b"data"
     assert not received
@@ -114,16 +114,12 @@ async def test_only_stdout_of_a_container_is_passed_on(ends: tuple[SocketStream,
     log_tail, received = LogTail(), list[bytes]()
     stream = AttachedStream(connection, log_tail)
 
-    def handle(chunk: bytes) -> float:
-        received.append(chunk)
-        return 0.0
-
     def frame(output: int, data: bytes) -> bytes:
         return bytes([output, 0, 0, 0]) + len(data).to_bytes(4, "big") + data
 
     whole = frame(1, b"one ") + frame(2, b"a warning") + frame(1, b"two")
     async with background_tasks() as tasks:
-        tasks.start_soon(stream.receive_each, handle)
+        tasks.start_soon(stream.receive_each, collecting(received))
         for part in (whole[:6], whole[6:9], whole[9:22], whole[22:]):
             peer.send(part)
             await anyio.sleep(0.01)
