@@ -88,6 +88,76 @@ class Cancellation:
         return self._scope.__exit__(kind, error, traceback)
 
 
+class LazyTimer:
+    """Calls a function once a time has come that may be set again and again, mostly to a later one.
+
+    Times are those of the event loop.
+    """
+
+    # A timer of the event loop costs more than most of what a call needs. So this one is left as it is while
+    # its time becomes a later one.
+    __slots__ = ("_at", "_call", "_handle", "_rings_at")
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+        self._at = self._rings_at = math.inf
+        self._handle: asyncio.TimerHandle | None = None
+
+    def set(self, at: float) -> None:
+        """Call the function then, instead of at an earlier or later time; infinity: never."""
+        self._at = at
+        if at < self._rings_at:
+            if self._handle is not None:
+                self._handle.cancel()
+            self._rings_at = at
+            self._handle = asyncio.get_running_loop().call_at(at, self._ring)
+
+    def stop(self) -> None:
+        """Do not call the function any more, until the next `set`."""
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle, self._at, self._rings_at = None, math.inf, math.inf
+
+    def _ring(self) -> None:
+        self._handle, self._rings_at = None, math.inf
+        if self._at <= asyncio.get_running_loop().time():
+            self._at = math.inf
+            self._call()
+        else:
+            self.set(self._at)
+
+
+class Alarms:
+    """Calls functions a fixed time after they were added, unless they were removed before."""
+
+    # One timer for all of them, see `LazyTimer`.
+    def __init__(self) -> None:
+        # In the order of their times.
+        self._due: dict[Callable[[], object], float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, call: Callable[[], object], seconds: float) -> None:
+        """Call `call`, so many seconds from now. `seconds` must be the same for all."""
+        loop = asyncio.get_running_loop()
+        self._due[call] = loop.time() + seconds
+        if self._timer is None:
+            self._timer = loop.call_later(seconds, self._ring)
+
+    def remove(self, call: Callable[[], object]) -> None:
+        """Do not call `call` any more. No effect if it has been called."""
+        self._due.pop(call, None)
+
+    def _ring(self) -> None:
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        for call, due in tuple(self._due.items()):
+            if due > loop.time():
+                self._timer = loop.call_at(due, self._ring)
+                break
+            if self._due.pop(call, None) is not None:  # not removed by an earlier one
+                call()
+
+
 class Flag:
     """An event, as anyio's: set once, for any number of tasks."""
 

@@ -1,14 +1,24 @@
-"""Work that is finished whatever cancels its caller, and events."""
+"""Work that is finished whatever cancels its caller, events, and timers."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 
 import anyio
 import pytest
 
 from decathlon_mcp import background
-from decathlon_mcp.background import Flag, Signal, background_tasks, finish, run_alone, run_for_ever
+from decathlon_mcp.background import (
+    Alarms,
+    Flag,
+    LazyTimer,
+    Signal,
+    background_tasks,
+    finish,
+    run_alone,
+    run_for_ever,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -96,6 +106,100 @@ async def test_a_signal_wakes_its_task_each_time_it_is_set() -> None:
             tasks.start_soon(signal.wait)
             await anyio.wait_all_tasks_blocked()
             signal.set()
+
+
+class Rung:
+    """Waits for calls of `ring`, and counts them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._event = anyio.Event()
+
+    def ring(self) -> None:
+        self.count += 1
+        self._event.set()
+
+    async def wait(self) -> None:
+        with anyio.fail_after(10):
+            await self._event.wait()
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def test_a_lazy_timer_calls_once_its_latest_time_has_come() -> None:
+    rung = Rung()
+    timer = LazyTimer(rung.ring)
+    timer.set(now() + 0.02)
+    timer.set(later := now() + 0.2)
+    await rung.wait()
+    assert later <= now()
+    assert rung.count == 1
+
+
+async def test_a_lazy_timer_can_be_set_to_an_earlier_time() -> None:
+    rung = Rung()
+    timer = LazyTimer(rung.ring)
+    timer.set(now() + 3600)
+    timer.set(now() + 0.02)
+    await rung.wait()
+    await anyio.sleep(0.05)
+    assert rung.count == 1
+
+
+async def test_a_lazy_timer_that_has_no_time_any_more_does_not_call_until_it_is_set_again() -> None:
+    rung = Rung()
+    timer = LazyTimer(rung.ring)
+    timer.set(now() + 0.02)
+    timer.set(math.inf)
+    await anyio.sleep(0.1)
+    timer.set(now() + 0.02)
+    timer.stop()
+    await anyio.sleep(0.1)
+    assert rung.count == 0
+    timer.set(now() + 0.02)
+    await rung.wait()
+    timer.set(now() + 0.02)
+    await anyio.sleep(0.1)
+    assert rung.count == 2
+
+
+async def test_alarms_ring_in_turn_except_for_those_that_were_removed() -> None:
+    alarms, rung = Alarms(), Rung()
+    order: list[str] = []
+
+    def first() -> None:
+        order.append("first")
+        alarms.remove(second)
+
+    def second() -> None:
+        order.append("second")
+
+    def third() -> None:
+        order.append("third")
+
+    for call in (first, second, third, rung.ring):
+        alarms.add(call, 0.05)
+    alarms.remove(third)
+    alarms.remove(third)
+    await rung.wait()
+    assert order == ["first"]
+
+
+async def test_an_alarm_added_while_others_wait_rings_at_its_own_time() -> None:
+    alarms, early, late = Alarms(), Rung(), Rung()
+    alarms.add(early.ring, 0.1)
+    await anyio.sleep(0.05)
+    alarms.add(late.ring, 0.1)
+    due = now() + 0.1
+    await early.wait()
+    assert late.count == 0 or now() >= due
+    await late.wait()
+    assert now() >= due - 0.002
+    alarms.add(early.ring, 0.02)
+    await anyio.sleep(0.2)
+    assert (early.count, late.count) == (2, 1)
 
 
 async def test_work_that_fails_begins_again_and_ends_nothing_else(

@@ -11,7 +11,6 @@ Four limits apply, and the first one to pass ends the episode:
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections.abc import Generator
@@ -20,6 +19,7 @@ from operator import itemgetter
 
 import anyio
 
+from decathlon_mcp.background import LazyTimer
 from decathlon_mcp.episodes.limits import EpisodeLimits
 from decathlon_mcp.episodes.state import Ending
 
@@ -52,8 +52,7 @@ class Lease:
         self._client_lost_at: float | None = None
         self._lost_until_ready = False
         self._scope: anyio.CancelScope | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = math.inf
+        self._timer = LazyTimer(self._expire)
         self._ended = False
 
     @property
@@ -61,7 +60,7 @@ class Lease:
         """When the lease expires; infinite while it is held before `start`."""
         if self._holders:
             return self._absolute_deadline
-        return min(deadline for deadline, _ in self._deadlines)
+        return min(map(itemgetter(0), self._deadlines))
 
     @property
     def ending(self) -> Ending:
@@ -156,7 +155,7 @@ class Lease:
     def suspend(self) -> None:
         """Remove the deadline of the current `limit`: neither time nor `end` cancels its body any more."""
         self._scope = None
-        self._stop_timer()
+        self._timer.stop()
 
     @property
     def _deadlines(self) -> tuple[tuple[float, Ending], ...]:
@@ -170,24 +169,12 @@ class Lease:
         )
 
     def _set_deadline(self) -> None:
-        """Have `_check` called at the deadline, or before."""
-        # A request makes the deadline later, twice. The timer is left as it is: it costs much more than this.
-        if self._scope is not None and (deadline := self.deadline) < self._timer_at:
-            self._stop_timer()
-            self._timer_at = deadline
-            self._timer = asyncio.get_running_loop().call_at(deadline, self._check)
+        if self._scope is not None:
+            self._timer.set(self.deadline)
 
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer, self._timer_at = None, math.inf
-
-    def _check(self) -> None:
-        self._timer, self._timer_at = None, math.inf
-        if self._scope is not None and self.deadline <= time.monotonic():
+    def _expire(self) -> None:
+        if self._scope is not None:
             self._scope.cancel()
-        else:
-            self._set_deadline()
 
 
 def _after(start: float | None, seconds: float) -> float:

@@ -220,7 +220,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.remove(self)
         super().connection_lost(exc)
-        self._unset_keepalive_if_required()
         # uvicorn tells the last request only, which may be one that waits for the response to this one.
         self.pipeline.clear()
         self._undecided = None
@@ -235,7 +234,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             cycle.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
         if len(data) <= FEED_BYTES:
             self._feed(data)
             return
@@ -270,9 +268,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         self._count(size)
         if self._deadline is None and self._response_complete and not self._in_body:
-            # Only line breaks, or the rest of a body that was not needed for the response. uvicorn's timer
-            # for idle connections has been cancelled.
-            self._expire_in(self._limits.head_seconds)
+            # This was the rest of a body that was not needed for the response.
+            self._expire_in(self._limits.idle_seconds)
 
     def _feed_unparsed(self, data: bytes | memoryview) -> bytes | memoryview:
         """Take what belongs to the body of a request that offered another protocol; return the rest."""
@@ -313,10 +310,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_body:
             return  # a trailer, which the application does not expect in the headers that it was given
-        if len(self.headers) >= self._limits.head_lines:
+        headers = self.headers
+        if len(headers) >= self._limits.head_lines:
             self._refuse_head()
             return
-        super().on_header(name, value)
+        # As uvicorn's, which costs as much again when it is called for each header.
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._event, self._head_begun, self._in_body = True, False, True
@@ -445,8 +447,16 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return self._last is not None and self._last.response_complete
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self._in_body:
+        # Instead of uvicorn's, which starts a timer for each response.
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._deadline is None:
+            self._expire_in(self._limits.idle_seconds)
+        elif self._in_body:
             # The rest of the body is discarded. The client should first notice the response, not an error.
             self._expire_in(self._limits.linger_seconds)
 

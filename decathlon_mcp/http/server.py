@@ -174,7 +174,6 @@ async def serve_http(
         access_log=False,
         lifespan="on",
         timeout_graceful_shutdown=GRACE_SECONDS,
-        timeout_keep_alive=int(connections.limits.idle_seconds),
         server_header=False,
     )
     server = _Server(config, on_ready)

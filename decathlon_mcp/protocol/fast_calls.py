@@ -32,7 +32,7 @@ from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS
 from mcp_types import ErrorData, JSONRPCNotification
 from starlette.types import Receive, Send
 
-from decathlon_mcp.background import Cancellation
+from decathlon_mcp.background import Alarms, Cancellation
 from decathlon_mcp.driver_client.replies import CallParams, Reply
 from decathlon_mcp.episodes.episode import EpisodeAccess
 from decathlon_mcp.episodes.operations import Caller, RunningCall
@@ -80,6 +80,14 @@ LEAVING_CHECKS = 10
 StartSoon: TypeAlias = Callable[..., None]
 """Runs a function in the background: `start_soon(function, *arguments)`."""
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Background:
+    """What goes on beside calls: tasks, and alarms for calls that take longer than FAST_SECONDS."""
+
+    start_soon: StartSoon
+    alarms: Alarms = field(default_factory=Alarms)
 
 
 class Response(Protocol):
@@ -138,7 +146,7 @@ class FastCall:
     call: ToolCall
     access: EpisodeAccess
     request_context: RequestContext
-    start_soon: StartSoon
+    background: Background
     modern: ClassVar[bool] = False
     """Whether the response has the form of revisions without sessions."""
     watched: ClassVar[bool] = True
@@ -147,7 +155,6 @@ class FastCall:
     _client: Client | None = field(default=None, init=False)
     # The rest is for a call that has begun without a task.
     _response: Response | None = field(default=None, init=False)
-    _timer: asyncio.TimerHandle | None = field(default=None, init=False)
     _is_long: bool = field(default=False, init=False)
     _running: RunningCall | None = field(default=None, init=False)
     _caller: Caller | None = field(default=None, init=False)
@@ -182,7 +189,7 @@ class FastCall:
             return
         running.watch(caller, self._on_change)
         if self.watched:
-            self._timer = asyncio.get_running_loop().call_later(FAST_SECONDS, self._on_timer)
+            self.background.alarms.add(self._on_long, FAST_SECONDS)
 
     @property
     def _params(self) -> CallParams:
@@ -195,7 +202,6 @@ class FastCall:
             return  # a task continues
         reply = running.outcome
         if running.is_finished and isinstance(reply, Reply) and response.is_writable:
-            self._end_timer()
             self._response = None
             self.request_context.replied_at = perf_counter()
             try:
@@ -213,26 +219,21 @@ class FastCall:
     def _end(self) -> None:
         """The call has been served."""
         self._leave()
+        self.background.alarms.remove(self._on_long)
         if self._client is not None:
             self._client.end()
         # They refer to this object. Without cycles, its memory is free at once for the next call.
         self._running = self._caller = None
 
-    def _on_timer(self) -> None:
+    def _on_long(self) -> None:
         self._is_long = True
         self._continue()
 
     def _continue(self) -> None:
         """Have a task continue, if none does."""
         if self._response is not None:
-            self._end_timer()
             response, self._response = self._response, None
             response.continue_in_task(self._serve_rest)
-
-    def _end_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     async def _serve_rest(self, receive: Receive, send: Send) -> None:
         assert self._client is not None
@@ -419,7 +420,7 @@ class StreamedCall(JsonCall):
     async def _serve(self, send: Send) -> None:
         stream, request = self.stream, self._request
         assert request is not None
-        self._follower = follower = _Follower(self.start_soon, partial(self._follow, send))
+        self._follower = follower = _Follower(self.background.start_soon, partial(self._follow, send))
         try:
             if self._is_long:
                 follower.start()
@@ -475,7 +476,7 @@ class SessionlessCall(FastCall):
     async def _serve(self, send: Send) -> None:
         answer: tuple[int, bytes] | None = None
         scope = Cancellation()
-        follower = _Follower(self.start_soon, partial(self._follow, send, scope))
+        follower = _Follower(self.background.start_soon, partial(self._follow, send, scope))
         try:
             if self._is_long:
                 follower.start()

@@ -25,7 +25,13 @@ from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS
 from decathlon_mcp.protocol.context import RequestContext
 from decathlon_mcp.protocol.envelopes import CALL, PROGRESS_TOKEN, ToolCall
-from decathlon_mcp.protocol.fast_calls import FastCall, JsonCall, SessionlessCall, StreamedCall
+from decathlon_mcp.protocol.fast_calls import (
+    Background,
+    FastCall,
+    JsonCall,
+    SessionlessCall,
+    StreamedCall,
+)
 from decathlon_mcp.protocol.relay import OPERATION_KEY
 from decathlon_mcp.protocol.results import is_sessionless
 from decathlon_mcp.protocol.resumption import SessionStreams
@@ -87,6 +93,7 @@ class FastPath:
 
     def __init__(self, sessions: Sessions, security: TransportSecuritySettings, *, sessionless: bool) -> None:
         self._sessions = sessions
+        self._background = Background(sessions.start_soon)
         self._sessionless = sessionless
         self._hosts = _AllowedNames(security.allowed_hosts)
         self._origins = _AllowedNames(security.allowed_origins)
@@ -119,7 +126,7 @@ class FastPath:
             and SESSION_HEADER not in headers
             and _agree(headers, version.decode("latin-1"), call)
         ):
-            return SessionlessCall(call, access, request_context, self._sessions.start_soon)
+            return SessionlessCall(call, access, request_context, self._background)
         return None
 
     def _prepare_in_session(
@@ -134,16 +141,15 @@ class FastPath:
         transport = self._sessions.transport(session_id)
         if transport is None or (connection := transport.live_connection) is None:
             return None
-        start_soon = self._sessions.start_soon
         streams = self._sessions.resumable_streams(session_id)
         if streams is not None:
             if streams.in_progress(call.id) is not None:
                 return None  # a repetition, or a conflict
             if (stream := streams.open(call.id, body)) is not None:
                 return StreamedCall(
-                    call, access, request_context, start_soon, transport, connection, streams, stream
+                    call, access, request_context, self._background, transport, connection, streams, stream
                 )
-        return JsonCall(call, access, request_context, start_soon, transport, connection)
+        return JsonCall(call, access, request_context, self._background, transport, connection)
 
     def _is_acceptable(self, headers: Mapping[bytes, bytes]) -> bool:
         # A client's headers are always the same.

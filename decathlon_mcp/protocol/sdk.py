@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
+from types import TracebackType
 from typing import Any, TypeAlias, cast
 from uuid import uuid4
 
@@ -45,7 +46,7 @@ from mcp_types import (
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from decathlon_mcp.background import Cancellation, background_tasks, run_alone
+from decathlon_mcp.background import Cancellation, LazyTimer, background_tasks, run_alone
 from decathlon_mcp.protocol.resumption import (
     LAST_EVENT_KEY,
     EventId,
@@ -179,6 +180,37 @@ class SessionRequest:
         self.on_cancel()
 
 
+class _IdleScope:
+    """What the SDK uses of its `idle_scope`, a cancel scope: each request sets its deadline twice."""
+
+    # anyio's scope starts and ends a timer for that.
+    def __init__(self) -> None:
+        self._scope = anyio.CancelScope()
+        self._timer = LazyTimer(self._scope.cancel)
+
+    def _set_deadline(self, deadline: float) -> None:
+        self._timer.set(deadline)
+
+    deadline = property(fset=_set_deadline)
+
+    @property
+    def cancel_called(self) -> bool:
+        return self._scope.cancel_called
+
+    @property
+    def cancelled_caught(self) -> bool:
+        return self._scope.cancelled_caught
+
+    def __enter__(self) -> anyio.CancelScope:
+        return self._scope.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        self._timer.stop()
+        return self._scope.__exit__(kind, error, traceback)
+
+
 class SessionTransport(StreamableHTTPServerTransport):
     """A session's transport that answers each POST with JSON or SSE, as chosen by `use_json_response`."""
 
@@ -221,6 +253,8 @@ class SessionTransport(StreamableHTTPServerTransport):
             # Every message of the session goes to the SDK's store of events; `__init__` would also have it
             # send priming events of its own.
             self._event_store = self.streams
+            if self.idle_scope is not None:
+                self.idle_scope = cast("anyio.CancelScope", _IdleScope())
             yield streams
 
     # Requests that are served without the SDK: see `fast_calls`.
