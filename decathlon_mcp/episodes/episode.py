@@ -8,32 +8,29 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator
-from contextlib import AbstractContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Protocol, Self
 from weakref import WeakSet
 
 import anyio
+import msgspec
 
 from decathlon_mcp.background import Flag
 from decathlon_mcp.driver_client.replies import CallParams, Reply
 from decathlon_mcp.episodes.access import Principal, may_evaluate
 from decathlon_mcp.episodes.admission import Ticket
+from decathlon_mcp.episodes.calls import EpisodeCalls
 from decathlon_mcp.episodes.lease import Lease
 from decathlon_mcp.episodes.operations import (
     HASHED_IN_THREAD_BYTES,
     Caller,
-    CallTasks,
-    Operations,
-    Outcome,
     RunningCall,
     call_digest,
     call_digest_of_any_size,
 )
-from decathlon_mcp.episodes.recording import CallRecorder, unanswered_call
 from decathlon_mcp.episodes.records import EpisodeRecords, OfferedTools, Progress, StoredEpisode
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.server_starts import ServerStarts
@@ -60,7 +57,7 @@ from decathlon_mcp.storage.logged_calls import LoggedOperation
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.prompts import Prompt
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.telemetry.metrics import CallOutcome, EpisodeMetrics
+from decathlon_mcp.telemetry.metrics import EpisodeMetrics
 from decathlon_mcp.types import JsonObject, as_json
 
 log = logging.getLogger("decathlon.episodes")
@@ -109,12 +106,9 @@ class Episode:
         self._current_router: ToolRouter | None = None
         self.tool_listeners: WeakSet[ToolListener] = WeakSet()
         self._tools_known = Flag()
-        self._has_called = False
         self._tool_session: ToolSession | None = None
         self._verdict: Verdict | None = None
-        self._recorder = CallRecorder(journal)
-        self._operations = Operations()
-        self._call_tasks: CallTasks | None = None
+        self._calls = EpisodeCalls(journal, metrics, label=spec.label, on_full=self._close_for_limit)
         self._limit_reached = ""
 
     def restore(self, stored: StoredEpisode) -> None:
@@ -206,12 +200,12 @@ class Episode:
     @property
     def has_called(self) -> bool:
         """Whether a tool's call has been sent to its server, so that the agent may have run something."""
-        return self._has_called
+        return self._calls.has_sent
 
     @property
     def calls(self) -> int:
         """Number of tool calls so far."""
-        return self._recorder.last
+        return self._calls.recorder.last
 
     @property
     def claim(self) -> Claim | None:
@@ -282,18 +276,9 @@ class Episode:
             raise self._end_error()
         return self._router
 
-    @asynccontextmanager
-    async def running_calls(self) -> AsyncGenerator[None]:
+    def running_calls(self) -> AbstractAsyncContextManager[None]:
         """Calls run in the body; those that still do at its end are cancelled. For the runner."""
-        self._call_tasks = tasks = CallTasks()
-        try:
-            yield
-        finally:
-            self._call_tasks = None
-            for call in self._operations.running:
-                if call.started:
-                    call.end()
-            await tasks.wait()
+        return self._calls.running()
 
     async def call(
         self,
@@ -311,15 +296,16 @@ class Episode:
         """
         router, caller = await self.ready(), caller or Caller()
         digest = await call_digest_of_any_size(name, params.arguments)
-        call = await self._operations.find(caller.operation, digest)
+        call = await self._calls.operations.find(caller.operation, digest)
         if call is None:
             route = self._route(router, name)
             call = self._begin_call(route, name, params.on_one_line(), digest, caller.operation)
         if not isinstance(call, RunningCall):
             return await self._first_reply(call)
-        if caller.operation is not None and not self._operations.has(caller.operation):
-            self._operations.remember(LoggedOperation(caller.operation, call.digest, call.seq))
-            self._recorder.add_operation(call, caller.operation)
+        operations = self._calls.operations
+        if caller.operation is not None and not operations.has(caller.operation):
+            operations.remember(LoggedOperation(caller.operation, call.digest, call.seq))
+            self._calls.recorder.add_operation(call, caller.operation)
         return await self.reply_of(call, caller)
 
     def begin_call(self, name: str, params: CallParams, operation: str | None) -> RunningCall | None:
@@ -332,8 +318,8 @@ class Episode:
             router is None
             or self.state.phase is not Phase.READY
             or self._tool_session is None
-            or self._call_tasks is None
-            or (max_calls is not None and self._recorder.last >= max_calls)
+            or not self._calls.can_run
+            or (max_calls is not None and self.calls >= max_calls)
             or (params.arguments is not None and len(params.arguments) >= HASHED_IN_THREAD_BYTES)
         ):
             return None
@@ -341,7 +327,7 @@ class Episode:
             digest, route = call_digest(name, params.arguments), self._route(router, name)
         except (BadRequestError, UnknownToolError):
             return None
-        if not self._operations.is_new(operation, digest):
+        if not self._calls.operations.is_new(operation, digest):
             return None
         return self._begin_call(route, name, params.on_one_line(), digest, operation)
 
@@ -360,7 +346,7 @@ class Episode:
 
     def cancel_call(self, operation: str) -> None:
         """Cancel the call of an operation whose client will not come back; no effect if none is running."""
-        self._operations.cancel(operation)
+        self._calls.operations.cancel(operation)
 
     def _route(self, router: ToolRouter, name: str) -> ToolRoute:
         """The route of a tool that is listed now, or was listed first. Raises UnknownToolError."""
@@ -371,33 +357,16 @@ class Episode:
 
     async def restore_calls(self) -> None:
         """Read the calls of a server that died from the trajectory, before the episode is READY again."""
-        logged = await anyio.to_thread.run_sync(self.journal.read_calls)
-        self._has_called = logged.calls > 0
-        self._recorder.restore(logged)
-        self._operations.restore(logged.operations, map(unanswered_call, logged.unanswered))
+        self._calls.restore(await anyio.to_thread.run_sync(self.journal.read_calls))
 
     @property
     def unanswered_requests(self) -> set[int]:
         """Ids of the driver's requests that `resume_calls` will send again."""
-        return {call.request for call in self._operations.running if call.request is not None}
+        return self._calls.unanswered_requests
 
     def resume_calls(self) -> None:
-        """Get the replies of the calls that the dead server had not: send them again under their old ids.
-
-        The driver ignores those that it has had, and its replies come anyway. If the attempt is not READY
-        again, the calls end with that reason instead.
-        """
-        for call in self._operations.running:
-            if not call.started:
-                if call.request is None:
-                    self._operations.forget(call)
-                    self._end_call(call, DriverError("the server ended before it sent the call"))
-                elif self.state.phase is Phase.READY and self._tool_session is not None:
-                    assert self._call_tasks is not None, "no runner runs the episode"
-                    call.started = True
-                    self._call_tasks.start(partial(self._run_call, self._tool_session, call))
-                else:
-                    self._end_call(call, EpisodeClaimedError("this attempt was closed while the call ran"))
+        """Get the replies of the calls that the dead server had not, see `EpisodeCalls.resume`."""
+        self._calls.resume(self._tool_session if self.state.phase is Phase.READY else None)
 
     async def claim_done(
         self, answer: str | None, *, truncated: bool = False, turns: int | None = None
@@ -468,8 +437,8 @@ class Episode:
             grader_network=network if spec.task.in_place else factory.grader_network_for(spec.task),
             launch_time=spec.launch_time,
             prompt=self.prompt,
-            calls=self._recorder.calls,
-            call_counts=self._recorder.counts,
+            calls=self._calls.recorder.calls,
+            call_counts=self._calls.recorder.counts,
             tools=self._router.offered if self._router else {},
             claimed=claim is not None and claim.by_agent,
             truncated_by=claim.truncated_by if claim else None,
@@ -562,10 +531,7 @@ class Episode:
         self.metrics.ended(ending.name.lower())
         self._tool_session = self._router = self._current_router = self._tools = None
         self._tools_known.set()
-        for call in self._operations.running:
-            self._end_call(call, self._end_error())
-        self._recorder.forget()
-        self._operations = Operations()
+        self._calls.end(self._end_error())
         # Read again if a client asks for it.
         self.__dict__.pop("prompt", None)
         self.journal.add("end", ending=str(ending), cause=cause.message if cause else None)
@@ -598,7 +564,7 @@ class Episode:
                 raise EpisodeClaimedError(self._limit_reached, truncated=True)
             raise EpisodeClaimedError("this attempt was claimed and is closed: no tool works any more")
         max_calls = self.spec.limits.max_calls
-        if max_calls is not None and self._recorder.last >= max_calls:
+        if max_calls is not None and self.calls >= max_calls:
             self._accept_claim(Claim(by_agent=False, truncated_by="calls"))
             consequence = "will be graded as it is" if self.is_graded else "counts as failed"
             raise EpisodeClaimedError(
@@ -612,26 +578,11 @@ class Episode:
     ) -> RunningCall:
         """Begin a new call. Raises what `_require_open` raises."""
         session = self._require_open()
-        self._recorder.last += 1
-        call = RunningCall(
-            seq=self._recorder.last,
-            route=route,
-            name=name,
-            params=params,
-            digest=digest,
-            started_at=time.time(),
-            operation=operation,
-        )
-        if self._call_tasks is None:
-            call.finish()  # the runner is ending the episode
-        else:
-            self._operations.add(call)
-            self._send_call(self._call_tasks, session, call)
-        return call
+        return self._calls.begin(session, route, name, params, digest=digest, operation=operation)
 
     async def _first_reply(self, seq: int) -> Reply:
         """The reply of a call that has ended, from the trajectory. Raises the error that it failed with."""
-        outcome = await self._recorder.read_outcome(seq)
+        outcome = await self._calls.recorder.read_outcome(seq)
         if outcome is None:
             raise LimitExceededError("the call has run, but its reply could not be kept")
         if isinstance(outcome, SandboxLostError) or (
@@ -641,107 +592,6 @@ class Episode:
         if isinstance(outcome, DecathlonError):
             raise outcome
         return outcome
-
-    def _send_call(self, tasks: CallTasks, session: ToolSession, call: RunningCall) -> None:
-        """Send a call without waiting if that is possible, else in a task."""
-        call.started = True
-        try:
-            request = session.begin(
-                call.route,
-                call.params,
-                before_send=partial(self._before_send, call),
-                on_change=partial(self._settle_call, session, call),
-            )
-        except DecathlonError as error:
-            self._end_sent_call(call, error)
-            return
-        except Exception as error:  # noqa: BLE001
-            self._end_sent_call(call, self._fault(error))
-            return
-        if request is None:
-            tasks.start(partial(self._run_call, session, call))
-        else:
-            run = partial(self._run_call, session, call, begun=True)
-            call.continue_in_task = partial(tasks.start, run)
-
-    def _before_send(self, call: RunningCall, request: int) -> None:
-        """Write a call that is about to be sent. Raises EpisodeClaimedError if it cannot be kept."""
-        call.request = request
-        if call.kept is None and not self._recorder.add_call(call):
-            raise self._close_for_limit()
-        self._has_called = True
-        call.sent_at = time.perf_counter()
-
-    def _on_reply(self, call: RunningCall, reply: Reply) -> None:
-        call.outcome = reply
-        self._add_reply(call, reply)
-
-    def _settle_call(self, session: ToolSession, call: RunningCall) -> None:
-        """There is a reply or something else for a call that has no task. Does not raise."""
-        if call.continue_in_task is None:
-            return  # it has one now
-        assert call.request is not None
-        outcome: Outcome | None = None
-        try:
-            if not session.settle(call.request, call.route, partial(self._on_reply, call)):
-                call.run_in_task()
-                return
-            outcome = call.outcome
-        except DecathlonError as error:
-            outcome = error
-        except Exception as error:  # noqa: BLE001
-            outcome = self._fault(error)
-        call.continue_in_task = None
-        self._end_sent_call(call, outcome)
-
-    async def _run_call(self, session: ToolSession, call: RunningCall, *, begun: bool = False) -> None:
-        """Run a call to its end. `begun`: it has been sent. Raises nothing but the runner's cancellation."""
-        outcome: Outcome | None = None
-        try:
-            with call.scope:
-                await session.call(
-                    call.route,
-                    call.params,
-                    request_id=call.request,
-                    before_send=partial(self._before_send, call),
-                    on_reply=partial(self._on_reply, call),
-                    on_progress=call.on_progress,
-                    on_message=call.on_message,
-                    begun=begun,
-                )
-            outcome = call.outcome
-            if outcome is None and self._call_tasks is not None:  # cancelled
-                outcome = DriverError("cancelled", reason="cancelled")
-        except DecathlonError as error:
-            outcome = error
-        except Exception as error:  # noqa: BLE001
-            outcome = self._fault(error)
-        finally:
-            self._end_sent_call(call, outcome or call.outcome)
-
-    def _fault(self, error: Exception) -> DecathlonError:
-        log.error("a call failed", exc_info=error, extra=fields(episode=self.spec.label))
-        return DecathlonError(f"a fault of the server: {type(error).__name__}")
-
-    def _end_sent_call(self, call: RunningCall, outcome: Outcome | None) -> None:
-        """End a call with its reply or error; None if the episode ends before."""
-        outcome = outcome or SandboxLostError("sandbox lost: the episode ended")
-        if call.sent_at is not None:
-            self.metrics.called(_metric_outcome(outcome), call.sent_at)
-        self._end_call(call, outcome)
-
-    def _end_call(self, call: RunningCall, outcome: Outcome) -> None:
-        """Write an error that the trajectory does not have yet, and give the outcome to the callers."""
-        if isinstance(outcome, DecathlonError):
-            if call.kept is None:
-                self._recorder.add_call(call)  # it failed before it could be sent
-            if call.kept:
-                self._add_reply(call, outcome)
-        self._operations.finish(call, outcome)
-
-    def _add_reply(self, call: RunningCall, outcome: Outcome) -> None:
-        if not self._recorder.add_reply(call, outcome) and self.state.phase is Phase.READY:
-            self._close_for_limit()
 
     def _close_for_limit(self) -> EpisodeClaimedError:
         """Close an attempt whose calls cannot be kept any more; returns the error for further calls."""
@@ -773,20 +623,13 @@ class Episode:
         return EpisodeEndedError(f"this episode is over: {self.state.ending}", reason=str(self.state.ending))
 
 
-def _metric_outcome(outcome: Outcome) -> CallOutcome:
-    if isinstance(outcome, DecathlonError):
-        return "cancelled" if outcome.data.get("reason") == "cancelled" else "lost"
-    return "error" if outcome.result is None or outcome.is_error else "ok"
-
-
 def _without_frames(cause: DecathlonError) -> DecathlonError:
     """An error that keeps nothing alive: without the frames it passed through and without long data."""
     data = cause.data if len(as_json(cause.data)) <= MAX_CAUSE_BYTES else {}
     return type(cause)(cause.message[:MAX_CAUSE_BYTES], **data)
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeAccess:
+class EpisodeAccess(msgspec.Struct, frozen=True):
     """What one client may do with an episode.
 
     `id` is the capability that the client presented: the episode's handle or its agent id. `reports_turns`:
