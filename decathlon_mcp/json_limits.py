@@ -33,7 +33,7 @@ _NOT_BRACKETS = _ALL.translate(None, b"[]{}")
 # As signed bytes: 1 for an opening bracket, -1 for a closing one.
 _STEPS = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")
 _NUMBER_FORMS = bytes.maketrans(b"123456789E", b"000000000e")
-_LONG_NUMBERS = (b"0" * _MAX_DIGITS, b"0e000", b"0e+000")
+_MANY_DIGITS, _LARGE_EXPONENT, _LARGE_SIGNED_EXPONENT = b"0" * _MAX_DIGITS, b"0e000", b"0e+000"
 
 
 class JsonLimitError(ValueError):
@@ -86,7 +86,7 @@ def check_undecoded(data: bytes) -> None:
     # Python's decoders refuse integers of more than 4,300 digits, and make an infinity of 1e999, which is no
     # JSON. Both are rare, and so is text that looks like them.
     forms = data.translate(_NUMBER_FORMS)
-    if any(form in forms for form in _LONG_NUMBERS):
+    if _MANY_DIGITS in forms or _LARGE_EXPONENT in forms or _LARGE_SIGNED_EXPONENT in forms:
         try:
             msgspec.json.decode(data)
         except (msgspec.MsgspecError, RecursionError) as error:

@@ -9,7 +9,7 @@ server's own: keys of `_meta` with this server's prefix are removed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, cast
 
@@ -27,8 +27,7 @@ OWN_PREFIX = "decathlon/"
 MAX_PATH_CHARACTERS = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class CallParams:
+class CallParams(msgspec.Struct, frozen=True):
     """The parameters of a `tools/call` apart from the tool's name.
 
     `arguments`: JSON text of an object, None if the client sent none. It is checked by `Episode.call`.
@@ -36,7 +35,7 @@ class CallParams:
     """
 
     arguments: bytes | None = None
-    meta: JsonObject = field(default_factory=dict[str, Any])
+    meta: JsonObject = msgspec.field(default_factory=dict[str, Any])
 
     @classmethod
     def of(cls, arguments: JsonObject | None, meta: JsonObject | None = None) -> CallParams:
@@ -47,7 +46,7 @@ class CallParams:
         """The same parameters; line feeds, which are white space in valid JSON, become spaces."""
         if self.arguments is None or b"\n" not in self.arguments:
             return self
-        return replace(self, arguments=self.arguments.replace(b"\n", b" "))
+        return CallParams(self.arguments.replace(b"\n", b" "), self.meta)
 
     def for_tool(self, tool: str) -> JsonObject:
         """The parameters as a task's server gets them, for `as_json_with_raw`."""
@@ -59,8 +58,7 @@ class CallParams:
         return params
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """A task server's reply. Exactly one of `result` and `error` is set.
 
     `result`: JSON text of the result object on one line, as the server sent it, without this server's own
@@ -71,7 +69,7 @@ class Reply:
     result: bytes | None
     error: JsonObject | None = None
     is_error: bool = False
-    meta: JsonObject = field(default_factory=dict[str, Any])
+    meta: JsonObject = msgspec.field(default_factory=dict[str, Any])
 
     def decoded(self) -> JsonObject:
         """{"result": OBJECT} or {"error": OBJECT}."""
@@ -97,7 +95,9 @@ class Reply:
         # Members are written again one by one, because of duplicates: parsers differ in which of them they
         # read, and the one that is not looked at here could have keys of this server.
         members: dict[str, Raw] = _decode_members(data)
-        if (content := members.get("content")) is not None:
+        # Without either, there is no `_meta`.
+        may_have_meta = b"_meta" in data or b"\\u" in data
+        if may_have_meta and (content := members.get("content")) is not None:
             members["content"] = _content_without_own_keys(content)
         meta: JsonObject = {}
         if (raw_meta := members.get("_meta")) is not None:

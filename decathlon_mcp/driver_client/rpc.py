@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import anyio
@@ -117,8 +117,7 @@ class _Notification:
     params: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Reply:
+class _Reply(msgspec.Struct, frozen=True):
     """A reply; a long one has not been decoded. `number` is that of its message, None if acknowledged."""
 
     message: Message | bytes
@@ -137,12 +136,11 @@ class _Reply:
         return read(message)
 
 
-@dataclass(slots=True)
-class _PendingRequest:
+class _PendingRequest(msgspec.Struct, eq=False):
     """A request without a reply so far, and the notifications that its handlers have not had yet."""
 
-    changed: Signal = field(default_factory=Signal)
-    notifications: deque[_Notification] = field(default_factory=deque[_Notification])
+    changed: Signal = msgspec.field(default_factory=Signal)
+    notifications: deque[_Notification] = msgspec.field(default_factory=deque[_Notification])
     queued_bytes: int = 0
     reply: _Reply | None = None
     on_change: Callable[[], object] | None = None

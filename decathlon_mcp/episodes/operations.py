@@ -15,7 +15,6 @@ import json
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, TypeAlias
 
@@ -147,8 +146,7 @@ async def never() -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """A request that waits for a call.
 
     `operation`: its id. `detached`: the call goes on for UNATTENDED_SECONDS when the request is cancelled.
@@ -213,8 +211,7 @@ class _Inbox:
             self.room = None
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class RunningCall:
+class RunningCall(msgspec.Struct, eq=False, kw_only=True):
     """A call without a reply so far. It ends with `finish`.
 
     Most calls need no task: their reply is handled when it arrives. One that has to wait for anything else
@@ -239,12 +236,12 @@ class RunningCall:
     started: bool = False
     sent_at: float | None = None
     unwanted: bool = False
-    scope: Cancellation = field(default_factory=Cancellation)
+    scope: Cancellation = msgspec.field(default_factory=Cancellation)
     continue_in_task: Callable[[], object] | None = None
     outcome: Outcome | None = None
     is_finished: bool = False
     _finished: anyio.Event | None = None
-    _callers: dict[Caller, _Inbox] = field(default_factory=dict[Caller, _Inbox])
+    _callers: dict[Caller, _Inbox] = msgspec.field(default_factory=dict[Caller, _Inbox])
 
     async def wait(self, caller: Caller) -> Outcome | None:
         """Pass the call's notifications on to a caller until it has ended; None if the episode ended first.

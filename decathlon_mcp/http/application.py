@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
 from functools import partial
 
 import anyio
@@ -258,9 +257,7 @@ class McpEndpoints:
         return principal
 
     def _context(self, path: str, principal: Principal, session: str | None) -> RequestContext:
-        return RequestContext(
-            principal=replace(principal, session=session), path=path, public_url=self._public_url
-        )
+        return RequestContext(principal=principal.in_session(session), path=path, public_url=self._public_url)
 
     def _task_id(self, request: Request, principal: Principal, *, draw: bool) -> str:
         """The id of the task in the address, drawn for `random` if `draw` is set.

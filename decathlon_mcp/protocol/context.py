@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import anyio
+import msgspec
 from starlette.types import Receive
 
 from decathlon_mcp.episodes.access import Principal
@@ -24,8 +24,7 @@ SCOPE_KEY = "decathlon.request_context"
 """Key of the `RequestContext` in the ASGI scope."""
 
 
-@dataclass(slots=True)
-class RequestContext:
+class RequestContext(msgspec.Struct, eq=False):
     """What the HTTP layer knows about a request.
 
     `task_id`: the task to start when the request is an `initialize` at a task's address.
@@ -40,7 +39,7 @@ class RequestContext:
     `stream`: the events of its answer, if the client can come back for them.
     """
 
-    principal: Principal = field(default_factory=Principal)
+    principal: Principal = msgspec.field(default_factory=Principal)
     path: str = ""
     public_url: str | None = None
     task_id: str | None = None
@@ -48,7 +47,7 @@ class RequestContext:
     by_agent_id: bool = False
     can_stream: bool = True
     initialize_failed: bool = False
-    started: list[Episode] = field(default_factory=list[Episode])
+    started: list[Episode] = msgspec.field(default_factory=list[Episode])
     awaited: tuple[Episode, Hold] | None = None
     abandoned: bool = False
     called_at: float = 0.0

@@ -66,8 +66,7 @@ _decode_tool = msgspec.json.Decoder(_Tool).decode
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolCall(msgspec.Struct, frozen=True):
     """A well-formed `tools/call`.
 
     `id`: as the client sent it. `arguments`: JSON text of an object on one line, None if there are none.
@@ -76,7 +75,7 @@ class ToolCall:
     id: RequestId
     name: str
     arguments: bytes | None = None
-    meta: JsonObject = field(default_factory=dict[str, Any])
+    meta: JsonObject = msgspec.field(default_factory=dict[str, Any])
 
     @classmethod
     def read(cls, body: bytes) -> ToolCall | None:

@@ -5,7 +5,6 @@ In sessions, the tools of the episode that the session started last are listed n
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import mcp_types as types
@@ -267,7 +266,7 @@ class Lobby:
         if session is None and not is_sessionless(ctx.protocol_version):
             # Over stdio or in memory the connection is the session, and it has no id.
             session = str(id(connection))
-        return replace(principal, session=session or principal.session)
+        return principal.in_session(session or principal.session)
 
     def _find(self, ctx: Context, handle: str | None) -> EpisodeAccess:
         """Access by handle, or to the current episode. Raises UnknownEpisodeError, BadRequestError."""

@@ -25,6 +25,7 @@ from typing import TypeAlias
 from urllib.parse import quote, unquote
 
 import anyio
+import msgspec
 from mcp.server.streamable_http import EventCallback, EventStore
 from mcp_types import INVALID_REQUEST, ErrorData, JSONRPCError, JSONRPCMessage, JSONRPCResponse
 from starlette.types import Receive, Send
@@ -73,8 +74,7 @@ _EVENT_ID = re.compile(r"(?P<generation>[0-9]{1,18})\.(?P<number>[0-9]{1,9}|last
 PING = b": ping\r\n\r\n"
 
 
-@dataclass(frozen=True, slots=True)
-class EventId:
+class EventId(msgspec.Struct, frozen=True):
     """The id of an event. `number`: None for an answer. `request`: a JSON-RPC id as JSON."""
 
     generation: int
@@ -82,9 +82,7 @@ class EventId:
     request: str
 
     def __str__(self) -> str:
-        number = "last" if self.number is None else self.number
-        request = self.request if self.request.isdigit() else quote(self.request, safe="")
-        return f"{self.generation}.{number}.{request}"
+        return _event_id(self.generation, self.number, self.request)
 
     @classmethod
     def parse(cls, text: str) -> EventId | None:
@@ -101,6 +99,16 @@ class EventId:
             return None
         number = None if match["number"] == "last" else int(match["number"])
         return cls(int(match["generation"]), number, request)
+
+
+def _event_id(generation: int, number: int | None, request: str) -> str:
+    text = request if request.isdigit() else quote(request, safe="")
+    return f"{generation}.last.{text}" if number is None else f"{generation}.{number}.{text}"
+
+
+def _stream_id(request: str) -> str:
+    """The SDK's name of the stream of a request, whose JSON-RPC id is given as JSON."""
+    return request if request.isdigit() else str(json.loads(request))
 
 
 Owner: TypeAlias = "tuple[str, str] | None"
@@ -142,7 +150,7 @@ class RequestStream:
 
     def add_notification(self, message: JSONRPCMessage) -> str:
         """Keep an event other than the answer, and return its id."""
-        event_id = str(EventId(self._generation, self._next, self.request))
+        event_id = _event_id(self._generation, self._next, self.request)
         frame = event_frame(_encode(message), event_id)
         self._events.append((self._next, frame))
         self.size_bytes += len(frame)
@@ -155,7 +163,7 @@ class RequestStream:
 
     def add_answer(self, message: bytes) -> str:
         """Keep the answer, a JSON-RPC message on one line, and return the id of its event."""
-        event_id = str(EventId(self._generation, None, self.request))
+        event_id = _event_id(self._generation, None, self.request)
         self.answer = event_frame(message, event_id)
         self.size_bytes += len(self.answer)
         self.complete = True
@@ -413,7 +421,7 @@ class SessionStreams(EventStore):
 
     def find(self, request: str) -> RequestStream | None:
         """The stream of a request, by its JSON-RPC id as JSON."""
-        stream = self._streams.get(str(json.loads(request)))
+        stream = self._streams.get(_stream_id(request))
         return stream if stream is not None and stream.request == request else None
 
     def open(self, request_id: int | str, body: bytes, *, stored: bool = False) -> RequestStream | None:
@@ -454,7 +462,7 @@ class SessionStreams(EventStore):
 
     def remove(self, stream: RequestStream) -> None:
         """Forget a stream, if it is here."""
-        key = str(json.loads(stream.request))
+        key = _stream_id(stream.request)
         if self._streams.get(key) is stream:
             del self._streams[key]
 
@@ -481,7 +489,7 @@ async def start_stream(send: Send, session: str, stream: RequestStream | None, g
 
 def priming_event(stream: RequestStream, generation: int) -> bytes:
     """The first event of a stream, with the id that a client comes back with."""
-    return f"id: {EventId(generation, 0, stream.request)}\r\ndata: \r\n\r\n".encode()
+    return f"id: {_event_id(generation, 0, stream.request)}\r\ndata: \r\n\r\n".encode()
 
 
 async def send_event_head(send: Send, *headers: tuple[bytes, bytes]) -> None:

@@ -19,7 +19,6 @@ import os
 import time
 from collections.abc import Collection, Generator, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,7 @@ _log = logging.getLogger("decathlon.storage")
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRow:
+class RequestRow(msgspec.Struct, frozen=True):
     """A request of a session whose answer is not out yet. `request`: its JSON-RPC id as JSON.
 
     `message`: the request's body. `answered`: the answer was written, but may not have arrived.
@@ -50,8 +48,7 @@ class RequestRow:
     answered: bool = False
 
 
-@dataclass(slots=True)
-class _Entry:
+class _Entry(msgspec.Struct):
     """Where a request's body is in the file."""
 
     offset: int
@@ -244,7 +241,7 @@ def _read_log(data: bytes) -> list[tuple[float, RequestRow]]:
                         known.pop((session, request), None)
                     elif (found := known.get((session, request))) is not None:
                         sent_at, row = found
-                        known[session, request] = sent_at, replace(row, answered=True)
+                        known[session, request] = sent_at, msgspec.structs.replace(row, answered=True)
         except (TypeError, ValueError):
             break  # the file is damaged
     return list(known.values())

@@ -403,7 +403,7 @@ class FakeDriver:
         return {"killed": killed}
 
     async def _send(self, message: Json) -> None:
-        self._end.send(json.dumps({"jsonrpc": "2.0", **message}).encode())
+        self._end.send(json.dumps({"jsonrpc": "2.0", **message}, separators=(",", ":")).encode())
         await self._flush(b'noise\n{"half": \n[1, 2]\n\xff\xfe\n\n' if self._faults.garbage else b"")
 
     async def _flush(self, noise: bytes = b"") -> None:
