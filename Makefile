@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 # More than the cores: most tests wait for processes and containers.
-JOBS ?= 4
+JOBS ?= 6
 UV ?= uv
 # mitmproxy pins versions that the server cannot have, so it has an environment of its own. The server finds it
 # next to the one that it runs in.
