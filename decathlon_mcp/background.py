@@ -148,14 +148,16 @@ class Alarms:
         self._due.pop(call, None)
 
     def _ring(self) -> None:
-        self._timer = None
         loop = asyncio.get_running_loop()
-        for call, due in tuple(self._due.items()):
-            if due > loop.time():
-                self._timer = loop.call_at(due, self._ring)
-                break
-            if self._due.pop(call, None) is not None:  # not removed by an earlier one
-                call()
+        try:
+            for call, due in tuple(self._due.items()):
+                if due > loop.time():
+                    break
+                if self._due.pop(call, None) is not None:  # not removed by an earlier one
+                    call()
+        finally:
+            first = next(iter(self._due.values()), None)
+            self._timer = None if first is None else loop.call_at(first, self._ring)
 
 
 class Flag:

@@ -202,6 +202,22 @@ async def test_an_alarm_added_while_others_wait_rings_at_its_own_time() -> None:
     assert (early.count, late.count) == (2, 1)
 
 
+async def test_an_alarm_that_fails_does_not_keep_the_others_from_ringing() -> None:
+    alarms, rung, failures = Alarms(), Rung(), list[object]()
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _loop, context: failures.append(context["exception"])
+    )
+    failure = ValueError("a fault")
+
+    def fail() -> None:
+        raise failure
+
+    alarms.add(fail, 0.01)
+    alarms.add(rung.ring, 0.01)
+    await rung.wait()
+    assert failures == [failure]
+
+
 async def test_work_that_fails_begins_again_and_ends_nothing_else(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
