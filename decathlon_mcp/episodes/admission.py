@@ -84,8 +84,10 @@ class Admission:
         self.opening_graders = anyio.CapacityLimiter(max_opening)
         """The same for a grader's sandbox: a claimed attempt does not wait behind hundreds of openings."""
         self.captures = anyio.CapacityLimiter(CAPTURES_PER_OPENING * max_opening)
-        """Hold it while a claimed attempt's processes are stopped and its workspace is copied. Both have time
-        limits that do not know how busy the machine is, and beyond which the attempt may be forfeited."""
+        """Hold it while a claimed attempt's processes are stopped and its workspace is copied, and until its
+        sandbox is removed. The first two have time limits that do not know how busy the machine is, and
+        beyond which the attempt may be forfeited. More removals would keep those of graders waiting, and with
+        them the verdicts."""
         self.starts_ahead = anyio.CapacityLimiter(max(1, max_opening // 2))
         """Hold it, and then `set_ups`, while a server starts ahead of its first call. So a set-up,
         for which a client waits, has at most this many of them before it."""

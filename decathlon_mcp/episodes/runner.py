@@ -169,7 +169,8 @@ class EpisodeRunner:
                         return await grader.grade_in_place(sandbox, driver, self._sealed)
                 async with self._admission.captures:
                     captured = await capture_workspace(episode, sandbox, driver, self._scratch, self._sealed)
-                episode.mark_captured()
+                    episode.mark_captured()
+                    await agent_stack.aclose()
         async with resources.services.watched():
             return await grader.grade_in_fresh_sandbox(captured)
 

@@ -84,19 +84,24 @@ async def test_grader_does_not_wait_for_openings(tmp_path: Path) -> None:
                 await ended(each)
 
 
+@pytest.mark.parametrize("step", ["pause", "end"])
 async def test_attempts_that_are_claimed_at_once_are_captured_a_few_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    pausing, most, release = 0, 0, anyio.Event()
+    """From the end of their processes to that of their sandbox, before which no grader's has to wait."""
+    closing, most, release = 0, 0, anyio.Event()
+    finish = getattr(FakeSandbox, step)
 
-    async def pause(sandbox: FakeSandbox) -> None:
-        nonlocal pausing, most
-        pausing += 1
-        most = max(most, pausing)
-        await release.wait()
-        pausing -= 1
+    async def wait(sandbox: FakeSandbox) -> None:
+        nonlocal closing, most
+        if sandbox.spec.name.endswith("-agent"):
+            closing += 1
+            most = max(most, closing)
+            await release.wait()
+            closing -= 1
+        await finish(sandbox)
 
-    monkeypatch.setattr(FakeSandbox, "pause", pause)
+    monkeypatch.setattr(FakeSandbox, step, wait)
     count, rewards = CAPTURES_PER_OPENING + 3, list[float | None]()
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))
     with anyio.fail_after(BOUND_SECONDS):
@@ -106,7 +111,7 @@ async def test_attempts_that_are_claimed_at_once_are_captured_a_few_at_a_time(
         ):
             for _ in range(count):
                 players.start_soon(play, registry, "find-answer", rewards)
-            while pausing < CAPTURES_PER_OPENING:  # noqa: ASYNC110
+            while closing < CAPTURES_PER_OPENING:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
             await anyio.wait_all_tasks_blocked()
             release.set()
