@@ -31,8 +31,9 @@ def settings(**values: Any) -> Settings:
     return Settings.model_validate({"suite": (SUITE,), **values})
 
 
-def test_importing_the_app_imports_neither_the_mcp_server_nor_starlette() -> None:
-    program = "import sys, decathlon_mcp.app; print(*{module.split('.')[0] for module in sys.modules})"
+@pytest.mark.parametrize("module", ["app", "cli.doctor", "http.authentication"])
+def test_commands_that_serve_nothing_import_neither_the_mcp_server_nor_starlette(module: str) -> None:
+    program = f"import sys, decathlon_mcp.{module}; print(*{{name.split('.')[0] for name in sys.modules}})"
     result = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, check=True)
     assert not {"mcp", "starlette"} & {*result.stdout.split()}
 

@@ -12,7 +12,8 @@ import anyio
 
 from decathlon_mcp import app
 from decathlon_mcp.http.application import http_app
-from decathlon_mcp.http.server import listen, serve_http
+from decathlon_mcp.http.listening import listen
+from decathlon_mcp.http.server import serve_http
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.telemetry.logs import configure_logging

@@ -38,6 +38,8 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.rubric_probe import RubricCheck, check_rubrics
 from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError, SettingsError
 from decathlon_mcp.grading.signing import Signer
+from decathlon_mcp.http.authentication import Tokens
+from decathlon_mcp.http.listening import hosts_for, listen
 from decathlon_mcp.sandboxes.base import Finding, finding
 from decathlon_mcp.sandboxes.docker.engine import engine_address
 from decathlon_mcp.sandboxes.docker.limits import check_engine_limits
@@ -255,10 +257,6 @@ def _check_key(state: Path) -> Finding:
 
 
 async def _check_address(settings: Settings, host: str, port: int) -> Finding:
-    # Imported late: it takes a second, and all other findings are printed by then.
-    from decathlon_mcp.http.authentication import Tokens
-    from decathlon_mcp.http.server import hosts_for, listen
-
     try:
         hosts_for(host, (), Tokens.read(settings.tokens))
         listen(host, port).close()

@@ -89,8 +89,9 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
         # Imported late: it takes a second, and a missing engine is reported before that.
         from decathlon_mcp.http.application import http_app
         from decathlon_mcp.http.authentication import Tokens
+        from decathlon_mcp.http.listening import hosts_for
         from decathlon_mcp.http.protocol import ConnectionLimits
-        from decathlon_mcp.http.server import hosts_for, serve_http
+        from decathlon_mcp.http.server import serve_http
 
         tokens = Tokens.read(settings.tokens)
         with _listener(address) as (listener, address), _ready_file(address.ready_file) as write_url:
@@ -149,7 +150,7 @@ async def _leaving_episodes_on_failure(episodes: EpisodeRegistry) -> AsyncGenera
 @contextmanager
 def _listener(address: ListenAddress) -> Generator[tuple[socket.socket, ListenAddress]]:
     """The listening socket, inherited or opened here, and its address. Raises SettingsError."""
-    from decathlon_mcp.http.server import inherit_listener, listen
+    from decathlon_mcp.http.listening import inherit_listener, listen
 
     supervised = supervisor.current()
     count = 0 if supervised else supervisor.activated_sockets()

@@ -11,12 +11,13 @@ import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast, get_args
-
-from mcp.server.transport_security import TransportSecuritySettings
+from typing import TYPE_CHECKING, cast, get_args
 
 from decathlon_mcp.episodes.access import Principal, Role
 from decathlon_mcp.errors import SettingsError
+
+if TYPE_CHECKING:
+    from mcp.server.transport_security import TransportSecuritySettings
 
 _LINE = re.compile(r"(?P<name>[\w.@-]{1,64})\s+(?P<digest>[0-9a-fA-F]{64})\s+(?P<role>\w+)")
 
@@ -99,6 +100,9 @@ class AllowedHosts:
 
     def security(self) -> TransportSecuritySettings:
         """The SDK's settings against DNS rebinding: these names on any port."""
+        # Imported late: the SDK takes a second, and `decathlon-mcp token` and `doctor` need none of it.
+        from mcp.server.transport_security import TransportSecuritySettings
+
         # Written out, because for a host other than localhost the SDK's default switches the check off.
         hosts = [pattern for name in self.names for pattern in (name, f"{name}:*")]
         origins = [f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import errno
 import gc
 import logging
 import resource
@@ -21,8 +20,6 @@ import uvicorn
 from starlette.applications import Starlette
 
 from decathlon_mcp.background import run_for_ever
-from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.http.authentication import AllowedHosts, Tokens
 from decathlon_mcp.http.direct import HttpApp
 from decathlon_mcp.http.protocol import ConnectionLimits, Connections
 from decathlon_mcp.telemetry.logs import fields
@@ -30,10 +27,8 @@ from decathlon_mcp.telemetry.metrics import Metrics
 
 log = logging.getLogger("decathlon.edge")
 
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 GRACE_SECONDS = 5
 """How long open connections get to end, after the episodes are drained."""
-LISTEN_BACKLOG = 2048
 SWITCH_SECONDS = 0.001
 """How long a thread may run Python code while another one waits to."""
 COLLECT_SECONDS = 30.0
@@ -77,21 +72,6 @@ def _return_free_memory() -> None:
         trim(0)
 
 
-def hosts_for(host: str, extra_names: tuple[str, ...], tokens: Tokens) -> AllowedHosts:
-    """The host names to accept when listening on `host`.
-
-    Raises SettingsError for a host beyond loopback without tokens.
-    """
-    if host not in LOOPBACK and not tokens:
-        raise SettingsError(
-            f"--host {host} can be reached from other machines, and there are no tokens: give --tokens FILE "
-            "(`decathlon-mcp token NAME` prints a line for it), or stay on 127.0.0.1"
-        )
-    # Nobody connects to a wildcard address by its name.
-    own_name = () if host in ("0.0.0.0", "::") else (f"[{host}]" if ":" in host else host,)
-    return AllowedHosts(tuple(dict.fromkeys((*AllowedHosts().names, *own_name, *extra_names))))
-
-
 def raise_file_limit() -> None:
     """Raise the soft limit of open files to the hard limit."""
     # Each episode needs a connection to its driver, a journal and its clients' sockets; 1,024 are soon used
@@ -100,46 +80,6 @@ def raise_file_limit() -> None:
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free port. Raises SettingsError if it cannot listen there."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(LISTEN_BACKLOG)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        # A port over 65535 is an OverflowError, which has no `strerror`.
-        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
-        # A name that cannot be resolved, or an address that this machine does not have.
-        is_host = isinstance(error, socket.gaierror) or getattr(error, "errno", None) == errno.EADDRNOTAVAIL
-        cure = "choose another --host" if is_host else "choose another --port"
-        raise SettingsError(
-            f"cannot listen on {host}:{port}: {reason}; {cure}",
-            inUse=getattr(error, "errno", None) == errno.EADDRINUSE,
-        ) from None
-    return listener
-
-
-def inherit_listener(descriptor: int) -> socket.socket:
-    """The listening TCP socket with this descriptor, which another process opened.
-
-    Raises SettingsError if it is something else.
-    """
-    try:
-        listener = socket.socket(fileno=descriptor)
-        is_listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-    except OSError as error:
-        raise SettingsError(f"the inherited socket cannot be used: {error.strerror}") from None
-    if listener.family not in (socket.AF_INET, socket.AF_INET6) or not is_listening:
-        raise SettingsError(
-            "the inherited socket is no listening TCP socket: give its unit ListenStream=PORT"
-        )
-    listener.set_inheritable(False)
-    return listener
 
 
 async def serve_http(

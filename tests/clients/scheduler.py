@@ -16,8 +16,9 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from decathlon_mcp.background import background_tasks
+from decathlon_mcp.http.listening import listen
 from decathlon_mcp.http.node import Node
-from decathlon_mcp.http.server import listen, serve_http
+from decathlon_mcp.http.server import serve_http
 
 
 class LostError(Exception):

@@ -26,7 +26,8 @@ from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.authentication import Tokens, new_token
-from decathlon_mcp.http.server import listen, serve_http
+from decathlon_mcp.http.listening import listen
+from decathlon_mcp.http.server import serve_http
 from decathlon_mcp.settings import Settings
 from tests.cli.conftest import COMMAND, Shell, shell
 from tests.clients.relay import relayed

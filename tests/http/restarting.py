@@ -23,7 +23,8 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.direct import DirectResponse, HttpApp
-from decathlon_mcp.http.server import listen, serve_http
+from decathlon_mcp.http.listening import listen
+from decathlon_mcp.http.server import serve_http
 from decathlon_mcp.storage.store import Store
 from tests.episodes.environment import TOOLS, running_registry
 from tests.fakes.provider import FakeProvider

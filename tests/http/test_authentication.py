@@ -9,7 +9,7 @@ import pytest
 
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.http.authentication import Tokens, new_token
-from decathlon_mcp.http.server import hosts_for, listen
+from decathlon_mcp.http.listening import hosts_for, listen
 
 
 def test_a_new_token_is_accepted_with_its_name_and_role(tmp_path: Path) -> None:

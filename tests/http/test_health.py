@@ -25,7 +25,8 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.authentication import Tokens
-from decathlon_mcp.http.server import listen, serve_http
+from decathlon_mcp.http.listening import listen
+from decathlon_mcp.http.server import serve_http
 from decathlon_mcp.settings import Settings
 from tests.episodes.test_disk import DISK_MIB, FLOOR_MIB, disk, fill
 from tests.http.messages import ACCEPT, INITIALIZE

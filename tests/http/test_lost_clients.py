@@ -20,7 +20,8 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.http.application import http_app
-from decathlon_mcp.http.server import listen, serve_http
+from decathlon_mcp.http.listening import listen
+from decathlon_mcp.http.server import serve_http
 from tests.episodes.environment import TOOLS, ended, running_registry
 from tests.fakes.driver import FakeRun
 from tests.fakes.provider import FakeProvider

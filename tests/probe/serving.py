@@ -17,8 +17,9 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.authentication import Tokens
+from decathlon_mcp.http.listening import listen
 from decathlon_mcp.http.protocol import ConnectionLimits
-from decathlon_mcp.http.server import listen, serve_http
+from decathlon_mcp.http.server import serve_http
 from decathlon_mcp.settings import Settings
 
 SUITE = str(Path(__file__).parent / "suite")

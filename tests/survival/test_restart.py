@@ -14,7 +14,7 @@ import pytest
 from decathlon_client import Decathlon
 from decathlon_client.errors import EpisodeEndedError, SandboxLostError
 
-from decathlon_mcp.http.server import listen
+from decathlon_mcp.http.listening import listen
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.storage.store import Store
 from tests.probe.leftovers import processes_marked
