@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.grading.signing import BadSignatureError, PublicKey, Signer, verdict_digest
+from decathlon_mcp.http.authentication import new_token
 from decathlon_mcp.settings import default_state
 from decathlon_mcp.storage.keys import KEY_FILE
 from decathlon_mcp.types import JsonObject, as_object
@@ -36,9 +37,6 @@ VERDICT_PATHS = (
 
 def make_token(name: str, role: Role) -> int:
     """Print a new token: its secret on stderr, the line to append to the tokens file on stdout."""
-    # Imported late: it takes a second, and `verify` and `key` do not need it.
-    from decathlon_mcp.http.authentication import new_token
-
     secret, line = new_token(name, role)
     sys.stderr.write(
         f"Secret for {name} (shown once); clients send it as `Authorization: Bearer ...`:\n\n"

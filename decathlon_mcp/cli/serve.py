@@ -21,6 +21,8 @@ from decathlon_mcp.cli import supervisor
 from decathlon_mcp.cli.doctor import check_programs, require_ready
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import DecathlonError, SettingsError
+from decathlon_mcp.http.authentication import Tokens
+from decathlon_mcp.http.listening import hosts_for, inherit_listener, listen
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.telemetry.logs import configure_logging, fields
 
@@ -88,8 +90,6 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
             await require_ready(episodes)
         # Imported late: it takes a second, and a missing engine is reported before that.
         from decathlon_mcp.http.application import http_app
-        from decathlon_mcp.http.authentication import Tokens
-        from decathlon_mcp.http.listening import hosts_for
         from decathlon_mcp.http.protocol import ConnectionLimits
         from decathlon_mcp.http.server import serve_http
 
@@ -150,8 +150,6 @@ async def _leaving_episodes_on_failure(episodes: EpisodeRegistry) -> AsyncGenera
 @contextmanager
 def _listener(address: ListenAddress) -> Generator[tuple[socket.socket, ListenAddress]]:
     """The listening socket, inherited or opened here, and its address. Raises SettingsError."""
-    from decathlon_mcp.http.listening import inherit_listener, listen
-
     supervised = supervisor.current()
     count = 0 if supervised else supervisor.activated_sockets()
     if count > 1:
