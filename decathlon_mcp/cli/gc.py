@@ -60,7 +60,8 @@ class Report:
 async def collect(state: Path, dry_run: bool, abandon: bool, as_json: bool) -> int:
     """Remove what dead servers have left, or with `dry_run` only say what; print it on stdout.
 
-    Episodes that the next `serve` could continue are kept, unless `abandon`. Raises SettingsError.
+    That there is no engine to ask for containers is a line on stderr. Episodes that the next `serve` could
+    continue are kept, unless `abandon`. Raises SettingsError.
     """
     check_state_folder(state)
     report = Report()
@@ -73,6 +74,8 @@ async def collect(state: Path, dry_run: bool, abandon: bool, as_json: bool) -> i
     else:
         for line in _lines(report, state, dry_run):
             sys.stdout.write(line + "\n")
+        if report.unreachable:
+            sys.stderr.write(f"containers were not looked for: {report.unreachable}\n")
     return 0
 
 
@@ -199,8 +202,6 @@ def _lines(report: Report, state: Path, dry_run: bool) -> Iterator[str]:
             f"kept {_count(count, 'episode', 'episodes')} of server {server}, which died: the next "
             "`decathlon-mcp serve` continues them; --abandon removes them"
         )
-    if report.unreachable:
-        yield f"containers were not looked for: {report.unreachable}"
     if not (report.removed or report.kept):
         yield f"nothing is left of servers that died in {state}"
 

@@ -136,6 +136,15 @@ def test_sandboxes_of_either_isolation_are_removed(shell: Shell, tmp_path: Path)
     assert not any((state / name / f"box-{name}").exists() for name in ("sandboxes", "namespaces"))
 
 
+def test_a_missing_engine_is_reported_apart_from_what_was_removed(shell: Shell, tmp_path: Path) -> None:
+    state = tmp_path / "state" / "decathlon-mcp"
+    (state / "servers").mkdir(parents=True)
+    done = shell.run("gc", DOCKER_HOST=f"unix://{tmp_path}/none.sock")
+    assert done.returncode == 0, done
+    assert done.stdout == f"nothing is left of servers that died in {state}\n"
+    assert done.stderr.startswith("containers were not looked for: no Docker engine answers at unix://")
+
+
 def test_a_running_server_is_not_touched(shell: Shell, server: Callable[..., RunningServer]) -> None:
     running = server()
     for options in ((), ("--abandon",)):
