@@ -529,7 +529,7 @@ async def test_a_runner_cancelled_at_any_moment_leaves_nothing(tmp_path: Path, t
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(runner.run)
                 tasks.start_soon(episode.evaluate)
-                for _ in range(step * 7):
+                for _ in range(turns_before(step)):
                     await anyio.lowlevel.checkpoint()
                 scored = episode.state.phase is Phase.SCORED
                 tasks.cancel_scope.cancel()
