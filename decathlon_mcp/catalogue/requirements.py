@@ -325,7 +325,6 @@ def probe_command(suite: Suite, *, root: PurePosixPath) -> list[str]:
     servers = [
         {"name": spec["name"], "command": spec["command"], "args": spec["args"]}
         for spec in suite.all_server_specs(root=root)
-        if spec["type"] == "stdio"
     ]
     folders = (suite.profile.local_servers, suite.profile.local_binaries)
     order = {"root": str(root), "own": [f"{root / folder}/" for folder in folders], "servers": servers}

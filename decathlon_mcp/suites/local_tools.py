@@ -59,7 +59,6 @@ def local_spec(profile: SuiteProfile, descriptions: ToolDescriptions, root: Pure
     program, *arguments = _command(profile, descriptions, root, {"tools": descriptions})
     return {
         "name": LOCAL,
-        "type": "stdio",
         "command": program,
         "args": arguments,
         "env": dict(profile.environment),

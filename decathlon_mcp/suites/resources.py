@@ -175,9 +175,6 @@ class SuiteResources:
             return cached
         patterns = self.settings.servers if table == "servers" else self.settings.local_tools
         needs = settings_for(patterns, name, ServerNeeds if table == "servers" else ExternalNeeds)
-        server = self.servers.get(name) if table == "servers" else None
-        if needs.network is None and server is not None:
-            needs = needs.model_copy(update={"network": server.remote})
         self._external_needs[table, name] = needs
         return needs
 

@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
 
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.suites.documents import file_error, read_yaml, validate
+from decathlon_mcp.suites.documents import field_error, file_error, read_yaml, validate
 from decathlon_mcp.suites.profile import SuiteProfile
 from decathlon_mcp.types import JsonObject, as_object
 
@@ -24,7 +23,10 @@ log = logging.getLogger("decathlon.suites")
 
 FOLDER = PurePosixPath("configs/mcp_servers")
 
-ServerType = Literal["stdio", "sse", "streamable_http"]
+BY_URL = (
+    "servers that are reached by URL are not supported; a server of type stdio was expected: use "
+    "`command: npx` and `args: [-y, mcp-remote, URL]` in its params, which relays to that URL"
+)
 
 
 def _text(value: object) -> object:
@@ -54,29 +56,17 @@ class _Fields(BaseModel):
 
 
 class _Params(_Fields):
-    command: Annotated[str, Field(min_length=1)] | None = None
+    command: Annotated[str, Field(min_length=1)]
     args: tuple[Text, ...] = ()
     env: dict[str, Text] = {}
     cwd: str | None = None
-    url: str | None = None
-    headers: dict[str, Text] = {}
 
 
 class _File(_Fields):
-    type: Annotated[ServerType, BeforeValidator(_lower)] = "stdio"
+    type: Annotated[Literal["stdio"], BeforeValidator(_lower)] = "stdio"
     name: Annotated[str, Field(min_length=1)] | None = None
-    params: _Params = _Params()
-    url: str | None = None
-    headers: dict[str, Text] = {}
+    params: _Params
     client_session_timeout_seconds: Annotated[float, Field(gt=0)] | None = None
-
-    @model_validator(mode="after")
-    def _reachable(self) -> _File:
-        if self.type == "stdio" and self.params.command is None:
-            raise ValueError("a server of type stdio needs params.command")
-        if self.type != "stdio" and self.params.url is None and self.url is None:
-            raise ValueError(f"a server of type {self.type} needs params.url")
-        return self
 
 
 _FILE = TypeAdapter(_File)
@@ -88,27 +78,17 @@ class ServerConfig:
 
     name: str
     file: Path
-    type: ServerType
-    command: str = ""
+    command: str
     args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     cwd: str | None = None
-    url: str = ""
-    headers: tuple[tuple[str, str], ...] = ()
     request_seconds: float | None = None
 
     @property
     def templates(self) -> frozenset[str]:
         """The names in its templates."""
-        texts = [self.command, *self.args, self.cwd or "", self.url]
-        texts += [value for _, value in (*self.env, *self.headers)]
+        texts = [self.command, *self.args, self.cwd or "", *(value for _, value in self.env)]
         return frozenset[str]().union(*map(template_names, texts))
-
-    @property
-    def remote(self) -> bool:
-        """Whether its URL leads out of the sandbox. False for a stdio server."""
-        host = urlsplit(self.url).hostname or ""
-        return self.type != "stdio" and host not in {"localhost", "127.0.0.1", "::1"}
 
     def spec(self, profile: SuiteProfile, *, root: PurePosixPath, values: Mapping[str, str]) -> JsonObject:
         """The SERVER object for the driver's `start`, its templates filled in with `values`."""
@@ -116,15 +96,12 @@ class ServerConfig:
         def filled(text: str) -> str:
             return fill(text, values, server=self.name)
 
-        seconds = self.request_seconds or profile.request_seconds
-        common: JsonObject = {"name": self.name, "type": self.type, "request_seconds": seconds}
-        if self.type != "stdio":
-            return {**common, "url": filled(self.url), "headers": {k: filled(v) for k, v in self.headers}}
         own = {key: filled(value) for key, value in self.env}
         shared = dict(profile.environment)
         cwd = profile.workspace if profile.server_cwd == "workspace" else PurePosixPath()
         return {
-            **common,
+            "name": self.name,
+            "request_seconds": self.request_seconds or profile.request_seconds,
             "command": filled(self.command),
             "args": [*map(filled, self.args), *dict(profile.extra_args).get(self.name, ())],
             "env": {**own, **shared} if profile.environment_wins else {**shared, **own},
@@ -138,19 +115,28 @@ def read_server(path: Path) -> ServerConfig | None:
     content = read_yaml(path)
     if not content:
         return None
+    _check_transport(path, content)
     file = validate(path, _FILE, content)
     return ServerConfig(
         name=file.name or path.stem,
         file=path,
-        type=file.type,
-        command=file.params.command or "",
+        command=file.params.command,
         args=file.params.args,
         env=tuple(file.params.env.items()),
         cwd=file.params.cwd,
-        url=file.params.url or file.url or "",
-        headers=tuple({**file.headers, **file.params.headers}.items()),
         request_seconds=file.client_session_timeout_seconds,
     )
+
+
+def _check_transport(path: Path, content: JsonObject) -> None:
+    """Raise SuiteError for a server that is reached by URL."""
+    params = as_object(content.get("params")) or {}
+    if _lower(content.get("type")) in ("sse", "streamable_http"):
+        raise field_error(path, ["type"], BY_URL)
+    if params.get("url") is not None:
+        raise field_error(path, ["params", "url"], BY_URL)
+    if content.get("url") is not None:
+        raise field_error(path, ["url"], BY_URL)
 
 
 def read_servers(checkout: Path) -> tuple[dict[str, ServerConfig], dict[str, SuiteError]]:

@@ -120,11 +120,10 @@ class Deadlines(Model):
 class ExternalNeeds(Model):
     """What a server or a local tool needs besides its own code.
 
-    A credential is `token.x`, `config.x` or a path of the checkout. `network` None: only if the server's URL
-    leads out of the sandbox. `files`: as in `Credentials`.
+    A credential is `token.x`, `config.x` or a path of the checkout. `files`: as in `Credentials`.
     """
 
-    network: bool | None = None
+    network: bool = False
     credentials: Strings = ()
     services: Strings = ()
     files: Files = {}

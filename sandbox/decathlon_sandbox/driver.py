@@ -120,12 +120,8 @@ class Driver:
 
     def shut_down(self) -> None:
         """Kill everything that was started and wait until it is gone."""
-        if self._created_servers is not None:
-            self._created_servers.begin_close()
         if self._created_supervisor is not None:
             self._created_supervisor.kill_all_blocking()
-        if self._created_servers is not None:
-            self._created_servers.wait_closed()
 
     # messages
 

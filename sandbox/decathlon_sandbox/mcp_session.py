@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 METHOD_NOT_FOUND = -32601
 PROTOCOL_VERSION = "2025-11-25"
-"""Newest MCP revision with a handshake. If a server answers with an older one, that one is used."""
+"""Newest MCP revision with a handshake. A server may answer with an older one."""
 MAX_TOOL_PAGES = 1000
 
 # Where SDKs put the id of a reply: among the first fields, or last. For lines that cannot be parsed.
@@ -45,13 +45,13 @@ class ReplyHandler:
 class McpSession:
     """Sends requests and notifications to one server and dispatches what the server sends.
 
-    `send` transmits one message: its bytes without line terminator, and its id if it is a request, else None.
+    `send` transmits one message: its bytes without line terminator.
     """
 
     def __init__(
         self,
         server_name: str,
-        send: Callable[[bytes, int | None], object],
+        send: Callable[[bytes], object],
         on_notification: Callable[[str, dict[str, Any]], object],
     ) -> None:
         self.server_name = server_name
@@ -73,7 +73,7 @@ class McpSession:
             raise RequestError(wire.BAD_PARAMS, message) from None
         self._pending[request_id] = handler
         try:
-            self._send(data, request_id)
+            self._send(data)
         except RequestError:
             self._pending.pop(request_id, None)
             raise
@@ -114,10 +114,6 @@ class McpSession:
                 what = f"answered with a line that is not JSON: {error}"
                 self.fail(int(match.group(1)), self._server_error(what))
             return
-        self.receive_message(value, line)
-
-    def receive_message(self, value: Any, line: bytes) -> None:
-        """Handle a parsed message; `line` is its encoded form. Other values are ignored."""
         message = as_object(value)
         if message is None or message.get("jsonrpc") != "2.0":
             return
@@ -162,7 +158,7 @@ class McpSession:
 
     def _send_ignoring_errors(self, message: dict[str, Any]) -> None:
         try:
-            self._send(encode_ascii(message), None)
+            self._send(encode_ascii(message))
         except RequestError:
             pass  # the server does not read; its calls report that
 
@@ -183,12 +179,10 @@ class Handshake(ReplyHandler):
     def __init__(
         self,
         session: McpSession,
-        on_protocol: Callable[[str], object],
         on_success: Callable[[dict[str, Any]], object],
         on_failure: Callable[[RequestError], object],
     ) -> None:
         self._session = session
-        self._on_protocol = on_protocol
         self._on_success = on_success
         self._on_failure = on_failure
         self._method = "initialize"
@@ -228,7 +222,6 @@ class Handshake(ReplyHandler):
             "serverInfo": as_object(result.get("serverInfo")) or {},
             "capabilities": as_object(result.get("capabilities")) or {},
         }
-        self._on_protocol(protocol)
         self._session.notify("notifications/initialized")
         self._request("tools/list", {})
 

@@ -1,4 +1,4 @@
-"""One of the task's MCP servers: what all transports share, and servers on stdio."""
+"""One of the task's MCP servers: a process, and the session with it."""
 
 from __future__ import annotations
 
@@ -39,84 +39,28 @@ class ServerState(enum.Enum):
 
 
 class Server:
-    """A session and its transport. It ends by itself (`on_lost` is called once) or is stopped."""
+    """A server that is a child process: messages on its stdin and stdout, one per line.
 
-    def __init__(self, name: str, request_seconds: float | None) -> None:
-        self.name = name
-        self.request_seconds = request_seconds
+    It ends by itself (`on_lost` is called once) or is stopped.
+    """
+
+    def __init__(
+        self, loop: EventLoop, supervisor: ProcessSupervisor, backpressure: Backpressure, settings: Params
+    ) -> None:
+        self.name = settings.string("name")
+        self.request_seconds = settings.optional_number("request_seconds")
         self.state = ServerState.STARTING
         self.was_running = False
         self.started_at = time.monotonic()
         # Why the server cannot be called; meaningful while it is not running.
-        self.error = RequestError(wire.SERVER, f"server {name} is not up")
+        self.error = RequestError(wire.SERVER, f"server {self.name} is not up")
         self.on_lost: Callable[[Server], object] = lambda server: None
         self.on_notification: Callable[[Server, str, dict[str, Any]], object] = (
             lambda server, method, params: None
         )
         self.session = McpSession(
-            name, self.send, lambda method, params: self.on_notification(self, method, params)
+            self.name, self._send, lambda method, params: self.on_notification(self, method, params)
         )
-
-    def open(self) -> None:
-        """Start the server or its transport. Raises RequestError."""
-        raise NotImplementedError
-
-    def send(self, data: bytes, request_id: int | None) -> None:
-        """Send one message; `request_id` is None for notifications and responses. Raises RequestError."""
-        raise NotImplementedError
-
-    def stop(self, on_done: Callable[[], object]) -> None:
-        """End the server and its process tree at once, then call `on_done`."""
-        raise NotImplementedError
-
-    def set_protocol(self, version: str) -> None:
-        """Use this MCP revision from now on."""
-
-    def abandon(self, request_id: int) -> None:
-        """Free what a request holds whose reply is no longer needed."""
-
-    def begin_close(self) -> None:
-        """Start a graceful shutdown: no more messages will be sent."""
-
-    def wait_closed(self, deadline: float) -> None:
-        """Block until the graceful shutdown is done, at most until `deadline` (monotonic clock)."""
-
-    def terminate(self) -> None:
-        """Ask the server's processes to exit, with SIGTERM."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether the server is a process of the driver that still runs."""
-        return False
-
-    def exit_details(self) -> dict[str, Any]:
-        """The end of its `stderr` and its `exit_code` (negative: a signal), if it has them."""
-        return {"exit_code": None, "stderr": ""}
-
-    def mark_lost(self, reason: str) -> None:
-        """The server has ended by itself: fail its requests and call `on_lost`."""
-        if self.state is ServerState.ENDED:
-            return
-        self.state = ServerState.ENDED
-        data = {"server": self.name, **self.exit_details()}
-        self.error = RequestError(wire.SERVER, f"server {self.name} {reason}", data)
-        self.session.fail_all(self.error)
-        self.on_lost(self)
-
-    def mark_ended(self, error: RequestError) -> None:
-        """The server is being stopped: fail its requests with `error`."""
-        self.state = ServerState.ENDED
-        self.error = error
-        self.session.fail_all(error)
-
-
-class StdioServer(Server):
-    """A server that is a child process: messages on its stdin and stdout, one per line."""
-
-    def __init__(
-        self, loop: EventLoop, supervisor: ProcessSupervisor, backpressure: Backpressure, settings: Params
-    ) -> None:
-        super().__init__(settings.string("name"), settings.optional_number("request_seconds"))
         self._loop = loop
         self._supervisor = supervisor
         self._backpressure = backpressure
@@ -130,6 +74,7 @@ class StdioServer(Server):
         self._losing = False
 
     def open(self) -> None:
+        """Start the process. Raises RequestError."""
         try:
             self._child: Child = self._supervisor.spawn(
                 self._argv,
@@ -140,7 +85,7 @@ class StdioServer(Server):
             )
         except (OSError, ValueError) as error:
             message = f"server {self.name} cannot be started: {self._argv[0]}: {describe_error(error)}"
-            data = {"server": self.name, **super().exit_details()}
+            data = {"server": self.name, "exit_code": None, "stderr": ""}
             raise RequestError(wire.SERVER, message, data) from None
         lines = LineSplitter(
             wire.MAX_LINE_BYTES - ENVELOPE_BYTES, self.session.receive_line, self.session.receive_overlong
@@ -151,30 +96,41 @@ class StdioServer(Server):
         )
         self._stderr_reader = Reader(self._loop, self._child.stderr, self._stderr.feed)
 
-    def send(self, data: bytes, request_id: int | None) -> None:
-        if self._stdin.queued_bytes + len(data) > MAX_UNREAD_BYTES:
-            message = f"server {self.name} does not read its input"
-            raise RequestError(wire.SERVER, message, {"server": self.name})
-        self._stdin.send(data + b"\n")
-
     def begin_close(self) -> None:
+        """Start a graceful shutdown: no more messages will be sent."""
         self._stdin.close()
 
     def terminate(self) -> None:
+        """Ask the server's processes to exit, with SIGTERM."""
         try:
             os.killpg(self._child.pid, signal.SIGTERM)
         except OSError:
             pass
 
     def stop(self, on_done: Callable[[], object]) -> None:
+        """End the server and its process tree at once, then call `on_done`."""
         self._supervisor.kill_tree(self._child, lambda: (self._close_pipes(), on_done()))
 
     @property
     def alive(self) -> bool:
+        """Whether the process still runs."""
         return self._child.exit_code is None
 
     def exit_details(self) -> dict[str, Any]:
+        """The end of its `stderr` and its `exit_code` (None: it runs; negative: a signal)."""
         return {"exit_code": self._child.exit_code, "stderr": self._stderr.text()}
+
+    def mark_ended(self, error: RequestError) -> None:
+        """The server is being stopped: fail its requests with `error`."""
+        self.state = ServerState.ENDED
+        self.error = error
+        self.session.fail_all(error)
+
+    def _send(self, data: bytes) -> None:
+        if self._stdin.queued_bytes + len(data) > MAX_UNREAD_BYTES:
+            message = f"server {self.name} does not read its input"
+            raise RequestError(wire.SERVER, message, {"server": self.name})
+        self._stdin.send(data + b"\n")
 
     def _on_stdout_closed(self) -> None:
         # No reply can come any more. Usually the process is about to exit, and its exit code says more than
@@ -194,7 +150,10 @@ class StdioServer(Server):
 
         def on_killed() -> None:
             self._close_pipes()
-            self.mark_lost(reason)
+            if self.state is not ServerState.ENDED:
+                data = {"server": self.name, **self.exit_details()}
+                self.mark_ended(RequestError(wire.SERVER, f"server {self.name} {reason}", data))
+                self.on_lost(self)
 
         self._supervisor.kill_tree(self._child, on_killed)
 

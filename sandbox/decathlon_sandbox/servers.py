@@ -9,7 +9,7 @@ import time
 from decathlon_sandbox import wire
 from decathlon_sandbox.mcp_session import Handshake, ReplyHandler
 from decathlon_sandbox.rpc import Params, RequestError, describe_error
-from decathlon_sandbox.server import Server, ServerState, StdioServer
+from decathlon_sandbox.server import Server, ServerState
 from decathlon_sandbox.strict_json import as_object, encode
 
 TYPE_CHECKING = False
@@ -29,7 +29,6 @@ CLOSE_SECONDS = 1.0
 EXIT_POLL_SECONDS = 0.01
 MAX_TEXT_GROWTH = 8
 """How much longer than a reply's line the text of its result can be (`9e15` becomes 9000000000000000.0)."""
-TRANSPORTS = ("stdio", "sse", "streamable_http")
 CALLABLE_METHODS = ("tools/call", "tools/list")
 
 
@@ -52,9 +51,7 @@ class Servers:
     def define(self, request: Request, params: Params) -> None:
         definitions = {settings.string("name"): settings for settings in params.objects("servers")}
         for settings in definitions.values():
-            # Servers reached by URL are checked when they start: their HTTP client takes long to import.
-            if settings.one_of("type", *TRANSPORTS) == "stdio":
-                self._create(settings)
+            self._create(settings)
         self._definitions.update(definitions)
         request.reply({})
 
@@ -126,28 +123,9 @@ class Servers:
 
         self._wait_for_exit(closing, lambda: self._supervisor.kill_all(on_killed))
 
-    def begin_close(self) -> None:
-        """The driver is about to exit: close the sessions of servers that are not its processes."""
-        for server in self._servers.values():
-            if server.state is not ServerState.ENDED:
-                server.begin_close()
-
-    def wait_closed(self) -> None:
-        """Block until the sessions are closed, at most CLOSE_SECONDS."""
-        deadline = time.monotonic() + CLOSE_SECONDS
-        for server in self._servers.values():
-            server.wait_closed(deadline)
-
     def _create(self, settings: Params) -> Server:
-        transport = settings.one_of("type", *TRANSPORTS)
-        if transport == "stdio":
-            server: Server = StdioServer(self._loop, self._supervisor, self._backpressure, settings)
-        else:
-            # Imported late: it needs the HTTP client of the standard library, which takes long to import.
-            from decathlon_sandbox.http_servers import SseServer, StreamableHttpServer
-
-            create = SseServer if transport == "sse" else StreamableHttpServer
-            server = create(self._loop, self._backpressure, settings)
+        """A server that is not started yet. Raises RequestError if its specification is invalid."""
+        server = Server(self._loop, self._supervisor, self._backpressure, settings)
         server.on_notification = self._on_notification
         return server
 
@@ -289,7 +267,7 @@ class Startup:
             self.fail(_with_details(error, server))
 
         if not self._ended:
-            Handshake(server.session, server.set_protocol, on_success, on_failure).start()
+            Handshake(server.session, on_success, on_failure).start()
 
     def _succeed_if_complete(self) -> None:
         if self._ended or len(self._infos) < len(self._servers):
@@ -426,7 +404,6 @@ class RelayedCall(ReplyHandler):
 
     def _abandon(self, error: RequestError) -> None:
         self._server.session.abandon(self._session_request_id, error.message)
-        self._server.abandon(self._session_request_id)
         self.on_error(error)
 
     def _end(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import os
-import threading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,30 +27,21 @@ LINE_EDGE_BYTES = 1024
 
 
 class Backpressure:
-    """Pauses readers and threads while the server does not acknowledge the driver's output."""
+    """Pauses readers while the server does not acknowledge the driver's output."""
 
     def __init__(self) -> None:
-        self._not_paused = threading.Event()
-        self._not_paused.set()
+        self.paused = False
         self._readers: set[PausableReader] = set()
-
-    @property
-    def paused(self) -> bool:
-        return not self._not_paused.is_set()
 
     def pause(self) -> None:
         if not self.paused:
-            self._not_paused.clear()
+            self.paused = True
             self._update_readers()
 
     def resume(self) -> None:
         if self.paused:
-            self._not_paused.set()
+            self.paused = False
             self._update_readers()
-
-    def wait(self) -> None:
-        """Block until not paused. Only for threads other than the event loop's."""
-        self._not_paused.wait()
 
     def add(self, reader: PausableReader) -> None:
         self._readers.add(reader)

@@ -91,10 +91,8 @@ Requests: params -> result
             Keeps the specifications of the task's MCP servers, so that they can be started by name, also by a
             server process that does not have them and their secrets. Starts nothing. A name that was defined
             before gets the new specification, which holds from its next start on.
-            SERVER: {"name": STR, "type": "stdio", "command": STR, "args": [STR...], "env": {STR: STR},
+            SERVER: {"name": STR, "command": STR, "args": [STR...], "env": {STR: STR},
                      "inherit": "minimal" | "all", "cwd": DIR, "path": STR?, "request_seconds": NUM?}
-                 or {"name": STR, "type": "sse" | "streamable_http", "url": STR, "headers": {STR: STR},
-                     "request_seconds": NUM?}
             "minimal" passes what the MCP SDK's stdio client passes (HOME, LOGNAME, PATH, SHELL, TERM, USER),
             plus `env`. `path` replaces the inherited PATH, but not a PATH in `env`. The program is looked up
             in the resulting PATH.
@@ -180,7 +178,7 @@ MARK_VARIABLE in its environment, by which the driver recognizes it, and SANDBOX
 has it, by which a provider finds leftover processes after the driver was killed.
 """
 
-VERSION = 3
+VERSION = 4
 LEASE_SECONDS = 60.0
 LEASE_VARIABLE = "DECATHLON_LEASE_SECONDS"
 CHANNEL_VARIABLE = "DECATHLON_CHANNEL"

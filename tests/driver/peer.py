@@ -169,7 +169,7 @@ class DriverPeer:
     def sdk_server(self, name: str = "sdk", **settings: Any) -> dict[str, Any]:
         """Settings of the server of servers/sdk.py."""
         program = str(SERVERS / "sdk.py")
-        return stdio_server(name, sys.executable, program, "stdio", self.token, **settings)
+        return stdio_server(name, sys.executable, program, self.token, **settings)
 
     async def start(self, *servers: dict[str, Any], deadline_seconds: float = 30.0) -> dict[str, Any]:
         """Define servers and start them; returns what each that was started says about itself."""
@@ -270,7 +270,6 @@ async def until(condition: Callable[[], bool]) -> None:
 def stdio_server(name: str, command: str, *args: str, **settings: Any) -> dict[str, Any]:
     return {
         "name": name,
-        "type": "stdio",
         "command": command,
         "args": list(args),
         "env": {},

@@ -56,7 +56,7 @@ def test_start_up_imports_no_slow_module(python: str) -> None:
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.decode().splitlines()}
     assert "decathlon_sandbox.driver" in imported
     assert not SLOW_MODULES & imported
-    late = {"supervisor", "files", "runs", "servers", "server", "mcp_session", "tunnels", "http_servers"}
+    late = {"supervisor", "files", "runs", "servers", "server", "mcp_session", "tunnels"}
     assert not {f"decathlon_sandbox.{name}" for name in late} & imported
 
 
@@ -233,7 +233,7 @@ async def test_unknown_methods_and_invalid_params_fail_the_request(peer: DriverP
         (wire.RUN, slow_run(channel=1), "channel"),
         (wire.ARRANGE, {"steps": {}}, "steps"),
         (wire.ARRANGE, {"steps": [{"make": "relative"}]}, "make"),
-        (wire.DEFINE, {"servers": [{"name": "a", "type": "carrier pigeon"}]}, "type"),
+        (wire.DEFINE, {"servers": [peer.scripted_server("plain", inherit="some")]}, "inherit"),
         (wire.DEFINE, {"servers": [peer.scripted_server("plain", cwd="relative")]}, "cwd"),
         (wire.START, {"names": [], "deadline_seconds": "soon"}, "deadline_seconds"),
         (wire.START, {"names": ["nobody"], "deadline_seconds": 1}, "nobody"),

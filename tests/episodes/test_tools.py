@@ -196,7 +196,6 @@ async def scripted_local_server(folder: Path, behaviour: str, **options: Any) ->
     """A real driver whose server of the local tools is `tests/driver/servers/scripted.py`."""
     server: JsonObject = {
         "name": "local",
-        "type": "stdio",
         "command": sys.executable,
         "args": ["-S", str(SCRIPTED), behaviour, "token"],
         "cwd": "/",

@@ -1,19 +1,15 @@
 """Property of the driver's readers of task servers: whatever a server sends, only its own calls fail.
 
-`check` feeds the same bytes to a session over lines, to the parser of server-sent events and to the reader of
-an HTTP response.
+`check` feeds the same bytes to a session with calls in progress, and to one during its handshake.
 """
 
 from __future__ import annotations
 
-import http.client
-import io
 import json
 from typing import Any
 
 import msgspec
 from decathlon_sandbox import wire
-from decathlon_sandbox.http_client import HTTP_ERRORS, HttpExchange, SseParser
 from decathlon_sandbox.mcp_session import Handshake, McpSession, ReplyHandler
 from decathlon_sandbox.rpc import RequestError
 from decathlon_sandbox.streams import LineSplitter
@@ -24,7 +20,6 @@ from decathlon_mcp.json_limits import check_json
 from tests.fuzz.long_run import main
 
 MODULES = (
-    "decathlon_sandbox.http_client",
     "decathlon_sandbox.mcp_session",
     "decathlon_sandbox.streams",
     "decathlon_sandbox.strict_json",
@@ -66,27 +61,15 @@ class Outcome(ReplyHandler):
         json.dumps(params)
 
 
-class FakeSocket:
-    """A socket from which an HTTP response is read."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def makefile(self, mode: str) -> io.BytesIO:
-        return io.BytesIO(self._data)
-
-
 def check(data: bytes) -> None:
     """Raise AssertionError, or an error that no reader may raise, if one misbehaves on these bytes."""
     _check_lines(data)
     _check_handshake(data)
-    _check_events(data)
-    _check_response(data)
 
 
 def _session() -> tuple[McpSession, list[Outcome]]:
     sent: list[bytes] = []
-    session = McpSession("files", lambda line, number: sent.append(line), lambda method, params: None)
+    session = McpSession("files", sent.append, lambda method, params: None)
     outcomes = [Outcome(), Outcome()]
     for outcome in outcomes:
         session.request("tools/call", {"name": "read", "_meta": {"progressToken": "t"}}, outcome)
@@ -104,45 +87,14 @@ def _check_lines(data: bytes) -> None:
 
 def _check_handshake(data: bytes) -> None:
     ends: list[Any] = []
-    session = McpSession("files", lambda line, number: None, lambda method, params: None)
-    Handshake(session, lambda version: None, ends.append, ends.append).start()
+    session = McpSession("files", lambda line: None, lambda method, params: None)
+    Handshake(session, ends.append, ends.append).start()
     for line in data.split(b"\n"):
         session.receive_line(line)
     session.fail_all(RequestError(wire.SERVER, "ended"))
     assert len(ends) == 1
     if isinstance(ends[0], dict):
         json.dumps(ends[0])
-
-
-def _check_events(data: bytes) -> None:
-    session, outcomes = _session()
-
-    def deliver(kind: str, event: bytes) -> None:
-        # As `http_servers` does: the data of an event may have several lines.
-        session.receive_line(event.replace(b"\r", b" ").replace(b"\n", b" "))
-
-    parser, code = SseParser(deliver, LIMIT_BYTES), wire.TOO_LONG
-    try:
-        for start in range(0, len(data), CHUNK_BYTES):
-            parser.feed(data[start : start + CHUNK_BYTES])
-    except RequestError as error:
-        code = error.code
-    assert code == wire.TOO_LONG
-    session.fail_all(RequestError(wire.SERVER, "ended"))
-    assert [len(outcome.outcomes) for outcome in outcomes] == [1, 1]
-
-
-def _check_response(data: bytes) -> None:
-    exchange = HttpExchange("http://127.0.0.1:1/mcp", 1.0)
-    socket: Any = FakeSocket(data)
-    response = http.client.HTTPResponse(socket, method="POST")
-    try:
-        response.begin()
-        exchange.response = response
-        body = exchange.body(LIMIT_BYTES)
-    except HTTP_ERRORS:
-        return
-    assert body is None or len(body) <= LIMIT_BYTES
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from tests.sandboxes.conftest import driver_spec
 pytestmark = pytest.mark.anyio
 
 SPEC = driver_spec("fake-1")
-FILES = [{"name": "files", "type": "stdio", "command": "files"}]
+FILES = [{"name": "files", "command": "files"}]
 
 
 async def echo(call: FakeCall) -> str:

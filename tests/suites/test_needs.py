@@ -40,21 +40,6 @@ def test_a_task_needs_a_network_if_one_of_its_servers_does(checkout: Checkout) -
     }
 
 
-@pytest.mark.parametrize(
-    ("url", "network"),
-    [
-        ("https://mcp.example.org/mcp", True),
-        ("http://localhost:8000/mcp", False),
-        ("http://${token.h}/mcp", True),
-    ],
-)
-def test_a_server_with_a_remote_address_needs_a_network(checkout: Checkout, url: str, network: bool) -> None:
-    checkout.write("suite.yaml", "profile: starter\n")
-    checkout.server("remote", f"type: sse\nparams: {{url: '{url}'}}\n")
-    checkout.task(servers=("remote",))
-    assert checkout.load().tasks["find-paper"].needs.network is network
-
-
 def test_hosted_services_need_no_network(checkout: Checkout) -> None:
     checkout.server("emails")
     checkout.task(servers=("emails",))

@@ -42,7 +42,6 @@ def test_a_stdio_server(checkout: Checkout) -> None:
     assert specs(checkout, "excel") == [
         {
             "name": "excel",
-            "type": "stdio",
             "command": "uv",
             "args": ["run", "excel-mcp-server", "stdio"],
             "env": {"LIMIT": "2048", "VERBOSE": "true", "MODE": "fast"},
@@ -60,7 +59,7 @@ def test_a_server_is_found_by_its_name_and_not_by_its_file(checkout: Checkout) -
 
 def test_a_server_without_a_name_has_the_name_of_its_file(checkout: Checkout) -> None:
     checkout.server("", "params: {command: x}\n", file="plain")
-    assert specs(checkout, "plain")[0]["type"] == "stdio"
+    assert specs(checkout, "plain")[0]["command"] == "x"
 
 
 def test_servers_have_the_order_of_the_task(checkout: Checkout) -> None:
@@ -108,23 +107,33 @@ def test_an_unknown_template_is_unchanged_and_logged(
     assert [vars(record)["fields"]["name"] for record in caplog.records] == ["unknown.name", "HOME"]
 
 
-@pytest.mark.parametrize("kind", ["sse", "streamable_http", "SSE"])
-@pytest.mark.parametrize("place", ["params", "top"])
-def test_a_server_reached_by_url(checkout: Checkout, kind: str, place: str) -> None:
-    where = "url: 'http://localhost:8000/${token.path}'\n"
-    headers = "headers: {Authorization: 'Bearer ${token.key}'}\n"
-    inner = f"params:\n  {where}  {headers}" if place == "params" else where + headers
-    checkout.server("remote", f"type: {kind}\n{inner}")
-    values = {"token.path": "mcp", "token.key": "k"}
-    assert specs(checkout, "remote", values=values) == [
-        {
-            "name": "remote",
-            "type": kind.lower(),
-            "url": "http://localhost:8000/mcp",
-            "headers": {"Authorization": "Bearer k"},
-            "request_seconds": 60.0,
-        }
-    ]
+@pytest.mark.parametrize(
+    ("text", "line", "field"),
+    [
+        ("type: sse\nparams: {url: 'http://localhost:8000/sse'}\n", 1, "type"),
+        ("name: remote\ntype: Streamable_HTTP\nurl: 'http://localhost:8000/mcp'\n", 2, "type"),
+        ("type: stdio\nparams:\n  command: x\n  url: 'http://localhost:8000/mcp'\n", 4, "params.url"),
+        ("name: remote\nurl: 'http://localhost:8000/mcp'\n", 2, "url"),
+    ],
+)
+def test_a_server_reached_by_url_is_an_error_of_its_tasks_that_names_mcp_remote(
+    checkout: Checkout, text: str, line: int, field: str
+) -> None:
+    path = checkout.server("remote", text)
+    checkout.server("good")
+    checkout.task("affected", servers=("good", "remote"))
+    checkout.task("fine", servers=("good",))
+    suite = checkout.load()
+    assert suite.task("fine").errors == ()
+    (error,) = suite.tasks["affected"].errors
+    assert error.message.startswith(f"{path}, line {line}: {field}: servers that are reached by URL are not")
+    assert "`command: npx` and `args: [-y, mcp-remote, URL]`" in error.message
+    assert "localhost:8000" not in error.message, "a URL may contain a secret"
+
+
+def test_a_url_of_null_is_a_missing_field(checkout: Checkout) -> None:
+    checkout.server("a", "url: null\nparams: {command: x, url: null}\n")
+    assert specs(checkout, "a")[0]["command"] == "x"
 
 
 def test_a_relative_cwd_is_below_the_root_and_null_is_a_missing_field(checkout: Checkout) -> None:
@@ -172,8 +181,8 @@ def test_folders_that_must_exist_when_a_server_starts(checkout: Checkout) -> Non
             4,
             "a number above 0 was expected",
         ),
-        ("name: bad\nparams: {}\n", 1, "needs params.command"),
-        ("name: bad\ntype: sse\nparams: {}\n", 1, "needs params.url"),
+        ("name: bad\nparams: {}\n", 2, "params.command: missing; it is required"),
+        ("name: bad\n", 1, "params: missing; it is required"),
         ("- name: bad\n", 1, "a mapping was expected"),
     ],
 )

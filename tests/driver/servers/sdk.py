@@ -1,18 +1,9 @@
-"""A server on the MCP SDK: `sdk.py stdio | http | json | sse TOKEN`. Over HTTP it prints its URL."""
+"""A server on the MCP SDK: `sdk.py TOKEN`."""
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import sys
-from typing import TYPE_CHECKING
-
 import anyio
 from mcp.server.mcpserver import Context, MCPServer
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
 
 mcp = MCPServer("sdk")
 
@@ -64,25 +55,4 @@ async def add_tool(ctx: Context) -> str:
     return "added"
 
 
-@mcp.tool()
-def headers(ctx: Context) -> str:
-    return json.dumps(dict(ctx.headers or {}))
-
-
-def serve(app: Starlette, path: str) -> None:
-    import uvicorn
-
-    listening = socket.socket()
-    listening.bind(("127.0.0.1", 0))
-    os.write(1, b"http://127.0.0.1:%d%s\n" % (listening.getsockname()[1], path.encode()))
-    uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=0)).run(
-        sockets=[listening]
-    )
-
-
-if sys.argv[1] == "stdio":
-    mcp.run()
-elif sys.argv[1] == "sse":
-    serve(mcp.sse_app(), "/sse")
-else:
-    serve(mcp.streamable_http_app(json_response=sys.argv[1] == "json"), "/mcp")
+mcp.run()
