@@ -65,3 +65,10 @@ class DiskSpace:
                 f"ask again in {RETRY_SECONDS:.0f} s",
                 retryAfterSeconds=RETRY_SECONDS,
             )
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of the data: on a disk that becomes full, a write may stop in its middle without an error."""
+    remaining = memoryview(data)
+    while remaining:
+        remaining = remaining[os.write(descriptor, remaining) :]

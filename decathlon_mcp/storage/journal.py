@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from decathlon_mcp.errors import AtCapacityError
-from decathlon_mcp.storage.disk import SMALL_BYTES, DiskSpace
+from decathlon_mcp.storage.disk import SMALL_BYTES, DiskSpace, write_all
 from decathlon_mcp.storage.logged_calls import NOT_KEPT, LoggedCalls, Positions, merged, read_calls
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject, as_json_with_raw, as_object
@@ -158,7 +158,7 @@ class Journal:
             if len(data) <= VERDICT_BYTES and self._reserved.exists():
                 # Overwrites blocks that the file has already, so that a full disk cannot refuse them.
                 with self._reserved.open("r+b", buffering=0) as file:
-                    _write_all(file.fileno(), data)
+                    write_all(file.fileno(), data)
                     file.truncate(len(data))
                 os.replace(self._reserved, self.folder / VERDICT)  # noqa: PTH105  (documented as atomic)
             else:
@@ -203,7 +203,7 @@ class Journal:
         if is_limited and self._exceeds_limit(position + len(line)):
             return NOT_KEPT
         try:
-            _write_all(self._trajectory.fileno(), line)
+            write_all(self._trajectory.fileno(), line)
         except OSError as error:
             log.warning("a line of a trajectory is lost", extra=fields(event=event, why=error.strerror))
             # The beginning of the line may have been written.
@@ -245,13 +245,6 @@ def _end_of_lines(file: Path) -> int:
                 return start + found + 1
             end = start
     return 0
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    """Write all of the data: on a disk that becomes full, a write may stop in its middle without an error."""
-    remaining = memoryview(data)
-    while remaining:
-        remaining = remaining[os.write(descriptor, remaining) :]
 
 
 def _read_line(line: bytes) -> JsonObject | None:

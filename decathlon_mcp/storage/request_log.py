@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from decathlon_mcp.storage.disk import write_all
 from decathlon_mcp.telemetry.logs import fields
 
 FOLDER = "requests"
@@ -162,7 +163,7 @@ class RequestLog:
             self._rewrite()
         offset = self._size_bytes
         try:
-            _write_all(self._descriptor, record)
+            write_all(self._descriptor, record)
         except OSError as error:
             # Not tried again: a request may be long.
             _log.error("a request could not be stored", extra=fields(why=error.strerror))
@@ -199,7 +200,7 @@ class RequestLog:
                             continue
                         header = _encode(["+", session, request, entry.sent_at, len(body)]) + b"\n"
                         mark = _encode(["a", [[session, request]]]) + b"\n" if entry.answered else b""
-                        _write_all(descriptor, header + body + b"\n" + mark)
+                        write_all(descriptor, header + body + b"\n" + mark)
                         moved = _Entry(size_bytes + len(header), len(body), entry.sent_at, entry.answered)
                         sessions.setdefault(session, {})[request] = moved
                         size_bytes += len(header) + len(body) + 1 + len(mark)
@@ -217,12 +218,6 @@ class RequestLog:
         self._needed_bytes = sum(
             entry.size_bytes for requests in sessions.values() for entry in requests.values()
         )
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    remaining = memoryview(data)
-    while remaining:
-        remaining = remaining[os.write(descriptor, remaining) :]
 
 
 def _read_log(data: bytes) -> list[tuple[float, RequestRow]]:

@@ -37,13 +37,13 @@ from decathlon_mcp.episodes.specification import EpisodeSpec
 from decathlon_mcp.episodes.tools import ToolRouter, ToolSession
 from decathlon_mcp.errors import CallTimeoutError, DecathlonError
 from decathlon_mcp.settings import Settings
+from decathlon_mcp.storage import disk
 from decathlon_mcp.storage import journal as journal_module
 from decathlon_mcp.storage.journal import Journal
 from tests.episodes.environment import sandbox_factory
 from tests.fakes.provider import FakeProvider
 
 STEPS = 12
-_write_all = journal_module._write_all  # pyright: ignore[reportPrivateUsage]
 
 
 class Crash:
@@ -61,9 +61,9 @@ class Crash:
         """Write a line in two parts."""
         self.step()
         half = len(data) // 2
-        _write_all(descriptor, data[:half])
+        disk.write_all(descriptor, data[:half])
         self.step()
-        _write_all(descriptor, data[half:])
+        disk.write_all(descriptor, data[half:])
         self.step()
 
 
@@ -186,7 +186,7 @@ async def begin(folder: Path, step: int, arguments: Any, needs_tasks: bool) -> N
         await episode.call("probe__tool", CallParams.of({}), caller=Caller(operation="before"))
         session = tools(folder, crash, 2, needs_tasks=needs_tasks)
         episode._tool_session = session  # pyright: ignore[reportPrivateUsage]
-        journal_module._write_all = crash.write_all  # pyright: ignore[reportPrivateUsage]
+        journal_module.write_all = crash.write_all
         with suppress(CallTimeoutError):
             await episode.call("probe__tool", CallParams.of(arguments), caller=Caller(operation="one"))
 
