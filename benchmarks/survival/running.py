@@ -16,11 +16,11 @@ from typing import Any, Literal
 import anyio
 import anyio.to_thread
 import docker
+from decathlon_sandbox import wire
 from docker.errors import APIError
 
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.sandboxes.inventory import LOCAL_FOLDER, NAMESPACES_FOLDER
-from decathlon_mcp.sandboxes.local.process_table import MARKER_VARIABLE
 from decathlon_mcp.storage.store import FILE_NAME, EpisodeRow, SandboxRow, Store
 from tests.probe.leftovers import processes_marked
 from tests.survival.servers import SupervisedServer, supervised_server
@@ -79,7 +79,7 @@ class Sandboxes:
         return killed
 
     def _kill_process(self, sandbox: SandboxRow) -> bool:
-        marker = f"{MARKER_VARIABLE}={sandbox.owner}/{sandbox.name}".encode()
+        marker = f"{wire.SANDBOX_VARIABLE}={sandbox.owner}/{sandbox.name}".encode()
         pids: list[int] = []
         for process in Path("/proc").iterdir():
             if process.name.isdecimal():

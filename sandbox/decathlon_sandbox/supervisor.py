@@ -1,6 +1,6 @@
 """Child processes: started, reaped, and killed together with everything that descends from them.
 
-Linux only. Without /proc every process table is empty, and only process groups can be killed.
+Without /proc, only process groups can be killed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,15 @@ import subprocess
 import time
 
 from decathlon_sandbox import wire
+from decathlon_sandbox.processes import (
+    Process,
+    children_by_parent,
+    descendants,
+    read_environment,
+    read_file,
+    read_process,
+    read_processes,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +27,7 @@ if TYPE_CHECKING:
 
     from decathlon_sandbox.event_loop import EventLoop
 
-    ProcessTable = dict[int, "ProcessEntry"]
+    ProcessTable = dict[int, Process]
 
 # The variables that the MCP SDK's stdio client passes to a server.
 MINIMAL_VARIABLES = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
@@ -32,9 +41,6 @@ LATE_KILL_INTERVAL_SECONDS = 0.05
 LINGER_INTERVAL_SECONDS = 0.02
 EXECVE_SECONDS = 0.1
 """How long processes are looked at again that are executing a program and so have no environment yet."""
-# linux/sched.h
-_PF_EXITING = 0x4
-_PF_KTHREAD = 0x200000
 # linux/prctl.h
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
@@ -156,19 +162,19 @@ class ProcessSupervisor:
         are all of the driver's descendants: that finds processes that cleared their environment too. Exempt
         and kept background processes belong to no tree.
         """
-        table = read_process_table()
-        kept = self.exempt | self._living_background(table)
-        all_descendants = descendants(os.getpid(), table) - kept
+        table = _living_processes()
+        children = children_by_parent(table.values())
+        kept = self.exempt | self._living_background(table, children)
+        all_descendants = descendants([os.getpid()], children) - kept
         if all(other is child for other in self._children.values()):
             return all_descendants
         tree = {pid for pid, process in table.items() if process.session == child.pid}
         tree |= {child.pid} & table.keys()
-        for pid in tuple(tree):
-            tree |= descendants(pid, table)
+        tree |= descendants(tree, children)
         candidates = (
             (all_descendants if self._adopts_orphans else table.keys()) - tree - self._children.keys()
         )
-        return (tree | marked_processes(candidates, {child.mark})) - kept
+        return (tree | marked_processes([table[pid] for pid in candidates], {child.mark})) - kept
 
     def keep_background(self, child: Child, linger_seconds: float, on_done: Callable[[int], object]) -> None:
         """Keep the processes that `child`, which has exited, left running (`leave` of `run`).
@@ -200,13 +206,14 @@ class ProcessSupervisor:
 
         As a machine's first process these are all processes except the driver itself.
         """
-        table = read_process_table()
+        table = _living_processes()
         if os.getpid() == 1:
             return table.keys() - {1}
-        processes = descendants(os.getpid(), table)
+        found = descendants([os.getpid()], children_by_parent(table.values()))
         if self._adopts_orphans:
-            return processes
-        return processes | marked_processes(table.keys() - processes, {self._mark})
+            return found
+        others = [process for pid, process in table.items() if pid not in found]
+        return found | marked_processes(others, {self._mark})
 
     def kill_tree(self, child: Child, on_done: Callable[[], object]) -> None:
         """Kill the process tree of `child`, then call `on_done`, after at most KILL_SECONDS."""
@@ -253,13 +260,12 @@ class ProcessSupervisor:
     def _kill(self, pids: set[int]) -> None:
         kill_processes(pids, self.exempt)
 
-    def _living_background(self, table: ProcessTable) -> set[int]:
+    def _living_background(self, table: ProcessTable, children: dict[int, list[int]]) -> set[int]:
         """Kept background processes that still run, with what they have started since."""
         if self._background_marks:
             self._background &= table.keys()
-            self._background |= marked_processes(table, self._background_marks)
-            for pid in tuple(self._background):
-                self._background |= descendants(pid, table)
+            self._background |= marked_processes(table.values(), self._background_marks)
+            self._background |= descendants(self._background, children)
         return self._background
 
     def _reap(self) -> None:
@@ -283,113 +289,37 @@ class ProcessSupervisor:
                 exited.append(child)
 
 
-class ProcessEntry:
-    """A row of the process table. Processes that have ended have none."""
-
-    __slots__ = ("parent", "pid", "session")
-
-    def __init__(self, pid: int, parent: int, session: int) -> None:
-        self.pid = pid
-        self.parent = parent
-        self.session = session
+def _living_processes() -> ProcessTable:
+    return {pid: process for pid, process in read_processes().items() if not process.ended}
 
 
-def read_process_table() -> ProcessTable:
-    try:
-        names = os.listdir("/proc")
-    except OSError:
-        return {}
-    entries = (_read_entry(int(name)) for name in names if name.isdigit())
-    return {entry.pid: entry for entry in entries if entry is not None}
-
-
-def _read_entry(pid: int) -> ProcessEntry | None:
-    stat = _read_file(pid, "stat")
-    if not stat:
-        return None
-    # The second field, the name in parentheses, can contain anything; after its last parenthesis the format
-    # is fixed.
-    state, parent, _, session, *rest = stat[stat.rindex(b")") + 2 :].split(b" ")
-    # A process whose main thread has exited looks like a zombie as long as its other threads run.
-    thread_count = int(rest[13])
-    if state in (b"Z", b"X") and thread_count <= 1:
-        return None
-    return ProcessEntry(pid, int(parent), int(session))
-
-
-def descendants(root: int, table: ProcessTable) -> set[int]:
-    """Descendants of `root`, without `root` itself."""
-    children: dict[int, list[int]] = {}
-    for entry in table.values():
-        children.setdefault(entry.parent, []).append(entry.pid)
-    result: set[int] = set()
-    pending = [root]
-    while pending:
-        for pid in children.get(pending.pop(), ()):
-            if pid not in result and pid != root:
-                result.add(pid)
-                pending.append(pid)
-    return result
-
-
-def marked_processes(pids: Iterable[int], marks: Iterable[str]) -> set[int]:
-    """Return the processes whose MARK_VARIABLE starts with one of the marks."""
-    # During execve(2) a process has neither environment nor command line for a moment, and under load that
-    # moment is long. Without a second look, a daemon that was just executing its program survived its run.
+def marked_processes(processes: Iterable[Process], marks: Iterable[str]) -> set[int]:
+    """The pids of the processes whose MARK_VARIABLE starts with one of the marks."""
+    # During execve(2) an environment cannot be read, and under load that moment is long. Without a second
+    # look, a daemon that was just executing its program survived its run.
     prefixes = [f"\0{wire.MARK_VARIABLE}={mark}".encode() for mark in marks]
     marked: set[int] = set()
     deadline = time.monotonic() + EXECVE_SECONDS
-    undecided = set(pids)
+    undecided = list(processes)
     while undecided:
-        environs = {pid: _read_environ(pid) for pid in undecided}
-        for pid, environ in environs.items():
-            if environ is not None and any(prefix in b"\0" + environ for prefix in prefixes):
+        environments = {process.pid: read_environment(process) for process in undecided}
+        for pid, environment in environments.items():
+            if environment is not None and any(prefix in b"\0" + environment for prefix in prefixes):
                 marked.add(pid)
-        undecided = {pid for pid, environ in environs.items() if environ is None}
-        if not undecided or time.monotonic() > deadline:
+        again = [pid for pid, environment in environments.items() if environment is None]
+        if not again or time.monotonic() > deadline:
             break
         time.sleep(KILL_INTERVAL_SECONDS)
+        undecided = [process for pid in again if (process := read_process(pid)) is not None]
     return marked
-
-
-def _read_environ(pid: int) -> bytes | None:
-    """Return the environment of a process; None in the middle of execve(2)."""
-    environ = _read_file(pid, "environ")
-    if environ:
-        return environ
-    if _is_executing(pid):
-        return None
-    # Read again: execve(2) may have ended after the first look. And looked at again: a script's interpreter
-    # is executed right after its `env`, so that the second look may be in the next execve(2).
-    environ = _read_file(pid, "environ")
-    return None if not environ and _is_executing(pid) else environ
-
-
-def _is_executing(pid: int) -> bool:
-    """Whether the process has no command line yet: it is in the middle of execve(2)."""
-    stat = _read_file(pid, "stat")
-    if not stat or _read_file(pid, "cmdline"):
-        return False
-    state, _, _, _, _, _, flags, *_ = stat[stat.rindex(b")") + 2 :].split(b" ")
-    return state not in (b"Z", b"X") and not int(flags) & (_PF_EXITING | _PF_KTHREAD)
-
-
-def _read_file(pid: int, name: str) -> bytes:
-    """Read a file of /proc/PID; empty if the process is gone or may not be inspected."""
-    try:
-        with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
-            return file.read()
-    except OSError:
-        return b""
 
 
 def matches_command(pid: int, patterns: Iterable[str]) -> bool:
     """Whether the command line of `pid` matches one of the patterns, as `freeze` in `wire` defines it."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            argv = file.read().rstrip(b"\0").decode("utf-8", "replace").split("\0")
-    except OSError:
+    command_line = read_file(pid, "cmdline")
+    if command_line is None:
         return False
+    argv = command_line.rstrip(b"\0").decode("utf-8", "replace").split("\0")
     with_folder, without_folder = " ".join(argv), " ".join([os.path.basename(argv[0]), *argv[1:]])
     return any(_matches(with_folder, pattern) or _matches(without_folder, pattern) for pattern in patterns)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
@@ -147,10 +146,10 @@ async def test_process_that_matches_only_after_the_freeze_began_is_killed(
 def test_pattern_must_match_the_whole_command_line(
     monkeypatch: pytest.MonkeyPatch, pattern: str, matches: bool
 ) -> None:
-    def fake_open(path: str, mode: str) -> io.BytesIO:
-        return io.BytesIO(b"/usr/bin/kubectl\0port-forward\0svc/a\0" + b"80\0")
+    def fake_read_file(pid: int, name: str) -> bytes:
+        return b"/usr/bin/kubectl\0port-forward\0svc/a\0" + b"80\0"
 
-    monkeypatch.setattr("builtins.open", fake_open)
+    monkeypatch.setattr(supervisor, "read_file", fake_read_file)
     assert supervisor.matches_command(1, [pattern]) is matches
 
 

@@ -197,8 +197,13 @@ async def test_background_process_of_a_run_ends_with_the_driver(peer: DriverPeer
     assert peer.living() == []
 
 
-async def test_process_whose_main_thread_has_exited_is_killed(peer: DriverPeer, tmp_path: Path) -> None:
-    """/proc shows it as a zombie, but its other threads run."""
+@pytest.mark.parametrize("beside_a_server", [False, True])
+async def test_process_whose_main_thread_has_exited_is_killed(
+    peer: DriverPeer, beside_a_server: bool
+) -> None:
+    """/proc shows it as a zombie, but its other threads run. Beside a server, only its mark identifies it."""
+    if beside_a_server:
+        await peer.start(peer.scripted_server("plain"))
     script = (
         "import ctypes, os, threading, time\n"
         "ready, done = os.pipe()\n"

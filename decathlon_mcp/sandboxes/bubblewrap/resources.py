@@ -14,6 +14,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from decathlon_sandbox import wire
+
 from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.sandboxes.base import OUT_OF_MEMORY, SandboxSpec
 from decathlon_mcp.sandboxes.bubblewrap.cgroups import Group, Hierarchies
@@ -22,7 +24,7 @@ from decathlon_mcp.sandboxes.bubblewrap.image_folder import SANDBOX_USER
 from decathlon_mcp.sandboxes.bubblewrap.mounts import RootFiles, file_with
 from decathlon_mcp.sandboxes.bubblewrap.seccomp import compile_filter
 from decathlon_mcp.sandboxes.local.first_process import FirstProcess, Launch
-from decathlon_mcp.sandboxes.local.process_table import MARKER_VARIABLE, ProcessId
+from decathlon_mcp.sandboxes.local.process_table import ProcessId
 from decathlon_mcp.sandboxes.local.resources import ProcessResources, write_leader
 from decathlon_mcp.types import as_object
 
@@ -128,7 +130,7 @@ class BubblewrapResources(ProcessResources):
             launch = Launch(
                 command=tuple(command),
                 cwd=Path("/"),
-                environment={"PATH": os.environ.get("PATH", os.defpath), MARKER_VARIABLE: self.marker},
+                environment={"PATH": os.environ.get("PATH", os.defpath), wire.SANDBOX_VARIABLE: self.marker},
                 survives=spec.survives,
                 descriptors=(*files.descriptors, *descriptors),
             )

@@ -49,10 +49,10 @@ class _Job:
         self.known |= members.keys()
         # An uninterruptible process acts on the signal before it can do anything else.
         active = [
-            process
-            for process in members.values()
+            process_id
+            for process_id, process in members.items()
             if self.kill
-            or not (process.stopped or (process.uninterruptible and process.id in self.stop_sent))
+            or not (process.stopped or (process.uninterruptible and process_id in self.stop_sent))
         ]
         if not active:
             self.empty_since = self.empty_since or now
@@ -63,11 +63,11 @@ class _Job:
         if now - self.started_at > SIGNAL_SECONDS:
             self.done = False
             return
-        unstopped = [process.id for process in active if process.id not in self.stop_sent]
+        unstopped = [process_id for process_id in active if process_id not in self.stop_sent]
         # All are stopped before one is killed: a stopped process cannot start others meanwhile.
         if not self.kill or (unstopped and now - self.started_at < STOP_FIRST_SECONDS):
-            _send(signal.SIGSTOP, (process.id for process in active))
-            self.stop_sent.update(process.id for process in active)
+            _send(signal.SIGSTOP, active)
+            self.stop_sent.update(active)
         else:
             _send(signal.SIGKILL, members)
 

@@ -19,13 +19,13 @@ from pathlib import Path, PurePosixPath
 from typing import Self
 
 from anyio import to_thread
+from decathlon_sandbox import wire
 
 from decathlon_mcp.errors import ImageError
 from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, SandboxSpec, finding
 from decathlon_mcp.sandboxes.local.environment import LocalEnvironment
 from decathlon_mcp.sandboxes.local.first_process import FirstProcess, Launch
 from decathlon_mcp.sandboxes.local.process_provider import ProcessProvider
-from decathlon_mcp.sandboxes.local.process_table import MARKER_VARIABLE
 from decathlon_mcp.sandboxes.local.resources import ProcessResources, write_leader
 from decathlon_mcp.sandboxes.local.sandbox import LocalSandbox
 from decathlon_mcp.telemetry.logs import fields
@@ -146,5 +146,5 @@ def _environment(folder: Path, marker: str) -> Mapping[str, str]:
         **inherited,
         "PATH": os.pathsep.join((python_folder, inherited.get("PATH", os.defpath))),
         "TMPDIR": str(folder / "tmp"),
-        MARKER_VARIABLE: marker,
+        wire.SANDBOX_VARIABLE: marker,
     }

@@ -42,7 +42,7 @@ class ProcessResources:
 
     @property
     def marker(self) -> str:
-        """Value of `MARKER_VARIABLE` in the environment of its processes."""
+        """Value of `wire.SANDBOX_VARIABLE` in the environment of its processes."""
         return f"{self.label}/{self.name}"
 
     @property

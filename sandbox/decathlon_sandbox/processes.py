@@ -1,0 +1,139 @@
+"""The processes of a machine as /proc shows them, for the driver and for the server's local sandboxes.
+
+Linux only. Without /proc there are no processes.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_ENDED_STATES = (b"Z", b"X", b"x")
+# linux/sched.h
+_PF_EXITING = 0x4
+_PF_KTHREAD = 0x200000
+
+
+class Process:
+    """A process at one moment: fields of /proc/PID/stat. `started_ticks`: its start, in clock ticks."""
+
+    __slots__ = ("flags", "parent", "pid", "session", "started_ticks", "state", "thread_count")
+
+    def __init__(self, pid: int, stat: bytes) -> None:
+        # The second field is the program's name in parentheses, and may contain both spaces and parentheses.
+        state, parent, _group, session, _tty, _foreground, flags, *rest = stat.rpartition(b")")[2].split()
+        self.pid = pid
+        self.parent = int(parent)
+        self.session = int(session)
+        self.state = state
+        self.flags = int(flags)
+        self.thread_count = int(rest[10])
+        self.started_ticks = int(rest[12])
+
+    @property
+    def ended(self) -> bool:
+        # A process whose main thread has exited looks like a zombie as long as its other threads run.
+        return self.main_thread_ended and self.thread_count <= 1
+
+    @property
+    def main_thread_ended(self) -> bool:
+        return self.state in _ENDED_STATES
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped it (SIGSTOP), or a debugger."""
+        return self.state in (b"t", b"T")
+
+    @property
+    def uninterruptible(self) -> bool:
+        return self.state == b"D"
+
+    @property
+    def exiting(self) -> bool:
+        return self.flags & _PF_EXITING != 0
+
+    @property
+    def of_kernel(self) -> bool:
+        """Whether it is a thread of the kernel."""
+        return self.flags & _PF_KTHREAD != 0
+
+
+def read_processes() -> dict[int, Process]:
+    """All processes by pid, also ended ones that were not reaped. Takes about 30 µs for each."""
+    try:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    except OSError:
+        return {}
+    return {pid: process for pid in pids if (process := read_process(pid)) is not None}
+
+
+def read_process(pid: int) -> Process | None:
+    """None if there is no such process."""
+    stat = read_file(pid, "stat")
+    return Process(pid, stat) if stat else None
+
+
+def read_environment(process: Process) -> bytes | None:
+    """The environment of a process, as it was given to its program.
+
+    Empty if it has none or may not be inspected; None in the middle of execve(2), when it cannot be read.
+    """
+    if process.of_kernel:
+        return b""
+    pid = process.pid
+    if process.main_thread_ended:
+        # Only the other threads still have its memory.
+        try:
+            tasks = os.listdir(f"/proc/{pid}/task")
+        except OSError:  # it has been reaped meanwhile
+            return b""
+        return b"".join(read_file(pid, f"task/{task}/environ") or b"" for task in tasks)
+    environment = read_file(pid, "environ")
+    if environment or environment is None or process.exiting:
+        return environment or b""
+    # In execve(2) a process has neither environment nor command line for a moment.
+    if not _has_command_line(pid):
+        return None
+    # Read again: execve(2) may have ended after the first look. And looked at again: a script's interpreter
+    # is executed right after its `env`, so that the second look may be in the next execve(2).
+    environment = read_file(pid, "environ")
+    if environment or environment is None or _has_command_line(pid):
+        return environment or b""
+    return None
+
+
+def _has_command_line(pid: int) -> bool:
+    """Whether the process has one, or is gone."""
+    return read_file(pid, "cmdline") != b""
+
+
+def read_file(pid: int, name: str) -> bytes | None:
+    """The content of a file of /proc/PID; None if the process is gone or may not be inspected."""
+    try:
+        with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def children_by_parent(processes: Iterable[Process]) -> dict[int, list[int]]:
+    """The pids of the children of each parent."""
+    children: dict[int, list[int]] = {}
+    for process in processes:
+        children.setdefault(process.parent, []).append(process.pid)
+    return children
+
+
+def descendants(roots: Iterable[int], children: Mapping[int, Iterable[int]]) -> set[int]:
+    """The descendants of some processes, without those themselves."""
+    excluded = set(roots)
+    found = set(excluded)
+    pending = list(excluded)
+    while pending:
+        new = set(children.get(pending.pop(), ())) - found
+        found |= new
+        pending += new
+    return found - excluded
