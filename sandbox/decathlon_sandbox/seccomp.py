@@ -1,4 +1,6 @@
-"""Seccomp filter that protects the sandbox's first process from the other processes of its user.
+"""Seccomp filters: their instructions, and the filter that protects the sandbox's first process.
+
+That filter protects it from the other processes of its user.
 
 Any process can change the limits and the scheduling of another process of the same user (prlimit(2),
 setpriority(2), sched_setscheduler(2), ioprio_set(2)); with a CPU limit of zero the kernel kills even a first
@@ -6,8 +8,9 @@ process. Limits belong to a whole process, and each of its threads has an id by 
 the filter refuses to set limits by any id but 0, the caller itself; limits of all processes can be read.
 Scheduling belongs to single threads: the filter refuses to change that of process 1 and of all processes of a
 user. Other ids are allowed, because pthread_setaffinity_np(3) needs them; a slowed thread of the driver
-delays its own sandbox only. Children inherit the filter and cannot remove it. Format: classic BPF, see
-Documentation/userspace-api/seccomp_filter.rst in Linux.
+delays its own sandbox only. Children inherit the filter and cannot remove it.
+
+Format: classic BPF, see Documentation/userspace-api/seccomp_filter.rst in Linux.
 """
 
 from __future__ import annotations
@@ -16,17 +19,23 @@ import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from typing import Any
+
+Instruction = tuple[int, int, int, int]
+
+LOAD, AND, EQUALS, AT_LEAST, RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
+ALLOW: Instruction = (RETURN, 0, 0, 0x7FFF0000)
+REFUSE: Instruction = (RETURN, 0, 0, 0x00050001)
+"""With EPERM."""
+LOAD_NUMBER: Instruction = (LOAD, 0, 0, 0)
+LOAD_ARCHITECTURE: Instruction = (LOAD, 0, 0, 4)
+FIRST, SECOND, THIRD = 16, 24, 32
+"""Offsets in struct seccomp_data: the lower halves of three arguments. The kernel takes a number of 32 bits
+from the lower half alone; a pointer is both halves."""
 
 _PR_SET_SECCOMP = 22
 _SECCOMP_MODE_FILTER = 2
-_ALLOW = 0x7FFF0000
-_REFUSE = 0x00050001  # with EPERM
-
-_LOAD, _AND, _EQUALS, _RETURN = 0x20, 0x54, 0x15, 0x06
-# Offsets in struct seccomp_data: the call's number, the architecture, the lower halves of three arguments.
-# The kernel takes ids from the lower half alone; a pointer is both halves.
-_NUMBER, _ARCHITECTURE, _FIRST, _SECOND, _THIRD = 0, 4, 16, 24, 32
 _UPPER_HALF = 4
 # Bit in the number of an x86-64 call of the x32 ABI.
 _X32 = 0x40000000
@@ -43,7 +52,20 @@ _NUMBERS = {
     0x40000028: (369, 154, 156, 241, 380, 97, 314),  # arm, which aarch64 kernels also serve
 }
 
-Instruction = tuple[int, int, int, int]
+
+def assemble(program: Iterable[Instruction]) -> bytes:
+    """The filter as the kernel reads it, an array of struct sock_filter."""
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+
+
+def if_call(number: int, then: Sequence[Instruction]) -> list[Instruction]:
+    """Run `then`, which ends with a return, if the call has that number, which is loaded."""
+    return [(EQUALS, 0, len(then), number), *then]
+
+
+def refuse_if(argument: int, value: int) -> list[Instruction]:
+    """Refuse the call if an argument has that value."""
+    return [(LOAD, 0, 0, argument), (EQUALS, 0, 1, value), REFUSE]
 
 
 def protect_first_process(libc: Any) -> bool:
@@ -51,7 +73,7 @@ def protect_first_process(libc: Any) -> bool:
 
     Fails without CAP_SYS_ADMIN or no_new_privs. On other architectures the filter allows everything.
     """
-    program = b"".join(struct.pack("HBBI", *instruction) for instruction in _program())
+    program = assemble(_program())
     header = struct.pack("@HP", len(program) // 8, _address(program))
     return libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header, 0, 0) == 0
 
@@ -63,37 +85,28 @@ def _address(data: bytes) -> int:
 
 
 def _program() -> list[Instruction]:
+    # The first process has the id 1, and so has its group.
+    refuse_first, refuse_second = refuse_if(FIRST, 1), refuse_if(SECOND, 1)
     program: list[Instruction] = []
     for architecture, (prlimit, *numbers) in _NUMBERS.items():
-        calls = _if_call(prlimit, _refuse_limit_of_others())
+        calls = if_call(prlimit, [*_refuse_limit_of_others(), ALLOW])
         for number in numbers[: len(_BY_THREAD)]:
-            calls += _if_call(number, _refuse_if(_FIRST))
+            calls += if_call(number, [*refuse_first, ALLOW])
         for number, by_user in zip(numbers[len(_BY_THREAD) :], _BY_USER.values(), strict=True):
-            calls += _if_call(number, [*_refuse_if(_FIRST, by_user), *_refuse_if(_SECOND)])
-        body = [(_LOAD, 0, 0, _NUMBER), (_AND, 0, 0, ~_X32 & 0xFFFFFFFF), *calls, (_RETURN, 0, 0, _ALLOW)]
-        program += [(_LOAD, 0, 0, _ARCHITECTURE), (_EQUALS, 0, len(body), architecture), *body]
-    return [*program, (_RETURN, 0, 0, _ALLOW)]
-
-
-def _if_call(number: int, then: list[Instruction]) -> list[Instruction]:
-    """Run `then` and allow the call, if it has that number."""
-    then = [*then, (_RETURN, 0, 0, _ALLOW)]
-    return [(_EQUALS, 0, len(then), number), *then]
-
-
-def _refuse_if(argument: int, value: int = 1) -> list[Instruction]:
-    """Refuse the call if an argument has that value; 1 is the first process, or its group."""
-    return [(_LOAD, 0, 0, argument), (_EQUALS, 0, 1, value), (_RETURN, 0, 0, _REFUSE)]
+            calls += if_call(number, [*refuse_if(FIRST, by_user), *refuse_second, ALLOW])
+        body = [LOAD_NUMBER, (AND, 0, 0, ~_X32 & 0xFFFFFFFF), *calls, ALLOW]
+        program += [LOAD_ARCHITECTURE, (EQUALS, 0, len(body), architecture), *body]
+    return [*program, ALLOW]
 
 
 def _refuse_limit_of_others() -> list[Instruction]:
     """Refuse prlimit64 if it sets a limit (its third argument, a pointer, is not NULL) by an id but 0."""
     return [
-        (_LOAD, 0, 0, _FIRST),
-        (_EQUALS, 5, 0, 0),
-        (_LOAD, 0, 0, _THIRD),
-        (_EQUALS, 0, 2, 0),
-        (_LOAD, 0, 0, _THIRD + _UPPER_HALF),
-        (_EQUALS, 1, 0, 0),
-        (_RETURN, 0, 0, _REFUSE),
+        (LOAD, 0, 0, FIRST),
+        (EQUALS, 5, 0, 0),
+        (LOAD, 0, 0, THIRD),
+        (EQUALS, 0, 2, 0),
+        (LOAD, 0, 0, THIRD + _UPPER_HALF),
+        (EQUALS, 1, 0, 0),
+        REFUSE,
     ]

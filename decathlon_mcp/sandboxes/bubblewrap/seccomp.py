@@ -4,22 +4,33 @@ Docker's profile lists what is allowed (moby, profiles/seccomp/default.json, ver
 on the capabilities, of which a sandbox has none. This filter lists what is refused, and answers ENOSYS to
 every call that is newer than the last one it knows, so that a new kernel does not widen it. Unlike Docker's,
 it refuses programs of other architectures, 32-bit ones included: a filter by numbers would need their tables.
-
-Format: classic BPF, see Documentation/userspace-api/seccomp_filter.rst in Linux.
 """
 
 from __future__ import annotations
 
 import platform
-import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-_ALLOW = 0x7FFF0000
-_EPERM, _ENOSYS = 0x00050001, 0x00050026
-_LOAD, _AND, _EQUALS, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
-# Offsets in struct seccomp_data. The arguments that are compared have 32 bits, so their lower halves suffice.
-_NUMBER, _ARCHITECTURE, _FIRST = 0, 4, 16
+from decathlon_sandbox.seccomp import (
+    ALLOW,
+    AND,
+    AT_LEAST,
+    EQUALS,
+    FIRST,
+    LOAD,
+    LOAD_ARCHITECTURE,
+    LOAD_NUMBER,
+    REFUSE,
+    RETURN,
+    Instruction,
+    assemble,
+    if_call,
+    refuse_if,
+)
+
+_NO_SUCH_CALL: Instruction = (RETURN, 0, 0, 0x00050026)
+"""Answers ENOSYS."""
 
 LAST_KNOWN = 462
 """mseal(2) of Linux 6.10. From 424 on, numbers are the same on all architectures."""
@@ -91,8 +102,6 @@ _ARCHITECTURES = {
     ),
 }
 
-Instruction = tuple[int, int, int, int]
-
 
 def is_supported() -> bool:
     """Whether there is a filter for this machine's architecture."""
@@ -107,55 +116,31 @@ def compile_filter(*, fixed_addresses: bool = False) -> bytes:
     names = _ARCHITECTURES[platform.machine()]
     personalities = (*_PERSONALITIES, *[FIXED_ADDRESSES, FIXED_ADDRESSES | 0x8] * fixed_addresses)
     program: list[Instruction] = [
-        (_LOAD, 0, 0, _ARCHITECTURE),
-        (_EQUALS, 1, 0, names.audit),
-        (_RETURN, 0, 0, _ENOSYS),
-        (_LOAD, 0, 0, _NUMBER),
+        LOAD_ARCHITECTURE,
+        (EQUALS, 1, 0, names.audit),
+        _NO_SUCH_CALL,
+        LOAD_NUMBER,
         # Also the calls of x86-64's x32, whose numbers have bit 30.
-        (_AT_LEAST, 0, 1, LAST_KNOWN + 1),
-        (_RETURN, 0, 0, _ENOSYS),
+        (AT_LEAST, 0, 1, LAST_KNOWN + 1),
+        _NO_SUCH_CALL,
         # With ENOSYS, programs use clone, whose flags are in a register and not in memory.
-        *_if_call(_CLONE3, [(_RETURN, 0, 0, _ENOSYS)]),
-        *_if_call(names.clone, _refuse_flags(_NAMESPACE_FLAGS)),
-        *_if_call(names.personality, _refuse_unless(personalities)),
+        *if_call(_CLONE3, [_NO_SUCH_CALL]),
+        *if_call(names.clone, [*_refuse_flags(_NAMESPACE_FLAGS), ALLOW]),
+        *if_call(names.personality, _refuse_unless(personalities)),
     ]
     for number in names.sockets:
-        program += _if_call(number, _refuse_if(_VSOCK))
+        program += if_call(number, [*refuse_if(FIRST, _VSOCK), ALLOW])
     for number in sorted({*names.refused, *_REFUSED_EVERYWHERE}):
-        program += _if_call(number, [(_RETURN, 0, 0, _EPERM)])
-    program.append((_RETURN, 0, 0, _ALLOW))
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
-
-
-def _if_call(number: int, then: Sequence[Instruction]) -> list[Instruction]:
-    """Run `then`, which returns, if the call has that number, which is loaded."""
-    return [(_EQUALS, 0, len(then), number), *then]
+        program += if_call(number, [REFUSE])
+    return assemble([*program, ALLOW])
 
 
 def _refuse_flags(flags: int) -> list[Instruction]:
     """Refuse the call if its first argument has one of the flags."""
-    return [
-        (_LOAD, 0, 0, _FIRST),
-        (_AND, 0, 0, flags),
-        (_EQUALS, 1, 0, 0),
-        (_RETURN, 0, 0, _EPERM),
-        (_RETURN, 0, 0, _ALLOW),
-    ]
-
-
-def _refuse_if(value: int) -> list[Instruction]:
-    """Refuse the call if its first argument has that value."""
-    return [
-        (_LOAD, 0, 0, _FIRST),
-        (_EQUALS, 0, 1, value),
-        (_RETURN, 0, 0, _EPERM),
-        (_RETURN, 0, 0, _ALLOW),
-    ]
+    return [(LOAD, 0, 0, FIRST), (AND, 0, 0, flags), (EQUALS, 1, 0, 0), REFUSE]
 
 
 def _refuse_unless(values: Iterable[int]) -> list[Instruction]:
     """Refuse the call unless its first argument has one of the values."""
-    allowed = [
-        instruction for value in values for instruction in ((_EQUALS, 0, 1, value), (_RETURN, 0, 0, _ALLOW))
-    ]
-    return [(_LOAD, 0, 0, _FIRST), *allowed, (_RETURN, 0, 0, _EPERM)]
+    allowed = [instruction for value in values for instruction in ((EQUALS, 0, 1, value), ALLOW)]
+    return [(LOAD, 0, 0, FIRST), *allowed, REFUSE]
