@@ -189,12 +189,10 @@ class Server(ServerProcess):
 async def decathlon(run: Run, **settings: object) -> AsyncGenerator[Server]:
     """Start this project's server as a user does; `settings` are flags, with `_` for `-`.
 
-    By default it has containers, and opens them when they are needed.
+    By default it has containers.
     """
     defaults: dict[str, object] = {"provider": "docker", "image": run.options.image, "log_level": "warning"}
     defaults |= {f"{name}_seconds": LONG_SECONDS for name in LONG}
-    # Sandboxes that were opened ahead would make what is measured depend on what was measured before.
-    defaults["warm"] = 0
     values = defaults | settings
     if values["provider"] != "docker":
         values.pop("image", None)

@@ -205,11 +205,12 @@ class Settings(BaseModel):
         description="Maximum number of sandboxes being created at the same time, agents' and graders' each; "
         "twice as many set-ups run, and as many containers are removed.",
     )
-    warm: Literal["auto"] | Annotated[int, Field(ge=0, le=1_000_000_000)] = Field(
-        "auto",
-        description="Number of sandboxes opened ahead, of each kind that is used (image, limits, network). "
-        "`auto`: as many as were needed at once in the last five minutes. They count against "
-        "`--max-sandboxes` and give way to episodes. 0: none.",
+    warm: int = Field(
+        0,
+        ge=0,
+        le=1_000_000_000,
+        description="Number of sandboxes opened ahead for agents and graders, of each kind that is used "
+        "(image, limits, network). They count against `--max-sandboxes` and give way to episodes.",
     )
     max_queue: int = Field(
         256,

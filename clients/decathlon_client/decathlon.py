@@ -170,19 +170,6 @@ class Decathlon:
         reply = await self._ask("list_tasks", filter_arguments(**filters))
         return [Task.read(raw) for raw in as_objects((reply.structured or {}).get("tasks"))]
 
-    async def prefetch(self, tasks: Iterable[str | Task]) -> int:
-        """Let the server open sandboxes ahead for episodes of these tasks, which then open faster.
-
-        Name a task once for each episode, at most 1,024. Start them within five minutes: after that, the
-        sandboxes are removed. Returns for how many the server has room now; 0 where sandboxes are
-        processes without isolation. Raises UnknownTaskError, NotRunnableError.
-        """
-        names = [task.id if isinstance(task, Task) else task for task in tasks]
-        if not names:
-            return 0
-        reply = await self._ask("prefetch", {"tasks": names})
-        return int((reply.structured or {}).get("prefetched", 0))
-
     @asynccontextmanager
     async def episode(
         self,

@@ -235,14 +235,6 @@ class Decathlon:
         one. Raises RequestError if no task matches.
         """
 
-    def prefetch(self, tasks: Iterable[str | Task]) -> int:
-        """Let the server open sandboxes ahead for episodes of these tasks, which then open faster.
-
-        Name a task once for each episode, at most 1,024. Start them within five minutes: after that, the
-        sandboxes are removed. Returns for how many the server has room now; 0 where sandboxes are
-        processes without isolation. Raises UnknownTaskError, NotRunnableError.
-        """
-
     def episode(
         self,
         task: str | Task | None = None,

@@ -170,10 +170,6 @@ class Admission:
             ticket.admitted.set()
         return ticket
 
-    def remaining_share(self, token: str | None) -> int:
-        """How many more sandboxes the token may take, if they are free."""
-        return max(0, self._share(token, self._max_sandboxes) - self._used_by(token))
-
     def refuse_if_full(self, token: str | None = None) -> None:
         """Raise AtCapacityError if a task without shared resources could not be reserved now."""
         self.release(self.reserve("", token=token))

@@ -6,15 +6,14 @@ import errno
 import logging
 import secrets
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Self
 
 import anyio
-import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from decathlon_mcp.background import background_tasks, run_alone
@@ -41,7 +40,6 @@ from decathlon_mcp.errors import (
 from decathlon_mcp.grading.rubric import load_rubric
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import Verdict
-from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.storage.disk import RETRY_SECONDS, DiskSpace
 from decathlon_mcp.storage.journal import VERDICT, Journal
@@ -309,47 +307,14 @@ class EpisodeRegistry:
         self._runnable_task(task_id)
         self._refuse_if_full(principal)
 
-    async def prefetch(self, tasks: Sequence[str], principal: Principal) -> int:
-        """Open sandboxes ahead for tasks that the client will start soon; a task can be named several times.
-
-        Returns for how many: those that the principal's share of the sandboxes has room for. None for tasks
-        whose provider has no pool. Their files are read ahead in the background.
-
-        Raises UnknownTaskError and NotRunnableError as an episode of one of these tasks would, and ImageError
-        if an image is missing, or the engine does not answer.
-        """
-        self._require_open()
-        found: dict[str, tuple[Suite, Task]] = {}
-        for name in dict.fromkeys(tasks):
-            found[name] = self._runnable_task(name)
-            await anyio.lowlevel.checkpoint()  # rubrics are read
-        counts: Counter[tuple[str, SandboxSpec]] = Counter()
-        for suite, task in (found[name] for name in tasks):
-            counts[suite.name, self._sandbox_factories[suite.name].first_spec(task)] += 1
-        opened = 0
-        for (suite_name, spec), count in counts.items():
-            factory = self._sandbox_factories[suite_name]
-            opened += await factory.announce(spec, count=count, token=principal.share_key)
-        if self._tasks is not None:
-            self._tasks.start_soon(run_alone, self._read_ahead, found.values())
-        return opened
-
-    async def _read_ahead(self, tasks: Collection[tuple[Suite, Task]]) -> None:
-        for suite, task in tasks:
-            with suppress(DecathlonError, OSError):  # the episode's set-up reports it
-                await anyio.to_thread.run_sync(suite.read_ahead, task)
-
     async def open_ahead(self) -> None:
-        """With a fixed number of sandboxes to open ahead, open those that most tasks of each suite need."""
+        """Open sandboxes ahead of the kind that most tasks of each suite need first."""
         for factory in self._sandbox_factories.values():
             specs = Counter(factory.first_spec(task) for task in factory.suite.tasks.values())
             if not specs:
                 continue
             ((spec, _),) = specs.most_common(1)
-            try:
-                await factory.expect(spec)
-            except DecathlonError as error:
-                log.warning("no sandbox is opened ahead yet", extra=fields(why=error.message))
+            await factory.expect(spec)
 
     def find(self, episode_id: str, principal: Principal) -> Episode:
         """The episode with this handle.

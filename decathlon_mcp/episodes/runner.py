@@ -277,7 +277,6 @@ class EpisodeRunner:
                 # A task that is graded in place is graded in this sandbox.
                 dense=name == agent_name and not task.in_place,
                 opening=self._admission.opening,
-                token=episode.spec.owner.share_key,
                 web=resources.web if factory.uses_web(task, "agent") else None,
             ) as (sandbox, driver):
                 episode.mark_opened(sandbox.spec.name, sandbox.image_digest, dense=sandbox.spec.dense)

@@ -10,7 +10,7 @@ from contextlib import (
     asynccontextmanager,
     nullcontext,
 )
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -107,7 +107,6 @@ class SandboxFactory:
         role: SandboxRole = "agent",
         dense: bool = False,
         opening: CapacityLimiter | None = None,
-        token: str | None = None,
         web: EpisodeWeb | None = None,
     ) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
         """Open a sandbox and connect to its driver; both are gone on exit.
@@ -119,8 +118,7 @@ class SandboxFactory:
         episode to which the sandbox belongs; only those of episodes, and not of services, come from the pool.
         `dense`: if the settings allow that, merge its memory with that of other sandboxes; never for one that
         grades. `opening`: limits how many the provider creates at once; the place is free again before the
-        driver has started. `token`: whose share of the pool the episode uses. `web`: the recorded web that
-        the sandbox gets.
+        driver has started. `web`: the recorded web that the sandbox gets.
         """
         spec = self.spec(name, network, image=image, root=root, dense=dense)
         async with AsyncExitStack() as stack:
@@ -128,7 +126,8 @@ class SandboxFactory:
             rows = stack.enter_context(ExitStack())
             pooled = None
             if self.pool is not None and records is not None and role != "service":
-                pooled = await self.pool.take(self.provider, spec, self.open_new, token=token)
+                wanted = replace(spec, image=self.image)
+                pooled = await self.pool.take(self.provider, wanted, self.open_new, image=image)
             if pooled is not None:
                 stack.push_async_callback(pooled.remove)
                 spec = pooled.spec
@@ -162,20 +161,8 @@ class SandboxFactory:
         dense = not task.in_place and not task.has_preprocess
         return self.spec("", self.network_for(task), dense=dense)
 
-    async def announce(self, spec: SandboxSpec, *, count: int, token: str | None) -> int:
-        """Open sandboxes ahead for episodes that this token will start soon; returns for how many.
-
-        Raises ImageError if the image is missing, or the engine does not answer.
-        """
-        if self.pool is None:
-            return 0
-        return await self.pool.announce(self.provider, spec, self.open_new, count=count, token=token)
-
     async def expect(self, spec: SandboxSpec) -> None:
-        """Let the pool open sandboxes before the first episode, if it has a fixed size.
-
-        Raises ImageError if the image is missing, or the engine does not answer.
-        """
+        """Let the pool open sandboxes of this kind before the first episode."""
         if self.pool is not None:
             await self.pool.expect(self.provider, spec, self.open_new)
 

@@ -19,7 +19,6 @@ from decathlon_mcp.episodes.access import Principal, may_evaluate
 from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.episodes.warm_pool import PREFETCH_SECONDS
 from decathlon_mcp.errors import AccessDeniedError, BadRequestError, DecathlonError, UnknownEpisodeError
 from decathlon_mcp.foreign_names import quoted
 from decathlon_mcp.protocol import relay
@@ -42,7 +41,6 @@ from decathlon_mcp.protocol.lobby_tools import (
     ListTasks,
     ListTools,
     LobbyTool,
-    Prefetch,
     StartEpisode,
 )
 from decathlon_mcp.protocol.progress import Progress
@@ -171,10 +169,6 @@ class Lobby:
                 return self._list_tasks(ctx, call)
             case StartEpisode():
                 return await self._start(ctx, call)
-            case Prefetch():
-                opened = await self._registry.prefetch(call.tasks, self._principal(ctx))
-                values = {"requested": len(call.tasks), "prefetched": opened, "seconds": PREFETCH_SECONDS}
-                return structured_result(values)
             case ListEpisodes():
                 episodes = self._registry.owned_by(self._principal(ctx))
                 return structured_result({"episodes": [_status(episode) for episode in episodes]})

@@ -20,8 +20,6 @@ OPTIONAL_HANDLE = f"{HANDLE} Default: the episode that this MCP session started 
 SAMPLE_LIMIT = 10_000
 """Bounds the size of a `list_tasks` result."""
 
-MAX_PREFETCHED = 1_024
-"""Tasks in one `prefetch`: a batch of training."""
 MAX_ARGUMENTS = 100
 MAX_FAULTS = 5
 """Invalid values that an error message lists."""
@@ -147,19 +145,6 @@ class StartEpisode(Draw, LobbyTool, _TaskName):
         return self
 
 
-class Prefetch(LobbyTool):
-    """Open sandboxes ahead for episodes that you will start within five minutes, so that they open faster.
-    Returns for how many: as many as your share of the server has room for now. None where sandboxes are
-    processes without isolation. Nothing has to be closed."""
-
-    tool = "prefetch"
-    tasks: list[str] = Field(
-        min_length=1,
-        max_length=MAX_PREFETCHED,
-        description="The ids of the tasks, in any order; once for each episode.",
-    )
-
-
 class ListEpisodes(LobbyTool):
     """List your own episodes, newest first."""
 
@@ -232,7 +217,6 @@ LOBBY_TOOLS: dict[str, type[LobbyTool]] = {
     for tool in (
         ListTasks,
         StartEpisode,
-        Prefetch,
         ListEpisodes,
         EpisodeStatus,
         ListTools,

@@ -7,7 +7,6 @@ symbolic links that lead out of it are left out, others stay links.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 import os
@@ -45,23 +44,6 @@ def _below(folder: Path | str, path: PurePosixPath, without: Collection[str]) ->
         yield path / entry.name
         if entry.is_dir(follow_symlinks=False):
             yield from _below(entry.path, path / entry.name, ())
-
-
-def read_ahead(file: Path) -> None:
-    """Let the kernel read a regular file into its page cache, in the background."""
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise
-        return  # a link, a socket, or a file that may not be read
-    try:
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
-    finally:
-        os.close(descriptor)
 
 
 def packages_above(checkout: Path, path: PurePosixPath) -> Iterator[PurePosixPath]:

@@ -168,14 +168,6 @@ class Suite:
         members = archives.walk(self.path, task.folder, without)
         archives.write(into, self.path, [*archives.packages_above(self.path, task.folder), *members], {})
 
-    def read_ahead(self, task: Task) -> None:
-        """Let the kernel read a task's folder into its page cache. Blocks, but not until that is done.
-
-        Raises OSError if there are too many open files.
-        """
-        for path in archives.walk(self.path, task.folder):
-            archives.read_ahead(self.path / path)
-
     def names_to_seal(
         self, task: Task, *, root: PurePosixPath, values: Mapping[str, str], created: Collection[str] = ()
     ) -> tuple[str, ...]:

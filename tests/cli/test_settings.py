@@ -136,7 +136,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         (["--host", ""], "--host: a value was expected, not ''"),
         (["--allowed-host", ""], "--allowed-host: a value was expected, not ''"),
         (["--public-url", "me"], "--public-url: an address was expected, such as https://tasks.example.org"),
-        (["--warm", "some"], "--warm: 'auto' or a whole number was expected, not 'some'"),
+        (["--warm", "some"], "--warm: a whole number was expected, not 'some'"),
         (["--idle-seconds", "inf"], "--idle-seconds: a finite number was expected, not 'inf'"),
         (["--state", ""], "--state: must not be empty"),
     ],

@@ -68,14 +68,6 @@ async def test_tasks_can_be_searched_and_listed_without_prompts(d: Decathlon) ->
         await d.tasks(split="nowhere")
 
 
-async def test_tasks_can_be_announced(d: Decathlon) -> None:
-    (task,) = await d.tasks(search="find-")
-    assert await d.prefetch([task, "say-answer"]) == 0  # sandboxes are local processes
-    assert await d.prefetch([]) == 0
-    with pytest.raises(UnknownTaskError, match="did you mean find-answer"):
-        await d.prefetch(["find-anser"])
-
-
 async def test_tools_are_the_tasks_own_and_claim_done_without_evaluate(d: Decathlon) -> None:
     async with d.episode("find-answer") as e:
         names = [tool.name for tool in e.tools]

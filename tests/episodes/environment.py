@@ -76,7 +76,7 @@ async def running_registry(
 ) -> AsyncGenerator[EpisodeRegistry]:
     """A running registry with one suite; checks at its end that no sandbox is left."""
     factory = sandbox_factory(tmp_path, provider, suite=suite, caches=caches, **settings)
-    values = {"state": tmp_path / "state", "drain_seconds": 5, "warm": 0, **settings}
+    values = {"state": tmp_path / "state", "drain_seconds": 5, **settings}
     scratch = tmp_path / "scratch"
     scratch.mkdir(exist_ok=True)
     registry = create_registry(

@@ -7,26 +7,24 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from decathlon_mcp.app import create_sandbox_factory
 from decathlon_mcp.episodes import warm_pool
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.admission import Admission
+from decathlon_mcp.episodes.memory import MemoryFloor
 from decathlon_mcp.episodes.records import EpisodeRecords
-from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.episodes.warm_pool import BURST_SECONDS, DEMAND_SECONDS, Demand, WarmPool, WarmSetting
+from decathlon_mcp.episodes.warm_pool import WarmPool
 from decathlon_mcp.errors import (
     AtCapacityError,
     ImageError,
-    NotRunnableError,
     ProviderUnavailableError,
-    UnknownTaskError,
 )
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
@@ -42,7 +40,6 @@ from tests.episodes.environment import (
     exits_with,
     running_registry,
     sandbox_factory,
-    suite_with,
 )
 from tests.fakes.driver import Faults
 from tests.fakes.provider import FakeProvider, FakeSandbox
@@ -52,8 +49,6 @@ pytestmark = pytest.mark.anyio
 
 NUMBERS = itertools.count()
 PLAYER = Principal()
-ADA = Principal(token="ada", alone=False)
-BOB = Principal(token="bob", alone=False)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -106,17 +101,18 @@ class Pooled:
 @asynccontextmanager
 async def pooled(
     tmp_path: Path,
-    setting: WarmSetting,
+    size: int,
     *,
     provider: FakeProvider | None = None,
     max_sandboxes: int = 8,
     max_opening: int = 4,
+    memory: MemoryFloor | None = None,
 ) -> AsyncGenerator[Pooled]:
     """A pool over a fake provider; checks at its end that nothing is left."""
     provider = provider or FakeProvider()
-    admission = Admission(max_sandboxes=max_sandboxes, max_opening=max_opening, max_queue=8)
+    admission = Admission(max_sandboxes=max_sandboxes, max_opening=max_opening, max_queue=8, memory=memory)
     metrics = Metrics()
-    pool = WarmPool(setting, admission, metrics)
+    pool = WarmPool(size, admission, metrics)
     factory = replace(sandbox_factory(tmp_path, provider), pool=pool)
     async with provider, pool.running():
         yield Pooled(pool, admission, factory, provider, metrics)
@@ -124,31 +120,19 @@ async def pooled(
     assert admission.opening.borrowed_tokens == 0
 
 
-def test_demand_is_the_largest_burst_of_the_last_minutes() -> None:
-    demand = Demand()
-    assert demand.peak(0.0) == 0
-    for second in (0.0, 1.0, 2.0, BURST_SECONDS + 1.5):
-        demand.add(second)
-    assert demand.peak(BURST_SECONDS + 2) == 3
-    assert demand.peak(DEMAND_SECONDS + 1) == 3
-    assert demand.peak(DEMAND_SECONDS + 3) == 2
-    assert demand.peak(2 * DEMAND_SECONDS) == 0
-
-
 async def test_episodes_agents_and_graders_take_what_was_opened_ahead(tmp_path: Path) -> None:
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))
-    async with running_registry(tmp_path, provider, warm="auto") as registry:
-        await anyio.wait_all_tasks_blocked()
-        assert provider.opened == []  # nothing before the first episode
+    async with running_registry(tmp_path, provider, warm=1) as registry:
         first = registry.start("find-answer", PLAYER)
         await first.state.reach(Phase.READY)
         assert first.records.progress.agent == f"{first.spec.label}-agent"
         await until(lambda: registry.pool.idle == 1)
         await first.claim_done(None)
         assert (await first.evaluate()).reward == 1.0
-        graders = [box for box in provider.opened if box.image_digest == box.spec.image]
-        assert [is_pooled(box.spec.name) for box in graders[:1]] == [True]
-        await until(lambda: registry.pool.idle > 0)
+        # The agent's, and that of the pool that the grader took.
+        assert [is_pooled(box.spec.name) for box in provider.opened[:2]] == [False, True]
+        assert all(is_pooled(box.spec.name) for box in provider.opened[1:])
+        await until(lambda: registry.pool.idle == 1)
         second = registry.start("find-answer", PLAYER)
         await second.state.reach(Phase.READY)
         agent = second.records.progress.agent
@@ -156,11 +140,25 @@ async def test_episodes_agents_and_graders_take_what_was_opened_ahead(tmp_path: 
         assert is_pooled(agent)
         second.close()
         await ended(second)
-        # A used one does not come back.
+        # One that has served an episode does not come back.
         assert agent not in provider.machine.sandboxes
 
 
-async def test_a_fixed_number_is_kept_of_the_kind_that_most_tasks_need(tmp_path: Path) -> None:
+async def test_nothing_is_opened_ahead_unless_a_number_is_set(tmp_path: Path) -> None:
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    async with running_registry(tmp_path, provider) as registry:
+        await registry.open_ahead()
+        episode = registry.start("find-answer", PLAYER)
+        await episode.state.reach(Phase.READY)
+        await episode.claim_done(None)
+        assert (await episode.evaluate()).reward == 1.0
+        episode.close()
+        await ended(episode)
+    names = [box.spec.name for box in provider.opened]
+    assert names == [f"{episode.spec.label}-agent", f"{episode.spec.label}-grader1"]
+
+
+async def test_the_kind_that_most_tasks_need_is_open_before_the_first_episode(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS), warm=2) as registry:
         await registry.open_ahead()
         await until(lambda: registry.pool.idle == 2)
@@ -214,46 +212,95 @@ async def test_the_episode_is_in_the_store_before_it_has_the_sandbox(
             await until(lambda: idle not in pool.names)
 
 
-async def test_pool_and_episodes_together_keep_the_limit_and_episodes_come_first(tmp_path: Path) -> None:
-    most = 0
-
-    class Counting(FakeProvider):
-        @asynccontextmanager
-        async def open(self, spec: SandboxSpec) -> AsyncGenerator[FakeSandbox]:
-            nonlocal most
-            async with super().open(spec) as sandbox:
-                most = max(most, len(self.machine.sandboxes))
-                yield sandbox
-
-    async with pooled(tmp_path, 8, provider=Counting(), max_sandboxes=3) as pool:
+async def test_pool_and_episodes_together_keep_the_limit(tmp_path: Path) -> None:
+    async with pooled(tmp_path, 8, max_sandboxes=3) as pool:
         async with pool.opened():
             await pool.until_idle(2)
             async with pool.opened("outbound") as name:
                 assert not is_pooled(name)
-                await pool.until_idle(1)
+                await until(lambda: len(pool.names) == 3)
+                assert pool.pool.idle == 1
                 async with pool.opened("outbound"):
-                    assert len(pool.names) == 3
-                    await anyio.wait_all_tasks_blocked()
+                    await until(lambda: len(pool.names) == 3)
                     assert (pool.pool.idle, pool.pool.opening) == (0, 0)
-    assert most == 3
 
 
-@pytest.mark.parametrize("limit", ["opening", "set_ups"])
+async def test_an_episode_does_not_wait_until_a_sandbox_that_gives_way_is_gone(tmp_path: Path) -> None:
+    removal = anyio.Event()
+
+    class Slow(FakeProvider):
+        @asynccontextmanager
+        async def open(self, spec: SandboxSpec) -> AsyncGenerator[FakeSandbox]:
+            async with super().open(spec) as sandbox:
+                yield sandbox
+                if is_pooled(spec.name):
+                    with anyio.CancelScope(shield=True):
+                        await removal.wait()
+
+    async with pooled(tmp_path, 2, provider=Slow(), max_sandboxes=2) as pool:
+        async with pool.opened():
+            await pool.until_idle(1)
+            with anyio.fail_after(10):
+                async with pool.opened("outbound") as name:
+                    assert not is_pooled(name)
+                    assert (pool.pool.idle, len(pool.names)) == (0, 3)
+                    removal.set()
+                    await until(lambda: len(pool.names) == 2)
+
+
+async def test_an_episode_does_not_wait_for_one_that_is_being_opened(tmp_path: Path) -> None:
+    """Neither for it, nor for a place among the openings, also when the pool opens as much as it may."""
+    opening = anyio.Event()
+
+    class Gated(FakeProvider):
+        @asynccontextmanager
+        async def open(self, spec: SandboxSpec) -> AsyncGenerator[FakeSandbox]:
+            if is_pooled(spec.name):
+                await opening.wait()
+            async with super().open(spec) as sandbox:
+                yield sandbox
+
+    async with pooled(tmp_path, 2, provider=Gated(), max_opening=1) as pool:
+        async with pool.opened():
+            await until(lambda: pool.pool.opening == 2)
+            with anyio.fail_after(10):
+                async with pool.opened() as name:
+                    assert not is_pooled(name)
+            opening.set()
+            await pool.until_idle(2)
+
+
+@pytest.mark.parametrize("limit", ["opening", "opening_graders", "set_ups"])
 async def test_refills_wait_for_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    """The last place among the openings is for episodes, and so are the processors during a set-up."""
+    """While as many as may be are opened, or one is set up."""
     monkeypatch.setattr(warm_pool, "BUSY_SECONDS", 3600.0)
-    async with pooled(tmp_path, 2, max_opening=2) as pool:
+    async with pooled(tmp_path, 2, max_opening=1) as pool:
         limiter: anyio.CapacityLimiter = getattr(pool.admission, limit)
         episode = object()
         limiter.acquire_on_behalf_of_nowait(episode)
-        async with pool.opened():
-            await anyio.wait_all_tasks_blocked()
-            assert (pool.pool.opening, pool.pool.idle) == (0, 0)
+        await pool.factory.expect(pool.factory.spec("", "none"))
+        await anyio.wait_all_tasks_blocked()
+        assert (pool.pool.opening, pool.pool.idle) == (0, 0)
         if limit == "set_ups":
             monkeypatch.setattr(warm_pool, "BUSY_SECONDS", 0.0)
         else:
             limiter.release_on_behalf_of(episode)
         await pool.until_idle(2)
+
+
+async def test_the_pool_gives_way_where_episodes_wait_for_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm_pool, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(warm_pool, "RETRY_SECONDS", 0.01)
+    available = 2
+    async with pooled(tmp_path, 2, memory=MemoryFloor(1, lambda: available)) as pool:
+        async with pool.opened():
+            await pool.until_idle(2)
+            available = 0
+            await until(lambda: len(pool.names) == 1)
+            available = 2
+            await pool.until_idle(2)
 
 
 async def test_kinds_are_not_mixed_and_a_digest_is_the_same_as_its_name(tmp_path: Path) -> None:
@@ -282,7 +329,12 @@ async def test_a_name_that_has_another_image_now_gets_no_sandbox_of_the_old_one(
         digest = "sha256:2"
         async with pool.opened() as name:
             assert not is_pooled(name)
-            await pool.until_idle(1)
+            machine = pool.provider.machine
+            await until(
+                lambda: (
+                    [box.spec.image for name, box in machine.sandboxes.items() if is_pooled(name)] == [digest]
+                )
+            )
         async with pool.opened(image="sha256:1") as name:
             assert not is_pooled(name)
         await pool.until_idle(1)
@@ -314,55 +366,10 @@ async def test_one_that_does_not_answer_is_not_taken(tmp_path: Path, monkeypatch
         await until(lambda: silent not in pool.names)
 
 
-async def test_an_episode_waits_for_one_that_is_being_opened(tmp_path: Path) -> None:
-    def slow(spec: SandboxSpec) -> Faults:
-        return Faults(open_seconds=0.2 if is_pooled(spec.name) else 0.0)
-
-    async with pooled(tmp_path, 1, provider=FakeProvider(faults=slow)) as pool:
-        async with pool.opened():
-            await until(lambda: pool.pool.opening == 1)
-            async with pool.opened() as name:
-                assert is_pooled(name)
-
-
-async def test_an_episode_that_waits_for_one_takes_no_second_place_of_a_full_server(tmp_path: Path) -> None:
-    both_wait, both_open = anyio.Event(), anyio.Event()
-    names: list[str] = []
-
-    class Gated(FakeProvider):
-        @asynccontextmanager
-        async def open(self, spec: SandboxSpec) -> AsyncGenerator[FakeSandbox]:
-            async with super().open(spec) as sandbox:
-                if is_pooled(spec.name):
-                    await both_wait.wait()
-                yield sandbox
-
-    async with pooled(tmp_path, 1, provider=Gated(), max_sandboxes=3) as pool:
-
-        async def play(network: Network) -> None:
-            async with pool.opened(network) as name:
-                names.append(name)
-                if len(names) == 2:
-                    both_open.set()
-                await both_open.wait()
-
-        async with pool.opened():
-            await until(lambda: pool.pool.opening == 1)
-            with anyio.fail_after(10):
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(play, "none")
-                    await anyio.wait_all_tasks_blocked()
-                    # It has the last place: the sandbox that is being opened is the other episode's.
-                    tasks.start_soon(play, "outbound")
-                    await anyio.wait_all_tasks_blocked()
-                    both_wait.set()
-            assert sorted(map(is_pooled, names)) == [False, True]
-
-
 async def test_a_pool_that_cannot_open_anything_does_not_disturb_episodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warm_pool, "RETRY_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr(warm_pool, "RETRY_SECONDS", 0.01)
     failures = 3
 
     def fail(spec: SandboxSpec) -> Faults:
@@ -380,17 +387,6 @@ async def test_a_pool_that_cannot_open_anything_does_not_disturb_episodes(
         with pytest.raises(ProviderUnavailableError):
             async with pool.opened():
                 pass
-
-
-async def test_what_is_not_needed_any_more_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(warm_pool, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(warm_pool, "DEMAND_SECONDS", 0.5)
-    async with pooled(tmp_path, "auto") as pool:
-        async with pool.opened():
-            await pool.until_idle(1)
-        await until(lambda: not pool.names)
 
 
 @pytest.mark.parametrize("warm", [False, True])
@@ -429,55 +425,6 @@ async def test_local_sandboxes_are_not_opened_ahead(tmp_path: Path) -> None:
         factory = replace(factory, pool=pool)
         spec = factory.first_spec(suite.tasks["find-answer"])
         await factory.expect(spec)
-        assert await factory.announce(spec, count=3, token=None) == 0
         async with factory.open("own-agent", "none", records=EpisodeRecords(None, "e")) as (sandbox, _):
             assert sandbox.spec.name == "own-agent"
         assert (pool.idle, pool.opening) == (0, 0)
-
-
-# prefetch
-
-
-@asynccontextmanager
-async def prefetching(tmp_path: Path, **settings: Any) -> AsyncGenerator[EpisodeRegistry]:
-    async with running_registry(
-        tmp_path, FakeProvider(tools=TOOLS), warm="auto", max_sandboxes=6, share_per_token=0.5, **settings
-    ) as registry:
-        yield registry
-
-
-async def test_announced_episodes_are_opened_ahead_within_the_share(tmp_path: Path) -> None:
-    async with prefetching(tmp_path) as registry:
-        assert await registry.prefetch(["find-answer", "say-answer"], ADA) == 2
-        assert await registry.prefetch(["find-answer"] * 9, ADA) == 1
-        assert await registry.prefetch(["find-answer"] * 9, BOB) == 3
-        assert await registry.prefetch(["find-answer"], BOB) == 0
-        await until(lambda: registry.pool.idle == 6)
-        episode = registry.start("find-answer", ADA)
-        await episode.state.reach(Phase.READY)
-        assert is_pooled(str(episode.records.progress.agent))
-        # It uses the share that its announcement has used.
-        assert await registry.prefetch(["find-answer"] * 9, ADA) == 0
-        assert registry.pool.idle == 5
-
-
-async def test_announcements_expire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm_pool, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(warm_pool, "PREFETCH_SECONDS", 0.5)
-    async with prefetching(tmp_path) as registry:
-        assert await registry.prefetch(["find-answer"], PLAYER) == 1
-        await until(lambda: registry.pool.idle == 1)
-        await until(lambda: registry.pool.idle == 0)
-
-
-async def test_tasks_that_cannot_be_started_cannot_be_announced(tmp_path: Path) -> None:
-    suite = suite_with(tmp_path, tasks={"dense": {"services": ["moon"]}})
-    async with prefetching(tmp_path, suite=suite) as registry:
-        with pytest.raises(UnknownTaskError):
-            await registry.prefetch(["find-answer", "find-anser"], PLAYER)
-        with pytest.raises(NotRunnableError):
-            await registry.prefetch(["dense"], PLAYER)
-        assert registry.pool.opening == 0
-        await registry.drain()
-        with pytest.raises(AtCapacityError):
-            await registry.prefetch(["find-answer"], PLAYER)

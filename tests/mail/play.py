@@ -189,7 +189,6 @@ async def run(checkout: Path, image: str, attempts: list[tuple[str, str]], at_on
             "suite": (str(copy),),
             "provider": "docker",
             "image": image,
-            "warm": 0,
         }
         async with serving(Path(folder) / "state", **settings) as served:
 

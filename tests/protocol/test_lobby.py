@@ -133,14 +133,6 @@ async def test_tasks_are_listed_with_their_needs(served: Served, era: str) -> No
     assert "Write the answer, 42" in tasks[0]["prompt"]
 
 
-async def test_tasks_can_be_announced(served: Served, era: str) -> None:
-    async with connected(served.lobby, era) as lobby:
-        reply = await call(lobby, "prefetch", tasks=["find-answer", "find-answer"])
-        assert reply == {"requested": 2, "prefetched": 0, "seconds": 300}
-        for tasks in ([], ["find-answer"] * 1025):
-            assert "`tasks`" in await refused(lobby, "prefetch", tasks=tasks)
-
-
 async def test_a_seed_makes_a_draw_repeatable(served: Served) -> None:
     async with connected(served.lobby) as lobby:
         tasks: set[str] = set()

@@ -339,7 +339,7 @@ async def test_starts_per_second_with_one_two_and_three_nodes(environment: Path,
     for nodes in (1, 2, 3):
         place = folder / str(nodes)
         place.mkdir()
-        options = ("provider=waiting", "max_sandboxes=64", "max_opening=2", "servers=eager", "warm=0")
+        options = ("provider=waiting", "max_sandboxes=64", "max_opening=2", "servers=eager")
         async with cluster_of(environment, place, nodes, *options, python_path=python_path) as cluster:
             async with Decathlon(cluster.url, cluster.token) as d:
                 rate = await starts_per_second(d, 24 * nodes)

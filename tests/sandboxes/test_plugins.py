@@ -73,7 +73,7 @@ async def test_the_provider_of_another_package_runs_an_episode(install: Install,
     install("mine_package", PLUGINS, {"mine": "mine_package:MINE"})
     note, state = tmp_path / "note", tmp_path / "state"
     folder = state / "providers" / "mine"
-    configured = settings(provider="mine", provider_option=(f"note={note}",), state=state, warm=0)
+    configured = settings(provider="mine", provider_option=(f"note={note}",), state=state)
     # It cannot survive, so that nothing is stored for a next server.
     async with bootstrap(configured, survives=True) as registry:
         episode = registry.start("find-answer", Principal())

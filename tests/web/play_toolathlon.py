@@ -174,7 +174,7 @@ async def server(
     settings: dict[str, Any] = {"suite": (str(checkout),), "image": image, "provider": "docker", "web": mode}
     if running is not None:
         settings |= {"web_address": running.addresses, "web_authorities": running.authority}
-    async with serving(state, servers_seconds=300, warm=0, **settings) as served:
+    async with serving(state, servers_seconds=300, **settings) as served:
         yield served
 
 
