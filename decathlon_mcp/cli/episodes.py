@@ -231,11 +231,10 @@ def _last_calls(folder: Path) -> list[JsonObject]:
             event = as_object(json.loads(line)) or {}
         except (ValueError, RecursionError):
             continue
-        outcome = {key: event[key] for key in ("seconds", "failed") if key in event}
         if event.get("event") == "call":
-            calls[event.get("seq")] = {"seq": event.get("seq"), "name": event.get("name"), **outcome}
+            calls[event.get("seq")] = {"seq": event.get("seq"), "name": event.get("name")}
         elif event.get("event") == "reply" and event.get("seq") in calls:
-            calls[event.get("seq")] |= outcome
+            calls[event.get("seq")] |= {key: event.get(key) for key in ("seconds", "failed")}
     return list(calls.values())[-LAST_CALLS:]
 
 

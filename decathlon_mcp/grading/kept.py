@@ -103,19 +103,18 @@ class KeptAttempt:
             suite=str(values["suite"]),
             suite_revision=str(values["suite_revision"]),
             suite_changed=bool(values["suite_changed"]),
-            suite_release=_release(values.get("suite_release")),
-            preprocess_failure=str(values.get("preprocess_failure", "")),
+            suite_release=_release(values["suite_release"]),
+            preprocess_failure=str(values["preprocess_failure"]),
             isolation=_one_of(values["isolation"], get_args(Isolation)),
-            # Releases before this field had no provider without some limit.
-            unlimited=tuple(_one_of(name, get_args(LimitName)) for name in values.get("unlimited", ())),
-            dense=values.get("dense") is True,  # files of older releases do not have it
+            unlimited=tuple(_one_of(name, get_args(LimitName)) for name in values["unlimited"]),
+            dense=bool(values["dense"]),
             agent_network=_one_of(values["agent_network"], get_args(Network)),
             grader_network=_one_of(values["grader_network"], get_args(Network)),
             image_digest=_optional(values["image_digest"], str),
             launch_time=datetime.fromisoformat(values["launch_time"]),
             prompt=Prompt(_optional(prompt["system"], str), str(prompt["task"])),
             claimed=bool(values["claimed"]),
-            truncated_by=_truncation_cause(values),
+            truncated_by=_truncation_cause(values["truncated_by"]),
             answer=_optional(values["answer"], str),
             turns=_optional(values["turns"], int),
             started_at=_time(values["started_at"]),
@@ -136,11 +135,8 @@ def _release(value: Any) -> Release | None:
     return None if value is None else _one_of(value, get_args(Release))
 
 
-def _truncation_cause(values: JsonObject) -> TruncationCause | None:
-    if "truncated_by" not in values:  # files of older releases
-        return "client" if values["truncated"] else None
-    cause = values["truncated_by"]
-    return None if cause is None else _one_of(cause, get_args(TruncationCause))
+def _truncation_cause(value: Any) -> TruncationCause | None:
+    return None if value is None else _one_of(value, get_args(TruncationCause))
 
 
 def _one_of(value: Any, choices: tuple[str, ...]) -> Any:

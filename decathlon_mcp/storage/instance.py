@@ -70,8 +70,8 @@ def check_state_folder(state: Path) -> None:
 class _Record:
     """What a server writes into its file.
 
-    `boot` identifies the running kernel and `host` the machine; None in the file of an earlier release.
-    `providers`: the names of its providers; None if unknown. `survives`: its episodes can be continued.
+    `boot` identifies the running kernel and `host` the machine. `providers`: the names of its providers. All
+    three are None in a file that was not written completely. `survives`: its episodes can be continued.
     """
 
     boot: str | None = None

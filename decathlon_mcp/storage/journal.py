@@ -1,7 +1,7 @@
 """The files of one episode: `trajectory.jsonl`, one event a line, and `verdict.json`.
 
-A call has two lines of the trajectory: `call`, written before it is sent, and `reply`. Trajectories of older
-releases have one line for both. `logged_calls` reads them.
+A call has two lines of the trajectory: `call`, written before it is sent, and `reply`. `logged_calls` reads
+them.
 """
 
 from __future__ import annotations

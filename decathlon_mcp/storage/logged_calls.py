@@ -3,7 +3,7 @@
 A call's number, `seq`, counts from 1. Its line `call` is written before it is sent, its line `reply` when the
 reply is there, with one of `result` (of the tool), `error` (a JSON-RPC error of the task's server) and
 `failure` (an error of this server). A line `joined` has the operation of another request that gets the same
-reply. Trajectories of older releases have one line for a call and its reply.
+reply.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNANSWERED = "the server has no reply of this call"
 
 
 class Positions(NamedTuple):
-    """Where the two lines of a call begin, in bytes. In older trajectories both are in the first."""
+    """Where the two lines of a call begin, in bytes."""
 
     call: int
     reply: int
@@ -105,7 +105,7 @@ class _Line(msgspec.Struct, frozen=True):
     tool: str = ""
     operation: str | None = None
     digest: str | None = None
-    failed: bool | None = None
+    failed: bool = False
 
 
 _decode_line = msgspec.json.Decoder(_Line).decode
@@ -123,11 +123,10 @@ def read_calls(lines: Iterable[bytes]) -> LoggedCalls:
                 logged.calls += 1
                 logged.tools.add((line.server, line.tool))
                 logged.positions.set_call(line.seq, position)
-                if line.failed is None:
-                    unanswered[line.seq] = data
-            if line.event == "reply" or line.failed is not None:
+                unanswered[line.seq] = data
+            elif line.event == "reply":
                 unanswered.pop(line.seq, None)
-                logged.failed += bool(line.failed)
+                logged.failed += line.failed
                 logged.positions.set_reply(line.seq, position)
             if line.operation is not None and line.digest is not None:
                 logged.operations.append(LoggedOperation(line.operation, line.digest, line.seq))
@@ -137,14 +136,12 @@ def read_calls(lines: Iterable[bytes]) -> LoggedCalls:
 
 
 def merged(call: JsonObject, reply: JsonObject | None) -> JsonObject:
-    """Both lines of a call as one object, with `failed`, `seconds` and `result` as older releases wrote them.
+    """Both lines of a call as one object, with `failed`, `seconds` and `result`.
 
     `result` is the tool's result, or {"error": ...} with the message of this server or the server's error.
     """
     if reply is None:
         return {"failed": True, "seconds": 0.0, "result": {"error": UNANSWERED}, **call}
-    if reply.get("event") == "call":
-        return call
     result = reply.get("result")
     if result is None:
         failure = as_object(reply.get("failure"))

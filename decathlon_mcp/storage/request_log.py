@@ -111,8 +111,8 @@ class RequestLog:
                 rows.append(RequestRow(session, request, body, entry.answered))
         return rows
 
-    def adopt(self, servers: Collection[str], others: Iterable[tuple[float, RequestRow]] = ()) -> None:
-        """Take the requests of servers that are dead, and `others` with their times. Blocks."""
+    def adopt(self, servers: Collection[str]) -> None:
+        """Take the requests of servers that are dead. Blocks."""
         for server in servers:
             file = self._folder / f"{server}.log"
             if file == self._file or not file.is_file():
@@ -123,8 +123,6 @@ class RequestLog:
                 file.unlink()
             except OSError as error:
                 _log.warning("requests of a dead server are lost", extra=fields(why=error.strerror))
-        for sent_at, row in others:
-            self._insert(row, sent_at)
 
     def delete(self, server: str) -> None:
         """Delete the requests of a server that is dead."""

@@ -30,8 +30,8 @@ async def delete_old_episodes(
 ) -> int:
     """Delete the episodes that ended more than `keep_days` ago, with their folders; returns their number.
 
-    `folder`: the one with a folder for each episode. Folders that the store does not know (of `stdio`, and of
-    earlier releases) are as old as their newest file. At most `limit` are deleted, the oldest rows first.
+    `folder`: the one with a folder for each episode. Folders that the store does not know (of
+    `stdio`) are as old as their newest file. At most `limit` are deleted, the oldest rows first.
     What cannot be deleted is logged and tried again by the next call. Links are removed, never followed.
     """
     before = time.time() - keep_days * DAY_SECONDS

@@ -48,59 +48,50 @@ ENDED = "ended"
 
 _log = logging.getLogger("decathlon.storage")
 
-_MIGRATIONS = (
-    """
-    CREATE TABLE server_starts (generation INTEGER PRIMARY KEY AUTOINCREMENT, server TEXT, started_at REAL);
-    CREATE TABLE episodes (
-        id TEXT PRIMARY KEY,
-        agent_id TEXT NOT NULL UNIQUE,
-        server TEXT NOT NULL,
-        suite TEXT NOT NULL,
-        task TEXT NOT NULL,
-        token TEXT,
-        operation TEXT,
-        phase TEXT NOT NULL,
-        started_at REAL NOT NULL,
-        ended_at REAL,
-        ending TEXT,
-        spec TEXT NOT NULL,
-        progress TEXT NOT NULL,
-        tools TEXT,
-        verdict TEXT
-    ) WITHOUT ROWID;
-    CREATE INDEX episodes_by_phase ON episodes (phase, server);
-    CREATE INDEX episodes_by_start ON episodes (started_at);
-    CREATE UNIQUE INDEX episodes_by_operation ON episodes (operation) WHERE operation IS NOT NULL;
-    CREATE TABLE sandboxes (
-        name TEXT PRIMARY KEY,
-        owner TEXT NOT NULL,
-        episode TEXT NOT NULL,
-        role TEXT NOT NULL,
-        provider TEXT NOT NULL,
-        spec TEXT NOT NULL
-    ) WITHOUT ROWID;
-    CREATE INDEX sandboxes_by_episode ON sandboxes (episode);
-    CREATE TABLE sessions (
-        id TEXT PRIMARY KEY,
-        server TEXT NOT NULL,
-        address TEXT NOT NULL,
-        path TEXT NOT NULL,
-        episode TEXT,
-        used_at REAL NOT NULL,
-        data TEXT NOT NULL
-    ) WITHOUT ROWID;
-    CREATE INDEX sessions_by_episode ON sessions (episode) WHERE episode IS NOT NULL;
-    CREATE TABLE requests (
-        session TEXT NOT NULL,
-        request TEXT NOT NULL,
-        sent_at REAL NOT NULL,
-        message BLOB NOT NULL,
-        answered INTEGER NOT NULL DEFAULT 0,
-        PRIMARY KEY (session, request)
-    ) WITHOUT ROWID;
-    """,
-)
-"""One script for each version of the schema, from the version before it."""
+SCHEMA_VERSION = 2
+"""A database of another version is refused: nothing converts one."""
+_SCHEMA = """
+CREATE TABLE server_starts (generation INTEGER PRIMARY KEY AUTOINCREMENT, server TEXT, started_at REAL);
+CREATE TABLE episodes (
+    id TEXT PRIMARY KEY,
+    agent_id TEXT NOT NULL UNIQUE,
+    server TEXT NOT NULL,
+    suite TEXT NOT NULL,
+    task TEXT NOT NULL,
+    token TEXT,
+    operation TEXT,
+    phase TEXT NOT NULL,
+    started_at REAL NOT NULL,
+    ended_at REAL,
+    ending TEXT,
+    spec TEXT NOT NULL,
+    progress TEXT NOT NULL,
+    tools TEXT,
+    verdict TEXT
+) WITHOUT ROWID;
+CREATE INDEX episodes_by_phase ON episodes (phase, server);
+CREATE INDEX episodes_by_start ON episodes (started_at);
+CREATE UNIQUE INDEX episodes_by_operation ON episodes (operation) WHERE operation IS NOT NULL;
+CREATE TABLE sandboxes (
+    name TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,
+    episode TEXT NOT NULL,
+    role TEXT NOT NULL,
+    provider TEXT NOT NULL,
+    spec TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX sandboxes_by_episode ON sandboxes (episode);
+CREATE TABLE sessions (
+    id TEXT PRIMARY KEY,
+    server TEXT NOT NULL,
+    address TEXT NOT NULL,
+    path TEXT NOT NULL,
+    episode TEXT,
+    used_at REAL NOT NULL,
+    data TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX sessions_by_episode ON sessions (episode) WHERE episode IS NOT NULL;
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,14 +192,14 @@ class Store:
     def open(cls, state: Path, server: str) -> Generator[Self]:
         """Open or create the database of a state folder for the server of that name.
 
-        Raises SettingsError if the folder's file system cannot hold it, or a newer release wrote it.
+        Raises SettingsError if the folder's file system cannot hold it, or it has another schema.
         """
         file = state / FILE_NAME
         with _errors_named(file):
             connection = _connect(file)
         with closing(connection):
             with _errors_named(file):
-                _migrate(connection, file)
+                _create_schema(connection, file)
             with closing(_open_request_log(state, server)) as request_log:
                 store = cls(file, connection, server=server, request_log=request_log)
                 with _errors_named(file):
@@ -225,7 +216,7 @@ class Store:
     def open_read_only(cls, state: Path) -> Generator[Self | None]:
         """Open the database of a state folder to read it while servers write; None if there is none.
 
-        Raises SettingsError if it cannot be read, or has another schema than this release's.
+        Raises SettingsError if it cannot be read, or has another schema.
         """
         file = state / FILE_NAME
         if not file.is_file():
@@ -236,13 +227,7 @@ class Store:
                 f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS, isolation_level=None
             )
             with closing(connection):
-                ((version,),) = connection.execute("PRAGMA user_version").fetchall()
-                _refuse_newer(version, file)
-                if version < len(_MIGRATIONS):
-                    raise SettingsError(
-                        f"--state: {file} was written by an earlier release (schema {version}, this release "
-                        f"has {len(_MIGRATIONS)}): the next `decathlon-mcp serve` converts it"
-                    )
+                _refuse_other_schema(_schema_version(connection), file)
                 yield cls(file, connection, server="")
         except sqlite3.Error as error:
             raise _unusable(file, error) from None
@@ -399,7 +384,7 @@ class Store:
             self._set_timeout(BUSY_SECONDS)
             self._commit(statements)
             self._set_timeout(WRITE_SECONDS)
-        self._request_log.adopt(dead, self._take_requests())
+        self._request_log.adopt(dead)
 
     # sandboxes
 
@@ -449,10 +434,7 @@ class Store:
 
     def delete_sessions(self, server: str) -> None:
         """Delete the sessions of a server, with their requests."""
-        self._write(
-            ("DELETE FROM requests WHERE session IN (SELECT id FROM sessions WHERE server = ?)", (server,)),
-            ("DELETE FROM sessions WHERE server = ?", (server,)),
-        )
+        self._write(("DELETE FROM sessions WHERE server = ?", (server,)))
         self._request_log.delete(server)
 
     def unused_sessions(self, unix_seconds: float) -> list[SessionRow]:
@@ -488,18 +470,6 @@ class Store:
     def requests(self, session: str) -> list[RequestRow]:
         """The requests of a session whose answers may not have arrived, oldest first."""
         return self._request_log.rows(session)
-
-    def _take_requests(self) -> list[tuple[float, RequestRow]]:
-        """Take the requests of this server's sessions from the table where older releases kept them."""
-        condition = "WHERE session IN (SELECT id FROM sessions WHERE server = ?)"
-        columns = "sent_at, session, request, message, answered"
-        rows = self._rows(f"SELECT {columns} FROM requests {condition}", (self.server,))
-        if rows:
-            self._write((f"DELETE FROM requests {condition}", (self.server,)))
-        return [
-            (sent_at, RequestRow(session, request, bytes(message), bool(answered)))
-            for sent_at, session, request, message, answered in rows
-        ]
 
     # internals
 
@@ -603,30 +573,36 @@ def _open_request_log(state: Path, server: str) -> RequestLog:
         ) from None
 
 
-def _migrate(connection: sqlite3.Connection, file: Path) -> None:
-    """Bring the schema to the newest version. Raises SettingsError for a newer one."""
+def _create_schema(connection: sqlite3.Connection, file: Path) -> None:
+    """Create the tables of a new database. Raises SettingsError for one of another schema."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        ((version,),) = connection.execute("PRAGMA user_version").fetchall()
-        for script in _MIGRATIONS[version:]:
+        version = _schema_version(connection)
+        if version == 0:
             # Not `executescript`, which would commit.
-            for statement in filter(str.strip, script.split(";")):
+            for statement in filter(str.strip, _SCHEMA.split(";")):
                 connection.execute(statement)
-        if version < len(_MIGRATIONS):
-            connection.execute(f"PRAGMA user_version = {len(_MIGRATIONS)}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            version = SCHEMA_VERSION
     except BaseException:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
-    _refuse_newer(version, file)
+    _refuse_other_schema(version, file)
 
 
-def _refuse_newer(version: int, file: Path) -> None:
-    if version > len(_MIGRATIONS):
+def _schema_version(connection: sqlite3.Connection) -> int:
+    """The version of a database's schema; 0 if it is new."""
+    ((version,),) = connection.execute("PRAGMA user_version").fetchall()
+    return int(version)
+
+
+def _refuse_other_schema(version: int, file: Path) -> None:
+    if version != SCHEMA_VERSION:
         raise SettingsError(
-            f"--state: {file} was written by a newer release (schema {version}, this release has "
-            f"{len(_MIGRATIONS)}): install that release, or choose another folder"
+            f"--state: {file} has schema {version}, and this version of decathlon-mcp needs schema "
+            f"{SCHEMA_VERSION}: move the folder away, or use the version that wrote it"
         )
 
 

@@ -298,7 +298,8 @@ def test_an_episode_is_shown_without_its_secrets(shell: Shell, server: Callable[
     folder = running.state / "episodes" / running.handle
     folder.mkdir()
     calls = "".join(
-        f'{{"event":"call","seq":{seq},"name":"lab__run","failed":false,"seconds":0.1}}\n'
+        f'{{"event":"call","seq":{seq},"name":"lab__run"}}\n'
+        f'{{"event":"reply","seq":{seq},"failed":false,"seconds":0.1}}\n'
         for seq in range(1, 9)
     )
     (folder / "trajectory.jsonl").write_text(calls)
@@ -309,6 +310,7 @@ def test_an_episode_is_shown_without_its_secrets(shell: Shell, server: Callable[
     assert "calls: 8\n" in output
     assert output.count('"name": "lab__run"') == 5
     assert '"seq": 8' in output
+    assert output.count('"seconds": 0.1') == 5
     for secret in (running.handle, f"agent-{running.name}", "a-secret-session", "\x1b"):
         assert secret not in output
     document = json.loads(shell.run("show", running.handle, "--json").stdout)

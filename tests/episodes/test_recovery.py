@@ -71,6 +71,7 @@ async def recovered(
                     "policy": "visible",
                     "limits": asdict(limits),
                     "keeps_workspace": False,
+                    "held": False,
                 },
                 progress={},
             )

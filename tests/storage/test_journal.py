@@ -172,19 +172,17 @@ def test_calls_are_read_back_with_their_operations_and_those_without_a_reply(tmp
         first = journal.add_call(seq=1, tool="read", operation="a", digest="00", request=1, **call)
         second = journal.add_call(seq=2, tool="write", request=2, arguments={"text": "\ud800"}, **call)
         reply = journal.add_reply(seq=1, failed=True, failure={"code": "call_timeout"})
-        old = journal.add_call(seq=3, tool="read", failed=False, result={}, **call)
         journal.add_joined(seq=2, operation="b", digest="01")
         journal.add("claim", answer="x")
     with (journal.folder / "trajectory.jsonl").open("ab") as file:
         file.write(b'no JSON\n[1]\n{"event": "call", "seq": "x"}\n')
     with closing(Journal.reopen(journal.folder)) as again:
         logged = again.read_calls()
-    assert (logged.last, logged.calls, logged.failed) == (3, 3, 1)
+    assert (logged.last, logged.calls, logged.failed) == (2, 2, 1)
     assert logged.tools == {("files", "read"), ("files", "write")}
     assert list(logged.positions) == [
         Positions(first, reply),
         Positions(second, NOT_KEPT),
-        Positions(old, old),
     ]
     assert list(logged.operations) == [LoggedOperation("a", "00", 1), LoggedOperation("b", "01", 2)]
     assert [(line["seq"], line["arguments"]) for line in logged.unanswered] == [(2, {"text": "\ud800"})]

@@ -17,7 +17,7 @@ import pytest
 from decathlon_mcp.errors import AtCapacityError, BadRequestError, SettingsError
 from decathlon_mcp.storage import store as store_module
 from decathlon_mcp.storage.request_log import RequestRow
-from decathlon_mcp.storage.store import ENDED, EpisodeRow, SandboxRow, SessionRow, Store
+from decathlon_mcp.storage.store import ENDED, SCHEMA_VERSION, EpisodeRow, SandboxRow, SessionRow, Store
 
 WRITER = """
 import sys
@@ -105,17 +105,6 @@ def test_server_sees_the_rows_of_dead_servers_after_adopting_them(tmp_path: Path
         assert store.requests("s") == []
 
 
-def test_requests_that_an_older_release_has_stored_are_adopted(tmp_path: Path) -> None:
-    with Store.open(tmp_path, "dead") as store:
-        store.save_session(SessionRow(id="s", server="dead", address="task", path="/tasks/x/mcp", data={}))
-        values = ("s", "1", 1.0, b"{}", 1)
-        store._execute("INSERT INTO requests VALUES (?, ?, ?, ?, ?)", values)  # pyright: ignore[reportPrivateUsage]
-    for _ in range(2):
-        with Store.open(tmp_path, "heir") as store:
-            store.adopt(["dead"])
-            assert store.requests("s") == [RequestRow("s", "1", b"{}", answered=True)]
-
-
 def test_episodes_that_ended_long_ago_are_deleted(tmp_path: Path) -> None:
     with Store.open(tmp_path, "me") as store:
         for name in ("old", "live"):
@@ -145,13 +134,25 @@ def test_every_row_that_was_written_survives_kill_9(tmp_path: Path) -> None:
         assert len(store.live_episodes()) >= written + 1
 
 
-def test_database_of_a_newer_release_is_refused(tmp_path: Path) -> None:
-    with Store.open(tmp_path, "me"):
-        pass
-    with sqlite3.connect(tmp_path / "store.db") as connection:
-        connection.execute("PRAGMA user_version = 99")
-    with pytest.raises(SettingsError, match="newer release"), Store.open(tmp_path, "me"):
-        pass
+@pytest.mark.parametrize("version", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
+def test_database_of_another_schema_is_refused_as_it_is(tmp_path: Path, version: int) -> None:
+    with Store.open(tmp_path, "me") as store:
+        store.insert_episode(episode())
+    set_schema_version(tmp_path, version)
+    cure = "move the folder away, or use the version that wrote it"
+    message = rf"store\.db has schema {version}, .* needs schema {SCHEMA_VERSION}: {cure}"
+    for open_store in (lambda: Store.open(tmp_path, "me"), lambda: Store.open_read_only(tmp_path)):
+        with pytest.raises(SettingsError, match=message), open_store():
+            pass
+    set_schema_version(tmp_path, SCHEMA_VERSION)
+    with Store.open(tmp_path, "me") as store:
+        assert [row.id for row in store.live_episodes()] == ["one"]
+        assert store.generation == 2
+
+
+def set_schema_version(state: Path, version: int) -> None:
+    with closing(sqlite3.connect(state / "store.db")) as connection:
+        connection.execute(f"PRAGMA user_version = {version}")
 
 
 def test_folder_that_cannot_hold_a_database_is_a_settings_error(tmp_path: Path) -> None:

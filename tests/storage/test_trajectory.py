@@ -1,4 +1,4 @@
-"""Calls read from trajectories of every format."""
+"""Calls read from trajectories."""
 
 from __future__ import annotations
 
@@ -39,12 +39,6 @@ def test_calls_of_a_journal_are_in_the_order_in_which_they_began(tmp_path: Path)
     assert has_ended(trajectory)
 
 
-def test_calls_of_older_releases_are_one_line(tmp_path: Path) -> None:
-    events = [{"event": "call", "seq": seq, "started_at": 0.0, **CALL, **REPLY} for seq in (2, 1)]
-    calls = TrajectoryCalls(write(tmp_path / "trajectory.jsonl", *events))
-    assert list(calls) == list(reversed(events))
-
-
 def test_a_call_without_a_reply_has_failed(tmp_path: Path) -> None:
     file = write(tmp_path / "trajectory.jsonl", {"event": "call", "seq": 1, "started_at": 1.0, **CALL})
     (call,) = TrajectoryCalls(file)
@@ -52,9 +46,7 @@ def test_a_call_without_a_reply_has_failed(tmp_path: Path) -> None:
 
 
 def test_lines_that_cannot_be_read_are_skipped(tmp_path: Path) -> None:
-    file = write(
-        tmp_path / "trajectory.jsonl", {"event": "call", "seq": 1, "started_at": 1.0, **CALL, **REPLY}
-    )
+    file = write(tmp_path / "trajectory.jsonl", {"event": "call", "seq": 1, "started_at": 1.0, **CALL})
     with file.open("ab") as lines:
         lines.write(b'{"event": "call", "seq": 2, "too')
     calls = TrajectoryCalls(file)
