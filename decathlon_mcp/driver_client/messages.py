@@ -123,7 +123,6 @@ class MessageStream:
         self.survival = survival
         self._source = source
         self._stream = source.stream
-        self._taken_back = taken_back
         self._end = ServerEnd(
             Limits(
                 send_payload_bytes=wire.MAX_LINE_BYTES,
@@ -314,9 +313,6 @@ class MessageStream:
     def _violation(self, failure: str) -> Loss:
         if self._end.was_replaced:
             return Loss("another server process has taken the driver over")
-        if self._end.peer_version != wire.VERSION:
-            # A driver that this process has started has this version.
-            return Loss(f"the driver cannot be continued: {failure}", by_driver=not self._taken_back)
         return Loss(f"the driver violated the protocol: {failure}", by_driver=True)
 
     def _on_attached(self) -> None:

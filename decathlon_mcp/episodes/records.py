@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, Self
 
+from decathlon_sandbox import wire
 from pydantic import TypeAdapter
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
@@ -19,7 +20,7 @@ from decathlon_mcp.episodes.limits import EpisodeLimits
 from decathlon_mcp.episodes.specification import Claim, EpisodeSpec
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.grading.verdict import Verdict
-from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.sandboxes.base import Provider, SandboxSpec
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
 from decathlon_mcp.suites.local_tools import ToolDescriptions
 from decathlon_mcp.suites.release import Release
@@ -94,7 +95,10 @@ _SANDBOX = TypeAdapter(SandboxSpec)
 
 @dataclass(frozen=True, slots=True)
 class StoredEpisode:
-    """An episode of a dead server, as its rows describe it."""
+    """An episode of a dead server, as its rows describe it.
+
+    `obstacle`: why this server cannot continue it, see `SandboxFactory.obstacle`.
+    """
 
     spec: EpisodeSpec
     suite: str
@@ -105,25 +109,28 @@ class StoredEpisode:
     verdict: Verdict | None
     ending: Ending | None
     sandboxes: tuple[SandboxRow, ...] = ()
-
-    def sandbox(self, name: str | None) -> SandboxRow | None:
-        """The row of the sandbox with this name."""
-        return next((row for row in self.sandboxes if row.name == name), None)
+    obstacle: str | None = None
 
     @property
     def is_closed(self) -> bool:
         """Whether its end was requested and needs no grading first."""
         return self.progress.requested_ending is not None and self.phase is not Phase.CLAIMED
 
-    def surviving_sandboxes(self) -> set[str]:
-        """Names of the sandboxes that the episode needs to continue."""
+    @property
+    def needed_sandboxes(self) -> list[SandboxRow]:
+        """The sandboxes without which the episode cannot continue."""
         if self.verdict is not None or self.is_closed or self.phase not in (Phase.READY, Phase.CLAIMED):
-            return set()
-        return {
-            row.name
+            return []
+        return [
+            row
             for row in self.sandboxes
             if row.role == "service" or (row.name == self.progress.agent and not self.progress.captured)
-        }
+        ]
+
+    @property
+    def surviving_sandboxes(self) -> set[str]:
+        """Names of the sandboxes with which the episode continues."""
+        return set() if self.obstacle is not None else {row.name for row in self.needed_sandboxes}
 
 
 def read_episode(row: EpisodeRow, sandboxes: tuple[SandboxRow, ...], catalogue: Catalogue) -> StoredEpisode:
@@ -221,7 +228,7 @@ class EpisodeRecords:
             self._store.end_episode(self._id, ending)
 
     @contextmanager
-    def sandbox(self, spec: SandboxSpec, provider: str, role: SandboxRole) -> Generator[None]:
+    def sandbox(self, spec: SandboxSpec, provider: Provider, role: SandboxRole) -> Generator[None]:
         """The store has a row of the sandbox while the body opens it, uses it and removes it."""
         if self._store is None:
             yield
@@ -232,7 +239,9 @@ class EpisodeRecords:
                 owner=self._store.server,
                 episode=self._id,
                 role=role,
-                provider=provider,
+                provider=provider.name,
+                isolation=provider.isolation,
+                wire_version=wire.VERSION,
                 spec={**_SANDBOX.dump_python(spec, mode="json", exclude={"command"})},
             )
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import anyio
@@ -23,14 +23,7 @@ from decathlon_mcp.sandboxes.base import Provider
 from decathlon_mcp.storage.instance import InstanceLock
 from decathlon_mcp.storage.store import EpisodeRow, Store
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.telemetry.metrics import RecoveryResult
 
-RESULTS: dict[Phase, RecoveryResult] = {
-    Phase.READY: "continued",
-    Phase.CLAIMED: "graded",
-    Phase.SCORED: "graded",
-}
-"""How the recovery of an episode is counted; one that was not ready starts its set-up over."""
 ENGINE_SECONDS = 30.0
 ENGINE_RETRY_SECONDS = 1.0
 """How long, and how often, an engine is asked again that is gone in the middle of a recovery."""
@@ -52,13 +45,16 @@ class Recovery:
     lock: InstanceLock
     providers: Collection[Provider]
     scratch: Path
+    _unswept: set[str] = field(default_factory=set[str], init=False)
+    """Dead servers that may have sandboxes, because an engine did not answer."""
 
     async def run(self) -> None:
         """Continue every episode that can be continued, and remove what else the dead servers left.
 
-        Returns when each of these episodes can be found; their sandboxes are taken back in the background.
-        Raises ProviderUnavailableError, and SettingsError if the store cannot be used, before anything is
-        done: an episode that had been continued would end with this server.
+        Those that cannot are in the log before anything is taken: their rows tell it. Returns when each of
+        the others can be found; their sandboxes are taken back in the background. Raises
+        ProviderUnavailableError, and SettingsError if the store cannot be used, before anything is done: an
+        episode that had been continued would end with this server.
         """
         store = self.registry.store
         dead = {*self.lock.dead, *(set[str]() if store is None else self._ended_servers(store))}
@@ -75,7 +71,7 @@ class Recovery:
             others = [episode for episode in stored if episode.phase is not Phase.READY]
             continued = [episode for episode in ready if self._recover(episode)]
             rows = [row for episode in stored for row in episode.sandboxes]
-            keep = {name for episode in (*continued, *others) for name in episode.surviving_sandboxes()}
+            keep = {name for episode in (*continued, *others) for name in episode.surviving_sandboxes}
             if await self._sweep({*self.lock.dead, *(row.owner for row in rows)}, keep) and store is not None:
                 # The names of pooled sandboxes do not come again, so that no later row would replace these.
                 for row in rows:
@@ -97,6 +93,7 @@ class Recovery:
                 keep = set[str]() if store is None else {row.name for row in store.sandboxes()}
                 for owner in (self.lock.name, *self.lock.dead):
                     count += sum([await provider.sweep(owner, keep=keep) for provider in self.providers])
+                self._unswept.clear()
                 self.forget_owners()
             except (DecathlonError, OSError) as error:
                 # An engine that is gone, or a damaged store. The episodes need neither of them at once.
@@ -110,7 +107,7 @@ class Recovery:
         store = self.registry.store
         in_use: set[str] = set() if store is None else {row.owner for row in store.sandboxes()}
         for owner in self.lock.dead:
-            if owner not in in_use:
+            if owner not in in_use and owner not in self._unswept:
                 self.lock.forget(owner)
 
     def _ended_servers(self, store: Store) -> set[str]:
@@ -121,51 +118,60 @@ class Recovery:
 
     def _adopt(self, store: Store, dead: Collection[str]) -> list[StoredEpisode]:
         """The dead servers' episodes that are not over; those that cannot be read are ended."""
-        store.adopt(dead)
         stored: list[StoredEpisode] = []
-        for row in store.live_episodes():
+        unreadable: list[EpisodeRow] = []
+        for row in store.unfinished_episodes():
+            if row.server not in dead:
+                continue
             try:
-                sandboxes = tuple(store.sandboxes(row.id))
-                episode = read_episode(row, sandboxes, self.registry.catalogue)
+                episode = self._read(store, row)
+                obstacle = episode.obstacle
             except (DecathlonError, ValueError) as error:
-                self._give_up(store, row, error)
+                unreadable.append(row)
+                obstacle = str(error)
             else:
-                stored.append(self._with_written_verdict(store, episode))
+                stored.append(episode)
+            if obstacle is not None:
+                log.error(
+                    "an episode cannot be continued",
+                    extra=fields(episode=row.id[:12], task=row.task, phase=row.phase, why=obstacle),
+                )
+        store.adopt(dead)
+        for row in unreadable:
+            self._give_up(store, row.id)
+        for episode in stored:
+            if episode.verdict is not None:
+                store.set_verdict(episode.spec.id, episode.verdict.to_json())
         return stored
 
-    def _with_written_verdict(self, store: Store, episode: StoredEpisode) -> StoredEpisode:
-        """The episode with the verdict from its folder, if the store could not be written any more."""
-        # Clients may have this verdict, and there must not be a second one.
-        verdict = self.registry.written_verdict(episode.spec.id) if episode.verdict is None else None
-        if verdict is None:
-            return episode
-        store.set_verdict(episode.spec.id, verdict.to_json())
-        return replace(episode, verdict=verdict)
+    def _read(self, store: Store, row: EpisodeRow) -> StoredEpisode:
+        """Raises UnknownTaskError, and ValueError for rows that are not valid."""
+        episode = read_episode(row, tuple(store.sandboxes(row.id)), self.registry.catalogue)
+        if episode.verdict is None:
+            # Its server could not write the store any more. Clients may have this verdict, and there must not
+            # be a second one.
+            episode = replace(episode, verdict=self.registry.written_verdict(row.id))
+        return replace(episode, obstacle=self.registry.sandbox_factory(episode.suite).obstacle(episode))
 
-    def _give_up(self, store: Store, row: EpisodeRow, error: Exception) -> None:
+    def _give_up(self, store: Store, episode_id: str) -> None:
         self.registry.metrics.recovered("ended")
-        store.end_episode(row.id, Ending.NOT_CONTINUED)
-        log.error(
-            "an episode cannot be continued",
-            extra=fields(episode=row.id[:12], task=row.task, why=str(error)),
-        )
+        store.end_episode(episode_id, Ending.NOT_CONTINUED)
 
     def _recover(self, episode: StoredEpisode) -> bool:
-        """Whether the episode continues; otherwise it has ended."""
+        """Whether the episode has a runner again; otherwise it has ended."""
         label, store = episode.spec.label, self.registry.store
         assert store is not None
         try:
             self.registry.recover(episode)
         except (DecathlonError, OSError):
-            self.registry.metrics.recovered("ended")
-            store.end_episode(episode.spec.id, Ending.NOT_CONTINUED)
+            self._give_up(store, episode.spec.id)
             log.exception("an episode cannot be continued", extra=fields(episode=label))
             return False
-        self.registry.metrics.recovered(RESULTS.get(episode.phase, "started_over"))
-        log.info(
-            "continuing an episode of a server that died",
-            extra=fields(episode=label, task=episode.spec.task_name, phase=episode.phase),
-        )
+        if episode.obstacle is None:
+            log.info(
+                "continuing an episode of a server that died",
+                extra=fields(episode=label, task=episode.spec.task_name, phase=episode.phase),
+            )
         return True
 
     def _move_scratch(self, stored: Sequence[StoredEpisode]) -> None:
@@ -194,7 +200,8 @@ class Recovery:
             except ProviderUnavailableError as error:
                 log.warning("sandboxes could not be swept", extra=fields(why=error.message))
                 if anyio.current_time() > deadline:
-                    return False  # `reconcile` goes on with it
+                    self._unswept.update(owners)  # `reconcile` goes on with it
+                    return False
                 await anyio.sleep(ENGINE_RETRY_SECONDS)
             else:
                 return True

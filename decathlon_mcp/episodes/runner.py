@@ -39,6 +39,7 @@ from decathlon_mcp.grading.verdict import REWARDED, Status, Verdict, verdict_wit
 from decathlon_mcp.sandboxes.base import Sandbox, ended_from_inside
 from decathlon_mcp.storage.store import SandboxRow
 from decathlon_mcp.telemetry.logs import fields
+from decathlon_mcp.telemetry.metrics import RecoveryResult
 
 log = logging.getLogger("decathlon.episodes")
 
@@ -69,6 +70,7 @@ class EpisodeRunner:
     ) -> None:
         self._episode = episode
         self._stored = stored
+        self._recovery_is_counted = stored is None
         self._admission = admission
         self._signer = signer
         self._scratch = scratch / episode.spec.label
@@ -91,10 +93,17 @@ class EpisodeRunner:
             ending = Ending.FAULT
             log.exception("episode failed", extra=fields(episode=episode.spec.label, task=episode.task_name))
         finally:
+            self._count_recovery("ended")
             self._admission.release(episode.ticket)
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(lambda: shutil.rmtree(self._scratch, ignore_errors=True))
                 await self._end(ending, cause)
+
+    def _count_recovery(self, result: RecoveryResult) -> None:
+        """Count what became of an episode of a dead server, once."""
+        if not self._recovery_is_counted:
+            self._recovery_is_counted = True
+            self._episode.metrics.recovered(result)
 
     def _ending_for(self, error: DecathlonError) -> Ending:
         if isinstance(error, SandboxLostError):
@@ -123,6 +132,7 @@ class EpisodeRunner:
             return episode.requested_ending or Ending.NOT_CONTINUED
         if episode.verdict.status not in REWARDED:
             return Ending.NO_VERDICT
+        self._count_recovery("graded")
         if episode.state.phase is not Phase.SCORED:
             episode.mark_scored()
         if episode.requested_ending is None:
@@ -134,7 +144,10 @@ class EpisodeRunner:
         """Open the agent's sandbox, wait for the claim, and grade; or continue with what was done before."""
         episode = self._episode
         if episode.state.phase is Phase.QUEUED:
+            self._count_recovery("started_over")
             episode.mark_opening()
+        if self._stored is not None and self._stored.obstacle is not None:
+            raise SandboxLostError(f"the episode cannot be continued: {self._stored.obstacle}")
         async with AsyncExitStack() as stack:
             resources = await self._open_resources(stack)
             try:
@@ -235,6 +248,7 @@ class EpisodeRunner:
                 raise SandboxLostError("the agent's sandbox does not run any more")
             episode.become_ready(await self._offer.tool_session(sandbox, driver))
             episode.resume_calls()
+            self._count_recovery("continued")
             log.info("episode taken back", extra=fields(episode=episode.spec.label))
         return sandbox, driver
 

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from anyio import CapacityLimiter
+from decathlon_sandbox import wire
 
 from decathlon_mcp.driver_client.driver import (
     BOOT_COMMAND,
@@ -24,7 +25,8 @@ from decathlon_mcp.driver_client.driver import (
     connect,
 )
 from decathlon_mcp.driver_client.tunnels import Dialer
-from decathlon_mcp.episodes.records import EpisodeRecords, SandboxRole, sandbox_spec
+from decathlon_mcp.episodes.records import EpisodeRecords, SandboxRole, StoredEpisode, sandbox_spec
+from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.episodes.tool_lists import ToolLists
 from decathlon_mcp.episodes.tools import LocalTools
 from decathlon_mcp.episodes.warm_pool import WarmPool
@@ -132,7 +134,7 @@ class SandboxFactory:
                 stack.push_async_callback(pooled.remove)
                 spec = pooled.spec
             if records is not None:
-                rows.enter_context(records.sandbox(spec, self.provider.name, role))
+                rows.enter_context(records.sandbox(spec, self.provider, role))
             if pooled is not None:
                 sandbox, driver = pooled.opened
             else:
@@ -166,6 +168,26 @@ class SandboxFactory:
         if self.pool is not None:
             await self.pool.expect(self.provider, spec, self.open_new)
 
+    def obstacle(self, episode: StoredEpisode) -> str | None:
+        """Why a sandbox that a dead server's episode needs cannot be taken back here; None if it can be."""
+        for row in episode.needed_sandboxes:
+            provider = self.provider
+            if (row.provider, row.isolation) != (provider.name, provider.isolation):
+                return (
+                    f"its sandbox has provider {row.provider} and isolation {row.isolation}, and this server "
+                    f"has provider {provider.name} and isolation {provider.isolation}"
+                )
+            # The workspace of a closed attempt is copied without the driver.
+            is_copied = (
+                episode.phase is Phase.CLAIMED and row.role == "agent" and not episode.spec.task.in_place
+            )
+            if row.wire_version != wire.VERSION and not is_copied:
+                return (
+                    f"its sandbox's driver has wire version {row.wire_version}, and this server has "
+                    f"{wire.VERSION}"
+                )
+        return None
+
     @asynccontextmanager
     async def take_back(
         self,
@@ -178,14 +200,14 @@ class SandboxFactory:
     ) -> AsyncGenerator[tuple[Sandbox, DriverClient | None]]:
         """Continue a sandbox that a dead server opened; it is gone on exit.
 
-        `unanswered` as for `driver_client.connect`. There is no driver for one that is paused. Raises
-        SandboxLostError.
+        `unanswered` as for `driver_client.connect`. There is no driver if it is paused, or has a driver of
+        another wire version. Raises SandboxLostError.
         """
         spec = sandbox_spec(row)
         with records.taken_back(row):
             async with AsyncExitStack() as stack:
                 sandbox = await stack.enter_async_context(self.provider.take_back(row.owner, spec))
-                if not await sandbox.is_running():
+                if row.wire_version != wire.VERSION or not await sandbox.is_running():
                     yield sandbox, None
                     return
                 driver = await stack.enter_async_context(

@@ -48,7 +48,7 @@ ENDED = "ended"
 
 _log = logging.getLogger("decathlon.storage")
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """A database of another version is refused: nothing converts one."""
 _SCHEMA = """
 CREATE TABLE server_starts (generation INTEGER PRIMARY KEY AUTOINCREMENT, server TEXT, started_at REAL);
@@ -78,6 +78,8 @@ CREATE TABLE sandboxes (
     episode TEXT NOT NULL,
     role TEXT NOT NULL,
     provider TEXT NOT NULL,
+    isolation TEXT NOT NULL,
+    wire_version INTEGER NOT NULL,
     spec TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX sandboxes_by_episode ON sandboxes (episode);
@@ -123,7 +125,8 @@ class EpisodeRow:
 class SandboxRow:
     """One sandbox, written before it is opened. `owner`: its label, the server that opened it.
 
-    `role`: `agent`, `preprocess`, `grader` or `service`. `spec`: see `episodes.records`.
+    `role`: `agent`, `preprocess`, `grader` or `service`. `isolation`: of its provider. `wire_version`: of its
+    driver. `spec`: see `episodes.records`.
     """
 
     name: str
@@ -131,6 +134,8 @@ class SandboxRow:
     episode: str
     role: str
     provider: str
+    isolation: str
+    wire_version: int
     spec: JsonObject
 
 
@@ -390,10 +395,20 @@ class Store:
 
     def insert_sandbox(self, row: SandboxRow) -> None:
         statement = (
-            "INSERT OR REPLACE INTO sandboxes (name, owner, episode, role, provider, spec)"
-            " VALUES (?, ?, ?, ?, ?, ?)"
+            "INSERT OR REPLACE INTO sandboxes"
+            " (name, owner, episode, role, provider, isolation, wire_version, spec)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
         )
-        values = (row.name, row.owner, row.episode, row.role, row.provider, _text(row.spec))
+        values = (
+            row.name,
+            row.owner,
+            row.episode,
+            row.role,
+            row.provider,
+            row.isolation,
+            row.wire_version,
+            _text(row.spec),
+        )
         self._write((statement, values))
 
     def delete_sandbox(self, name: str) -> None:
@@ -402,10 +417,20 @@ class Store:
     def sandboxes(self, episode: str | None = None) -> list[SandboxRow]:
         """The sandboxes of one episode, or all of them."""
         where, values = ("", ()) if episode is None else (" WHERE episode = ?", (episode,))
-        rows = self._rows(f"SELECT name, owner, episode, role, provider, spec FROM sandboxes{where}", values)
+        columns = "name, owner, episode, role, provider, isolation, wire_version, spec"
+        rows = self._rows(f"SELECT {columns} FROM sandboxes{where}", values)
         return [
-            SandboxRow(name=name, owner=owner, episode=of, role=role, provider=provider, spec=_object(spec))
-            for name, owner, of, role, provider, spec in rows
+            SandboxRow(
+                name=row[0],
+                owner=row[1],
+                episode=row[2],
+                role=row[3],
+                provider=row[4],
+                isolation=row[5],
+                wire_version=row[6],
+                spec=_object(row[7]),
+            )
+            for row in rows
         ]
 
     # sessions

@@ -243,7 +243,7 @@ class Metrics:
         return EpisodeMetrics(self, (suite, task))
 
     def recovered(self, result: RecoveryResult) -> None:
-        """An episode of a dead server was found in the store."""
+        """It is known what became of an episode of a dead server."""
         self._recovered.labels(result).inc()
 
     def set_generation(self, generation: int) -> None:
@@ -276,6 +276,10 @@ class EpisodeMetrics:
         """A client has started it; not called for an episode of a dead server."""
         self._since = perf_counter()
         self._metrics.started.labels(*self._metrics.subject(self._key)).inc()
+
+    def recovered(self, result: RecoveryResult) -> None:
+        """It is one of a dead server, and it is known what became of it."""
+        self._metrics.recovered(result)
 
     def admitted(self) -> None:
         """It has a place and its opening begins."""

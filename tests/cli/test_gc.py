@@ -49,7 +49,8 @@ async def main():
             progress={"calls": 3, "note": "\\x1b[31m"},
         ))
         store.insert_sandbox(SandboxRow(
-            name=name, owner=lock.name, episode=handle, role="agent", provider="local", spec={},
+            name=name, owner=lock.name, episode=handle, role="agent", provider="local", isolation="none",
+            wire_version=1, spec={},
         ))
         store.save_session(SessionRow(
             id="s" + lock.name, server=lock.name, address="lobby", path="/mcp", data={},

@@ -80,7 +80,14 @@ def test_end_of_an_episode_forgets_its_sandboxes(tmp_path: Path) -> None:
             store.insert_episode(episode(name))
             store.insert_sandbox(
                 SandboxRow(
-                    name=f"{name}-agent", owner="me", episode=name, role="agent", provider="local", spec={}
+                    name=f"{name}-agent",
+                    owner="me",
+                    episode=name,
+                    role="agent",
+                    provider="local",
+                    isolation="none",
+                    wire_version=3,
+                    spec={},
                 )
             )
         store.end_episode("one", "closed")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import sqlite3
 import subprocess
 import sys
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ from decathlon_client import Decathlon
 from decathlon_client.errors import EpisodeEndedError, SandboxLostError
 
 from decathlon_mcp.http.listening import listen
+from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
+from decathlon_mcp.sandboxes.inventory import process_inventories
 from decathlon_mcp.storage.store import Store
 from tests.probe.leftovers import processes_marked
 from tests.probe.serving import SUITE
@@ -198,6 +202,69 @@ async def test_hand_over_leaves_the_episode_to_the_next_server(tmp_path: Path) -
                 assert (await episode.call("probe__read", {"path": "answer.txt"})).text == "42"
                 await episode.claim_done()
                 assert (await episode.evaluate()).reward == 1.0
+    await assert_nothing_left(state)
+
+
+async def alive(state: Path) -> set[str]:
+    """Names of the local sandboxes that have processes, of servers of this folder."""
+    local = next(inventory for inventory in process_inventories(state) if inventory.name == "local")
+    found: set[str] = set()
+    for owner in await local.owners():
+        found |= {name for name, is_alive in (await local.sandboxes(owner)).items() if is_alive}
+    return found
+
+
+async def recoveries(server: SupervisedServer) -> dict[str, float]:
+    """How many episodes the server counted as recovered, by what became of them."""
+    async with httpx2.AsyncClient() as http:
+        text = (await http.get(f"{server.url}/metrics")).text
+    found = re.findall(r'^decathlon_episodes_recovered_total\{result="(\w+)"\} (\S+)$', text, re.MULTILINE)
+    return {result: float(value) for result, value in found if float(value)}
+
+
+async def test_upgrade_continues_the_episodes_whose_drivers_speak_its_wire_version(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    async with supervised_server(state, "--hand-over") as first:
+        async with (
+            Decathlon(first.url) as client,
+            client.episode("find-answer") as older,
+            client.episode("find-answer") as episode,
+        ):
+            for each in (older, episode):
+                await each.call("probe__write", {"path": "answer.txt", "text": "42"})
+            first.process.terminate()
+            assert await first.process.wait() == 0
+            assert len(await alive(state)) == 2
+            # As if a server of another release had opened it.
+            with closing(sqlite3.connect(state / "store.db")) as store, store:
+                store.execute("UPDATE sandboxes SET wire_version = 99 WHERE episode = ?", (older.id,))
+            async with supervised_server(state, port=first.port) as second:
+                assert len(await alive(state)) == 1
+                with pytest.raises(SandboxLostError, match="its sandbox's driver has wire version 99"):
+                    await older.call("probe__read", {"path": "answer.txt"})
+                assert (await episode.call("probe__read", {"path": "answer.txt"})).text == "42"
+                assert await recoveries(second) == {"continued": 1, "ended": 1}
+                assert (await episode.evaluate()).reward == 1.0
+    log = (tmp_path / "state.log").read_text()
+    assert log.count("an episode cannot be continued") == 1
+    assert log.index("an episode cannot be continued") < log.index("continuing an episode of a server")
+    await assert_nothing_left(state)
+
+
+async def test_upgrade_with_another_isolation_leaves_no_process(tmp_path: Path) -> None:
+    assert (reason := why_unavailable()) is None, reason
+    state = tmp_path / "state"
+    async with supervised_server(state, "--hand-over", "--isolation", "namespaces") as first:
+        async with Decathlon(first.url) as client, client.episode("find-answer") as episode:
+            await episode.call("probe__echo", {"text": ""})
+            first.process.terminate()
+            assert await first.process.wait() == 0
+            assert len(await alive(state)) == 1
+            async with supervised_server(state, "--isolation", "none", port=first.port) as second:
+                assert await alive(state) == set()
+                with pytest.raises(SandboxLostError, match="provider local and isolation namespaces"):
+                    await episode.call("probe__echo", {"text": ""})
+                assert await recoveries(second) == {"ended": 1}
     await assert_nothing_left(state)
 
 
