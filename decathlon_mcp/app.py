@@ -47,6 +47,7 @@ from decathlon_mcp.sandboxes.bubblewrap.provider import NO_NETWORK, UNPACK, Bubb
 from decathlon_mcp.sandboxes.docker.image import images_on_engine
 from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvider
 from decathlon_mcp.sandboxes.inventory import BUBBLEWRAP_FOLDER, LOCAL_FOLDER, NAMESPACES_FOLDER
+from decathlon_mcp.sandboxes.kernel_limits import max_sandboxes_beside
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.sandboxes.plugins import ProviderContext, create_from_plugin, load_plugin, parse_options
 from decathlon_mcp.settings import BUILT_IN_PROVIDERS, ProviderName, Settings
@@ -335,14 +336,15 @@ def create_registry(
         workspace_bytes=settings.workspace_mib << 20,
         max_calls=settings.call_limit,
     )
+    metrics = _create_metrics(catalogue, settings)
     admission = Admission(
         max_sandboxes=settings.max_sandboxes,
         max_opening=settings.max_opening,
         max_queue=settings.max_queue,
         share_per_token=settings.share_per_token,
         memory=MemoryFloor(_min_available_mib(settings) << 20),
+        room=lambda: max_sandboxes_beside(metrics.open_connections),
     )
-    metrics = _create_metrics(catalogue, settings)
     pool = WarmPool(settings.warm, admission, metrics)
     return EpisodeRegistry(
         catalogue,

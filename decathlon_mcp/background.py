@@ -227,19 +227,30 @@ async def background_tasks() -> AsyncGenerator[TaskGroup]:
 
 
 async def run_alone(work: Callable[..., Awaitable[object]], *arguments: object) -> None:
-    """Run `work` in a task group whose other tasks do not depend on it. If it fails, that is logged.
+    """Run `work` in a task group, or an exit stack, whose other parts do not depend on it.
 
-    Its exception would end whatever else runs in the group, which is often the whole server.
+    If it fails, that is logged. Its exception would end whatever else runs in the group, which is often the
+    whole server, or replace the error that unwinds the stack.
     """
     try:
         await work(*arguments)
     except Exception:  # noqa: BLE001
         _log.exception("work in the background failed")
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, BaseExceptionGroup) as error:
+        task = asyncio.current_task()
+        if _ends_the_process(error) or (task is not None and task.cancelling()):
+            raise
         # Raises again if a scope around this task is cancelled. Otherwise something was cancelled that `work`
         # waited for, and the group would end without a word: it takes that for the end of its own scope.
         await anyio.lowlevel.checkpoint_if_cancelled()
         _log.exception("work in the background was cancelled, although nothing has cancelled its task group")
+
+
+def _ends_the_process(error: BaseException) -> bool:
+    """Whether an error is, or contains, one that is meant for the whole process (KeyboardInterrupt)."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(_ends_the_process(inner) for inner in error.exceptions)
+    return not isinstance(error, Exception | asyncio.CancelledError)
 
 
 async def run_for_ever(work: Callable[[], Awaitable[object]]) -> None:
@@ -252,7 +263,8 @@ async def run_for_ever(work: Callable[[], Awaitable[object]]) -> None:
 async def finish(tasks: TaskGroup, work: Callable[[], Awaitable[object]]) -> None:
     """Run `work` to its end, as a task of the group, and wait for it.
 
-    It is neither cancelled with its caller nor with the group. `work` must not raise and must end by itself.
+    It is neither cancelled with its caller nor with the group. `work` must end by itself. If it fails, that
+    is logged: neither the caller nor the group ends with it.
     """
     # A shield alone is not enough: asyncio's own `Task.cancel`, which frameworks and `asyncio.run` call,
     # ignores anyio's shields. It ends the waiting here, and nothing else.
@@ -261,7 +273,7 @@ async def finish(tasks: TaskGroup, work: Callable[[], Awaitable[object]]) -> Non
     async def run() -> None:
         with CancelScope(shield=True):
             try:
-                await work()
+                await run_alone(work)
             finally:
                 finished.set()
 

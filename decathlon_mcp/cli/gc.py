@@ -13,7 +13,7 @@ import shutil
 import sys
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import anyio.to_thread
@@ -37,12 +37,16 @@ GRADED_LATER = frozenset({Phase.CLAIMED, Phase.SCORED})
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What was left by one dead server, or would be removed. `abandoned`: episodes that nobody continues."""
+    """What was left by one dead server, or would be removed.
+
+    `abandoned`: episodes that nobody continues. `failed`: sandboxes that could not be removed.
+    """
 
     server: str
     sandboxes: int = 0
     scratch: int = 0
     abandoned: int = 0
+    failed: int = 0
 
 
 @dataclass(slots=True)
@@ -61,7 +65,7 @@ async def collect(state: Path, dry_run: bool, abandon: bool, as_json: bool) -> i
     """Remove what dead servers have left, or with `dry_run` only say what; print it on stdout.
 
     That there is no engine to ask for containers is a line on stderr. Episodes that the next `serve` could
-    continue are kept, unless `abandon`. Raises SettingsError.
+    continue are kept, unless `abandon`. Returns 1 if a sandbox could not be removed. Raises SettingsError.
     """
     check_state_folder(state)
     report = Report()
@@ -76,7 +80,7 @@ async def collect(state: Path, dry_run: bool, abandon: bool, as_json: bool) -> i
             sys.stdout.write(line + "\n")
         if report.unreachable:
             sys.stderr.write(f"containers were not looked for: {report.unreachable}\n")
-    return 0
+    return 1 if any(removed.failed for removed in report.removed) else 0
 
 
 @asynccontextmanager
@@ -115,10 +119,11 @@ async def _collect(
             unfinished = [row for row in episodes if row.server == owner]
             removed = await _remove(owner, inventories, scratch, dry_run=dry_run)
             if abandon:
-                removed = Removed(owner, removed.sandboxes, removed.scratch, len(unfinished))
+                removed = replace(removed, abandoned=len(unfinished))
             if removed != Removed(owner):
                 report.removed.append(removed)
-            if not dry_run and (abandon or not unfinished):
+            # By its file, the next `gc` finds the sandboxes that could not be removed.
+            if not dry_run and not removed.failed and (abandon or not unfinished):
                 _forget(owner, state, unfinished, lock)
         processes = server_processes(state)
         report.kept = {
@@ -166,16 +171,18 @@ async def _remove(
     owner: str, inventories: Iterable[Inventory], scratch: Iterable[Path], *, dry_run: bool
 ) -> Removed:
     """Remove, or with `dry_run` count, the sandboxes and the archives of one server."""
-    sandboxes = 0
+    sandboxes = failed = 0
     for inventory in inventories:
-        found = await inventory.sandboxes(owner)
+        found = len(await inventory.sandboxes(owner))
         if found:
-            sandboxes += len(found) if dry_run else await inventory.remove(owner)
+            removed = found if dry_run else await inventory.remove(owner)
+            sandboxes += removed
+            failed += max(0, found - removed)
     folders = [folder for folder in scratch if folder.name.startswith(f"{owner}-")]
     if not dry_run:
         for folder in folders:
             await anyio.to_thread.run_sync(lambda folder=folder: shutil.rmtree(folder, ignore_errors=True))
-    return Removed(owner, sandboxes, len(folders))
+    return Removed(owner, sandboxes, len(folders), failed=failed)
 
 
 def _forget(owner: str, state: Path, unfinished: Iterable[EpisodeRow], lock: InstanceLock) -> None:
@@ -196,7 +203,13 @@ def _lines(report: Report, state: Path, dry_run: bool) -> Iterator[str]:
             _count(removed.scratch, "folder of archives", "folders of archives"),
             _count(removed.abandoned, "unfinished episode", "unfinished episodes"),
         ]
-        yield f"{verb} {', '.join(filter(None, parts))} of server {removed.server}, which died"
+        if any(parts):
+            yield f"{verb} {', '.join(filter(None, parts))} of server {removed.server}, which died"
+        if removed.failed:
+            yield (
+                f"could not remove {_count(removed.failed, 'sandbox', 'sandboxes')} of server "
+                f"{removed.server}, which died: the log says why; the next `decathlon-mcp gc` tries again"
+            )
     for server, count in report.kept.items():
         yield (
             f"kept {_count(count, 'episode', 'episodes')} of server {server}, which died: the next "

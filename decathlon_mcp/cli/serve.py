@@ -23,6 +23,11 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import DecathlonError, SettingsError
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.listening import hosts_for, inherit_listener, listen
+from decathlon_mcp.sandboxes.kernel_limits import (
+    descriptors_for,
+    max_sandboxes_beside,
+    raise_descriptor_limit,
+)
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.telemetry.logs import configure_logging, fields
 
@@ -64,6 +69,16 @@ class ListenAddress:
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
+def _prepare_descriptors(settings: Settings) -> None:
+    raise_descriptor_limit()
+    room, needed = max_sandboxes_beside(0), descriptors_for(settings.max_sandboxes)
+    if room < settings.max_sandboxes:
+        log.warning(
+            "the limit of open files has too little room: episodes will wait for each other",
+            extra=fields(max_sandboxes=settings.max_sandboxes, room=int(room), cure=f"ulimit -Hn {needed}"),
+        )
+
+
 async def serve(settings: Settings, address: ListenAddress) -> int:
     """Serve over HTTP until SIGTERM or SIGINT.
 
@@ -78,6 +93,7 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
         log.warning("started again", extra=previous)
     if settings.hand_over and not settings.survive_seconds:
         raise SettingsError("--hand-over requires --survive-seconds: with 0, sandboxes end with their server")
+    _prepare_descriptors(settings)
     async with (
         bootstrap(settings, survives=True) as episodes,
         _leaving_episodes_on_failure(episodes),

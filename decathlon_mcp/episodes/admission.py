@@ -7,15 +7,17 @@ never interrupted, so that a token that takes all places while nobody else asks 
 
 from __future__ import annotations
 
+import asyncio
+import math
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import anyio
 
-from decathlon_mcp.background import Flag
+from decathlon_mcp.background import Flag, LazyTimer
 from decathlon_mcp.episodes.memory import MemoryFloor
 from decathlon_mcp.errors import AtCapacityError
 from decathlon_mcp.suites.sharing import SharedResource
@@ -25,6 +27,8 @@ RETRY_SECONDS = (5.0, 15.0)
 SET_UPS_PER_OPENING = 2
 """While the drivers and servers of some episodes start, sandboxes are created for as many others. More than
 that only makes each slower."""
+LOOK_SECONDS = 1.0
+"""How often the queue looks for descriptors while it waits for them."""
 CAPTURES_PER_OPENING = 8
 """A capture mostly waits, for servers to end. But hundreds at once take longer than one of them may."""
 
@@ -70,12 +74,16 @@ class Admission:
         max_queue: int,
         share_per_token: float = 1.0,
         memory: MemoryFloor | None = None,
+        room: Callable[[], float] | None = None,
     ) -> None:
+        """`room`: how many sandboxes this process has descriptors for now; None: enough."""
         self.share_per_token = share_per_token
         self.memory = memory or MemoryFloor()
         """To wait for before an agent's sandbox opens or one of its servers starts. Graders do not wait: they
         free memory."""
         self._max_sandboxes = max_sandboxes
+        self._room = room
+        self._look_again = LazyTimer(self._admit)
         self._max_queue = max_queue
         self._queue: list[Ticket] = []
         self._active: set[Ticket] = set()
@@ -109,8 +117,9 @@ class Admission:
 
     @property
     def max_sandboxes(self) -> int:
-        """Limit of `active`."""
-        return self._max_sandboxes
+        """Limit of `active`: the setting, or less while this process has too few descriptors for it."""
+        room = math.inf if self._room is None else self._room()
+        return int(min(self._max_sandboxes, room))
 
     @property
     def active(self) -> int:
@@ -139,11 +148,11 @@ class Admission:
             seconds = round(random.uniform(*RETRY_SECONDS), 1)
             details = f" ({task} for {reason})" if shared and reason else ""
             raise AtCapacityError(
-                f"the server is full: {len(self._active)} of {self._max_sandboxes} sandboxes in use, "
-                f"{len(self._queue)} episodes waiting{details}{self._describe_share(token)}; "
-                f"ask again in {seconds:.0f} s",
+                f"the server is full: {len(self._active)} of {self.max_sandboxes} sandboxes in use"
+                f"{self._describe_room()}, {len(self._queue)} episodes waiting{details}"
+                f"{self._describe_share(token)}; ask again in {seconds:.0f} s",
                 retryAfterSeconds=seconds,
-                sandboxes=self._max_sandboxes,
+                sandboxes=self.max_sandboxes,
                 active=len(self._active),
                 waiting=len(self._queue),
             )
@@ -202,26 +211,32 @@ class Admission:
             if users and len(users) + len(ahead) >= len(shared.slots):
                 waiting = f", and {len(ahead)} more before this one" if ahead else ""
                 return f"{shared.name}, which {_task_names(users)} {_have(users)}{waiting}"
-        used, share = self._used_by(ticket.token), self._share(ticket.token, self._max_sandboxes)
-        if used >= share and len(self._active) < self._max_sandboxes:
+        used, share = self._used_by(ticket.token), self._share(ticket.token, self.max_sandboxes)
+        if used >= share and len(self._active) < self.max_sandboxes:
             own = sum(other.token == ticket.token for other in earlier)
             return (
                 f"a sandbox of its token's share: {used} of {share} are in use, "
                 f"and {own} episodes of the token wait before this one"
             )
         return (
-            f"a sandbox: {len(self._active)} of {self._max_sandboxes} are in use, "
+            f"a sandbox: {len(self._active)} of {self.max_sandboxes} are in use{self._describe_room()}, "
             f"and {len(earlier)} episodes wait before this one"
         )
 
+    def _describe_room(self) -> str:
+        if self.max_sandboxes == self._max_sandboxes:
+            return ""
+        return f" (the limit of open files has no room for {self._max_sandboxes})"
+
     def _admit(self) -> None:
         """Admit as many tickets as there are places for."""
-        while (
-            self._queue and len(self._active) < self._max_sandboxes and (ticket := self._next()) is not None
-        ):
+        while self._queue and len(self._active) < self.max_sandboxes and (ticket := self._next()) is not None:
             self._queue.remove(ticket)
             self._active.add(ticket)
             ticket.admitted.set()
+        if self._queue and self.max_sandboxes < self._max_sandboxes:
+            # Connections that close make room, and nothing says so.
+            self._look_again.set(asyncio.get_running_loop().time() + LOOK_SECONDS)
 
     def _next(self) -> Ticket | None:
         """The ticket to admit next, with its slots; None if each waits for something else than a place."""
@@ -234,7 +249,7 @@ class Admission:
                 taken.setdefault(key, set()).add(slot)
         used = Counter(ticket.token for ticket in self._active)
         for ticket in self._fair_order():
-            if used[ticket.token] >= self._share(ticket.token, self._max_sandboxes):
+            if used[ticket.token] >= self._share(ticket.token, self.max_sandboxes):
                 continue
             free = {shared.key: _free_slot(shared, taken) for shared in ticket.shared}
             slots = {key: slot for key, slot in free.items() if slot is not None}
@@ -266,7 +281,7 @@ class Admission:
         if token is None:
             return ""
         return (
-            f"; your token uses {self._used_by(token)} of the {self._share(token, self._max_sandboxes)} "
+            f"; your token uses {self._used_by(token)} of the {self._share(token, self.max_sandboxes)} "
             "sandboxes of its share"
         )
 

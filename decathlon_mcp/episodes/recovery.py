@@ -18,7 +18,7 @@ import anyio.to_thread
 from decathlon_mcp.episodes.records import StoredEpisode, read_episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Ending, Phase
-from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError
+from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.sandboxes.base import Provider
 from decathlon_mcp.storage.instance import InstanceLock
 from decathlon_mcp.storage.store import EpisodeRow, Store
@@ -88,19 +88,15 @@ class Recovery:
         while True:
             await anyio.sleep(RECONCILE_SECONDS)
             store = self.registry.store
-            count = 0
             try:
                 keep = set[str]() if store is None else {row.name for row in store.sandboxes()}
-                for owner in (self.lock.name, *self.lock.dead):
-                    count += sum([await provider.sweep(owner, keep=keep) for provider in self.providers])
-                self._unswept.clear()
-                self.forget_owners()
+                owners = (self.lock.name, *self.lock.dead)
+                if await self._sweep_once(owners, keep, "removed sandboxes that no episode had"):
+                    self._unswept.clear()
+                    self.forget_owners()
             except (DecathlonError, OSError) as error:
-                # An engine that is gone, or a damaged store. The episodes need neither of them at once.
+                # A damaged store, which the episodes do not need at once.
                 log.warning("sandboxes could not be swept", extra=fields(why=str(error)))
-            self.registry.metrics.swept(count)
-            if count:
-                log.warning("removed sandboxes that no episode had", extra=fields(sandboxes=count))
 
     def forget_owners(self) -> None:
         """Remove the lock files of dead servers none of whose sandboxes is in use."""
@@ -190,18 +186,26 @@ class Recovery:
         Returns whether they are gone.
         """
         deadline = anyio.current_time() + ENGINE_SECONDS
-        while True:
+        while not await self._sweep_once(owners, keep, "removed sandboxes of a server that died"):
+            if anyio.current_time() > deadline:
+                self._unswept.update(owners)  # `reconcile` goes on with it
+                return False
+            await anyio.sleep(ENGINE_RETRY_SECONDS)
+        return True
+
+    async def _sweep_once(self, owners: Collection[str], keep: Collection[str], message: str) -> bool:
+        """Remove sandboxes, and log `message` with their number; whether every provider could look."""
+        count, complete = 0, True
+        for provider in self.providers:
             try:
                 for owner in owners:
-                    count = sum([await provider.sweep(owner, keep=keep) for provider in self.providers])
-                    self.registry.metrics.swept(count)
-                    if count:
-                        log.warning("removed sandboxes of a server that died", extra=fields(sandboxes=count))
-            except ProviderUnavailableError as error:
-                log.warning("sandboxes could not be swept", extra=fields(why=error.message))
-                if anyio.current_time() > deadline:
-                    self._unswept.update(owners)  # `reconcile` goes on with it
-                    return False
-                await anyio.sleep(ENGINE_RETRY_SECONDS)
-            else:
-                return True
+                    count += await provider.sweep(owner, keep=keep)
+            except Exception as error:  # noqa: BLE001  (its failure ends neither the server nor other sweeps)
+                complete = False
+                log.warning(
+                    "sandboxes could not be swept", extra=fields(provider=provider.name, why=str(error))
+                )
+        self.registry.metrics.swept(count)
+        if count:
+            log.warning(message, extra=fields(sandboxes=count))
+        return complete

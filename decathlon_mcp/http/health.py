@@ -177,7 +177,11 @@ def current_values(registry: EpisodeRegistry) -> Iterator[Metric]:
     yield episodes
     for name, documentation, value in (
         ("sandboxes", "Episodes that have a sandbox or open one.", admission.active),
-        ("sandboxes_limit", "The setting `--max-sandboxes`.", admission.max_sandboxes),
+        (
+            "sandboxes_limit",
+            "`--max-sandboxes`, or what the limit of open files has room for.",
+            admission.max_sandboxes,
+        ),
         ("pool_idle", "Sandboxes that were opened ahead and are not used yet.", registry.pool.idle),
         ("pool_opening", "Sandboxes that are being opened ahead.", registry.pool.opening),
         ("queue_length", "Episodes that wait until they may open their sandbox.", admission.queued),

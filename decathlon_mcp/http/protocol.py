@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import resource
 from collections import Counter
 from dataclasses import dataclass
 from time import perf_counter
@@ -24,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from decathlon_mcp.http.bodies import MAX_BODY_BYTES, SMALL_BODY_BYTES
 from decathlon_mcp.http.direct import DirectHandler, DirectResponse
 from decathlon_mcp.http.metering import ResponseMeter
+from decathlon_mcp.sandboxes.kernel_limits import max_connections
 from decathlon_mcp.telemetry.metrics import Metrics
 
 _log = logging.getLogger("decathlon.edge")
@@ -37,8 +37,6 @@ MIN_RATE = 64 << 10
 MAX_CONNECTIONS_PER_PEER = 4096
 """Connections from one address: four for each of 1,024 episodes, which may all come from one trainer."""
 MAX_LENGTH_DIGITS = 15
-FILES_SHARE = 0.75
-"""Share of the limit of open files that connections may use; drivers and logs need the rest."""
 HELD_KEY = "decathlon.held"
 """In the ASGI scope of a request whose response lasts as long as an episode."""
 
@@ -87,7 +85,7 @@ class Connections:
         self.limits = limits
         self.metrics = metrics or Metrics()
         self.direct = direct
-        self._max_open = int(resource.getrlimit(resource.RLIMIT_NOFILE)[0] * FILES_SHARE)
+        self._max_open = max_connections()
         self._open: set[LimitedHttpProtocol] = set()
         self._by_peer: Counter[str] = Counter()
 
@@ -99,14 +97,14 @@ class Connections:
         """Count a connection until `remove`. False if there are too many of its peer's, or in all."""
         refused = len(self._open) >= self._max_open or self._by_peer[connection.peer] >= self.limits.per_peer
         self._open.add(connection)
-        self.metrics.connections.set(len(self._open))
+        self.metrics.open_connections = len(self._open)
         self._by_peer[connection.peer] += 1
         return not refused
 
     def remove(self, connection: LimitedHttpProtocol) -> None:
         """Stop counting a connection that is closed."""
         self._open.discard(connection)
-        self.metrics.connections.set(len(self._open))
+        self.metrics.open_connections = len(self._open)
         self._by_peer[connection.peer] -= 1
         if self._by_peer[connection.peer] <= 0:
             del self._by_peer[connection.peer]

@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import gc
 import logging
-import resource
 import signal
 import socket
 import sys
@@ -72,16 +71,6 @@ def _return_free_memory() -> None:
         trim(0)
 
 
-def raise_file_limit() -> None:
-    """Raise the soft limit of open files to the hard limit."""
-    # Each episode needs a connection to its driver, a journal and its clients' sockets; 1,024 are soon used
-    # up.
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 async def serve_http(
     app: Starlette,
     listener: socket.socket,
@@ -102,7 +91,6 @@ async def serve_http(
     A second signal ends it at once. `limits`: by default, those of a server with default settings. `metrics`:
     where connections are counted.
     """
-    raise_file_limit()
     direct = app.direct if isinstance(app, HttpApp) else None
     connections = Connections(limits or ConnectionLimits(), metrics, direct)
     config = uvicorn.Config(

@@ -6,16 +6,25 @@ for it, in containers too, so that one sandbox can use up what the others need.
 
 from __future__ import annotations
 
+import math
 import resource
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from decathlon_mcp.sandboxes.base import Finding, finding
 
 SYSCTL_FOLDER = Path("/proc/sys")
-SERVER_DESCRIPTORS = 256
-"""File descriptors that the server needs besides those of its sandboxes."""
+SERVER_DESCRIPTORS = 128
+"""File descriptors that the server needs besides those of sandboxes and connections: its own, and those of
+openings in progress. Measured: 30, and 15 for an opening."""
 DESCRIPTORS_PER_SANDBOX = 8
+"""Measured: 3 with `docker`, 4 with `local`, 5 in namespaces. Besides, a grader's sandbox opens while the
+agent's closes, and an episode has a log."""
+CONNECTIONS_PER_EPISODE = 2
+"""Each is one descriptor. A client has one for its requests and one for a stream."""
+CONNECTIONS_SHARE = 0.75
+"""Share of the descriptors that connections may use; the rest is for sandboxes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,36 @@ SHARED_LIMITS = (
 )
 
 
+def raise_descriptor_limit() -> None:
+    """Raise the soft limit of this process's descriptors to the hard limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def descriptors_for(max_sandboxes: int) -> int:
+    """How many descriptors a server needs for that many episodes with a sandbox, and their clients."""
+    return SERVER_DESCRIPTORS + (DESCRIPTORS_PER_SANDBOX + CONNECTIONS_PER_EPISODE) * max_sandboxes
+
+
+def max_connections() -> float:
+    """How many connections this process's limit has room for, beside its sandboxes."""
+    return max(1, (_descriptors() - SERVER_DESCRIPTORS) * CONNECTIONS_SHARE)
+
+
+def max_sandboxes_beside(connections: int) -> float:
+    """How many sandboxes this process's limit has room for, beside so many connections; at least one."""
+    remaining = _descriptors() - SERVER_DESCRIPTORS - connections
+    return max(1, remaining / DESCRIPTORS_PER_SANDBOX)
+
+
+def _descriptors(*, hard: bool = False) -> float:
+    """The limit of this process's descriptors."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[int(hard)]
+    return math.inf if limit == resource.RLIM_INFINITY else limit
+
+
 def check_kernel_limits(max_sandboxes: int, folder: Path = SYSCTL_FOLDER) -> Finding:
     """Whether this machine's limits suffice for that many ordinary sandboxes. Unreadable ones are skipped."""
     low: list[tuple[str, int, int]] = []
@@ -49,12 +88,12 @@ def check_kernel_limits(max_sandboxes: int, folder: Path = SYSCTL_FOLDER) -> Fin
         value, needed = _read(folder / limit.name.replace(".", "/")), limit.per_sandbox * max_sandboxes
         if value is not None and value < needed:
             low.append((limit.name, value, needed))
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    descriptors = SERVER_DESCRIPTORS + DESCRIPTORS_PER_SANDBOX * max_sandboxes
+    # The hard limit: a server raises its soft limit to that.
+    hard, descriptors = _descriptors(hard=True), descriptors_for(max_sandboxes)
     cures = [f"sysctl -w {name}={needed}" for name, _, needed in low]
-    if soft != resource.RLIM_INFINITY and soft < descriptors:
-        low.append(("open files of the server", soft, descriptors))
-        cures.append(f"ulimit -n {descriptors}")
+    if hard < descriptors:
+        low.append(("open files of the server", int(hard), descriptors))
+        cures.append(f"ulimit -Hn {descriptors} (LimitNOFILE={descriptors} in a systemd unit)")
     details = ", ".join(f"{name} is {value}, {needed} are needed" for name, value, needed in low)
     return finding(
         "kernel limits",

@@ -186,7 +186,10 @@ class Metrics:
         )
         self.call_seconds = CallSeconds()
         # HTTP.
-        self.connections = Gauge("decathlon_http_connections", "Open HTTP connections.", registry=registry)
+        self.open_connections = 0
+        """Number of open HTTP connections."""
+        connections = Gauge("decathlon_http_connections", "Open HTTP connections.", registry=registry)
+        connections.set_function(lambda: self.open_connections)
         self.responses = LoopCounter(
             "decathlon_http_responses", "HTTP responses that were begun, by status.", "status", (200,)
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,6 +102,22 @@ def test_kernel_limits_that_do_not_suffice_come_with_what_to_set(shell: Shell) -
     instances = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
     assert f"fs.inotify.max_user_instances is {instances}, 2000000 are" in results["kernel limits"]["detail"]
     assert "sysctl -w fs.inotify.max_user_instances=2000000" in results["kernel limits"]["cure"]
+
+
+def test_the_hard_limit_of_descriptors_is_compared_with_the_sandboxes(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = check_kernel_limits((min(limits[1], 1 << 20) - 128) // 10, tmp_path)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    try:
+        assert enough.ok
+        assert check_kernel_limits((min(limits[1], 1 << 20) - 128) // 10, tmp_path).ok, (
+            "a server raises the soft limit"
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    low = check_kernel_limits(limits[1], tmp_path)
+    assert "open files of the server" in low.detail
+    assert f"ulimit -Hn {128 + 10 * limits[1]}" in low.cure
 
 
 def test_kernel_limits_that_cannot_be_read_are_skipped(tmp_path: Path) -> None:

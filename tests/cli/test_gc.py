@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -16,9 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from decathlon_mcp.cli.gc import collect
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
+from decathlon_mcp.sandboxes.local import resources
 from decathlon_mcp.sandboxes.local.process_table import sandboxes_with_processes
+from decathlon_mcp.sandboxes.local.removal import remove_folder
 from decathlon_mcp.storage.store import ENDED, EpisodeRow, Store
 
 if TYPE_CHECKING:
@@ -137,6 +141,31 @@ def test_sandboxes_of_either_isolation_are_removed(shell: Shell, tmp_path: Path)
     assert not any((state / name / f"box-{name}").exists() for name in ("sandboxes", "namespaces"))
 
 
+@pytest.mark.anyio
+async def test_a_sandbox_that_cannot_be_removed_is_reported_and_removed_by_the_next_gc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "servers").mkdir()
+    for name in ("one", "two"):
+        (tmp_path / "sandboxes" / name).mkdir(parents=True)
+        (tmp_path / "sandboxes" / name / "owner").write_text("0123456789ab")
+
+    def refuse(folder: Path, **options: Any) -> None:
+        if folder.name == "one":
+            raise OSError(errno.EBUSY, "busy")
+        remove_folder(folder, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(resources, "remove_folder", refuse)
+        assert await collect(tmp_path, dry_run=False, abandon=False, as_json=False) == 1
+    removed, failed = capsys.readouterr().out.splitlines()
+    assert removed == "removed 1 sandbox of server 0123456789ab, which died"
+    assert failed.startswith("could not remove 1 sandbox of server 0123456789ab")
+    assert await collect(tmp_path, dry_run=False, abandon=False, as_json=False) == 0
+    assert "removed 1 sandbox" in capsys.readouterr().out
+    assert not [*(tmp_path / "sandboxes").iterdir()]
+
+
 def test_a_missing_engine_is_reported_apart_from_what_was_removed(shell: Shell, tmp_path: Path) -> None:
     state = tmp_path / "state" / "decathlon-mcp"
     (state / "servers").mkdir(parents=True)
@@ -190,7 +219,9 @@ def test_a_sandbox_that_has_ended_is_removed_and_its_episode_left_to_the_next_se
     dead.kill()
     dead.end_sandbox()
     report = json.loads(shell.run("gc", "--json").stdout)
-    assert report["removed"] == [{"server": dead.name, "sandboxes": 1, "scratch": 1, "abandoned": 0}]
+    assert report["removed"] == [
+        {"server": dead.name, "sandboxes": 1, "scratch": 1, "abandoned": 0, "failed": 0}
+    ]
     assert [path.name for path in dead.leftovers] == [dead.name]  # by which the next server finds it
     with Store.open_read_only(dead.state) as store:
         assert store is not None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import anyio
 import pytest
 
+from decathlon_mcp.episodes import admission as admission_module
 from decathlon_mcp.episodes.admission import Admission, Ticket, share_of
 from decathlon_mcp.errors import AtCapacityError
 from decathlon_mcp.suites.sharing import SharedResource
@@ -162,3 +164,20 @@ async def test_without_others_a_token_may_take_everything() -> None:
 )
 async def test_a_share_is_at_least_one_place(total: int, share: float, expected: int) -> None:
     assert share_of(total, share) == expected
+
+
+async def test_tickets_wait_for_descriptors_and_are_admitted_once_there_are_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admission_module, "LOOK_SECONDS", 0.01)
+    room = 1.5
+    admission = Admission(max_sandboxes=4, max_opening=1, max_queue=4, room=lambda: room)
+    tickets = [reserve(admission, f"task-{number}") for number in range(3)]
+    assert admitted(*tickets) == [True, False, False]
+    assert admission.max_sandboxes == 1
+    assert "(the limit of open files has no room for 4)" in str(tickets[1].waiting_for)
+    room = 3
+    with anyio.fail_after(5):
+        for ticket in tickets:
+            await ticket.admitted.wait()
+    assert admission.max_sandboxes == 3

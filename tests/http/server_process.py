@@ -7,7 +7,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,8 +73,8 @@ class ServerProcess:
 
 
 @contextmanager
-def server_process(folder: Path, *arguments: str) -> Generator[ServerProcess]:
-    """Start a server and kill it at the end."""
+def server_process(folder: Path, *arguments: str, launcher: Sequence[str] = ()) -> Generator[ServerProcess]:
+    """Start a server and kill it at the end. `launcher`: a command line that executes the rest of it."""
     ready = folder / "ready"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DECATHLON_")}
     options = ["--suite", SUITE, "--provider", "local", "--port", "0", "--state", str(folder / "state")]
@@ -83,7 +83,7 @@ def server_process(folder: Path, *arguments: str) -> Generator[ServerProcess]:
     with (
         (folder / "log").open("w") as log,
         subprocess.Popen(
-            [*COMMAND, "serve", *options, "--ready-file", str(ready), *arguments],
+            [*launcher, *COMMAND, "serve", *options, "--ready-file", str(ready), *arguments],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,

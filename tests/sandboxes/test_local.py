@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import os
@@ -21,7 +22,7 @@ from decathlon_mcp.errors import BadRequestError, ImageError, SandboxLostError
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.conformance.archives import file_entry, pack
 from decathlon_mcp.sandboxes.conformance.probe import receive_all, receive_line
-from decathlon_mcp.sandboxes.local import process_signals
+from decathlon_mcp.sandboxes.local import process_signals, resources
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.sandboxes.local.resources import LEADER_FILE, OWNER_FILE, unfinished_folder_prefix
 from tests.sandboxes.conftest import Bench
@@ -439,10 +440,10 @@ async def test_folder_that_could_not_be_deleted_is_deleted_by_the_next_sweep(
     local: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_arguments: object, **_options: object) -> None:
-        pass
+        raise OSError(errno.EBUSY, "busy")
 
     with monkeypatch.context() as patch:
-        patch.setattr("shutil.rmtree", refuse)
+        patch.setattr(resources, "remove_folder", refuse)
         async with local.provider.open(local.new_spec()):
             pass
     assert await local.provider.sweep(local.owner) == 1

@@ -28,10 +28,12 @@ from decathlon_mcp.sandboxes.conformance import (
 )
 from decathlon_mcp.sandboxes.conformance.archives import download, file_entry, pack
 from decathlon_mcp.sandboxes.conformance.probe import receive_all, receive_line
+from decathlon_mcp.sandboxes.prime import provider as prime_provider
 from decathlon_mcp.sandboxes.prime.provider import OWNER_LABEL, PrimeProvider
 from decathlon_mcp.sandboxes.prime.sandbox import PrimeSandbox
 from tests.sandboxes.conftest import Bench, bench_of, former
 from tests.sandboxes.prime_service import KEY, PrimeService
+from tests.sandboxes.test_removal import check_step
 
 pytestmark = pytest.mark.anyio
 
@@ -156,6 +158,13 @@ async def test_requests_that_fail_for_a_moment_are_made_again(prime: Bench, serv
         listing = await download(sandbox, sandbox.root, prime.scratch / "out.tar")
         assert listing["a"][1] == b"1"
         service.fail_next("delete", 503, 503, 503)
+
+
+async def test_a_removal_that_fails_ends_nothing_else_and_is_done_by_the_next_sweep(
+    prime: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prime_provider, "REMOVE_RETRY_SECONDS", (0.01,))
+    await check_step(prime, PrimeProvider, "_delete", caplog)
 
 
 async def test_a_creation_whose_answer_is_lost_creates_one_sandbox(

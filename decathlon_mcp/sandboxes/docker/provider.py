@@ -25,7 +25,7 @@ from anyio import CancelScope, CapacityLimiter
 from anyio.abc import TaskGroup
 from docker.errors import APIError, NotFound
 
-from decathlon_mcp.background import finish, run_for_ever
+from decathlon_mcp.background import finish, run_alone, run_for_ever
 from decathlon_mcp.errors import BadRequestError, DecathlonError, ImageError, ProviderUnavailableError
 from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, Limits, SandboxSpec, finding
 from decathlon_mcp.sandboxes.docker.container import DEFAULT_NETWORK, Container, remove_container
@@ -177,14 +177,16 @@ class DockerProvider:
         sandbox: DockerSandbox | None = None
 
         async def close_stream() -> None:
-            if sandbox is not None:
-                await sandbox.stream.aclose()
-            container.close_socket()  # cancelled between its attachment and the stream
+            try:
+                if sandbox is not None:
+                    await sandbox.stream.aclose()
+            finally:
+                container.close_socket()  # cancelled between its attachment and the stream
 
         container_exit = stack.enter_context(self._events.following(container.owner, name))
         # The stream is closed last: its end would make the engine remove the container by itself, which
         # nobody waits for.
-        stack.push_async_callback(close_stream)
+        stack.push_async_callback(run_alone, close_stream)
         self._open_names.add(name)
         stack.push_async_callback(self._remove, container)
         await self.engine.api()
@@ -204,7 +206,6 @@ class DockerProvider:
         await finish(self._tasks, lambda: self._remove_with_retries(container))
 
     async def _remove_with_retries(self, container: Container) -> None:
-        # Never raises: the error that ended the sandbox must not be replaced.
         name, remaining_seconds = container.spec.name, REMOVE_SECONDS
         try:
             for pause_seconds in (*REMOVE_RETRY_SECONDS, 0):
@@ -231,8 +232,10 @@ class DockerProvider:
         with anyio.move_on_after(limit_seconds) as scope:
             try:
                 await self.engine.run(remove, abandon=True, limiter=self._removal_threads)
-            except (APIError, ProviderUnavailableError) as error:
-                reason = engine_message(error) if isinstance(error, APIError) else error.message
+            except APIError as error:
+                reason = engine_message(error)
+            except Exception as error:  # noqa: BLE001  (tried again, whatever it is)
+                reason = str(error) or type(error).__name__
         self._silent = scope.cancelled_caught
         if not self._silent and not reason:
             return True
@@ -263,7 +266,7 @@ class DockerProvider:
 
         async with anyio.create_task_group() as tasks:
             for container_id in orphans:
-                tasks.start_soon(remove, container_id)
+                tasks.start_soon(run_alone, remove, container_id)
         return len(removed)
 
     async def check(self, image: str | None) -> list[Finding]:

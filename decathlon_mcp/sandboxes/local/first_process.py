@@ -158,12 +158,13 @@ class FirstProcess:
 
     def reap(self) -> None:
         """Release the pid and the descriptors, once the whole tree has been killed."""
-        if self._popen is not None:
-            with suppress(subprocess.TimeoutExpired):
-                self._popen.wait(timeout=1)
-        self.read_log()
-        os.close(self._pidfd)
-        os.close(self._stderr)
+        with ExitStack() as descriptors:
+            descriptors.callback(os.close, self._pidfd)
+            descriptors.callback(os.close, self._stderr)
+            if self._popen is not None:
+                with suppress(subprocess.TimeoutExpired):
+                    self._popen.wait(timeout=1)
+            self.read_log()
 
 
 def _pipe(name: str) -> tuple[int, int]:

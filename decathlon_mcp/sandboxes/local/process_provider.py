@@ -142,14 +142,15 @@ class ProcessProvider(ABC, Generic[Resources, Opened]):
         """The sandbox of a process that has been started or taken back; `stack` then ends it."""
         process = resources.process
         assert process is not None
-        stack.push_async_callback(process.close_stream)
+        # Each step alone: a failure must replace neither the body's error nor its result.
+        stack.push_async_callback(run_alone, process.close_stream)
         if paused:
             # The server may have died before all processes were stopped.
             await self._signaller.stop(resources.process_tree)
         await stack.enter_async_context(self._watching(process))
         # Before the stream is closed: at the end of its input each driver would search /proc for its
         # processes, and several hundred that end together would keep the machine busy with that.
-        stack.push_async_callback(self._kill, resources)
+        stack.push_async_callback(run_alone, self._kill, resources)
         sandbox = await self._opened(spec, resources, paused=paused, taken_back=taken_back)
         stack.callback(sandbox.mark_closed)
         return sandbox
@@ -183,18 +184,25 @@ class ProcessProvider(ABC, Generic[Resources, Opened]):
         await finish(self._tasks, lambda: self._remove(resources))
 
     async def _remove(self, resources: Resources) -> bool:
-        """Kill the sandbox's processes and delete its folder; whether both are gone. Never raises."""
-        killed = await self._kill(resources)
-        deleted = await self._delete(resources)
-        # Also if it failed: then the next sweep tries again.
-        self._open_names.discard(resources.name)
-        if killed and deleted:
-            return True
-        _log.error(
-            "A sandbox could not be removed",
-            extra=fields(sandbox=resources.name, folder=str(resources.folder), killed=killed),
-        )
-        return False
+        """Kill the sandbox's processes and delete its folder; whether both are gone.
+
+        Without the processes, the folder is deleted all the same. Raises what either raises, e.g. OSError.
+        """
+        killed = deleted = False
+        try:
+            try:
+                killed = await self._kill(resources)
+            finally:
+                deleted = await self._delete(resources)
+            return killed and deleted
+        finally:
+            # Also if it failed: then the next sweep tries again.
+            self._open_names.discard(resources.name)
+            if not (killed and deleted):
+                _log.error(
+                    "A sandbox could not be removed",
+                    extra=fields(sandbox=resources.name, folder=str(resources.folder), killed=killed),
+                )
 
     async def _kill(self, resources: Resources) -> bool:
         killed = resources.killed
@@ -225,7 +233,7 @@ class ProcessProvider(ABC, Generic[Resources, Opened]):
 
         async with anyio.create_task_group() as tasks:
             for name in await to_thread.run_sync(self._orphans_of, owner, set(keep)):
-                tasks.start_soon(remove, name)
+                tasks.start_soon(run_alone, remove, name)
         return len(removed)
 
     def _orphans_of(self, owner: str, keep: set[str]) -> set[str]:

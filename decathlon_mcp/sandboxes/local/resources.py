@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from decathlon_mcp.errors import BadRequestError, SandboxLostError
 from decathlon_mcp.sandboxes.local.first_process import FirstProcess
 from decathlon_mcp.sandboxes.local.process_table import ProcessId, ProcessTree
+from decathlon_mcp.sandboxes.local.removal import remove_folder
 
 OWNER_FILE = "owner"
 """In a sandbox's folder: the owner of the provider that opened it."""
@@ -29,7 +27,7 @@ class ProcessResources:
     """
 
     SUBFOLDERS: tuple[str, ...] = ()
-    """Created in the sandbox's folder, and deleted before the file with its owner."""
+    """Created in the sandbox's folder."""
 
     def __init__(self, owner: str, name: str, folder: Path, *, label: str) -> None:
         self.owner = owner
@@ -87,18 +85,17 @@ class ProcessResources:
     def delete(self) -> bool:
         """Reap the first process, release the rest and delete the folder, after the processes were killed.
 
-        Returns whether all is gone. Blocks.
+        Returns whether all is gone. Raises OSError. Blocks.
         """
-        if self.process is not None:
-            self.process.reap()
-        if not self.release():
-            return False
-        # The owner's file last: if some file cannot be deleted now, a later sweep finds the folder by it.
-        for folder in (*(self.folder / name for name in self.SUBFOLDERS), self.folder):
-            shutil.rmtree(folder, onerror=_retry_with_permissions)
-            if folder.exists():
-                return False
-        return True
+        try:
+            if self.process is not None:
+                self.process.reap()
+        finally:
+            gone = self.release()
+            if gone:
+                # If some file cannot be deleted now, a later sweep finds the folder by the owner's.
+                remove_folder(self.folder, last=OWNER_FILE)
+        return gone
 
 
 def unfinished_folder_prefix(owner: str) -> str:
@@ -108,10 +105,11 @@ def unfinished_folder_prefix(owner: str) -> str:
 
 def read_owner(folder: Path) -> str | None:
     """Owner of the sandbox in a folder; None if there is no sandbox."""
-    # Another server that uses this folder may remove its sandbox meanwhile.
+    # Another server that uses this folder may remove its sandbox meanwhile, and what runs in a sandbox
+    # without isolation can replace the file.
     try:
         return (folder / OWNER_FILE).read_text("utf-8", "replace")
-    except FileNotFoundError:
+    except OSError:
         return None
 
 
@@ -129,12 +127,3 @@ def read_leader(folder: Path) -> ProcessId | None:
         return leader if boot_id == _BOOT_ID.read_text("utf-8").strip() else None
     except (OSError, ValueError):
         return None
-
-
-def _retry_with_permissions(function: Callable[..., Any], path: str, error: object) -> None:
-    """Give this user access to a path that could not be removed, and try once more."""
-    with suppress(OSError):
-        for folder in (Path(path).parent, Path(path)):
-            if not folder.is_symlink():
-                folder.chmod(0o700)
-        function(path)

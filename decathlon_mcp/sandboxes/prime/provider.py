@@ -239,8 +239,8 @@ class PrimeProvider:
                         await self._delete(owner, name, creation)
                     except SandboxLostError:
                         return
-                    except DecathlonError as error:
-                        reason = error.message
+                    except Exception as error:  # noqa: BLE001  (tried again, whatever it is)
+                        reason = str(error) or type(error).__name__
                     else:
                         return
                     await anyio.sleep(seconds)
