@@ -20,12 +20,21 @@ import pytest
 
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import CONFIG_FILE
 from decathlon_mcp.sandboxes.docker.image import STARTER_IMAGE
+from tests.cpu_time import CpuTime
 from tests.sandboxes.own_engine import OwnEngine, engine_with
 
 DEADLINE_SECONDS = 180
 """Deadline of an asynchronous test, sized for a slow machine."""
 MARGIN_SECONDS = 60
 """For a test with its own `timeout` marker, the deadline is this much earlier than that timeout."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu-time", type=int, default=0, metavar="N", help="name the N slowest test modules")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(CpuTime())
 
 
 @pytest.fixture(scope="session")
