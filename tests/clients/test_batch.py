@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncGenerator, Generator
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -28,6 +29,7 @@ from decathlon_mcp.episodes import admission
 from decathlon_mcp.episodes.state import Phase
 from tests.clients.processes import server_process
 from tests.clients.relay import relayed
+from tests.driver.peer import until
 from tests.probe.serving import Served, serving
 
 pytestmark = pytest.mark.anyio
@@ -69,14 +71,22 @@ async def test_every_task_has_its_own_result(served: Served) -> None:
     assert set(batch.summary.tasks) == set(Summary.of(results.values()).tasks)
 
 
+YEAR_SECONDS = 365 * 86_400
 ENDINGS = ("in-a-call", "between-calls", "in-an-act", "in-a-group", "before-the-players-limit")
 
 
 async def test_episodes_whose_time_is_over_are_results_with_a_reward_of_zero(tmp_path: Path) -> None:
     endings = iter(ENDINGS)
 
+    async def expire(e: Episode, *, after_calls: int) -> None:
+        episode = served.find(e.id)
+        await until(lambda: episode.was_ready and episode.calls == after_calls)
+        episode.lease.start(elapsed_seconds=YEAR_SECONDS)
+
     async def player(e: Episode) -> None:
         ending = next(endings)
+        calls = ending in ("in-a-call", "in-an-act", "in-a-group")
+        clock.start_soon(partial(expire, e, after_calls=int(calls)))
         if ending == "in-a-call":
             await e.call("probe__sleep", {"seconds": 100, "note": "late"})
         elif ending == "in-an-act":
@@ -85,14 +95,17 @@ async def test_episodes_whose_time_is_over_are_results_with_a_reward_of_zero(tmp
         elif ending == "in-a-group":
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(e.call, "probe__sleep", {"seconds": 100, "note": "late"})
+        elif ending == "before-the-players-limit":
+            await anyio.sleep_forever()
         else:
-            await anyio.sleep(100 if ending == "before-the-players-limit" else 5)
+            await until(lambda: served.find(e.id).state.phase is Phase.ENDED)
             await e.call("probe__echo", {"text": "late"})
 
     async with (
-        serving(tmp_path, provider="local", episode_seconds=4) as served,
+        serving(tmp_path, provider="local") as served,
         Decathlon(served.url) as d,
-        d.batch(["find-answer"] * len(ENDINGS), concurrency=8, progress=False, player_seconds=7) as batch,
+        anyio.create_task_group() as clock,
+        d.batch(["find-answer"] * len(ENDINGS), concurrency=8, progress=False, player_seconds=15) as batch,
     ):
         results = [result async for result in batch.run(player)]
     verdicts = [result.verdict and (result.verdict.status, result.reward) for result in results]

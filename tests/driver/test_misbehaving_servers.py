@@ -44,7 +44,9 @@ async def test_server_that_does_not_start_fails_the_request_and_stops_the_others
 ) -> None:
     with pytest.raises(WireError) as error:
         await peer.start(
-            peer.scripted_server("daemonic", "other"), peer.scripted_server(behaviour), deadline_seconds=1
+            peer.scripted_server("daemonic", "other"),
+            peer.scripted_server(behaviour),
+            deadline_seconds=1 if behaviour == "silent" else BOUND_SECONDS,
         )
     assert error.value.reason == "server"
     assert message in error.value.message
