@@ -146,8 +146,11 @@ def unpack(archive: ArchiveSource, folder: Path, *, below: Path) -> None:
 
     Raises BadRequestError for an archive that cannot be unpacked so.
     """
-    with open_archive(archive) as reader, FolderCursor(below, creates=True) as cursor:
-        unpack_members(reader, cursor, folder.relative_to(below).parts)
+    with open_archive(archive) as reader:
+        with _errors_of_the_archive(below.name):
+            cursor = FolderCursor(below, creates=True)
+        with cursor:
+            unpack_members(reader, cursor, folder.relative_to(below).parts)
 
 
 def unpack_members(reader: MemberReader, cursor: FolderCursor, start: Parts) -> None:

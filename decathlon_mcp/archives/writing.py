@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 from decathlon_mcp.archives.folder_cursor import FolderCursor, Parts, open_accessible
 from decathlon_mcp.archives.reading import BLOCK_BYTES, CHUNK_BYTES, ArchiveReader, Body, Kind, Member
@@ -23,6 +24,8 @@ MAX_MTIME = (1 << 33) - 1
 # The file may have been replaced since it was looked at: never follow a link, never wait for a FIFO's writer.
 _OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _END = bytes(2 * BLOCK_BYTES)
+_FAULTS_OF_THE_MACHINE = frozenset({errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors of reading that no state of the files explains."""
 _KINDS = (
     (stat.S_ISREG, Kind.FILE),
     (stat.S_ISDIR, Kind.FOLDER),
@@ -31,6 +34,7 @@ _KINDS = (
 )
 
 Entry = tuple[Member, Body]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +166,14 @@ def pack_empty_folders(names: Iterable[str], *, user: int = 0, group: int = 0) -
 def pack_folder(folder: Path, archive: Path, limit_bytes: int, *, below: Path) -> None:
     """Pack a folder of this machine as `Sandbox.get` describes. Raises LimitExceededError past `limit_bytes`.
 
-    A missing folder gives an archive without members, and so does one reached through a link below the
-    existing `below`. Files may change meanwhile: no link is followed.
+    A missing folder gives an archive without members, and so does one that is reached through a link, at or
+    below `below`. Files may change meanwhile: no link is followed.
     """
-    with FolderCursor(below) as cursor:
+    cursor = _readable(lambda: FolderCursor(below))
+    if cursor is None:
+        save(empty_archive(), archive, limit_bytes)
+        return
+    with cursor:
         pack_at(cursor, folder.relative_to(below).parts, archive, limit_bytes)
 
 
@@ -176,19 +184,14 @@ def pack_at(cursor: FolderCursor, parts: Parts, archive: Path, limit_bytes: int)
 
 def _folder_entries(cursor: FolderCursor, start: Parts) -> Iterator[Entry]:
     """Depth first, names sorted; names begin with "./"."""
-    try:
-        top = os.fstat(cursor.enter(start))
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
+    top = _readable(lambda: os.fstat(cursor.enter(start)))
+    if top is None:
         return
     yield _header_of(top, "."), ()
     pending: list[Parts] = [(name,) for name in _children(cursor, start)]
     while pending:
         parts = pending.pop()
-        entry = _entry_at(cursor.enter((*start, *parts[:-1])), parts[-1], "/".join((".", *parts)))
+        entry = _entry_at(cursor, (*start, *parts), "/".join((".", *parts)))
         if entry is None:
             continue
         yield entry
@@ -196,23 +199,39 @@ def _folder_entries(cursor: FolderCursor, start: Parts) -> Iterator[Entry]:
             pending += [(*parts, name) for name in _children(cursor, (*start, *parts))]
 
 
-def _children(cursor: FolderCursor, parts: Parts) -> list[str]:
-    """Names in a folder, the first one last."""
-    return sorted(os.listdir(cursor.enter(parts)), reverse=True)  # noqa: PTH208  (of a descriptor)
+def _readable(read: Callable[[], _T]) -> _T | None:
+    """What `read` returns; None if a file cannot be read, which is up to its owner.
 
-
-def _entry_at(folder: int, name: str, member_name: str) -> Entry | None:
-    """A file of an open folder as an entry owned by root; None for sockets and devices, and if it is gone."""
+    Raises OSError for a fault of the machine: it must not make a folder look empty.
+    """
     try:
+        return read()
+    except OSError as error:
+        if error.errno in _FAULTS_OF_THE_MACHINE:
+            raise
+        return None
+
+
+def _children(cursor: FolderCursor, parts: Parts) -> list[str]:
+    """Names in a folder, the first one last; none of a folder that cannot be read."""
+    names = _readable(lambda: os.listdir(cursor.enter(parts)))  # noqa: PTH208  (of a descriptor)
+    return sorted(names or (), reverse=True)
+
+
+def _entry_at(cursor: FolderCursor, parts: Parts, member_name: str) -> Entry | None:
+    """A file as an entry owned by root; None for sockets and devices, and for one that cannot be read."""
+
+    def entry() -> Entry | None:
+        folder, name = cursor.enter(parts[:-1]), parts[-1]
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         member = _header_of(status, member_name)
         if member.kind is Kind.SYMLINK:
             return replace(member, link=os.readlink(name, dir_fd=folder)), ()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    if member.kind is Kind.FILE:
-        return member, _chunks(lambda: open_accessible(name, _OPEN_FLAGS, folder, 0o600), status.st_size)
-    return None if member.kind is Kind.UNKNOWN else (member, ())
+        if member.kind is Kind.FILE:
+            return member, _chunks(lambda: open_accessible(name, _OPEN_FLAGS, folder, 0o600), status.st_size)
+        return None if member.kind is Kind.UNKNOWN else (member, ())
+
+    return _readable(entry)
 
 
 def _header_of(status: os.stat_result, name: str) -> Member:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import resource
 import tarfile
+from contextlib import ExitStack, suppress
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -77,6 +79,29 @@ def test_folder_behind_a_link_is_packed_as_empty(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/etc")
     pack_folder(tmp_path / "link" / "ssl", tmp_path / "a.tar", 1 << 20, below=tmp_path)
     assert members((tmp_path / "a.tar").read_bytes()) == []
+
+
+@pytest.mark.parametrize("missing", range(1, 9))
+def test_folder_is_never_packed_as_empty_when_descriptors_run_out(tmp_path: Path, missing: int) -> None:
+    folder = tmp_path / "folder"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "sub" / "file").write_text("1")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        # All descriptors below the limit are in use, but for the last ones.
+        taken = [stack.enter_context(Path("/dev/null").open()) for _ in range(20)]
+        limit = max(file.fileno() for file in taken) + missing
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limits[1]))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        # Where they suffice, nothing is missing.
+        with suppress(OSError):
+            pack_folder(folder, tmp_path / "a.tar", 1 << 20, below=tmp_path)
+    if (tmp_path / "a.tar").exists():
+        assert [info.name for info in members((tmp_path / "a.tar").read_bytes())] == [
+            ".",
+            "./sub",
+            "./sub/file",
+        ]
 
 
 def test_archive_above_the_limit_is_not_saved(tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
 from mcp import Client
 
+from decathlon_mcp.sandboxes.conformance import paths
 from tests.probe.clients import connected
 from tests.probe.serving import Served
 
@@ -93,6 +95,41 @@ class CheatServer:
             verdict = await agent.verdict()
         assert (verdict["status"], verdict.get("reward")) == (status, 0.0), verdict
         assert await self.bystander.echo("well") == "well"
+
+
+STATES = {
+    **paths.STATES,
+    **{f"link-to-{name}": f"os.symlink({link!a}, name)" for name, link in paths.LINK_TARGETS.items()},
+}
+"""Statements that make the workspace something else than a folder, see `paths.MAKE_STATES`."""
+AT_ONCE = 4
+"""Episodes of one test that are played at the same time."""
+
+
+async def replace_workspaces(served: Served, states: Mapping[str, str] = STATES) -> None:
+    """Replace the workspace by each of `states`, in an episode of its own.
+
+    Each is graded as an empty workspace, and an honest one next to them keeps its files.
+    """
+    places = anyio.CapacityLimiter(AT_ONCE)
+
+    async def replace(state: str, statements: str) -> None:
+        async with places, open_episode(served, "sum-prices") as agent:
+            printed = await agent.python(
+                f"{paths.MAKE_STATES}\nimport shutil\nos.chdir('..')\nshutil.rmtree('workspace')\n"
+                f"make('workspace', {statements!a})"
+            )
+            assert not printed, (state, printed)
+            verdict = await agent.verdict()
+        assert (verdict["status"], verdict["reward"]) == ("scored", 0.0), (state, verdict)
+        assert not verdict.get("detail"), (state, verdict)
+
+    async with open_episode(served, "sum-prices") as honest:
+        await honest.shell(SOLUTIONS["sum-prices"])
+        async with anyio.create_task_group() as tasks:
+            for state, statements in states.items():
+                tasks.start_soon(replace, state, statements)
+        assert (await honest.verdict())["reward"] == 1.0
 
 
 @asynccontextmanager

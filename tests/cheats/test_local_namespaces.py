@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
-from tests.cheats.agent import LOW_LIMITS, SUITE, CheatServer, cheat_server
+from tests.cheats.agent import LOW_LIMITS, SUITE, CheatServer, cheat_server, replace_workspaces
 from tests.probe.serving import serving
 
 pytestmark = pytest.mark.anyio
@@ -133,3 +133,7 @@ async def test_honest_work_is_rewarded_and_the_verdict_names_the_isolation(cheat
         await agent.shell("""echo '{"total": 70}' > report.json""")
         verdict = await agent.verdict()
     assert (verdict["reward"], verdict["isolation"]) == (1.0, "namespaces"), verdict
+
+
+async def test_workspace_that_is_no_folder_is_graded_as_empty(cheats: CheatServer) -> None:
+    await replace_workspaces(cheats.served)

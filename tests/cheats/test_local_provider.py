@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cheats.agent import SUITE, open_episode
+from decathlon_mcp.sandboxes.conformance import paths
+from tests.cheats.agent import SUITE, open_episode, replace_workspaces
 from tests.probe.serving import serving
 
 pytestmark = pytest.mark.anyio
@@ -45,3 +46,8 @@ async def test_local_provider_grades_only_the_state_of_the_workspace(tmp_path: P
                 verdict = await agent.verdict()
             assert (verdict["status"], verdict["reward"]) == ("scored", 0.0), (cheat, verdict)
             assert verdict["isolation"] == "none"
+
+
+async def test_workspace_that_is_no_folder_is_graded_as_empty_without_namespaces(tmp_path: Path) -> None:
+    async with serving(tmp_path, suite=(SUITE,), provider="local") as served:
+        await replace_workspaces(served, paths.STATES)

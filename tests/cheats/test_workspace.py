@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cheats.agent import SOLUTIONS, CheatServer
+from decathlon_mcp.sandboxes.conformance import paths
+from tests.cheats.agent import SOLUTIONS, STATES, CheatServer, replace_workspaces
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
@@ -72,6 +73,13 @@ async def test_link_out_of_the_workspace_is_not_followed(cheats: CheatServer, li
 async def test_workspace_that_is_no_folder_is_graded_as_empty(cheats: CheatServer, workspace: str) -> None:
     async with cheats.unrewarded_episode() as agent:
         await agent.shell(f"cd ..; rm -rf workspace; {workspace}")
+
+
+async def test_workspace_in_any_state_but_that_of_a_folder_is_graded_as_empty(
+    cheats: CheatServer, provider: str
+) -> None:
+    # Bubblewrap copies files as local sandboxes in namespaces do, where each state is played.
+    await replace_workspaces(cheats.served, STATES if provider == "docker" else paths.STATES)
 
 
 @pytest.mark.parametrize("special_file", SPECIAL_FILES.values(), ids=SPECIAL_FILES)

@@ -25,10 +25,11 @@ from requests import Response
 
 from decathlon_mcp.archives.writing import pack_empty_folders
 from decathlon_mcp.driver_client.driver import connect
-from decathlon_mcp.errors import ImageError, ProviderUnavailableError
+from decathlon_mcp.errors import DecathlonError, ImageError, ProviderUnavailableError
 from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
 from decathlon_mcp.sandboxes.conformance.archives import download, file_entry, pack
 from decathlon_mcp.sandboxes.conformance.probe import receive_all, receive_line
+from decathlon_mcp.sandboxes.docker import image as docker_image
 from decathlon_mcp.sandboxes.docker import provider as docker_provider
 from decathlon_mcp.sandboxes.docker.container import DEFAULT_NETWORK
 from decathlon_mcp.sandboxes.docker.engine import regular_file
@@ -173,7 +174,7 @@ async def test_configured_network_is_used(docker: Bench, docker_network: str) ->
 async def test_missing_network_is_reported(docker: Bench) -> None:
     async with DockerProvider(docker.owner, network="decathlon-nowhere") as provider:
         findings = {finding.what: finding for finding in await provider.check(None)}
-        with pytest.raises(ProviderUnavailableError, match="network decathlon-nowhere not found"):
+        with pytest.raises(ProviderUnavailableError, match="the engine has no network decathlon-nowhere"):
             async with provider.open(docker.spec(network="outbound")):
                 pytest.fail("it opened")
     assert findings["network"].cure == "docker network create decathlon-nowhere"
@@ -255,6 +256,126 @@ async def test_removal_that_the_engine_refuses_is_retried(
             pass
     assert len(refused) == 2
     await docker.assert_nothing_left()
+
+
+ENGINES_PATH = "/var/lib/docker/overlay2/merged"
+OPENING = ("inspect_image", "create_container_from_config", "put", "attach_socket", "start", "networks")
+"""Requests to an engine by which a sandbox is opened and filled."""
+
+
+def refused_request(status: int = 500) -> APIError:
+    response = Response()
+    response.status_code = status
+    return APIError(str(status), response=response, explanation=f"lstat {ENGINES_PATH}: not a directory")
+
+
+def refuse_request(monkeypatch: pytest.MonkeyPatch, name: str, status: int = 500) -> None:
+    def refuse(self: Any, *arguments: Any, **options: Any) -> None:
+        raise refused_request(status)
+
+    monkeypatch.setattr(APIClient, name, refuse)
+
+
+def assert_only_logged(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    """Assert that the engine's message is in the log and not in the error."""
+    assert ENGINES_PATH not in f"{error} {getattr(error, 'data', '')}"
+    assert any(ENGINES_PATH in str(getattr(record, "fields", "")) for record in caplog.records)
+
+
+@pytest.mark.parametrize("status", [403, 500])
+@pytest.mark.parametrize("request_name", OPENING)
+async def test_opening_that_the_engine_refuses_does_not_repeat_its_message(
+    docker: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    request_name: str,
+    status: int,
+) -> None:
+    async def open_and_fill() -> None:
+        async with docker.provider.open(docker.spec(network="outbound")) as sandbox:
+            await sandbox.put(sandbox.root, pack(file_entry("file")))
+
+    monkeypatch.setattr(docker_image, "IMAGE_SECONDS", -1)
+    refuse_request(monkeypatch, request_name, status)
+    with pytest.raises(DecathlonError) as raised:
+        await open_and_fill()
+    assert_only_logged(raised.value, caplog)
+
+
+async def test_sandbox_whose_engine_refuses_does_not_repeat_its_message(
+    docker: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    spec = docker.new_spec(survives=True)
+    async with docker.provider.open(spec) as sandbox, docker.create_second() as second:
+
+        async def take_back() -> None:
+            async with second.take_back(docker.owner, spec):
+                pass
+
+        uses = {
+            "get": lambda: sandbox.get(sandbox.root, tmp_path / "out.tar", 1 << 20),
+            "pause": sandbox.pause,
+            "attach_socket": sandbox.reopen,
+            "inspect_container": take_back,
+        }
+        for request_name, use in uses.items():
+            caplog.clear()
+            with monkeypatch.context() as patch:
+                refuse_request(patch, request_name)
+                with pytest.raises(ProviderUnavailableError) as raised:
+                    await use()
+            assert_only_logged(raised.value, caplog)
+
+
+def refuse_archives(monkeypatch: pytest.MonkeyPatch, times: int) -> list[str]:
+    """Let an engine refuse so many requests for archives; returns the paths of all such requests."""
+    get: Any = APIClient.get
+    paths: list[str] = []
+
+    def refuse(self: Any, url: str, **options: Any) -> Any:
+        if not url.endswith("/archive"):
+            return get(self, url, **options)
+        paths.append(options["params"]["path"])
+        if len(paths) <= times:
+            raise refused_request()
+        return get(self, url, **options)
+
+    monkeypatch.setattr(APIClient, "get", refuse)
+    return paths
+
+
+async def test_refusal_that_passes_does_not_make_a_folder_look_empty(
+    docker: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with docker.provider.open(docker.spec()) as sandbox:
+        await sandbox.put(sandbox.root, pack(file_entry("file", b"work")))
+        paths = refuse_archives(monkeypatch, 1)
+        listing = await download(sandbox, sandbox.root, tmp_path / "out.tar")
+    assert listing["file"][1] == b"work"
+    assert paths == [f"{sandbox.root}/.", "/", f"{sandbox.root}/."]
+
+
+async def test_engine_that_reads_nothing_of_a_container_has_failed(
+    docker: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with docker.provider.open(docker.spec()) as sandbox:
+        await sandbox.put(sandbox.root, pack(file_entry("file", b"work")))
+        refuse_archives(monkeypatch, 2)
+        with pytest.raises(ProviderUnavailableError, match="the engine refused a request"):
+            await sandbox.get(sandbox.root, tmp_path / "out.tar", 1 << 20)
+        assert not (tmp_path / "out.tar").exists()
+
+
+async def test_archive_for_which_the_engine_has_no_space_is_not_the_archives_fault(
+    docker: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Any, url: str, **options: Any) -> None:
+        raise APIError("500", explanation="Error processing tar file: write /a: no space left on device")
+
+    async with docker.provider.open(docker.spec()) as sandbox:
+        monkeypatch.setattr(APIClient, "put", refuse)
+        with pytest.raises(ProviderUnavailableError, match="the engine refused a request"):
+            await sandbox.put(sandbox.root, pack(file_entry("a")))
 
 
 async def test_time_in_the_queue_of_removals_does_not_count(

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from decathlon_mcp.sandboxes.conformance import files, opening, processes, streams, survival
+from decathlon_mcp.sandboxes.conformance import files, opening, paths, processes, streams, survival
 from decathlon_mcp.sandboxes.conformance.registry import Check, checks, command_checks, survival_checks
 from decathlon_mcp.sandboxes.conformance.target import PROBE_COMMAND, ROOT, LastStep, ProviderUnderTest
 
@@ -38,6 +38,7 @@ __all__ = [
     "failed_checks",
     "files",
     "opening",
+    "paths",
     "processes",
     "streams",
     "survival",

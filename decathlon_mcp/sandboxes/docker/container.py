@@ -11,13 +11,14 @@ from docker.errors import APIError, NotFound
 
 from decathlon_mcp.archives.reading import Kind, Member
 from decathlon_mcp.archives.writing import Entry, archive_chunks
-from decathlon_mcp.errors import BadRequestError, ImageError, ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.errors import BadRequestError, ImageError, SandboxLostError
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.docker.engine import (
     Api,
     engine_message,
     live_restore_keeps_auto_remove,
     put_archive,
+    refusal,
 )
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL, cause_in
 from decathlon_mcp.sandboxes.docker.image import (
@@ -103,9 +104,7 @@ class Container:
                 # Attached before it starts, so that no output is lost.
                 self.socket = _attach(api, self.id)
             except APIError as error:
-                raise ProviderUnavailableError(
-                    f"the engine refused a container: {engine_message(error)}"
-                ) from error
+                raise refusal(error, "the engine refused a container") from error
             self._start(api, image)
 
     def take_back(self, api: Api) -> None:
@@ -203,9 +202,7 @@ class Container:
             if error.status_code == _NOT_FOUND:
                 forget_image(api, image.name)
                 raise missing_image_error(image.name) from error
-            raise ProviderUnavailableError(
-                f"the engine created no container: {engine_message(error)}"
-            ) from error
+            raise refusal(error, "the engine created no container") from error
         self._id = str(created["Id"])
 
     def _prepare(self, api: Api, image: Image) -> None:
@@ -239,7 +236,9 @@ class Container:
                 raise ImageError(
                     f"image {image.name} is built for another processor architecture", image=image.name
                 ) from error
-            raise ProviderUnavailableError(f"the engine did not start a container: {message}") from error
+            if f"network {self.network} not found" in message:
+                raise refusal(error, f"the engine has no network {self.network}") from error
+            raise refusal(error, "the engine did not start a container") from error
 
 
 def _inspect(api: Api, container: str) -> JsonObject:
@@ -339,9 +338,10 @@ def default_network(api: Api) -> str:
         try:
             return _oldest_network(api) or _create_network(api)
         except APIError as error:
-            raise ProviderUnavailableError(
-                f"the engine created no network for sandboxes: {engine_message(error)}; create one and set "
-                "--docker-network",
+            raise refusal(
+                error,
+                "the engine created no network for sandboxes",
+                "create one and set --docker-network",
             ) from error
 
 

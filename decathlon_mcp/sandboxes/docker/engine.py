@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import os
 import re
 import socket
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -24,9 +26,10 @@ from anyio import CapacityLimiter, to_thread
 from docker.errors import APIError, DockerException, create_api_error_from_http_exception
 from docker.utils import kwargs_from_env
 from requests import Response
-from requests.exceptions import HTTPError, RequestException
+from requests.exceptions import HTTPError, RequestException, Timeout
 
 from decathlon_mcp.errors import ProviderUnavailableError
+from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject, as_object
 
 CONNECT_SECONDS = 2.0
@@ -45,6 +48,8 @@ _PATH_STAT_HEADER = "X-Docker-Container-Path-Stat"
 _FILE_TYPE_BITS = 1 << 31 | 1 << 27 | 1 << 26 | 1 << 25 | 1 << 24 | 1 << 21 | 1 << 19
 _DEFAULT_HOST = "unix:///var/run/docker.sock"
 _T = TypeVar("_T")
+
+_log = logging.getLogger(__name__)
 
 
 class Api(Protocol):
@@ -102,6 +107,14 @@ def get_archive(api: Api, container: str, path: str) -> Generator[bytes]:
     ) as response:
         raise_api_error(response)
         yield from response.iter_content(_CHUNK_BYTES)
+
+
+def check_readable(api: Api, container: str) -> None:
+    """Raise APIError if the engine cannot read the files of a container at all, or if it is gone."""
+    # The root folder is the one path that nothing inside can change. The beginning of its archive tells more
+    # than its status, for which the engine starts no process.
+    with closing(get_archive(api, container, "/")) as chunks:
+        next(chunks, b"")
 
 
 def is_folder(api: Api, container: str, path: str) -> bool:
@@ -294,18 +307,46 @@ class Engine:
         cure = "start one (on Debian: apt-get install docker.io), or set DOCKER_HOST to its address"
         if isinstance(cause, PermissionError):
             cure = "this user may not use it: join the group docker, or run as root"
-        reason = getattr(cause, "strerror", None) or str(cause)
+        reason = getattr(cause, "strerror", None)
+        if reason is None and isinstance(cause, TimeoutError | Timeout):
+            reason = "no answer in time"
+        if reason is None:
+            # What the HTTP library says may repeat what the engine has sent.
+            _log.warning("The engine did not answer as expected", extra=fields(why=_line(str(cause))))
+            reason = type(cause).__name__
         return ProviderUnavailableError(
-            f"no Docker engine answers at {self.address} ({' '.join(reason.split())[:300]}); {cure}",
+            f"no Docker engine answers at {self.address} ({reason}); {cure}",
             where=self.address,
             cure=cure,
         )
 
 
 def engine_message(error: APIError) -> str:
-    """The engine's own message, on one line."""
+    """The engine's own message, on one line. It may name paths of the engine's machine: not for clients."""
     explanation = cast("object", error.explanation)
-    return " ".join(str(explanation or error).split())[:1000]
+    return _line(str(explanation or error))
+
+
+def log_refusal(error: APIError) -> None:
+    """Log the engine's own message, since clients only get a sentence of ours."""
+    _log.warning(
+        "The engine refused a request", extra=fields(status=error.status_code, why=engine_message(error))
+    )
+
+
+def refusal(
+    error: APIError, what: str = "the engine refused a request", cure: str = ""
+) -> ProviderUnavailableError:
+    """The error for clients if the engine refuses. `what` happened; its reason is in the log only."""
+    log_refusal(error)
+    advice = f"; {cure}" if cure else ""
+    return ProviderUnavailableError(
+        f"{what} (status {error.status_code}; the server's log has its reason){advice}"
+    )
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:1000]
 
 
 def _system_error(error: BaseException) -> BaseException:

@@ -13,7 +13,7 @@ from requests.exceptions import RequestException
 
 from decathlon_mcp.archives.reading import BrokenArchiveError, first_file
 from decathlon_mcp.errors import DecathlonError, ImageError
-from decathlon_mcp.sandboxes.docker.engine import Api, Engine, engine_message, get_archive, regular_file
+from decathlon_mcp.sandboxes.docker.engine import Api, Engine, get_archive, log_refusal, regular_file
 from decathlon_mcp.types import as_object
 
 STARTER_IMAGE = "decathlon-test:latest"
@@ -87,7 +87,10 @@ def _inspect(api: Api, name: str) -> Image:
     except ImageNotFound:
         raise missing_image_error(name) from None
     except APIError as error:
-        raise ImageError(f"cannot inspect image {name}: {engine_message(error)}", image=name) from error
+        log_refusal(error)
+        raise ImageError(
+            f"the engine cannot inspect image {name}; the server's log has its reason", image=name
+        ) from error
     config = as_object(facts.get("Config")) or {}
     return Image(name, str(facts.get("Id")), str(config.get("User") or ""), int(facts.get("Size") or 0))
 

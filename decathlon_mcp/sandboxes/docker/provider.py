@@ -29,7 +29,7 @@ from decathlon_mcp.background import finish, run_alone, run_for_ever
 from decathlon_mcp.errors import BadRequestError, DecathlonError, ImageError, ProviderUnavailableError
 from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, Limits, SandboxSpec, finding
 from decathlon_mcp.sandboxes.docker.container import DEFAULT_NETWORK, Container, remove_container
-from decathlon_mcp.sandboxes.docker.engine import RESTART_SECONDS, Api, Engine, engine_message
+from decathlon_mcp.sandboxes.docker.engine import RESTART_SECONDS, Api, Engine, engine_message, refusal
 from decathlon_mcp.sandboxes.docker.events import EXIT_EVENTS, OWNER_LABEL, SANDBOX_LABEL, EventWatch
 from decathlon_mcp.sandboxes.docker.image import find_image, install_hint
 from decathlon_mcp.sandboxes.docker.sandbox import DockerSandbox
@@ -154,7 +154,7 @@ class DockerProvider:
             try:
                 container.take_back(api)
             except APIError as error:
-                raise ProviderUnavailableError(f"the engine refused: {engine_message(error)}") from error
+                raise refusal(error) from error
 
         async with AsyncExitStack() as stack:
             try:

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 import anyio
+from anyio import to_thread
 from anyio.abc import ByteStream
 from docker.errors import APIError, NotFound
 
@@ -26,10 +27,13 @@ from decathlon_mcp.sandboxes.docker.engine import (
     RESTART_SECONDS,
     Api,
     Engine,
+    check_readable,
     engine_message,
     get_archive,
     is_folder,
+    log_refusal,
     put_archive,
+    refusal,
 )
 from decathlon_mcp.sandboxes.docker.events import ContainerExit
 from decathlon_mcp.sandboxes.streams import ChunkHandler, DirectStream, EndedStream, LogTail, SocketStream
@@ -40,8 +44,13 @@ PAUSE_RETRY_SECONDS = (0.05, 0.2, 0.5, 1.0, 2.0)
 """On a busy machine with cgroup v1, the kernel may not stop all processes in the time that runc allows."""
 _SCRATCH = PurePosixPath("/tmp")
 _CONFLICT = 409
-_NOT_A_FOLDER = ("not a directory", "too many links", "too many levels of symbolic links")
-"""Engine's messages about a path that is no folder."""
+_FAULTS_OF_THE_MACHINE = (
+    *("no space left on device", "disk quota exceeded", "read-only file system", "input/output error"),
+    *("too many open files", "too many open files in system", "cannot allocate memory"),
+    "resource temporarily unavailable",
+)
+"""Ends of the engine's messages about an archive that it could not unpack, which no path in it caused. What
+is in a container can only choose what precedes them."""
 _FRAME_HEADER_BYTES = 8
 _CHUNK_BYTES = 1 << 17
 _STDERR = 2
@@ -170,39 +179,31 @@ class DockerSandbox:
         user, group = self._container.user
 
         def put(api: Api) -> None:
-            container = self._container.id
-            try:
-                if folder != self.root:  # which was created with the container
-                    _create_folders(api, container, folder, user, group)
-                chunks = self._while_open(with_owner(archive, user, group))
-                put_archive(api, container, str(folder), chunks)
-            except APIError as error:
-                # "not a directory", "cannot overwrite non-directory ... with directory", and the reverse;
-                # Podman: "file exists"
-                if not any(text in engine_message(error) for text in ("directory", "file exists")):
-                    raise
-                raise BadRequestError(f"cannot unpack into {folder}: {engine_message(error)}") from error
+            if folder != self.root:  # which was created with the container
+                _create_folders(api, self._container.id, folder, user, group)
+            chunks = self._while_open(with_owner(archive, user, group))
+            put_archive(api, self._container.id, str(folder), chunks)
 
-        await self._repeat(put)
+        error = await self._repeat(lambda api: self._refusal_of_path(api, lambda: put(api)))
+        if error is None:
+            return
+        if engine_message(error).lower().endswith(_FAULTS_OF_THE_MACHINE):
+            raise refusal(error) from error
+        raise BadRequestError(
+            f"cannot unpack into {folder}: it is no folder, or a file is where the archive has a folder, or "
+            "the reverse"
+        ) from error
 
     async def get(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
         _check_folder(folder)
 
         def get(api: Api) -> None:
-            container = self._container.id
-            try:
-                # With "/.", member names are relative to the folder, and a link to a folder is followed.
-                with closing(get_archive(api, container, f"{folder}/.")) as chunks:
-                    save(self._while_open(chunks), archive, limit_bytes)
-            except APIError as error:
-                message = engine_message(error)
-                if not isinstance(error, NotFound) and not any(text in message for text in _NOT_A_FOLDER):
-                    raise
-                # The engine also answers "not found" for a container that is gone; then this raises.
-                api.inspect_container(container)
-                save(empty_archive(), archive, limit_bytes)
+            # With "/.", member names are relative to the folder, and a link to a folder is followed.
+            with closing(get_archive(api, self._container.id, f"{folder}/.")) as chunks:
+                save(self._while_open(chunks), archive, limit_bytes)
 
-        await self._repeat(get)
+        if await self._repeat(lambda api: self._refusal_of_path(api, lambda: get(api))):
+            await to_thread.run_sync(lambda: save(empty_archive(), archive, limit_bytes))
 
     async def pause(self) -> None:
         def pause(api: Api) -> bool:
@@ -248,6 +249,27 @@ class DockerSandbox:
                 raise SandboxLostError("the sandbox was closed")
             yield chunk
 
+    def _refusal_of_path(self, api: Api, call: Callable[[], None]) -> APIError | None:
+        """Make a call about a path inside; the engine's refusal, if the path is its cause.
+
+        Raises APIError if the engine cannot read the container at all.
+        """
+        # What is at the path is up to the processes inside: the engine may refuse it with any status and
+        # message, and neither says whose fault it is. A refusal that has passed when the call is made again
+        # was not about the path.
+        try:
+            call()
+        except APIError:
+            check_readable(api, self._container.id)
+        else:
+            return None
+        try:
+            call()
+        except APIError as error:
+            log_refusal(error)
+            return error
+        return None
+
     async def _repeat(self, call: Callable[[Api], _T]) -> _T:
         """As `request`, for a call that can be made again: it waits for an engine that restarts.
 
@@ -272,13 +294,14 @@ class DockerSandbox:
         try:
             return await self._engine.run(call, abandon=True)
         except APIError as error:
-            message = engine_message(error)
-            if isinstance(error, NotFound) or self._exit.ended.is_set() or "is not running" in message:
+            gone = "is not running" in engine_message(error)
+            if gone or isinstance(error, NotFound) or self._exit.ended.is_set():
                 cause = self._exit.cause
+                log_refusal(error)
                 raise SandboxLostError(
-                    f"the sandbox is gone{f' ({cause})' if cause else ''}: {message}", cause=cause
+                    f"the sandbox is gone{f' ({cause})' if cause else ''}", cause=cause
                 ) from error
-            raise ProviderUnavailableError(f"the engine refused: {message}") from error
+            raise refusal(error) from error
 
 
 def _check_folder(folder: PurePosixPath) -> None:
