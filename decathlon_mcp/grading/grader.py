@@ -206,11 +206,12 @@ class Grader:
                 failure = error.message
             except CallTimeoutError as error:
                 failure = error.message
-            except DriverError as error:
-                # In place, the agent may have removed the program.
-                if not (self.job.in_place and error.data.get("reason") == "spawn"):
+            except (BadRequestError, DriverError) as error:
+                # In place, the agent may have removed the program, or put something where the files go.
+                reasons = ("spawn", "files") if isinstance(error, DriverError) else (None,)
+                if not self.job.in_place or error.data.get("reason") not in reasons:
                     raise
-                failure = error.message
+                failure = f"could not run: {error.message}"
             if result is not None and not failure:
                 return result
             if not self.budget.take_second_run():

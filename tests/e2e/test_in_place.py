@@ -126,6 +126,26 @@ async def test_an_attempt_without_the_spared_process_fails(served: Served) -> No
     assert (verdict["status"], verdict["reward"], verdict["success"]) == ("scored", 0.0, False), verdict
 
 
+REPLACED = {
+    "workspace-by-a-file": "rm -rf ../workspace; echo > ../workspace",
+    "workspace-by-a-link-to-itself": "rm -rf ../workspace; ln -s workspace ../workspace",
+    "tasks-by-a-link-to-itself": "rm -rf ../tasks; ln -s tasks ../tasks",
+    "tasks-by-an-overlong-link": f"rm -rf ../tasks; ln -s {'x' * 256} ../tasks",
+    "tasks-by-a-fifo": "rm -rf ../tasks; mkfifo ../tasks",
+}
+
+
+@pytest.mark.parametrize("command", REPLACED.values(), ids=REPLACED)
+async def test_an_attempt_that_leaves_no_place_for_the_evaluator_is_forfeited(
+    served: Served, command: str
+) -> None:
+    async with playing(served, "forwarding", "task") as player:
+        await player.call("probe__shell", command=command)
+        verdict = await claim_and_evaluate(player)
+    assert (verdict["status"], verdict["reward"]) == ("forfeited", 0.0), verdict
+    assert "/var/lib" not in verdict["detail"]
+
+
 async def test_other_tasks_are_graded_in_a_new_sandbox(served: Served, provider: str) -> None:
     async with playing(served, "find-answer", "task") as player:
         await start_background_processes(player, "forward")
