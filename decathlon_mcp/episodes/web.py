@@ -162,7 +162,7 @@ class EpisodeWeb:
         try:
             await self._proxy.open(SessionSpec(session, self._label, part, self._mode, self._recording))
         except OSError as error:
-            raise SetUpError(f"the recorded web is not available: {error}") from error
+            raise SetUpError(f"the recorded web is not available: {error.strerror}") from error
         return session
 
     async def _forward(self, driver: DriverClient, session: str) -> None:

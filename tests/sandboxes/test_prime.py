@@ -168,7 +168,7 @@ async def test_a_removal_that_fails_ends_nothing_else_and_is_done_by_the_next_sw
 
 
 async def test_a_creation_whose_answer_is_lost_creates_one_sandbox(
-    prime: Bench, service: PrimeService
+    prime: Bench, service: PrimeService, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = len(service.machines)
     service.fail_next("created", 502)
@@ -176,9 +176,11 @@ async def test_a_creation_whose_answer_is_lost_creates_one_sandbox(
         assert len(service.machines) == before + 1
     # The SDK gives up, and nobody knows the sandbox's id.
     service.fail_next("created", 502, 502, 502)
-    with pytest.raises(ProviderUnavailableError, match="502"):
+    with pytest.raises(ProviderUnavailableError, match="Prime does not answer as expected") as raised:
         async with prime.provider.open(prime.new_spec()):
             pass
+    assert "502" not in str(raised.value)
+    assert any("502" in str(getattr(record, "fields", "")) for record in caplog.records)
     assert len(service.machines) == before + 2
     assert not await prime.resources()
 

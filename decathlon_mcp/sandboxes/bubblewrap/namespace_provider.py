@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import re
@@ -29,6 +30,7 @@ from decathlon_mcp.sandboxes.bubblewrap.sandbox import BubblewrapSandbox
 from decathlon_mcp.sandboxes.bubblewrap.seccomp import is_supported
 from decathlon_mcp.sandboxes.local.process_provider import ProcessProvider
 from decathlon_mcp.sandboxes.local.process_signals import SIGNAL_SECONDS
+from decathlon_mcp.telemetry.logs import fields
 
 PROGRAM = "bwrap"
 MINIMAL_VERSION = (0, 7)
@@ -42,6 +44,8 @@ SET_UP_SECONDS = 30.0
 """How long bubblewrap may take to set up a sandbox; usually some 10 ms."""
 # The modules are those that python3-minimal lacks.
 PYTHON_CHECK = "import json, subprocess, selectors, sys; sys.exit(sys.version_info < (3, 10))"
+
+_log = logging.getLogger(__name__)
 
 
 class NamespaceProvider(ProcessProvider[BubblewrapResources, BubblewrapSandbox]):
@@ -104,7 +108,11 @@ class NamespaceProvider(ProcessProvider[BubblewrapResources, BubblewrapSandbox])
         if resources.has_run:
             return
         process.read_log()
-        raise ProviderUnavailableError(f"bubblewrap created no sandbox: {process.log_tail or 'no answer'}")
+        # It names paths of this machine, which are not for clients.
+        _log.warning(
+            "bubblewrap created no sandbox", extra=fields(sandbox=spec.name, why=str(process.log_tail))
+        )
+        raise ProviderUnavailableError("bubblewrap created no sandbox; the server's log has its reason")
 
     async def _kill_processes(self, resources: BubblewrapResources) -> bool:
         process = resources.process

@@ -166,7 +166,7 @@ class BubblewrapResources(ProcessResources):
             self.group.create(spec.limits)
         except OSError as error:
             raise ProviderUnavailableError(
-                f"no control group could be created: {error}; see `decathlon-mcp doctor`"
+                f"no control group could be created: {error.strerror}; see `decathlon-mcp doctor`"
             ) from error
 
     @property

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 from collections.abc import AsyncIterator, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,9 +21,12 @@ from decathlon_mcp.errors import (
     SettingsError,
 )
 from decathlon_mcp.sandboxes.base import OUT_OF_MEMORY
+from decathlon_mcp.telemetry.logs import fields
 
 ENDED = frozenset({"ERROR", "TERMINATED", "TIMEOUT", "STOPPED"})
 """Statuses of sandboxes that never run again."""
+
+_log = logging.getLogger(__name__)
 
 
 class Facts(Protocol):
@@ -134,24 +138,28 @@ class Sdk:
             raise self._replaced(error, opening) from error
 
     def _replaced(self, error: Exception, opening: bool) -> DecathlonError:
-        package, text = self._package, _text(error)
+        package = self._package
+        # The service's own text may name anything of its machines: clients get a sentence of ours.
+        _log.warning("Prime refused a request", extra=fields(error=type(error).__name__, why=_text(error)))
         if isinstance(error, package.SandboxImagePullError):
-            return ImageError(f"Prime cannot get the image: {text}")
+            return ImageError("Prime cannot get the image; the server's log has its reason")
         if isinstance(error, package.SandboxOOMError):
-            return SandboxLostError(f"the sandbox is gone: {text}", cause=OUT_OF_MEMORY)
+            return SandboxLostError("the sandbox is gone", cause=OUT_OF_MEMORY)
         if isinstance(error, package.SandboxNotRunningError):
             if opening:
-                return ProviderUnavailableError(f"Prime did not start a sandbox: {text}")
-            return SandboxLostError(f"the sandbox is gone: {text}")
+                return ProviderUnavailableError(
+                    "Prime did not start a sandbox; the server's log has its reason"
+                )
+            return SandboxLostError("the sandbox is gone")
         if isinstance(error, package.UnauthorizedError):
             return ProviderUnavailableError(
-                f"Prime refused the key ({text}); set PRIME_API_KEY",
+                "Prime refused the key; set PRIME_API_KEY",
                 cure="set PRIME_API_KEY to a key that may create sandboxes",
             )
         if not opening and "HTTP 404" in str(error):
-            return SandboxLostError(f"the sandbox is gone: {text}")
+            return SandboxLostError("the sandbox is gone")
         # Also the SDK's time-outs, which are RuntimeErrors, and answers that it cannot read.
-        return ProviderUnavailableError(f"Prime does not answer as expected: {text}")
+        return ProviderUnavailableError("Prime does not answer as expected; the server's log has its reason")
 
 
 def _cancellation(error: BaseException | None) -> asyncio.CancelledError | None:
