@@ -81,9 +81,9 @@ Body = Iterable[bytes]
 class ArchiveReader:
     """Iterates over the members of a tar. `body` reads the member that was yielded last.
 
-    `file` is only ever read forwards, so a decompressing file works too. `size_bytes` is the length of the
-    archive, None where it is not known. Both iterating and `body` raise BrokenArchiveError. With a known
-    length, a member whose body is cut short is never yielded.
+    `file` is only ever read forwards (except by `head`), so a decompressing file works too. `size_bytes` is
+    the length of the archive, None where it is not known. Both iterating and `body` raise
+    BrokenArchiveError. With a known length, a member whose body is cut short is never yielded.
     """
 
     def __init__(self, file: BinaryIO, size_bytes: int | None) -> None:
@@ -102,6 +102,11 @@ class ArchiveReader:
     def __iter__(self) -> Iterator[Member]:
         while (member := self._next()) is not None:
             yield member
+
+    def head(self, size: int) -> bytes:
+        """The first bytes of the current member's body, which needs a seekable file to be read afterwards."""
+        self._seek(self._body_start)
+        return self._read(min(size, self._body_bytes))
 
     def body(self) -> Iterator[bytes]:
         """The body of the current member, in chunks."""

@@ -1,4 +1,4 @@
-"""Repositories in an agent's workspace: removes what makes git and others run programs named in them.
+"""Repositories in an agent's workspace: removes what makes git run programs or read files outside of it.
 
 An evaluator that calls `git log` in a repository of the agent would otherwise run the agent's programs as its
 own user: a repository's configuration names programs for signatures, differences, filters, transports and
@@ -7,6 +7,12 @@ more. Only keys that are known to be harmless are kept, because new ones appear 
 Which folders are repositories is decided as git does (`is_git_directory` in setup.c): one that has `objects`
 and `refs`, whatever its name. This covers bare repositories, those that a file `.git` or `commondir` refers
 to, and those of submodules.
+
+A repository can also consist of files elsewhere, such as the grader's. Git finds these by paths in files, and
+it knows those files by their last name (or, for `gitdir: PATH`, by their content), so they are recognised by
+that name wherever they are: a link to a folder changes every other part of a path. No link in the filtered
+workspace leads out, so a path stays inside if it has `..` only at its start and not too often. Git resolves
+these paths as the kernel does.
 """
 
 from __future__ import annotations
@@ -23,13 +29,14 @@ MAX_TOTAL_BYTES = 8 << 20
 """All such files of a workspace together; further ones are emptied. Bounds the time for reading them."""
 MAX_PATHS = 500_000
 """Paths that are remembered. With more of them, every folder counts as a repository."""
+_OUT = "a path that leads out"
 _MARKS = {"objects": 1, "refs": 2}
 _BOTH = 3
 
 _KEYS = {
     "advice": "*",
     "author": "name email",
-    "blame": "*",
+    "blame": "blankboundary coloring date markignoredlines markunblamablelines showemail showroot",
     "branch": "autosetupmerge autosetuprebase sort",
     "color": "*",
     "column": "*",
@@ -75,6 +82,8 @@ _SUBSECTION_KEYS = {
     "remote": "fetch mirror prune prunetags push pushurl skipdefaultupdate skipfetchall tagopt url",
     "submodule": "active branch fetchrecursesubmodules ignore path shallow update url",
 }
+_LOCATIONS = frozenset({"pushdefault", "pushremote", "pushurl", "remote", "url"})
+"""Keys whose value can be a path instead of the name of a remote or a URL of another machine."""
 _VALUES = {
     ("extensions", "refstorage"): re.compile("files|reftable"),
     ("submodule", "update"): re.compile("checkout|rebase|merge|none"),
@@ -103,10 +112,17 @@ _MERGE_DRIVERS = frozenset({"text", "binary", "union"})
 _OTHER_TOOLS = (
     "/.hg/hgrc",
     "/.hg/hgrc-not-shared",
+    "/.hg/sharedpath",
+    "/.jj/repo",
     "/.jj/repo/config.toml",
+    "/.jj/repo/store/git_target",
     "/.jj/workspace-config.toml",
     "/.sl/config",
+    "/.sl/sharedpath",
 )
+GITFILE = b"gitdir: "
+"""How a file begins that git takes for a repository at the path that follows, whatever the file's name."""
+_MARK_OF_URL = "file://"
 
 Reduce = Callable[[bytes, str], tuple[bytes, list[str]]]
 """Takes a file's content and its path in the workspace; returns what is kept, and the names of the rest."""
@@ -126,6 +142,9 @@ class Treatment:
 
 _UNCHANGED = Treatment()
 _LINK = Treatment(refused="a link in a place where git reads its configuration")
+_OTHER_TOOL = Treatment(refused="it can make a version control system run programs or leave the workspace")
+_REMOTE = Treatment(refused="a remote in a form that git replaced by its configuration")
+_PACK_INDEX = Treatment(refused="an index with the paths of packs, which git does without")
 
 
 class Repositories:
@@ -145,23 +164,47 @@ class Repositories:
                     self._marks[_key(name)] = self._marks.get(_key(name), 0) | _MARKS[part]
         self._too_many = len(seen) > MAX_PATHS
 
-    def treatment(self, name: str, *, is_link: bool) -> Treatment:
-        """What happens to the file or link of this normalized name. `is_link`: a symlink or a hard link."""
+    def treatment(self, name: str, link: str | None) -> Treatment:
+        """What happens to the file or link of this normalized name. `link`: the target of a link."""
         folder, _, file = name.rpartition("/")
         above, _, last = folder.rpartition("/")
         if f"/{name}".endswith(_OTHER_TOOLS):
-            return Treatment(refused="it can make a version control system run programs")
-        if file == "config.worktree" or (file == "config" and self._is_repository(folder)):
-            return _LINK if is_link else Treatment(self._reduce_config)
-        if (last, file) == ("info", "alternates"):
-            return _LINK if is_link else Treatment(self._reduce_alternates)
-        if (last, file) == ("info", "attributes") and self._is_repository(above):
-            return _LINK if is_link else Treatment(_reduce_attributes)
-        if is_link and file in ("hooks", "info") and self._is_repository(folder):
+            return _OTHER_TOOL
+        if link is not None and ".git" in (file, PurePosixPath(link).name):
+            # A relative path in a file `.git` is relative to the folder of the name that git opens.
             return _LINK
+        if file.startswith("multi-pack-index"):
+            return _PACK_INDEX
+        if reduce := self._reductions(folder, file):
+            return _LINK if link is not None else Treatment(reduce)
+        if (last, file) == ("info", "attributes") and self._is_repository(above):
+            return _LINK if link is not None else Treatment(_reduce_attributes)
+        if last in ("branches", "remotes") and self._is_repository(above):
+            return _REMOTE
+        if link is not None and file in ("branches", "hooks", "info", "remotes"):
+            return _LINK if self._is_repository(folder) else _UNCHANGED
         if last == "hooks" and self._is_repository(above):
-            return _LINK if is_link else Treatment(executable=False)
+            return _LINK if link is not None else Treatment(executable=False)
         return _UNCHANGED
+
+    def _reductions(self, folder: str, file: str) -> Reduce | None:
+        match file:
+            case ".git":
+                return self.reduce_gitfile
+            case ".gitmodules":
+                return self._reduce_modules
+            case "alternates":
+                return self._reduce_alternates
+            case "tables.list":
+                return _reduce_tables
+            case "commondir" | "gitdir":
+                return self._reduce_path
+            case "config" if not self._is_repository(folder):
+                return None
+            case "config" | "config.worktree":
+                return self._reduce_config
+            case _:
+                return None
 
     def spend(self, size_bytes: int) -> bool:
         """Whether one more file of this size may be read."""
@@ -173,32 +216,96 @@ class Repositories:
     def _is_repository(self, folder: str) -> bool:
         return self._too_many or self._marks.get(_key(folder)) == _BOTH
 
-    def _reduce_config(self, content: bytes, name: str) -> tuple[bytes, list[str]]:
-        return reduce_config(content, lambda path: self._stays_inside(path, name.rpartition("/")[0]))
+    def reduce_gitfile(self, content: bytes, name: str) -> tuple[bytes, list[str]]:
+        """Empties a file that git takes for a repository outside of the workspace; for any file."""
+        if not content.startswith(GITFILE):
+            return content, []
+        # Git itself creates such files under the name `.git` only. With another name, the file can be opened
+        # through a link from anywhere.
+        depth = name.count("/") if f"/{name}".endswith("/.git") else 0
+        return self._checked_path(content, content[len(GITFILE) :], depth)
+
+    def _reduce_path(self, content: bytes, name: str) -> tuple[bytes, list[str]]:
+        return self._checked_path(content, content, name.count("/"))
+
+    def _checked_path(self, content: bytes, path: bytes, depth: int) -> tuple[bytes, list[str]]:
+        # Git refuses an empty file in these places; without one, it would look in the folders above.
+        if self._stays_inside(_text(path).rstrip("\r\n"), depth):
+            return content, []
+        return b"", [_OUT]
 
     def _reduce_alternates(self, content: bytes, name: str) -> tuple[bytes, list[str]]:
-        objects = name.rpartition("/info/")[0]
-        lines = content.decode("utf-8", "surrogateescape").split("\n")
-        kept = [line for line in lines if self._stays_inside(line, objects)]
-        removed = ["a path that leads out"] if len(kept) < len(lines) else []
-        return "\n".join(kept).encode("utf-8", "surrogateescape"), removed
+        folder = PurePosixPath(name).parts[:-2]
+        lines = _text(content).split("\n")
+        # Git unquotes what begins with a quotation mark, and writes no such line itself.
+        kept = [line for line in lines if not line.startswith('"') and self._stays_inside(line, len(folder))]
+        # A relative path would lead elsewhere from a folder in which `info` is a link.
+        absolute = [line if line[:1] in ("", "/", "#") else self._absolute(line, folder) for line in kept]
+        return _bytes("\n".join(absolute)), [_OUT] if len(kept) < len(lines) else []
 
-    def _stays_inside(self, path: str, folder: str) -> bool:
-        """Whether a path stays in the workspace, seen from a folder of it."""
-        if path.startswith("/"):
-            parts, depth = PurePosixPath(path).parts, 0
-            inside = len(self._location.parts)
-            return parts[:inside] == self._location.parts and ".." not in parts[inside:]
-        depth = len(PurePosixPath(folder).parts)
-        for part in path.split("/"):
-            depth += {"..": -1, ".": 0, "": 0}.get(part, 1)
-            if depth < 0:
+    def _absolute(self, path: str, folder: tuple[str, ...]) -> str:
+        parts = PurePosixPath(path).parts
+        climbs = parts.count("..")
+        return str(self._location.joinpath(*folder[: len(folder) - climbs], *parts[climbs:]))
+
+    def _reduce_config(self, content: bytes, name: str) -> tuple[bytes, list[str]]:
+        # Of a remote, a relative path is relative to a working tree, which can be the workspace itself.
+        return reduce_config(content, lambda path: self._stays_inside(path, name.count("/")), self._is_near)
+
+    def _reduce_modules(self, content: bytes, name: str) -> tuple[bytes, list[str]]:
+        # The file is under version control, so it stays as it is where it can.
+        depth = name.count("/")
+        reduced, removed = reduce_config(
+            content,
+            lambda path: self._stays_inside(path, depth),
+            lambda location: self._is_near(location, depth),
+        )
+        return (reduced, removed) if removed else (content, [])
+
+    def _is_near(self, location: str, depth: int = 0) -> bool:
+        """Whether a remote's location is in the workspace or on another machine."""
+        # Git takes a URL for a path if there is such a folder (`get_repo_path`): it must be harmless as both.
+        # It completes `~`, and `NAME::` names a program.
+        if location.startswith(_MARK_OF_URL):
+            location = location.removeprefix(_MARK_OF_URL)
+            if "%" in location or not location.startswith("/"):
                 return False
-        return True
+        return not location.startswith("~") and "::" not in location and self._stays_inside(location, depth)
+
+    def _stays_inside(self, path: str, depth: int) -> bool:
+        """Whether a path, seen from a folder that is so deep in the workspace, ends in the workspace."""
+        if path.startswith("/"):
+            parts, inside = PurePosixPath(path).parts, self._location.parts
+            if parts[: len(inside)] != inside:
+                return False
+            path, depth = "/".join(parts[len(inside) :]), 0
+        return not leads_out(path, depth)
 
 
-def reduce_config(content: bytes, stays_inside: Callable[[str], bool]) -> tuple[bytes, list[str]]:
+def _reduce_tables(content: bytes, name: str) -> tuple[bytes, list[str]]:
+    """The list of a reftable's files, which are next to it."""
+    lines = content.split(b"\n")
+    kept = [line for line in lines if b"/" not in line]
+    return b"\n".join(kept), [_OUT] if len(kept) < len(lines) else []
+
+
+def leads_out(path: str, depth: int) -> bool:
+    """Whether a relative path can end above the workspace. `depth`: levels below it of the path's folder.
+
+    The folder and those above it must be no links, and no link may lead out.
+    """
+    # After a name, which can be a link, ".." can be anywhere.
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    climbs = next((count for count, part in enumerate(parts) if part != ".."), len(parts))
+    return "\0" in path or climbs > depth or ".." in parts[climbs:]
+
+
+def reduce_config(
+    content: bytes, stays_inside: Callable[[str], bool], is_near: Callable[[str], bool]
+) -> tuple[bytes, list[str]]:
     """A git configuration with its harmless keys alone, and the names of those that were removed.
+
+    `stays_inside` judges the path of a working tree, `is_near` the location of a remote.
 
     The result has the form that `git config` writes, so that nothing depends on reading the file exactly as
     git does.
@@ -207,9 +314,9 @@ def reduce_config(content: bytes, stays_inside: Callable[[str], bool]) -> tuple[
     removed: dict[str, None] = {}
     current: tuple[str, str | None] | None = None
     try:
-        for section, subsection, key, value in _entries(content.decode("utf-8", "surrogateescape")):
+        for section, subsection, key, value in _entries(_text(content)):
             name = ".".join(part for part in (section, subsection, key) if part is not None)
-            if not _is_harmless(section, subsection, key, value, stays_inside):
+            if not _is_harmless(section, subsection, key, value, stays_inside, is_near):
                 removed[name] = None
                 continue
             if (section, subsection) != current:
@@ -219,11 +326,16 @@ def reduce_config(content: bytes, stays_inside: Callable[[str], bool]) -> tuple[
             lines.append(f"\t{key}\n" if value is None else f"\t{key} = {_quoted(value)}\n")
     except _ConfigError:
         removed["everything from the first line that is not valid"] = None
-    return "".join(lines).encode("utf-8", "surrogateescape"), list(removed)
+    return _bytes("".join(lines)), list(removed)
 
 
 def _is_harmless(
-    section: str, subsection: str | None, key: str, value: str | None, stays_inside: Callable[[str], bool]
+    section: str,
+    subsection: str | None,
+    key: str,
+    value: str | None,
+    stays_inside: Callable[[str], bool],
+    is_near: Callable[[str], bool],
 ) -> bool:
     lowered = key.lower()
     keys = (_KEYS if subsection is None else _SUBSECTION_KEYS).get(section, "")
@@ -231,6 +343,8 @@ def _is_harmless(
         return False
     if (section, lowered) == ("core", "worktree"):
         return value is not None and stays_inside(value)
+    if lowered in _LOCATIONS and section in ("branch", "remote", "submodule"):
+        return value is None or is_near(value)
     allowed = _VALUES.get((section, lowered))
     return allowed is None or allowed.fullmatch(value or "") is not None
 
@@ -322,12 +436,12 @@ def _reduce_attributes(content: bytes, name: str) -> tuple[bytes, list[str]]:
     """`info/attributes` without attributes that name programs of the configuration."""
     lines: list[str] = []
     removed: dict[str, None] = {}
-    for line in content.decode("utf-8", "surrogateescape").split("\n"):
+    for line in _text(content).split("\n"):
         words = re.split(r"([ \t\r]+)", line)
         bad = [word for word in words if not _is_harmless_attribute(word)]
         removed.update(dict.fromkeys(bad))
         lines.append("".join(word for word in words if word not in bad))
-    return "\n".join(lines).encode("utf-8", "surrogateescape"), list(removed)
+    return _bytes("\n".join(lines)), list(removed)
 
 
 def _is_harmless_attribute(word: str) -> bool:
@@ -343,5 +457,13 @@ def _is_harmless_attribute(word: str) -> bool:
             return True
 
 
+def _text(content: bytes) -> str:
+    return content.decode("utf-8", "surrogateescape")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
 def _key(folder: str) -> bytes:
-    return blake2b(folder.encode("utf-8", "surrogateescape"), digest_size=16).digest()
+    return blake2b(_bytes(folder), digest_size=16).digest()

@@ -3,7 +3,7 @@
 The archive comes from a sandbox that the agent controlled. It is rewritten header by header and never
 unpacked on the host. Members that are not allowed (links that lead out, devices, names with "..") are left
 out and reported. They are not an error: the attempt is graded on the rest. Repositories lose what makes
-version control systems run programs (`repositories.py`).
+version control systems run programs or leave the workspace (`repositories.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hashlib import blake2b
 from pathlib import Path, PurePosixPath
 
 from decathlon_mcp.archives.reading import ArchiveReader, Body, BrokenArchiveError, Kind, Member
-from decathlon_mcp.archives.repositories import Reduce, Repositories
+from decathlon_mcp.archives.repositories import GITFILE, Reduce, Repositories, leads_out
 from decathlon_mcp.archives.writing import Entry, StreamedArchive
 
 MAX_NAME_BYTES = 2048
@@ -157,13 +157,15 @@ class _Filter:
             return
         if existing is not None:
             raise _RefusedError("something of that name came before it")
-        is_link = member.kind in (Kind.SYMLINK, Kind.HARD_LINK)
-        treatment = self._repositories.treatment(name, is_link=is_link)
+        link = member.link if member.kind in (Kind.SYMLINK, Kind.HARD_LINK) else None
+        treatment = self._repositories.treatment(name, link)
         if treatment.refused and member.kind is not Kind.FOLDER:
             raise _RefusedError(treatment.refused)
         match member.kind:
             case Kind.FILE if treatment.reduce is not None:
                 yield self._reduced_file(name, member, treatment.reduce)
+            case Kind.FILE if self._reader.head(len(GITFILE)) == GITFILE:
+                yield self._reduced_file(name, member, self._repositories.reduce_gitfile)
             case Kind.FILE:
                 if not treatment.executable and member.mode & 0o111:
                     if not name.endswith(".sample"):
@@ -279,18 +281,12 @@ def _parts(name: str) -> list[str]:
 
 def _inner_target(target: str, *, depth: int) -> str:
     """The normalized target of a symlink that cannot lead out. `depth`: number of folders above the link."""
-    # Allowed: leading ".."s, no more than folders above, then names. A ".." after a name could leave a folder
-    # that another link led to. The folders above the link are no links themselves (`_missing_parents`), so
-    # the leading ".."s go where they seem to.
-    parts = [part for part in target.split("/") if part not in ("", ".")]
-    climbs = 0
-    while climbs < len(parts) and parts[climbs] == "..":
-        climbs += 1
-    if target.startswith("/") or climbs > depth or ".." in parts[climbs:]:
-        raise _RefusedError(f"a link that leads out, to {_printable(target)}")
+    # The folders above the link are no links themselves (`_missing_parents`).
     if not target or len(_encoded(target)) > MAX_NAME_BYTES or "\0" in target:
         raise _RefusedError("a link to nowhere")
-    return "/".join(parts) or "."
+    if target.startswith("/") or leads_out(target, depth):
+        raise _RefusedError(f"a link that leads out, to {_printable(target)}")
+    return "/".join(part for part in target.split("/") if part not in ("", ".")) or "."
 
 
 def _key(name: str) -> bytes:

@@ -79,6 +79,8 @@ _GIT_CONFIG = {
     "gpg.ssh.defaultKeyCommand": "true",
     "log.showSignature": "false",
     "protocol.ext.allow": "never",
+    # The default since git 2.38.1: no submodule is cloned from a path, also if only a commit names it.
+    "protocol.file.allow": "user",
 }
 REPOSITORY_ENVIRONMENT = {
     "GIT_CONFIG_COUNT": str(len(_GIT_CONFIG)),
