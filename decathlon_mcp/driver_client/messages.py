@@ -27,7 +27,6 @@ from decathlon_sandbox.resumable import (
     ConnectionFullError,
     Limits,
     ServerEnd,
-    StoredState,
 )
 
 from decathlon_mcp.background import Flag, Signal, background_tasks
@@ -132,8 +131,8 @@ class MessageStream:
             ),
             generation=survival.generation,
             survive_seconds=survival.seconds,
-            # Nothing has to be stored: requests are recognized by their ids, and the driver knows the rest.
-            stored=StoredState(acknowledged=0, sent=0, messages={}) if taken_back else None,
+            # Requests are recognized by their ids, and the driver knows the rest.
+            taken_back=taken_back,
         )
         self._reading = TokenBucket(per_second=READ_BYTES_PER_SECOND, burst=READ_BYTES_BURST)
         self._scope: CancelScope | None = None

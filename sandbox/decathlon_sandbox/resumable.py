@@ -40,9 +40,9 @@ end of a torn line. The driver obeys the newest `attach`, unless its generation 
 one. Then each end resends what the other has not delivered. A server process has a higher generation than
 the processes before it; a process that was replaced gets `refused` when it attaches again.
 
-A new server process restores what its predecessor stored. It must read the log of replies after `attached`,
-or after its predecessor's end: until then, the predecessor can log and acknowledge messages, which the
-driver then does not send again.
+A new server process has no messages of its predecessor's, and learns the numbers from `attached`. It must
+read the log of replies after that, or after its predecessor's end: until then, the predecessor can log and
+acknowledge messages, which the driver then does not send again.
 """
 
 from __future__ import annotations
@@ -50,10 +50,6 @@ from __future__ import annotations
 from binascii import crc32
 
 from decathlon_sandbox import wire
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 MAX_NUMBER = 10**15 - 1
 """At 10,000 messages a second, it is reached after 3,000 years."""
@@ -114,22 +110,6 @@ class Limits:
         self.send_buffer_bytes = send_buffer_bytes
         self.receive_payload_bytes = receive_payload_bytes
         self.receive_window_bytes = receive_window_bytes
-
-
-class StoredState:
-    """What a server process stored of a connection, for the process that continues it.
-
-    `acknowledged`: a number such that the log has every message of the driver up to it. `sent`: the highest
-    number that is known to be used. `messages`: by number, those that the driver may not have received. Older
-    values are valid too: the driver corrects `acknowledged` and `sent`, and ignores messages that it has.
-    """
-
-    __slots__ = ("acknowledged", "messages", "sent")
-
-    def __init__(self, *, acknowledged: int, sent: int, messages: Mapping[int, bytes]) -> None:
-        self.acknowledged = acknowledged
-        self.sent = max([sent, *messages])
-        self.messages = messages
 
 
 class _End:
@@ -459,9 +439,9 @@ class ServerEnd(_End):
     """The server's end. The caller calls `attach` for every stream.
 
     `generation`: higher than that of every server process before this one. `survive_seconds`: how long the
-    driver waits for a server; 0 if the end of the stream is the end. `versions`: wire versions that this
-    server serves. `stored`: continues a connection of an earlier process; then `send` refuses everything
-    until it is attached, since the driver tells which numbers are used.
+    driver waits for a server; 0 if the end of the stream is the end. `taken_back`: an earlier process had the
+    connection. Then `send` refuses everything until it is attached, since the driver tells which numbers are
+    used; what that process sent and the driver did not receive is lost.
     """
 
     def __init__(
@@ -470,22 +450,13 @@ class ServerEnd(_End):
         *,
         generation: int,
         survive_seconds: int,
-        versions: Collection[int] = (wire.VERSION,),
-        stored: StoredState | None = None,
+        taken_back: bool = False,
     ) -> None:
         super().__init__(limits)
         self._generation = generation
         self._survive_seconds = survive_seconds
-        self._versions = versions
         self._nonce: bytes | None = None
-        self._restored = stored is not None
-        if stored is not None:
-            self._send_buffer.update(stored.messages)
-            self._send_buffer_bytes = sum(map(len, stored.messages.values()))
-            self._send_buffer_bytes += OVERHEAD_BYTES * len(stored.messages)
-            self._sent = self._written = stored.sent
-            self._first = min(stored.messages, default=stored.sent + 1)
-            self._acknowledged = self._delivered = self._announced = stored.acknowledged
+        self._must_learn_numbers = taken_back
         self.attach_due = False
         """Whether `attach` should be called again, because a line was lost or damaged."""
         self.was_replaced = False
@@ -493,7 +464,7 @@ class ServerEnd(_End):
 
     @property
     def room_bytes(self) -> int:
-        return -1 if self._restored else super().room_bytes
+        return -1 if self._must_learn_numbers else super().room_bytes
 
     def attach(self, nonce: str) -> None:
         """Attach to a new stream, or once more to the same one. `nonce` is 32 random hexadecimal digits.
@@ -526,17 +497,14 @@ class ServerEnd(_End):
         elif kind == b"attached" and len(numbers) >= 4 and not self.attached:
             version, acknowledged, delivered, first = numbers[:4]
             self.peer_version = version
-            if version not in self._versions:
-                served = ", ".join(map(str, sorted(self._versions)))
-                self._fail(f"it has wire version {version}, and this server serves {served}")
+            if version != wire.VERSION:
+                self._fail(f"it has wire version {version}, and this server has {wire.VERSION}")
                 return
-            restored, self._restored = self._restored, False
-            if restored and delivered > self._sent:
-                # Messages that were not stored, such as pings.
+            new_process, self._must_learn_numbers = self._must_learn_numbers, False
+            if new_process:
                 self._sent = delivered
-                if not self._send_buffer:
-                    self._first = delivered + 1
-            self._resume(nonce, acknowledged, delivered, first, new_process=restored)
+                self._first = delivered + 1
+            self._resume(nonce, acknowledged, delivered, first, new_process=new_process)
 
     def _on_lost_line(self) -> None:
         self.attach_due = True

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from decathlon_sandbox.resumable import ACKNOWLEDGE_AFTER_SECONDS, ServerEnd, StoredState
+from decathlon_sandbox.resumable import ACKNOWLEDGE_AFTER_SECONDS, ServerEnd
 
 from tests.driver.resumable_container import LIMITS
 
@@ -29,7 +29,9 @@ _STDOUT = 1
 
 
 class Store:
-    """A file with one JSON object a line: `call` or `reply` with a message's number, and `payload`.
+    """A file with one JSON object a line: `call` or `reply`, and `payload`.
+
+    `call` is a call's serial number, `reply` the number of the driver's message.
 
     Next to it is a file with the generation of the last process that called `begin`. Processes before that
     one cannot write any more.
@@ -68,9 +70,9 @@ class Store:
             else:
                 self._keep_reply(entry["reply"], entry["payload"])
 
-    def add_call(self, number: int, call: Any) -> None:
-        self._write({"call": number, "payload": call})
-        self.calls[number] = call
+    def add_call(self, call: Any) -> None:
+        self._write({"call": call["serial"], "payload": call})
+        self.calls[call["serial"]] = call
 
     def add_reply(self, number: int, reply: Any) -> None:
         self._write({"reply": number, "payload": reply})
@@ -86,19 +88,6 @@ class Store:
             sys.exit(TAKEN_OVER_EXIT)
         os.write(self._fd, json.dumps(entry).encode() + b"\n")
         fcntl.flock(self._fd, fcntl.LOCK_UN)
-
-    def state(self) -> StoredState:
-        acknowledged = 0
-        while acknowledged + 1 in self.replies:
-            acknowledged += 1
-        unanswered = {
-            number: call for number, call in self.calls.items() if call["serial"] not in self.answered
-        }
-        return StoredState(
-            acknowledged=acknowledged,
-            sent=max(self.calls, default=0),
-            messages={number: json.dumps(call).encode() for number, call in unanswered.items()},
-        )
 
 
 def attach(path: str, container: str) -> socket.socket:
@@ -140,8 +129,8 @@ def main() -> int:
     connection = attach(path, container)
     store = Store(store_path)
     store.begin()
-    stored = None if is_first else store.state()
-    end = ServerEnd(LIMITS, generation=store.generation, survive_seconds=60, stored=stored)
+    unsent = [call for serial, call in store.calls.items() if serial not in store.answered]
+    end = ServerEnd(LIMITS, generation=store.generation, survive_seconds=60, taken_back=not is_first)
     if is_first:
         connection.sendall(Path(sys.argv[5]).read_bytes())
     frames, output, attached_at, was_attached = bytearray(), b"", 0.0, False
@@ -155,13 +144,19 @@ def main() -> int:
         if end.attached and not was_attached:
             was_attached = True
             print("attached", flush=True)  # noqa: T201
-        while end.attached and len(store.calls) < min(total, len(store.answered) + AT_ONCE):
+        while end.attached and unsent:
+            payload = json.dumps(unsent[0]).encode()
+            if len(payload) > end.room_bytes:
+                break
+            end.send(payload)
+            del unsent[0]
+        while end.attached and not unsent and len(store.calls) < min(total, len(store.answered) + AT_ONCE):
             serial = len(store.calls)
             call = {"serial": serial, "text": "ä" * (serial * 37 % 4000)}
             payload = json.dumps(call).encode()
             if len(payload) > end.room_bytes:
                 break
-            store.add_call(end.next_number, call)
+            store.add_call(call)
             end.send(payload)
         if len(store.answered) == total and not end.acknowledgement_pending and not output:
             print("done", flush=True)  # noqa: T201

@@ -1,7 +1,7 @@
 """Model of the resumable connection: server processes that come and go, one driver, and what is between them.
 
 Everything that a stream can do happens in any order: partial writes and reads, loss, truncation and damage of
-bytes, two server processes attached at the same time, and new processes that restore only what was stored.
+bytes, two server processes attached at the same time, and new processes that send again what may be lost.
 Run it for longer with `python -m tests.driver.resumable_model --minutes 10`.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,6 @@ from decathlon_sandbox.resumable import (
     DriverEnd,
     Limits,
     ServerEnd,
-    StoredState,
 )
 from hypothesis import HealthCheck, Phase, settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -33,8 +33,6 @@ MAX_LINE_BYTES = 450
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 """Health checks of hypothesis that a busy machine fails."""
 HEAL_ROUNDS = 1000
-RESTORED_BYTES = 1500
-"""What a new process restores although the driver had acknowledged it."""
 
 counts = strategies.one_of(strategies.integers(0, 700), strategies.integers(0, 40))
 few = strategies.integers(1, 4)
@@ -47,32 +45,19 @@ sizes = strategies.sampled_from([1, 5, 30, 380])
 
 @dataclass
 class Store:
-    """What survives a server process. `calls`: by number, all messages that must arrive.
-
-    `first`: calls before it were acknowledged.
-    """
+    """What survives a server process. `acknowledged`: calls that need not be sent again."""
 
     generation: int = 0
-    first: int = 1
-    calls: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    acknowledged: set[bytes] = field(default_factory=set[bytes])
     log: dict[int, bytes] = field(default_factory=dict[int, bytes])
-
-    def state(self, *, outdated: bool) -> StoredState:
-        """What a new process restores; `outdated`: as it was stored some time ago."""
-        acknowledged = 0
-        while acknowledged + 1 in self.log:
-            acknowledged += 1
-        first = self.first - (3 if outdated else 0)
-        return StoredState(
-            acknowledged=acknowledged // 2 if outdated else acknowledged,
-            sent=0 if outdated else max(self.calls, default=0),
-            messages={number: payload for number, payload in self.calls.items() if number >= first},
-        )
 
 
 @dataclass
 class Process:
-    """One server process. `inbox` is None without a stream; `outbox` is written to it piece by piece."""
+    """One server process. `inbox` is None without a stream; `outbox` is written to it piece by piece.
+
+    `unsent`: calls of its predecessors that it sends again. `sent`: its calls, by number.
+    """
 
     end: ServerEnd
     generation: int
@@ -80,6 +65,8 @@ class Process:
     outbox: bytearray = field(default_factory=bytearray)
     pending: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
     was_attached: bool = False
+    unsent: deque[bytes] = field(default_factory=deque[bytes])
+    sent: dict[int, bytes] = field(default_factory=dict[int, bytes])
 
 
 class ResumableModel(RuleBasedStateMachine):
@@ -123,12 +110,20 @@ class ResumableModel(RuleBasedStateMachine):
     def call(self, size: int, repeat: int, rounds: int, settles: bool) -> None:
         for _ in range(repeat):
             payload = b"call %d %b" % (len(self.issued_calls), b"x" * size)
-            if self.accepts(payload):
-                number = self.current.end.next_number
-                self.store.calls[number] = payload
+            if not self.current.unsent and self.accepts(payload):
                 self.issued_calls.append(payload)
-                assert self.current.end.send(payload) == number
+                self.send_call(payload)
         self.exchange(-1, rounds, settles)
+
+    def send_call(self, payload: bytes) -> None:
+        number = self.current.end.next_number
+        self.current.sent[number] = payload
+        assert self.current.end.send(payload) == number
+
+    def send_again(self) -> None:
+        unsent = self.current.unsent
+        while unsent and len(unsent[0]) <= self.current.end.room_bytes:
+            self.send_call(unsent.popleft())
 
     @rule()
     def ping(self) -> None:
@@ -190,6 +185,7 @@ class ResumableModel(RuleBasedStateMachine):
     def exchange(self, which: int, rounds: int, settles: bool) -> None:
         """Bytes pass without a fault. `settles`: what arrives is acknowledged."""
         for _ in range(rounds):
+            self.send_again()
             self.process_writes(which, 10_000)
             self.driver_reads(10_000)
             self.driver_writes(10_000)
@@ -225,7 +221,9 @@ class ResumableModel(RuleBasedStateMachine):
             self.driver_outbox.clear()  # also in the middle of a line
         for number, payload in self.driver.receive(data):
             self.driver_pending.append((number, payload))
-            self.driver_received.append(payload)
+            # As the driver does, by the ids of requests.
+            if not payload.startswith(b"call") or payload not in self.driver_received:
+                self.driver_received.append(payload)
 
     def driver_writes(self, count: int) -> None:
         if not self.driver_outbox:
@@ -284,18 +282,24 @@ class ResumableModel(RuleBasedStateMachine):
 
     @rule(kill=strategies.booleans(), outdated=strategies.booleans(), stale=counts)
     def start_process(self, kill: bool, outdated: bool, stale: int) -> None:
-        """A new server process; its predecessor was killed, or lives on for a while."""
-        previous: Any = self.current.end
-        self.store.first = max(self.store.first, previous._first)
-        state = self.store.state(outdated=outdated)
+        """A new server process; its predecessor was killed, or lives on for a while.
+
+        `outdated`: it does not know what the driver has acknowledged to its predecessor.
+        """
+        previous = self.current
+        if not outdated:
+            first = previous.end.first_unacknowledged
+            self.store.acknowledged |= {call for number, call in previous.sent.items() if number < first}
         if kill:
             self.processes.clear()
         del self.processes[:-1]
         self.store.generation += 1
         generation = self.store.generation
-        end = ServerEnd(LIMITS, generation=generation, survive_seconds=300, stored=state)
-        self.processes.append(Process(end, generation))
-        self.open_stream(self.current, stale)
+        end = ServerEnd(LIMITS, generation=generation, survive_seconds=300, taken_back=True)
+        process = Process(end, generation)
+        process.unsent.extend(call for call in self.issued_calls if call not in self.store.acknowledged)
+        self.processes.append(process)
+        self.open_stream(process, stale)
 
     @precondition(lambda self: len(self.processes) > 1)
     @rule()
@@ -337,7 +341,7 @@ class ResumableModel(RuleBasedStateMachine):
     def memory_is_bounded(self) -> None:
         ends: list[Any] = [self.driver, *(process.end for process in self.processes)]
         for end in ends:
-            assert end.unacknowledged_bytes <= LIMITS.send_buffer_bytes + RESTORED_BYTES
+            assert end.unacknowledged_bytes <= LIMITS.send_buffer_bytes
             assert end.in_progress_bytes <= LIMITS.receive_window_bytes
             assert end.unacknowledged_bytes == sum(len(data) + 100 for data in end._send_buffer.values())
             assert end.in_progress_bytes == sum(end._in_progress.values())
@@ -356,7 +360,7 @@ class ResumableModel(RuleBasedStateMachine):
             if process.end.attach_due:
                 self.attach(process)
             self.timer(-1)
-            done = process.end.attached and not process.end.unacknowledged_bytes
+            done = process.end.attached and not process.unsent and not process.end.unacknowledged_bytes
             if done and not self.driver.unacknowledged_bytes:
                 break
         else:
