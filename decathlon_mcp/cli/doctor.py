@@ -40,12 +40,13 @@ from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError, Setti
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.listening import hosts_for, listen
-from decathlon_mcp.sandboxes.base import Finding, finding
+from decathlon_mcp.sandboxes.base import Finding, Provider, finding
 from decathlon_mcp.sandboxes.docker.engine import engine_address
 from decathlon_mcp.sandboxes.docker.limits import check_engine_limits
 from decathlon_mcp.sandboxes.kernel_limits import check_kernel_limits
 from decathlon_mcp.settings import ProviderName, Settings
 from decathlon_mcp.storage.keys import KEY_FILE
+from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.loading import STARTER, load_suite
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.telemetry.logs import fields
@@ -187,10 +188,17 @@ async def _check_provider(
     name: ProviderName, image: str | None, suite: Suite, settings: Settings
 ) -> list[Finding]:
     async with create_provider(name, f"doctor-{os.getpid()}", settings) as provider:
-        findings = await provider.check(image)
-        if settings.dense and all(result.ok for result in findings):
-            findings += await check_merging(provider, image, suite.profile.root)
-        return findings
+        return await _provider_findings(provider, image, suite, dense=settings.dense)
+
+
+async def _provider_findings(
+    provider: Provider, image: str | None, suite: Suite, *, dense: bool
+) -> list[Finding]:
+    """What `doctor` prints about a provider, and what a server must find before it starts."""
+    findings = await provider.check(image)
+    if dense and all(result.ok for result in findings):
+        findings += await check_merging(provider, image, suite.profile.root)
+    return findings
 
 
 async def _open_and_check_rubrics(suite: Suite, settings: Settings) -> RubricCheck:
@@ -242,6 +250,11 @@ def _check_web(settings: Settings) -> Finding:
 def _check_state(folder: Path) -> Finding:
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    try:
+        with Store.open_read_only(folder):
+            pass
+    except (SettingsError, OSError) as error:
+        return Finding("state", False, str(error), "choose another folder with --state")
     return finding(
         "state", writable, f"{folder}", f"{existing} is not writable: choose another folder with --state"
     )
@@ -316,21 +329,16 @@ async def check_programs(episodes: EpisodeRegistry) -> None:
 async def _require_providers(episodes: EpisodeRegistry) -> None:
     checked: set[tuple[str, str | None]] = set()
     for suite in episodes.catalogue.suites:
-        sandbox_factory = episodes.sandbox_factory(suite.name)
-        if (sandbox_factory.provider.name, sandbox_factory.image) in checked:
+        factory = episodes.sandbox_factory(suite.name)
+        provider, image = factory.provider, factory.image
+        if (provider.name, image) in checked:
             continue
-        checked.add((sandbox_factory.provider.name, sandbox_factory.image))
-        results = await sandbox_factory.provider.check(sandbox_factory.image)
-        if sandbox_factory.dense and all(result.ok for result in results):
-            root = sandbox_factory.suite.profile.root
-            results += await check_merging(sandbox_factory.provider, sandbox_factory.image, root)
-        for result in results:
+        checked.add((provider.name, image))
+        for result in await _provider_findings(provider, image, suite, dense=factory.dense):
             if result.ok:
                 continue
             if result.what in WARNINGS:
-                log.warning(
-                    result.detail, extra=fields(provider=sandbox_factory.provider.name, cure=result.cure)
-                )
+                log.warning(result.detail, extra=fields(provider=provider.name, cure=result.cure))
             else:
                 raise ProviderUnavailableError(_problem_and_cure(result))
 

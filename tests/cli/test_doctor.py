@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import resource
 import socket
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +42,15 @@ def test_the_signing_key_is_named_and_must_not_be_readable_by_others(shell: Shel
     assert key["id"] in findings(shell, status=0)["key"]["detail"]
     (tmp_path / "state" / "decathlon-mcp" / "key").chmod(0o644)
     assert "can be read by others" in findings(shell, status=1)["key"]["detail"]
+
+
+def test_a_state_folder_of_another_schema_is_a_finding(shell: Shell, tmp_path: Path) -> None:
+    state = tmp_path / "other"
+    state.mkdir()
+    with closing(sqlite3.connect(state / "store.db")) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    result = findings(shell, "--state", str(state), status=1)["state"]
+    assert "has schema 99, and this version of decathlon-mcp needs" in result["detail"]
 
 
 def test_text_output_marks_findings_and_shows_cures(shell: Shell) -> None:
