@@ -1,12 +1,13 @@
-"""Background tasks that run as long as a body and are cancelled with it."""
+"""Background tasks that run as long as a body."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import anyio
-from anyio.abc import TaskGroup
+from anyio import CancelScope
+from anyio.abc import TaskGroup, TaskStatus
 
 
 @asynccontextmanager
@@ -22,3 +23,43 @@ async def background_tasks() -> AsyncGenerator[TaskGroup]:
         tasks.cancel_scope.cancel()
     if failure is not None:
         raise failure
+
+
+class ShieldedTasks:
+    """Tasks that go on when a scope around `shielded_tasks` is cancelled, until its body has ended.
+
+    What the body does to close, in scopes with a shield, still needs them.
+    """
+
+    def __init__(self, tasks: TaskGroup) -> None:
+        self._tasks = tasks
+        self._scopes: set[CancelScope] = set()
+
+    async def start(self, function: Callable[..., Awaitable[None]]) -> None:
+        """Run `function(task_status=...)` in a task, and wait until it has started. Raises its errors."""
+
+        async def run(*, task_status: TaskStatus[None]) -> None:
+            with CancelScope(shield=True) as scope:
+                self._scopes.add(scope)
+                try:
+                    await function(task_status=task_status)
+                finally:
+                    self._scopes.discard(scope)
+
+        await self._tasks.start(run)
+
+    def cancel(self) -> None:
+        """Cancel all tasks."""
+        for scope in self._scopes:
+            scope.cancel()
+
+
+@asynccontextmanager
+async def shielded_tasks() -> AsyncGenerator[ShieldedTasks]:
+    """Tasks that are cancelled when the body ends, and not before."""
+    async with background_tasks() as tasks:
+        shielded = ShieldedTasks(tasks)
+        try:
+            yield shielded
+        finally:
+            shielded.cancel()

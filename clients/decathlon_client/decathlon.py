@@ -17,9 +17,8 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 import anyio
-from anyio.abc import TaskGroup
 
-from decathlon_client.background import background_tasks
+from decathlon_client.background import ShieldedTasks, shielded_tasks
 from decathlon_client.batch import Batch, Plan, open_batch
 from decathlon_client.close_budget import CloseBudget, is_interrupt
 from decathlon_client.cluster import CLUSTER_CODE, ClusterEndpoint, HeldEpisode
@@ -99,7 +98,7 @@ class Decathlon:
         self._stack: AsyncExitStack | None = None
         self._lobby: ReconnectingSession | None = None
         self._cluster: ClusterEndpoint | None = None
-        self._tasks: TaskGroup | None = None
+        self._tasks: ShieldedTasks | None = None
         self._close_budget = CloseBudget()
         self._starting = anyio.CapacityLimiter(MAX_CONCURRENT)
         self._closing = anyio.CapacityLimiter(MAX_CONCURRENT)
@@ -109,7 +108,7 @@ class Decathlon:
             raise RuntimeError("this Decathlon is open already")
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._server.run())
-            self._tasks = await stack.enter_async_context(background_tasks())
+            self._tasks = await stack.enter_async_context(shielded_tasks())
             self._lobby = self._session(None)
             stack.push_async_callback(self._lobby.aclose, self._close_budget)
             try:
@@ -394,7 +393,7 @@ class Decathlon:
         return ReconnectingSession(self._running_tasks, address, open_session, self._resend_policy)
 
     @property
-    def _running_tasks(self) -> TaskGroup:
+    def _running_tasks(self) -> ShieldedTasks:
         if self._tasks is None:
             raise RuntimeError(NOT_OPEN)
         return self._tasks

@@ -13,8 +13,9 @@ from contextlib import (
 from typing import Protocol, TypeAlias
 
 import anyio
-from anyio.abc import TaskGroup, TaskStatus
+from anyio.abc import TaskStatus
 
+from decathlon_client.background import ShieldedTasks
 from decathlon_client.close_budget import CloseBudget
 from decathlon_client.errors import (
     AccessDeniedError,
@@ -195,7 +196,7 @@ class ReconnectingSession:
     """
 
     def __init__(
-        self, tasks: TaskGroup, address: str, open_session: OpenSession, policy: ResendPolicy
+        self, tasks: ShieldedTasks, address: str, open_session: OpenSession, policy: ResendPolicy
     ) -> None:
         self.address = address
         self._tasks = tasks

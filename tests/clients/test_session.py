@@ -19,7 +19,7 @@ from decathlon_client import (
     ProtocolError,
 )
 
-from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.http.authentication import Tokens, new_token
 from tests.clients.processes import collect_garbage, server_process
 from tests.clients.relay import port_of, relayed
@@ -39,6 +39,29 @@ class EndlessCall:
 
     async def _on_progress(self, progress: float, total: float | None, message: str | None) -> None:
         self.started.set()
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "in-a-call"])
+async def test_a_cancelled_scope_around_the_client_closes_its_episodes(served: Served, busy: bool) -> None:
+    handles: list[str] = []
+    endless_call = EndlessCall()
+    with anyio.CancelScope() as scope:
+        async with (
+            Decathlon(served.url) as d,
+            d.episode("find-answer") as first,
+            d.episodes(["find-answer"]) as others,
+            anyio.create_task_group() as tasks,
+        ):
+            handles = [first.id, *(slot.episode.id for slot in others)]
+            if busy:
+                tasks.start_soon(endless_call.call, first)
+                await endless_call.started.wait()
+            scope.cancel()
+            await anyio.sleep_forever()
+    for handle in handles:
+        episode = served.find(handle)
+        await episode.state.reach(Phase.ENDED)
+        assert episode.state.ending is Ending.CLOSED
 
 
 async def test_without_resending_a_call_on_a_cut_connection_fails_and_the_next_one_works(
