@@ -42,7 +42,7 @@ async def measure_metering(*, rounds: int, warm_up: int) -> Metering:
 
     async def reporting(scope: Scope, receive: Receive, send: Send) -> None:
         scope[SCOPE_KEY] = context = RequestContext()
-        metrics.request_bytes.totals[""] += len(BODY)
+        metrics.request_bytes.inc(len(BODY))
         context.called_at = perf_counter()
         episode.called("ok", perf_counter())
         context.replied_at = perf_counter()

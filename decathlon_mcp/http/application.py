@@ -161,7 +161,7 @@ class McpEndpoints:
         if call is None:
             return None
         scope[SCOPE_KEY] = request_context
-        self._registry.metrics.request_bytes.totals[""] += len(body)
+        self._registry.metrics.request_bytes.inc(len(body))
         return partial(self._begin_call, manager, call)
 
     def _direct_context(
@@ -291,7 +291,7 @@ class McpEndpoints:
             return
         with suppress(BodyDisconnectError):
             async with self._bodies.read(request) as body:
-                self._registry.metrics.request_bytes.totals[""] += len(body)
+                self._registry.metrics.request_bytes.inc(len(body))
                 await self._serve_post(manager, request_context, request, body, send)
 
     async def _serve_post(

@@ -34,19 +34,18 @@ class ResponseMeter:
     def begin(self, status: int) -> None:
         """The head is sent."""
         self.begun = True
-        self._metrics.responses.totals[status] += 1
+        self._metrics.responses.labels(status).inc()
 
     def add(self, body: bytes) -> None:
         """A part of the body is sent."""
-        self._metrics.response_bytes.totals[""] += len(body)
+        self._metrics.response_bytes.inc(len(body))
 
     def complete(self) -> None:
         """The whole response is sent."""
         context: RequestContext | None = self._scope.get(SCOPE_KEY)
         if context is not None and context.replied_at:
-            seconds = self._metrics.call_seconds
-            seconds.request.observe(context.called_at - self._begun_at)
-            seconds.response.observe(perf_counter() - context.replied_at)
+            self._metrics.request_seconds.observe(context.called_at - self._begun_at)
+            self._metrics.response_seconds.observe(perf_counter() - context.replied_at)
 
 
 class MeteredResponses:
@@ -72,5 +71,5 @@ class MeteredResponses:
         except Exception:
             if not meter.begun:
                 # Starlette's outermost layer makes the response to an unexpected exception.
-                self._metrics.responses.totals[500] += 1
+                self._metrics.responses.labels(500).inc()
             raise

@@ -489,7 +489,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 self.transport.abort()
                 return
             self._disconnect(self._running)
-        self._connections.metrics.responses.totals[status] += 1
+        self._connections.metrics.responses.labels(status).inc()
         text = message.encode("ascii")
         self.transport.write(
             STATUS_LINE[status] + b"content-type: text/plain; charset=utf-8\r\n"

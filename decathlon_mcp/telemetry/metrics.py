@@ -5,25 +5,17 @@
 
 Everything is reported on the event loop's thread and read from another one.
 
-Decided 2026-11-22: what is counted for every request uses `LoopCounter` and `LoopHistogram`. The counters and
-histograms of prometheus_client take a lock and cost 0.3 to 0.9 us each; a call changes seven of them.
-
 Every label has a fixed set of values: suites, phases and endings of the server's own code, and tasks of its
 catalogue. Nothing that a client sends becomes one.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Collection, Iterator
-from itertools import accumulate
+from collections.abc import Collection
 from time import perf_counter
 from typing import Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 CALL_BUCKETS_SECONDS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -49,75 +41,6 @@ OPENINGS: tuple[Opening, ...] = ("warm", "cold")
 
 TaskKey: TypeAlias = tuple[str, str]
 """A suite's name and a task's id."""
-
-
-class LoopCounter(Collector):
-    """A counter that only the event loop's thread increments: `counter.totals[value] += 1`.
-
-    `label`: its one label, or empty for a counter without labels, whose value is the empty one. `values`: the
-    label's values that begin at 0.
-    """
-
-    def __init__(
-        self, name: str, documentation: str, label: str = "", values: Collection[str | int] = ("",)
-    ) -> None:
-        self.totals: defaultdict[str | int, int] = defaultdict(int, dict.fromkeys(values, 0))
-        self._name, self._documentation, self._label = name, documentation, label
-
-    def collect(self) -> Iterator[Metric]:
-        """The family of metrics, as prometheus_client reads it."""
-        labels = [self._label] if self._label else []
-        family = CounterMetricFamily(self._name, self._documentation, labels=labels)
-        # A copy, because the dictionary may grow meanwhile.
-        for value, total in self.totals.copy().items():
-            family.add_metric([str(value) for _ in labels], total)
-        yield family
-
-
-class LoopHistogram:
-    """A histogram of seconds that only the event loop's thread observes.
-
-    What is read has whole observations in its buckets; the sum may be one observation apart.
-    """
-
-    __slots__ = ("_bounds", "_buckets", "_sum")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._buckets = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Add an observation."""
-        self._buckets[bisect_left(self._bounds, seconds)] += 1
-        self._sum += seconds
-
-    def read(self) -> tuple[list[tuple[str, float]], float]:
-        """The cumulative counts by the buckets' bounds, and the sum in seconds."""
-        bounds = [*map(str, self._bounds), "+Inf"]
-        return list(zip(bounds, accumulate(self._buckets.copy()), strict=True)), self._sum
-
-
-class CallSeconds(Collector):
-    """The durations of the parts of tool calls."""
-
-    def __init__(self) -> None:
-        self.request = LoopHistogram(CALL_BUCKETS_SECONDS)
-        self.driver = LoopHistogram(CALL_BUCKETS_SECONDS)
-        self.response = LoopHistogram(CALL_BUCKETS_SECONDS)
-
-    def collect(self) -> Iterator[Metric]:
-        """The family of metrics, as prometheus_client reads it."""
-        family = HistogramMetricFamily(
-            "decathlon_tool_call_seconds",
-            "Duration of the parts of a call: `request` from the head of the HTTP request to the episode, "
-            "`driver` until the sandbox has replied, `response` until the end of the HTTP response.",
-            labels=["hop"],
-        )
-        hops = (("request", self.request), ("driver", self.driver), ("response", self.response))
-        for hop, histogram in hops:
-            family.add_metric([hop], *histogram.read())
-        yield family
 
 
 class Metrics:
@@ -181,29 +104,42 @@ class Metrics:
             registry=registry,
         )
         # Calls.
-        self.calls = LoopCounter(
-            "decathlon_tool_calls", "Calls that were sent to tasks' MCP servers.", "outcome", OUTCOMES
+        calls = Counter(
+            "decathlon_tool_calls",
+            "Calls that were sent to tasks' MCP servers.",
+            ("outcome",),
+            registry=registry,
         )
-        self.call_seconds = CallSeconds()
+        self.calls = {outcome: calls.labels(outcome) for outcome in OUTCOMES}
+        call_seconds = Histogram(
+            "decathlon_tool_call_seconds",
+            "Duration of the parts of a call: `request` from the head of the HTTP request to the episode, "
+            "`driver` until the sandbox has replied, `response` until the end of the HTTP response.",
+            ("hop",),
+            buckets=CALL_BUCKETS_SECONDS,
+            registry=registry,
+        )
+        self.request_seconds = call_seconds.labels("request")
+        self.driver_seconds = call_seconds.labels("driver")
+        self.response_seconds = call_seconds.labels("response")
         # HTTP.
         self.open_connections = 0
         """Number of open HTTP connections."""
         connections = Gauge("decathlon_http_connections", "Open HTTP connections.", registry=registry)
         connections.set_function(lambda: self.open_connections)
-        self.responses = LoopCounter(
-            "decathlon_http_responses", "HTTP responses that were begun, by status.", "status", (200,)
+        self.responses = Counter(
+            "decathlon_http_responses",
+            "HTTP responses that were begun, by status.",
+            ("status",),
+            registry=registry,
         )
-        self.request_bytes = LoopCounter(
-            "decathlon_http_request_bytes", "Bytes of the bodies of MCP requests."
+        self.responses.labels(200)
+        self.request_bytes = Counter(
+            "decathlon_http_request_bytes", "Bytes of the bodies of MCP requests.", registry=registry
         )
-        self.response_bytes = LoopCounter(
-            "decathlon_http_response_bytes", "Bytes of the bodies of all HTTP responses."
+        self.response_bytes = Counter(
+            "decathlon_http_response_bytes", "Bytes of the bodies of all HTTP responses.", registry=registry
         )
-        for collector in (
-            *(self.calls, self.call_seconds),
-            *(self.responses, self.request_bytes, self.response_bytes),
-        ):
-            registry.register(collector)
         # The server and its machine.
         self._generation = Gauge(
             "decathlon_generation", "Number of servers so far on this state folder.", registry=registry
@@ -300,8 +236,8 @@ class EpisodeMetrics:
     def called(self, outcome: CallOutcome, sent_at: float) -> None:
         """A call has ended that was sent at that time of `perf_counter`."""
         metrics = self._metrics
-        metrics.calls.totals[outcome] += 1
-        metrics.call_seconds.driver.observe(perf_counter() - sent_at)
+        metrics.calls[outcome].inc()
+        metrics.driver_seconds.observe(perf_counter() - sent_at)
 
     def claimed(self) -> None:
         """The attempt is closed and will be graded."""

@@ -200,18 +200,19 @@ async def test_call_whose_client_leaves_at_once_is_completed(
 
 
 async def test_calls_are_counted_as_with_tasks(tmp_path: Path, http: httpx2.AsyncClient) -> None:
-    async def counted(served: Served, *, answers: int) -> tuple[float, float, float]:
+    def totals(served: Served) -> list[float]:
+        registry = served.episodes.metrics.registry
+        names = ("request_bytes", "response_bytes")
+        values = [registry.get_sample_value(f"decathlon_http_{name}_total") for name in names]
+        values.append(registry.get_sample_value("decathlon_http_responses_total", {"status": "200"}))
+        return [value for value in values if value is not None]
+
+    async def counted(served: Served, *, answers: int) -> tuple[float, ...]:
         session = await ready_session(http, served)
-        metrics = served.episodes.metrics
-        before = metrics.request_bytes.totals[""], metrics.response_bytes.totals[""]
-        responses = metrics.responses.totals[200]
+        before = totals(served)
         for number in range(answers):
             await session.call("probe__params", request_id=number + 10)
-        return (
-            metrics.request_bytes.totals[""] - before[0],
-            metrics.response_bytes.totals[""] - before[1],
-            metrics.responses.totals[200] - responses,
-        )
+        return tuple(after - earlier for after, earlier in zip(totals(served), before, strict=True))
 
     async with serving(tmp_path / "direct", Tools()) as served:
         direct = await counted(served, answers=3)
