@@ -346,7 +346,7 @@ def read_settings(values: Mapping[str, Any]) -> Settings:
     try:
         return Settings.model_validate(dict(values))
     except ValidationError as error:
-        problems = find_problems(error, dict(values), TypeAdapter(Settings), shows_text=True)
+        problems = find_problems(error, dict(values), TypeAdapter(Settings))
         raise SettingsError(
             "; ".join(f"{problem.field}: {problem.message}" for problem in problems)
         ) from None

@@ -86,7 +86,7 @@ def usage_message(error: CycloptsError) -> str:
 
 def _invalid_settings(error: ValidationError, arguments: ArgumentCollection) -> Iterator[str]:
     values = {str(fault["loc"][0]): fault["input"] for fault in error.errors() if fault["loc"]}
-    for problem in find_problems(error, values, shows_text=True):
+    for problem in find_problems(error, values):
         name = str(problem.path[0]) if problem.path else ""
         flag = f"--{name.replace('_', '-')}"
         tokens = [token for argument in arguments if flag in argument.names for token in argument.tokens]

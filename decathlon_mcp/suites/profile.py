@@ -12,14 +12,13 @@ from pydantic import AfterValidator, BeforeValidator
 
 from decathlon_mcp.suites.documents import read_yaml
 from decathlon_mcp.types import JsonObject, Names, PreprocessSandbox
-from decathlon_mcp.validation import describe
 
 T = TypeVar("T")
 
 
 def _pairs(value: object) -> object:
     if not isinstance(value, Mapping):
-        raise ValueError(f"a mapping was expected, not {describe(value)}")  # noqa: TRY004  (pydantic's protocol)
+        raise ValueError("a mapping was expected")  # noqa: TRY004  (pydantic's protocol)
     return tuple(cast("Mapping[object, object]", value).items())
 
 

@@ -179,7 +179,7 @@ def test_folders_that_must_exist_when_a_server_starts(checkout: Checkout) -> Non
         (
             "name: bad\nparams:\n  command: x\nclient_session_timeout_seconds: -1\n",
             4,
-            "a number above 0 was expected",
+            "Input should be greater than 0",
         ),
         ("name: bad\nparams: {}\n", 2, "params.command: missing; it is required"),
         ("name: bad\n", 1, "params: missing; it is required"),
