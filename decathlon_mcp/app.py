@@ -312,7 +312,6 @@ def create_tool_lists(factory: SandboxFactory, state: Path) -> ToolLists:
         factory.provider,
         factory.image,
         factory.tool_names,
-        factory.cuts_overlong,
     )
 
 

@@ -20,7 +20,7 @@ from anyio.abc import ObjectSendStream, TaskGroup
 
 from decathlon_client.background import background_tasks
 from decathlon_client.episode import MISTAKES, Episode
-from decathlon_client.errors import ClientError, ConnectionLostError
+from decathlon_client.errors import ClientError, ConnectionLostError, RequestError
 from decathlon_client.opener import EpisodeOpener
 from decathlon_client.progress import Pace, ShowTally, Tally, progress_display
 from decathlon_client.summary import Summary, SummaryCounts
@@ -34,7 +34,10 @@ log = logging.getLogger("decathlon.client")
 
 T = TypeVar("T")
 Player: TypeAlias = Callable[[Episode], Awaitable[T]]
-"""Plays one episode; its return value is kept in the result. An unclaimed attempt is graded as it is."""
+"""Plays one episode; its return value is kept in the result. An unclaimed attempt is graded as it is.
+
+So is one whose player raises the RequestError that a task's server answered with.
+"""
 
 Fault: TypeAlias = Literal["infrastructure", "player"]
 """Whose fault it is that there is no verdict."""
@@ -275,8 +278,11 @@ class _EpisodeRun(Generic[T]):
             try:
                 self.played = await self._player(episode)
             except Exception as error:
-                # An agent can end its own episode; this is a reward of 0, and no failure.
-                if _is_players_fault(error) or not await episode.ended_with_reward():
+                # An agent can end its own episode; this is a reward of 0, and no failure. So is what a player
+                # does not catch of the errors that a task's server, or an agent in its place, answers with.
+                if not _is_from_task(error) and (
+                    _is_players_fault(error) or not await episode.ended_with_reward()
+                ):
                     raise
         self._enter("grading")
         if time_limit.cancelled_caught and not episode.claimed:
@@ -302,6 +308,11 @@ class _EpisodeRun(Generic[T]):
 
     def _count(self, state: str, change: int) -> None:
         setattr(self._tally, state, getattr(self._tally, state) + change)
+
+
+def _is_from_task(error: BaseException) -> bool:
+    """Whether the error is a reply of a task's server."""
+    return isinstance(error, RequestError) and error.data.get("source") == "task"
 
 
 def _is_players_fault(error: BaseException | None) -> bool:

@@ -12,6 +12,7 @@ from decathlon_client.errors import (
     CallTimeoutError,
     ClientError,
     EpisodeEndedError,
+    InvalidReplyError,
     NoVerdictError,
     ProtocolError,
     RequestError,
@@ -99,7 +100,7 @@ class Episode:
         on_progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> Reply:
-        """Call a tool. A tool that fails returns a reply with `is_error`.
+        """Call a tool. A tool that fails, or whose result is not MCP, returns a reply with `is_error`.
 
         `timeout` is in seconds; None waits as long as the tool takes. After a lost connection the call is
         sent again and runs once; `on_progress` may then repeat itself. Raises UnknownToolError, RequestError,
@@ -115,6 +116,9 @@ class Episode:
                     f"{error.message}"
                 ) from error
             raise
+        except InvalidReplyError as error:
+            # An agent that controls a tool's server may have caused it.
+            return Reply.mistake(f"{name}: {error.message}")
         reply = Reply.read(raw)
         closed = (as_object(reply.meta.get(ERROR_KEY)) or {}).get("code") == "episode_claimed"
         self.claimed |= closed or (name in (self._claim_name, EVALUATE_NAME) and not reply.is_error)

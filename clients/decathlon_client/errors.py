@@ -46,6 +46,10 @@ class ProtocolError(ClientError):
     """The answer is not MCP, or not what a decathlon-mcp server answers."""
 
 
+class InvalidReplyError(ProtocolError):
+    """The result of a request is not MCP."""
+
+
 class RequestError(ClientError):
     """The request was refused: its arguments are wrong, or the task's server refused it.
 

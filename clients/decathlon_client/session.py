@@ -22,6 +22,7 @@ from decathlon_client.errors import (
     CallTimeoutError,
     ClientError,
     ConnectionLostError,
+    InvalidReplyError,
     ProtocolError,
     error_from_json_rpc,
 )
@@ -161,7 +162,7 @@ class SessionOwner:
                 return SessionLostError("the server does not know this session any more")
             return error_from_json_rpc(number, message, data)
         if isinstance(cause, ValidationError):
-            return ProtocolError(f"the server's answer is not MCP: {' '.join(str(cause).split())[:500]}")
+            return InvalidReplyError(f"the server's answer is not MCP: {' '.join(str(cause).split())[:500]}")
         if isinstance(cause, RuntimeError):
             return ProtocolError(str(cause))
         reason = str(cause) or type(cause).__name__

@@ -51,7 +51,7 @@ class Episode:
         on_progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> Reply:
-        """Call a tool. A tool that fails returns a reply with `is_error`.
+        """Call a tool. A tool that fails, or whose result is not MCP, returns a reply with `is_error`.
 
         `timeout` is in seconds; None waits as long as the tool takes. After a lost connection the call is
         sent again and runs once; `on_progress` may then repeat itself. Raises UnknownToolError, RequestError,

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from decathlon_mcp.background import Flag, background_tasks
 from decathlon_mcp.driver_client.heartbeat import Heartbeat
+from decathlon_mcp.driver_client.mcp_schema import LogParams, ProgressParams, is_valid_notification
 from decathlon_mcp.driver_client.messages import NO_SURVIVAL, Loss, MessageStream, Survival
 from decathlon_mcp.driver_client.replies import Cut, Reply, read_reply, without_own_keys
 from decathlon_mcp.driver_client.rpc import NotificationHandler, RpcClient
@@ -292,8 +293,9 @@ class DriverClient:
         `params` may contain `msgspec.Raw`. Members of the reply's `_meta` that look like this server's own
         are removed; nothing else is changed, unless `cut` makes the driver shorten the result. `on_progress`
         and `on_message` are called, in order, with the params of the notifications that come before the
-        reply. `before_send` is called with the request's id before anything is sent, and can prevent that
-        with an exception; `on_reply` with what will be returned, before the driver may forget the reply.
+        reply and that MCP allows. `before_send` is called with the request's id before anything is sent, and
+        can prevent that with an exception; `on_reply` with what will be returned, before the driver may
+        forget the reply.
         `request_id` sends the call of an earlier server process again, under the id that this had: the driver
         runs it only if it did not get it before. With `begun`, `begin_call` has sent it.
 
@@ -301,8 +303,11 @@ class DriverClient:
         values. The driver may forget the reply then; a caller that logs the error without awaiting anything
         does so in time. Cancelling the call cancels it in the sandbox too.
         """
-        read = partial(read_reply, server=server, limit_bytes=self._reply_bytes)
-        handlers = {wire.PROGRESS: _cleaning(on_progress), wire.MESSAGE: _cleaning(on_message)}
+        read = partial(read_reply, server=server, limit_bytes=self._reply_bytes, method=method)
+        handlers = {
+            wire.PROGRESS: _checking(on_progress, ProgressParams),
+            wire.MESSAGE: _checking(on_message, LogParams),
+        }
         try:
             if begun:
                 assert request_id is not None
@@ -550,13 +555,16 @@ def _validated(kind: type[_Result], reply: Any) -> _Result:
         ) from None
 
 
-def _cleaning(handler: NotificationHandler | None) -> NotificationHandler | None:
-    """A handler that gets notifications without keys that look like our own."""
+def _checking(
+    handler: NotificationHandler | None, kind: type[ProgressParams | LogParams]
+) -> NotificationHandler | None:
+    """A handler that gets the notifications that MCP allows, without keys that look like our own."""
     if handler is None:
         return None
 
     async def handle(params: JsonObject) -> None:
-        await handler(without_own_keys(params))
+        if is_valid_notification(params, kind):
+            await handler(without_own_keys(params))
 
     return handle
 

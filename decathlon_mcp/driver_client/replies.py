@@ -16,15 +16,18 @@ from typing import Any, cast
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from decathlon_mcp.driver_client.mcp_schema import read_result, readable_text
 from decathlon_mcp.driver_client.rpc import Message, decode_bounded
 from decathlon_mcp.errors import DriverError, LimitExceededError
-from decathlon_mcp.json_limits import MAX_DEPTH, MAX_NODES, JsonLimitError, check_json, check_undecoded
+from decathlon_mcp.json_limits import MAX_NODES, JsonLimitError, check_json, check_undecoded
 from decathlon_mcp.suites.truncation import OVERLONG_KEY
 from decathlon_mcp.types import JsonObject, as_json, as_json_with_raw, as_object
 
 OWN_PREFIX = "decathlon/"
 """Prefix of this server's own keys in `_meta`."""
 MAX_PATH_CHARACTERS = 4096
+MAX_FAULT_CHARACTERS = 500
+"""How much of a description of a fault, which can quote the result, an error has."""
 
 
 class CallParams(msgspec.Struct, frozen=True):
@@ -86,35 +89,33 @@ class Reply(msgspec.Struct, frozen=True):
     def from_result(cls, text: bytes | Raw, overlong: Raw | UnsetType = UNSET) -> Reply:
         """A reply with the result that this JSON text has. `overlong`: see `_with_overlong`.
 
-        Raises JsonLimitError for one that is too deep or has too many values, and ValueError or
-        `msgspec.MsgspecError` for one that is no object or that a client could not read.
+        Raises what `read_result` raises: `msgspec.ValidationError` for one that MCP does not allow.
         """
         data = bytes(text)
-        check_json(data, max_depth=MAX_DEPTH, max_nodes=MAX_NODES)
-        check_undecoded(data)
+        result = read_result(data)
         # Members are written again one by one, because of duplicates: parsers differ in which of them they
-        # read, and the one that is not looked at here could have keys of this server.
+        # read, and the one that was not looked at could have keys of this server.
         members: dict[str, Raw] = _decode_members(data)
-        # Without either, there is no `_meta`.
-        may_have_meta = b"_meta" in data or b"\\u" in data
-        if may_have_meta and (content := members.get("content")) is not None:
-            members["content"] = _content_without_own_keys(content)
-        meta: JsonObject = {}
-        if (raw_meta := members.get("_meta")) is not None:
-            known = as_object(msgspec.json.decode(raw_meta))
-            if known is not None:
-                meta = without_own(known)
-                if meta is not known:
-                    members["_meta"] = Raw(as_json(meta))
+        if result.has_metas:
+            members["content"] = _content_without_own_keys(members["content"])
+        if (meta := without_own(result.meta)) is not result.meta:
+            members["_meta"] = Raw(as_json(meta))
         if not isinstance(overlong, UnsetType) and (value := _read_overlong(overlong)) is not None:
             meta = {**meta, OVERLONG_KEY: value}
             members["_meta"] = Raw(as_json(meta))
-        is_error = members.get("isError")
-        result = as_json_with_raw(members)
-        if b"\r" in result:
+        relayed = as_json_with_raw(members)
+        if b"\r" in relayed:
             # White space between tokens. In a stream of events it would end the line.
-            result = result.replace(b"\r", b" ")
-        return cls(result, is_error=is_error is not None and bool(msgspec.json.decode(is_error)), meta=meta)
+            relayed = relayed.replace(b"\r", b" ")
+        return cls(relayed, is_error=result.is_error, meta=meta)
+
+    @classmethod
+    def from_other(cls, text: Raw) -> Reply:
+        """A reply to another method than `tools/call`, whose result is only checked to be readable."""
+        data = bytes(text)
+        check_json(data)
+        check_undecoded(data)
+        return cls(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +154,12 @@ _decode_items = msgspec.json.Decoder(list[Raw]).decode
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
-def read_reply(message: Message, *, server: str, limit_bytes: int) -> Reply:
-    """The reply in the driver's response to a `call`.
+def read_reply(message: Message, *, server: str, limit_bytes: int, method: str = "tools/call") -> Reply:
+    """The reply in the driver's response to a `call` of this method.
 
     Raises LimitExceededError for a reply over `limit_bytes`, over `json_limits.MAX_NODES` or too deep, and
-    DriverError with reason `server` for one that is neither a result nor an error.
+    DriverError with reason `server` for one that is neither a result nor an error, and for a tool's result
+    that MCP does not allow: its message names the fault and has the result's text.
     """
     assert not isinstance(message.result, UnsetType)
     raw = bytes(message.result)
@@ -171,15 +173,27 @@ def read_reply(message: Message, *, server: str, limit_bytes: int) -> Reply:
     )
     try:
         reply = _decode_envelope(raw)
-        if isinstance(reply.error, UnsetType) and not isinstance(reply.result, UnsetType):
-            return Reply.from_result(reply.result, message.overlong)
-        if isinstance(reply.error, UnsetType) or not isinstance(reply.result, UnsetType):
+        if isinstance(reply.error, UnsetType) == isinstance(reply.result, UnsetType):
             raise invalid
-        return Reply(None, as_object(decode_bounded(reply.error, max_nodes=MAX_NODES)) or {})
+        if isinstance(reply.result, UnsetType):
+            return Reply(None, as_object(decode_bounded(cast("Raw", reply.error), max_nodes=MAX_NODES)) or {})
+        if method == "tools/call":
+            return _read_tool_result(reply.result, message.overlong, server)
+        return Reply.from_other(reply.result)
     except JsonLimitError as error:
         raise LimitExceededError(f"the reply exceeds a limit: {error}") from None
     except _UNREADABLE:
         raise invalid from None
+
+
+def _read_tool_result(result: Raw, overlong: Raw | UnsetType, server: str) -> Reply:
+    try:
+        return Reply.from_result(result, overlong)
+    except msgspec.ValidationError as error:
+        # An SDK client would raise for it.
+        fault, text = str(error)[:MAX_FAULT_CHARACTERS], readable_text(bytes(result))
+        message = f"server {server} sent a result that is not MCP ({fault}); its text: {text}"
+        raise DriverError(message, reason="server") from None
 
 
 def without_own_keys(value: JsonObject) -> JsonObject:
@@ -216,18 +230,14 @@ def _is_own(key: str) -> bool:
 
 def _content_without_own_keys(content: Raw) -> Raw:
     """A result's content, whose items' members are written again as those of the result are."""
-    try:
-        items = [_item_without_own_keys(item) for item in _decode_items(content)]
-    except msgspec.ValidationError:
-        return content  # no array, so no client takes it for content
-    return Raw(as_json_with_raw(items))
+    return Raw(as_json_with_raw([_members_without_own_keys(item) for item in _decode_items(content)]))
 
 
-def _item_without_own_keys(item: Raw) -> dict[str, Raw] | Raw:
-    try:
-        members: dict[str, Raw] = _decode_members(item)
-    except msgspec.ValidationError:
-        return item
+def _members_without_own_keys(item: Raw) -> dict[str, Raw]:
+    """The members of a content item or of the resource in it."""
+    members: dict[str, Raw] = _decode_members(item)
+    if (resource := members.get("resource")) is not None and bytes(resource).startswith(b"{"):
+        members["resource"] = Raw(as_json_with_raw(_members_without_own_keys(resource)))
     if (raw_meta := members.get("_meta")) is not None:
         meta = as_object(msgspec.json.decode(raw_meta))
         if meta is not None and (cleaned := without_own(meta)) is not meta:

@@ -19,7 +19,6 @@ from decathlon_mcp.errors import (
     SandboxLostError,
     SetUpError,
 )
-from decathlon_mcp.suites.truncation import without_output_schemas
 from decathlon_mcp.telemetry.logs import fields
 
 log = logging.getLogger("decathlon.episodes")
@@ -52,8 +51,6 @@ async def _refresh(episode: Episode, driver: DriverClient, server: str) -> bool:
     """List a server's tools again; whether they are others than before."""
     try:
         tools = await driver.list_tools(server, timeout_seconds=LIST_SECONDS)
-        if episode.sandbox_factory.cuts_overlong:
-            tools = without_output_schemas(tools)
         return episode.change_tools(server, tools)
     except SandboxLostError:
         return False

@@ -21,14 +21,12 @@ import anyio
 import anyio.to_thread
 
 from decathlon_mcp import __version__
-from decathlon_mcp.driver_client.driver import ServerInfo
 from decathlon_mcp.episodes.records import OfferedTools
 from decathlon_mcp.episodes.tools import ToolRouter
 from decathlon_mcp.sandboxes.base import Provider
 from decathlon_mcp.storage.file_cache import FileCache
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
-from decathlon_mcp.suites.truncation import without_output_schemas
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject, Names, as_json
 
@@ -78,7 +76,6 @@ class ToolLists:
     provider: Provider
     image: str | None
     names: Names
-    cuts_overlong: bool
     _expected_keys: dict[str, tuple[float, str | None]] = field(default_factory=dict, repr=False)
     _known: WeakValueDictionary[tuple[bytes, str], KnownTools] = field(
         default_factory=WeakValueDictionary[tuple[bytes, str], KnownTools], repr=False
@@ -107,7 +104,6 @@ class ToolLists:
             "task": task.id,
             "servers": [self._configuration(name) for name in task.needs.servers],
             "local_tools": {name: local_code.get(name) for name in task.needs.local_tools},
-            "without_output_schemas": self.cuts_overlong,
         }
         return sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -148,10 +144,6 @@ class ToolLists:
         """Delete the entry, if it still has these tools; whether it had them."""
         content = _content(replace(tools, changed={}), root)
         return await anyio.to_thread.run_sync(self.cache.delete, key, content)
-
-    def listed(self, info: ServerInfo) -> list[JsonObject]:
-        """A server's tools as episodes offer them."""
-        return without_output_schemas(info.tools) if self.cuts_overlong else info.tools
 
 
 def same_tools(one: Sequence[JsonObject], other: Sequence[JsonObject]) -> bool:

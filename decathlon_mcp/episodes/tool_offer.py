@@ -22,7 +22,7 @@ from decathlon_mcp.episodes.tools import ToolSession
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.suites.local_tools import local_spec
 from decathlon_mcp.suites.tool_names import LOCAL
-from decathlon_mcp.suites.truncation import FOLDER, without_output_schemas
+from decathlon_mcp.suites.truncation import FOLDER
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject
 
@@ -141,7 +141,7 @@ class ToolOffer:
         if self._lists is None or key is None:
             return
         expected = tools.servers.get(name, [])
-        if info is not None and same_tools(self._lists.listed(info), expected):
+        if info is not None and same_tools(info.tools, expected):
             return
         log.warning(
             "a server does not have the tools that were cached",
@@ -158,8 +158,6 @@ class ToolOffer:
             factory.suite, self._task, driver, root=sandbox.root, timeout_seconds=seconds
         )
         offered: dict[str, list[JsonObject]] = {name: server.tools for name, server in servers.items()}
-        if factory.cuts_overlong:
-            offered = {name: without_output_schemas(tools) for name, tools in offered.items()}
         if local:
             offered[LOCAL] = [tool for tools in local.values() for tool in tools]
         return OfferedTools(offered, local)

@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 import anyio
 
 from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver_client.mcp_schema import valid_definition
 from decathlon_mcp.driver_client.replies import CallParams, Cut, Reply
 from decathlon_mcp.driver_client.rpc import NotificationHandler
 from decathlon_mcp.episodes.server_starts import ServerStarts
@@ -124,17 +125,11 @@ class ToolRouter:
 
 
 def _renamed(tool: JsonObject, name: str, route: ToolRoute) -> JsonObject:
-    """The server's definition of a tool under another name."""
-    schema = as_object(tool.get("inputSchema")) or {}
-    definition: JsonObject = {
-        **tool,
-        "name": name,
-        # The Python client refuses a whole list of tools for one schema without a type.
-        "inputSchema": schema if "type" in schema else {"type": "object", **schema},
-    }
+    """The server's definition of a tool under another name, as every client accepts it."""
+    definition: JsonObject = {**valid_definition(tool), "name": name}
     if not name.endswith(route.tool):
         original = {"server": route.server, "tool": route.tool}
-        definition["_meta"] = {**(as_object(tool.get("_meta")) or {}), ORIGINAL_KEY: original}
+        definition["_meta"] = {**(as_object(definition.get("_meta")) or {}), ORIGINAL_KEY: original}
     return definition
 
 

@@ -38,10 +38,8 @@ class Progress:
         """Pass on a notification of the task's server, under the client's own token."""
         if self._token is None or not request_context_of(self._ctx).can_stream:
             return
-        progress = params.get("progress")
-        if isinstance(progress, (int, float)) and progress < self._last:
-            params = {**params, "progress": self._last}
-        await self._send({**params, PROGRESS_TOKEN: self._token})
+        progress = max(params["progress"], self._last)
+        await self._send({**params, "progress": progress, PROGRESS_TOKEN: self._token})
 
     @asynccontextmanager
     async def reporting(
@@ -78,7 +76,5 @@ class Progress:
             yield
 
     async def _send(self, params: JsonObject) -> None:
-        progress = params.get("progress")
-        if isinstance(progress, (int, float)):
-            self._last = progress
+        self._last = params["progress"]
         await send_notification(self._ctx, "notifications/progress", params, with_reply=True)

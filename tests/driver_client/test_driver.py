@@ -204,9 +204,12 @@ async def test_notifications_of_a_call_reach_their_handlers() -> None:
         tasks.start_soon(call)
         number = (await peer.receive())["id"]
         await peer.send(method="progress", params={"id": number, "params": {"progress": 1}})
+        await peer.send(method="progress", params={"id": number, "params": {"progress": "most"}})
         await peer.send(method="message", params={"id": number, "params": {"data": "text"}})
-        await peer.send(id=number, result={"result": {}})
-    assert received == [("progress", {"progress": 1}), ("message", {"data": "text"})]
+        await peer.send(method="message", params={"id": number, "params": {"level": "info", "data": "text"}})
+        await peer.send(id=number, result={"result": {"content": []}})
+    # Those that MCP does not allow are dropped.
+    assert received == [("progress", {"progress": 1}), ("message", {"level": "info", "data": "text"})]
 
 
 async def test_arrange_freeze_forward_and_ping_send_their_params() -> None:

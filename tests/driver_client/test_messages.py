@@ -479,7 +479,7 @@ async def test_call_without_a_kept_reply_is_sent_again_under_its_id() -> None:
         tasks.start_soon(call)
         request = await peer.receive()
         assert (request["id"], request["method"]) == (OLD_ID, "call")
-        await peer.reply(request, {"result": {}})
+        await peer.reply(request, {"result": {"content": []}})
         await until(lambda: bool(results))
 
 

@@ -1,0 +1,135 @@
+"""An agent that answers in place of its tool server makes no client raise, and so does not lose its 0.
+
+The replies are generated from the SDK's schema, with one fault each, and go through real clients.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from decathlon_client import Decathlon
+from decathlon_client.errors import RequestError
+from mcp.shared.exceptions import MCPError
+
+from tests.cheats.agent import SUITE
+from tests.fuzz.results import results
+from tests.probe.clients import connected, start
+from tests.probe.serving import Served, serving
+
+pytestmark = pytest.mark.anyio
+
+PLAYER = Path(__file__).parent / "sdk_player.py"
+REPOSITORY = Path(__file__).parents[2]
+ERRORS: list[Any] = [
+    *({}, [], 5, "x", None, {"code": "x", "message": 5}, {"code": None}, {"message": None}),
+    *({"code": 10**30, "message": "m"}, {"code": 1.5, "message": "m", "data": []}),
+    {"code": -32602, "message": "m", "data": {"code": "sandbox_lost", "source": "server"}},
+]
+SAMPLE = 48
+"""Every SAMPLE-th generated result is tried in the fast tests."""
+
+
+def replies(step: int) -> list[str]:
+    """Members of replies, as the tool `reply` takes them."""
+    members = [f'"result": {json.dumps(result)}' for result in results()[::step]]
+    members += [f'"result": {value}' for value in ("[1]", "5", "null", '"x"')]
+    members += [f'"error": {json.dumps(error)}' for error in ERRORS]
+    return [repr(text) for text in members]
+
+
+@pytest.fixture(scope="module", name="server")
+async def local_server(
+    tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
+) -> AsyncGenerator[Served]:
+    async with serving(tmp_path_factory.mktemp("state"), suite=(SUITE,), provider="local") as served:
+        yield served
+
+
+@pytest.mark.parametrize("place", ["handshake", "sessionless", "lobby"])
+async def test_no_reply_makes_an_sdk_client_raise(server: Served, place: str) -> None:
+    started = await start(server, "sum-prices")
+    address = server.lobby if place == "lobby" else started["address"]
+    refused, errors = 0, list[Any]()
+    async with connected(address, "sessionless" if place == "sessionless" else "handshake") as agent:
+        for members in replies(SAMPLE):
+            name, arguments = "root__reply", {"members": members}
+            if place == "lobby":
+                arguments = {"episode": started["episode"], "name": name, "arguments": arguments}
+                name = "call_tool"
+            try:
+                result: Any = await agent.call_tool(name, arguments)
+            except MCPError as error:
+                errors.append(error.error)
+            else:
+                refused += result.is_error and "is not MCP" in result.content[0].text
+    assert refused > 20
+    assert {error.code for error in errors} == {-32602, -32603}
+    assert all(error.data["source"] == "task" and "code" not in error.data for error in errors)
+    server.find(started["episode"]).close()
+
+
+async def test_no_reply_makes_our_client_lose_the_episode(server: Served) -> None:
+    async def play(episode: Any) -> None:
+        for members in replies(SAMPLE):
+            await episode.act("root__reply", {"members": members})
+
+    async def give_up(episode: Any) -> None:
+        await episode.call("root__reply", {"members": repr('"error": {"code": 1, "message": "m"}')})
+
+    async with Decathlon(server.url) as client:
+        for player in (play, give_up):
+            async with client.batch(["sum-prices"], concurrency=1) as batch:
+                (result,) = [result async for result in batch.run(player)]
+                assert (result.reward, result.fault, result.failure) == (0.0, None, None)
+                assert (batch.tally.lost, batch.tally.broken) == (0, 0)
+
+
+async def test_refused_result_is_read_by_the_agent_and_its_episode_continues(server: Served) -> None:
+    item = {"type": "text", "text": "found it", "annotations": {"priority": 5}}
+    members = repr(f'"result": {json.dumps({"content": [item]})}')
+    async with Decathlon(server.url) as client, client.episode("sum-prices") as episode:
+        reply = await episode.call("root__reply", {"members": members})
+        assert reply.is_error
+        assert "priority" in reply.text
+        assert reply.text.endswith("its text: found it")
+        assert (await episode.call("root__say", {"text": "well"})).text == "well"
+        with pytest.raises(RequestError) as caught:
+            await episode.call("root__reply", {"members": repr('"error": {"code": 5, "message": "m"}')})
+        assert caught.value.data == {"source": "task", "error": {"code": 5}}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("sdk", ["mcp>=1.24,<2", "mcp>=2.3,<3"])
+async def test_no_generated_reply_makes_either_sdk_raise(sdk: str, server: Served, tmp_path: Path) -> None:
+    python = await client_environment(sdk, tmp_path)
+    (tmp_path / "replies.json").write_text(json.dumps(replies(8)))
+    command = [str(python), str(PLAYER), server.url, "sum-prices", str(tmp_path / "replies.json")]
+    played = await anyio.run_process(command, check=False)
+    assert played.returncode == 0, played.stderr.decode()
+    outcome = json.loads(played.stdout)
+    assert (outcome["raised"], outcome["reward"], outcome["fault"]) == ([], 0.0, None), outcome
+    assert outcome["failed"] > 150
+
+
+async def client_environment(sdk: str, folder: Path) -> Path:
+    """An environment with only the client and this SDK; returns its Python."""
+    await run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")])
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    await run([*build, "--wheel-dir", str(folder), str(REPOSITORY)])
+    (wheel,) = [path async for path in anyio.Path(folder).glob("*.whl")]
+    python = folder / "venv" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
+    await run([*pip, "install", "--quiet", str(wheel), sdk])
+    return python
+
+
+async def run(command: Sequence[str]) -> None:
+    await anyio.run_process(command, stderr=subprocess.STDOUT)
