@@ -32,6 +32,10 @@ ERRORS: list[Any] = [
     *({"code": 10**30, "message": "m"}, {"code": 1.5, "message": "m", "data": []}),
     {"code": -32602, "message": "m", "data": {"code": "sandbox_lost", "source": "server"}},
 ]
+PROGRESS = """'"method": "ping"}\\n{"jsonrpc": "2.0", "method": "notifications/progress", "params": '
+'{"progress": PROGRESS, "progressToken": %s}}\\n{"jsonrpc": "2.0", "id": %d, "result": {"content": []}'
+% (json.dumps(message["params"]["_meta"]["progressToken"]), message["id"])""".replace("\n", " ")
+"""A ping, a notification of progress, and a result."""
 SAMPLE = 48
 """Every SAMPLE-th generated result is tried in the fast tests."""
 
@@ -89,6 +93,22 @@ async def test_no_reply_makes_our_client_lose_the_episode(server: Served) -> Non
                 (result,) = [result async for result in batch.run(player)]
                 assert (result.reward, result.fault, result.failure) == (0.0, None, None)
                 assert (batch.tally.lost, batch.tally.broken) == (0, 0)
+
+
+async def test_no_progress_breaks_the_session_of_an_sdk_client(server: Served) -> None:
+    """An integer that is no float is an exception in the dispatcher of the SDK 2.3."""
+    started = await start(server, "sum-prices")
+    reported: list[float] = []
+
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        reported.append(progress)
+
+    async with connected(started["address"]) as agent:
+        for progress in ("1" + "0" * 400, "true", '"half"', "2"):
+            members = PROGRESS.replace("PROGRESS", progress)
+            await agent.call_tool("root__reply", {"members": members}, progress_callback=on_progress)
+    assert reported == [2]
+    server.find(started["episode"]).close()
 
 
 async def test_refused_result_is_read_by_the_agent_and_its_episode_continues(server: Served) -> None:
