@@ -1,8 +1,9 @@
-"""Opening a local sandbox in namespaces, compared with one that is an ordinary process.
+"""Opening a local sandbox in namespaces, with and without a network, compared with an ordinary process.
 
     python -m benchmarks.isolation
 
-A sandbox is open when its driver has answered. Prints a page like `benchmarks/ISOLATION.md`.
+A sandbox is open when its network is connected and its driver has answered. Prints a page like
+`benchmarks/ISOLATION.md`.
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ from benchmarks.machine import machine
 from benchmarks.samples import Measurement, Samples, measure_in_turns
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND, connect
 from decathlon_mcp.sandboxes.base import Provider, SandboxSpec
-from decathlon_mcp.sandboxes.bubblewrap.host_provider import HostProvider, why_unavailable
+from decathlon_mcp.sandboxes.bubblewrap.host_provider import (
+    HostProvider,
+    why_no_own_network,
+    why_unavailable,
+)
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
+from decathlon_mcp.types import Network
 
 WARM_UP = 3
-PLAIN, NAMESPACES = "none", "namespaces"
+PLAIN, NAMESPACES, NETWORK = "none", "namespaces", "namespaces and a network"
 
 
 async def measure(rounds: int) -> dict[str, dict[str, Samples]]:
@@ -39,10 +45,12 @@ async def measure(rounds: int) -> dict[str, dict[str, Samples]]:
             PLAIN: await stack.enter_async_context(LocalProvider(owner, folder / PLAIN)),
             NAMESPACES: await stack.enter_async_context(HostProvider(owner, folder / NAMESPACES)),
         }
+        providers[NETWORK] = providers[NAMESPACES]
         opened: dict[str, list[float]] = {name: [] for name in providers}
         numbers = itertools.count()
         measurements = {
-            name: _opening(provider, owner, numbers, opened[name]) for name, provider in providers.items()
+            name: _opening(provider, owner, numbers, opened[name], "outbound" if name == NETWORK else "none")
+            for name, provider in providers.items()
         }
         removed = await measure_in_turns(measurements, rounds=rounds, warm_up=WARM_UP)
     return {
@@ -51,9 +59,12 @@ async def measure(rounds: int) -> dict[str, dict[str, Samples]]:
     }
 
 
-def _opening(provider: Provider, owner: str, numbers: Iterator[int], opened: list[float]) -> Measurement:
+def _opening(
+    provider: Provider, owner: str, numbers: Iterator[int], opened: list[float], network: Network
+) -> Measurement:
     async def opening() -> float:
-        spec = SandboxSpec(f"{owner}-{next(numbers)}", BOOT_COMMAND, PurePosixPath("/episode"))
+        name = f"{owner}-{next(numbers)}"
+        spec = SandboxSpec(name, BOOT_COMMAND, PurePosixPath("/episode"), network=network)
         start = time.perf_counter()
         async with provider.open(spec) as sandbox, connect(sandbox):
             opened.append(time.perf_counter() - start)
@@ -70,18 +81,19 @@ def page(results: dict[str, dict[str, Samples]], rounds: int) -> Iterator[str]:
     yield ""
     yield f"{rounds} sandboxes of each kind, one at a time and in turns; median in milliseconds."
     yield ""
-    yield f"| step | `--isolation {PLAIN}` | `--isolation {NAMESPACES}` | ratio |"
-    yield "| --- | ---: | ---: | ---: |"
+    yield f"| step | `--isolation {PLAIN}` | `--isolation {NAMESPACES}` | ratio | with a network | ratio |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: |"
     for step in ("open", "open and remove"):
-        plain, isolated = (results[name][step].p50 * 1e3 for name in (PLAIN, NAMESPACES))
-        yield f"| {step} | {plain:.1f} | {isolated:.1f} | {isolated / plain:.2f} |"
+        plain, isolated, network = (results[name][step].p50 * 1e3 for name in (PLAIN, NAMESPACES, NETWORK))
+        ratios = (isolated / plain, network / isolated)
+        yield f"| {step} | {plain:.1f} | {isolated:.1f} | {ratios[0]:.2f} | {network:.1f} | {ratios[1]:.2f} |"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=50)
     rounds = parser.parse_args().rounds
-    if (reason := why_unavailable()) is not None:
+    if (reason := why_unavailable() or why_no_own_network()) is not None:
         sys.stderr.write(f"{reason}\n")
         return 1
     for line in page(anyio.run(measure, rounds), rounds):

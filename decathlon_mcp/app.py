@@ -100,8 +100,6 @@ def image_for(suite: Suite, settings: Settings) -> str | None:
                 f"--image {settings.image} is a folder, which only --provider bubblewrap uses"
             )
         return settings.image or suite.profile.image
-    if settings.network == "outbound":
-        raise SettingsError(f"--network outbound: {NO_NETWORK}")
     if settings.image is not None and not is_image_folder(settings.image):
         raise SettingsError(f"--image {settings.image} is no folder: {UNPACK}, a path with / or ./ before it")
     return settings.image and str(Path(settings.image).expanduser().absolute())
@@ -130,13 +128,18 @@ def host_info(suites: Iterable[Suite], settings: Settings) -> HostInfo:
     service_images = {
         name: suite.service_images for name, (suite, provider) in providers.items() if provider == "docker"
     }
+    without_network = {
+        suite: why for suite, name in names.items() if (why := _why_no_network(name, settings))
+    }
+    if settings.network == "outbound" and without_network:
+        raise SettingsError(f"--network outbound: {next(iter(without_network.values()))}")
     wanted = frozenset[str]().union(*service_images.values())
     on_engine = images_on_engine(wanted) if wanted else wanted
     return HostInfo(
         has_network=settings.network != "none",
         has_web=settings.web is not None,
         missing_recording=partial(_missing_recording, settings.state) if settings.web == "replay" else None,
-        without_network={suite: why for suite, name in names.items() if (why := _why_no_network(name))},
+        without_network=without_network,
         varying_root=local if local and local_isolation(settings) == "none" else frozenset(),
         tool_names=settings.names,
         service_images={name: images & on_engine for name, images in service_images.items()},
@@ -164,10 +167,33 @@ def _missing_recording(state: Path, suite: Suite, task: Task) -> str:
     )
 
 
-def _why_no_network(name: ProviderName) -> str:
-    if name in BUILT_IN_PROVIDERS:
-        return NO_NETWORK if name == "bubblewrap" else ""
-    return load_plugin(name).without_network
+def _why_no_network(name: ProviderName, settings: Settings) -> str:
+    """Why no sandbox of that provider gets a network; empty if those of tasks that need one do."""
+    if name == "bubblewrap":
+        return NO_NETWORK
+    reason = "" if name in BUILT_IN_PROVIDERS else load_plugin(name).without_network
+    if not reason and settings.tokens is None and (cure := _why_shared_network(name, settings)):
+        return (
+            "it would be this machine's own, in which an agent could reach this server, which has no tokens, "
+            f"and let it evaluate guesses: {cure}, or set --tokens"
+        )
+    return reason
+
+
+def _why_shared_network(name: ProviderName, settings: Settings) -> str:
+    """Why sandboxes with a network share this machine's, its loopback interface included, and what to do.
+
+    Empty if they do not, and without isolation, where an agent needs no network to do anything here.
+    """
+    if name == "local":
+        isolated = local_isolation(settings) == "namespaces"
+        return (isolated and host_provider.why_no_own_network()) or ""
+    if name == "docker":
+        return "choose another --docker-network" if settings.docker_network == "host" else ""
+    for option in settings.provider_option:
+        if option == "network=host" or "allow_host_loopback=true" in option:
+            return f"leave out --provider-option {option}"
+    return ""
 
 
 def read_catalogue(settings: Settings) -> Catalogue:

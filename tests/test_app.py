@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,8 @@ from decathlon_mcp.app import (
     read_catalogue,
 )
 from decathlon_mcp.episodes.access import Principal
-from decathlon_mcp.errors import SettingsError, SuiteError
+from decathlon_mcp.errors import NotRunnableError, SettingsError, SuiteError
+from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_no_own_network
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.suite_file import read_suite_file
@@ -69,14 +72,80 @@ def test_a_folder_as_image_is_for_bubblewrap() -> None:
     [
         ({"provider": "docker", "image": "/images/mine"}, "is a folder"),
         ({"provider": "bubblewrap", "image": "ubuntu"}, "is no folder"),
-        ({"image": "/images/mine", "network": "outbound"}, "no outbound network"),
     ],
 )
-def test_an_image_or_network_that_the_provider_cannot_use_is_an_error(
-    values: dict[str, Any], message: str
-) -> None:
+def test_an_image_that_the_provider_cannot_use_is_an_error(values: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         image_for(checkout_of_toolathlon(), settings(**values))
+
+
+@pytest.fixture
+def without_slirp4netns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine with the programs for namespaces, and none for a network of their own."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("bwrap", "setpriv", "nsenter", "ip", "sh", "python3"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+    monkeypatch.setenv("PATH", str(programs))
+    why_no_own_network.cache_clear()
+    yield
+    why_no_own_network.cache_clear()
+
+
+@pytest.fixture
+def suite_with_network(tmp_path: Path) -> str:
+    suite = shutil.copytree(SUITE, tmp_path / "suite")
+    file = suite / "suite.yaml"
+    file.write_text(file.read_text().replace("tasks:\n", "tasks:\n  find-answer: {network: true}\n"))
+    return str(suite)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("values", "runs"),
+    [
+        ({"isolation": "namespaces"}, False),
+        ({"isolation": "namespaces", "tokens": "tokens"}, True),
+        ({"isolation": "none"}, True),
+    ],
+    ids=["without tokens", "with tokens", "without isolation"],
+)
+async def test_task_whose_agent_would_share_the_loopback_of_a_server_without_tokens_does_not_run(
+    suite_with_network: str, tmp_path: Path, without_slirp4netns: None, values: dict[str, Any], runs: bool
+) -> None:
+    state = tmp_path / "state"
+    configured = settings(suite=(suite_with_network,), provider="local", state=state, **values)
+    async with bootstrap(configured) as registry:
+        if not runs:
+            message = r"has no tokens.*there is no slirp4netns on the PATH: install .*, or set --tokens"
+            with pytest.raises(NotRunnableError, match=message):
+                registry.start("find-answer", Principal())
+            return
+        episode = registry.start("find-answer", Principal())
+        await episode.ready()
+        assert not registry.start("say-answer", Principal()).state.ending
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"provider": "local", "isolation": "namespaces"}, "install slirp4netns"),
+        ({"provider": "docker", "docker_network": "host"}, "another --docker-network, or set --tokens"),
+        ({"provider": "podman", "provider_option": ("network=host",)}, "leave out --provider-option"),
+        ({"provider": "bubblewrap"}, "no outbound network"),
+    ],
+)
+def test_a_network_that_reaches_a_server_without_tokens_cannot_be_given_to_all(
+    without_slirp4netns: None, values: dict[str, Any], message: str
+) -> None:
+    configured = settings(**values, network="outbound")
+    with pytest.raises(SettingsError, match=f"^--network outbound: .*{message}"):
+        read_catalogue(configured)
+
+
+def test_a_server_with_tokens_may_give_this_machines_network(without_slirp4netns: None) -> None:
+    for values in ({"provider": "local"}, {"provider": "docker", "docker_network": "host"}):
+        assert read_catalogue(settings(**values, network="outbound", tokens="tokens")).suites
 
 
 def test_a_folder_that_is_not_a_suite_is_an_error(tmp_path: Path) -> None:

@@ -15,12 +15,32 @@ import pytest
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
 from tests.cheats.agent import LOW_LIMITS, SUITE, CheatServer, cheat_server, replace_workspaces
 from tests.probe.serving import serving
+from tests.sandboxes.outside import addresses_of_this_machine
 
 pytestmark = pytest.mark.anyio
 
 ANSWER = "tasks/cheats/sum-prices/groundtruth_workspace/total.json"
 SECRET = "DECATHLON_TEST_SECRET_VARIABLE"
 # AF_UNIX names that begin with a zero byte belong to the network namespace.
+START_EPISODE = """
+import json, urllib.request
+def start_episodes(addresses, port):
+    client = {"protocolVersion": "2025-06-18", "capabilities": {}}
+    client["clientInfo"] = {"name": "a", "version": "1"}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": client}
+    headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+    headers["host"] = f"127.0.0.1:{port}"
+    for address in addresses:
+        host = f"[{address}]" if ":" in address else address
+        url = f"http://{host}:{port}/tasks/sum-prices/mcp"
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+        try:
+            with urllib.request.urlopen(request, timeout=2) as reply:
+                print("started an episode through", address, reply.status)
+        except OSError:
+            pass
+    print("done")
+"""
 REACH = """
 import socket
 def reaches(family, address):
@@ -96,6 +116,22 @@ with socket.create_server(("127.0.0.1", 0)) as own:
 """
         async with cheats.unrewarded_episode() as agent:
             assert (await agent.python(program)).split() == ["False", "False", "True"]
+
+
+async def test_server_is_no_oracle_for_an_agent_with_a_network(prefix: Path) -> None:
+    """It has no tokens, so that whoever reaches it can play the task and evaluate guesses."""
+    settings = {"suite": (str(prefix / "suite"),), "provider": "local", "isolation": "namespaces"}
+    async with (
+        serving(prefix / "networked", **settings, **LOW_LIMITS, network="outbound") as served,
+        cheat_server(served) as server,
+        server.unrewarded_episode() as agent,
+    ):
+        port = int(served.url.rpartition(":")[2])
+        before = len(served.episodes.live)
+        addresses = ["localhost", "127.0.0.1", "10.0.2.2", "10.0.2.3", *addresses_of_this_machine()]
+        assert await agent.python(f"{START_EPISODE}start_episodes({addresses!r}, {port})") == "done\n"
+        assert len(served.episodes.live) == before
+        assert "tap0" in await agent.shell("cat /proc/net/dev")
 
 
 async def test_scratch_folder_is_private(cheats: CheatServer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import socket
 import sqlite3
 from contextlib import closing
@@ -70,6 +71,16 @@ def test_local_isolation_is_a_finding(shell: Shell) -> None:
     assert "there is no bwrap" in findings(shell, status=0, PATH=empty)["local isolation"]["detail"]
     result = findings(shell, "--isolation", "namespaces", status=1, PATH=empty)["isolation"]
     assert result["detail"].startswith("--isolation namespaces: there is no bwrap on the PATH: install")
+
+
+def test_the_program_for_networks_of_sandboxes_is_a_finding(shell: Shell) -> None:
+    program = shutil.which("slirp4netns")
+    assert program is not None
+    assert findings(shell, status=0)["local network"]["detail"].startswith(f"{program}: ")
+    for name in ("bwrap", "setpriv", "nsenter", "python3", "sh"):
+        (shell.folder / name).symlink_to(str(shutil.which(name)))
+    result = findings(shell, status=0, PATH=str(shell.folder))["local network"]
+    assert "there is no slirp4netns on the PATH: install slirp4netns and iproute2" in result["detail"]
 
 
 def test_a_server_that_cannot_isolate_as_it_must_does_not_start(shell: Shell) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import secrets
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Generator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,11 @@ from anyio.abc import Process
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND
 from decathlon_mcp.sandboxes.base import Limits, Provider, SandboxSpec
 from decathlon_mcp.sandboxes.bubblewrap.cgroups import Hierarchies
-from decathlon_mcp.sandboxes.bubblewrap.host_provider import HostProvider, why_unavailable
+from decathlon_mcp.sandboxes.bubblewrap.host_provider import (
+    HostProvider,
+    why_no_own_network,
+    why_unavailable,
+)
 from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
 from decathlon_mcp.sandboxes.conformance import ROOT, LastStep, ProviderUnderTest
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL
@@ -72,6 +77,14 @@ def driver_spec(
     return SandboxSpec(name, command, ROOT, image, network, limits or Limits())
 
 
+@contextmanager
+def open_to_everyone() -> Generator[Path]:
+    """A folder for other users too, which root's sandboxes run as. They cannot enter those of pytest."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder)
+
+
 @asynccontextmanager
 async def open_bench(kind: str, request: pytest.FixtureRequest, folder: Path) -> AsyncGenerator[Bench]:
     owner = f"test-{secrets.token_hex(4)}"
@@ -81,6 +94,9 @@ async def open_bench(kind: str, request: pytest.FixtureRequest, folder: Path) ->
         bench = local_bench(owner, folder)
     elif kind == "namespaces":
         bench = namespaces_bench(owner, folder)
+    elif kind == "networked":
+        assert (reason := why_no_own_network()) is None, reason
+        bench = namespaces_bench(owner, folder, network="outbound")
     elif kind == "bubblewrap":
         bench = bubblewrap_bench(owner, folder, request.getfixturevalue("unpacked_image"))
     else:
@@ -132,9 +148,9 @@ def local_bench(owner: str, folder: Path) -> Bench:
     return bench_of(owner, folder, lambda: LocalProvider(owner, sandboxes), resources=resources)
 
 
-def namespaces_bench(owner: str, folder: Path) -> Bench:
+def namespaces_bench(owner: str, folder: Path, *, network: Network = "none") -> Bench:
     assert (reason := why_unavailable()) is None, reason
-    return bubblewrap_bench(owner, folder, None, HostProvider, NAMESPACES_FOLDER)
+    return bubblewrap_bench(owner, folder, None, HostProvider, NAMESPACES_FOLDER, network=network)
 
 
 def bubblewrap_bench(
@@ -143,6 +159,8 @@ def bubblewrap_bench(
     image: str | None,
     provider: type[BubblewrapProvider] | type[HostProvider] = BubblewrapProvider,
     name: str = "sandboxes",
+    *,
+    network: Network = "none",
 ) -> Bench:
     sandboxes = folder / name
     parents = set(Hierarchies.of_this_process().by_limit.values())
@@ -160,6 +178,7 @@ def bubblewrap_bench(
         resources=resources,
         image=image,
         name=name,
+        network=network,
     )
 
 

@@ -74,6 +74,7 @@ def spec_arguments(spec: SandboxSpec) -> dict[str, object]:
         "command": spec.command,
         "root": str(spec.root),
         "image": spec.image,
+        "network": spec.network,
         "survives": spec.survives,
     }
 

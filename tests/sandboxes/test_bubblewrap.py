@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 import anyio
@@ -28,7 +25,7 @@ from decathlon_mcp.sandboxes.bubblewrap.image_folder import ImageFolder
 from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
 from decathlon_mcp.sandboxes.conformance.archives import file_entry, pack
 from decathlon_mcp.sandboxes.conformance.probe import receive_all
-from tests.sandboxes.conftest import Bench
+from tests.sandboxes.conftest import Bench, open_to_everyone
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
@@ -62,14 +59,6 @@ if libc.syscall(personality, 0xFFFFFFFF) != 0:
 os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)
 print("done")
 """
-
-
-@contextmanager
-def open_to_everyone() -> Generator[Path]:
-    """A folder that root's sandboxes can read, which run as another user. Those of pytest they cannot."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
 
 
 async def output_of(sandbox: Sandbox) -> str:

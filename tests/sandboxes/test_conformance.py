@@ -9,7 +9,7 @@ import pytest
 
 from decathlon_mcp.errors import LimitExceededError
 from decathlon_mcp.sandboxes import conformance
-from decathlon_mcp.sandboxes.conformance import ALL_CHECKS, CHECKS, Check, files, opening, survival
+from decathlon_mcp.sandboxes.conformance import ALL_CHECKS, CHECKS, Check, files, opening, streams, survival
 from tests.sandboxes.conftest import Bench, fake_bench
 
 pytestmark = pytest.mark.anyio
@@ -20,12 +20,15 @@ SLOW = {
     survival.cancelled_taking_back_leaves_nothing,
     files.ten_thousand_files_and_a_large_one_survive_a_round_trip,
 }
+HELPERS = {opening.__name__, survival.__name__, streams.__name__}
 PROVIDERS: dict[str, tuple[Check, ...]] = {
     "fake": CHECKS,
     "local": ALL_CHECKS,
     "bubblewrap": ALL_CHECKS,
     # The slow ones are about code that it shares with bubblewrap.
     "namespaces": tuple(check for check in ALL_CHECKS if check not in SLOW),
+    # What another process has to be removed with, whenever it is.
+    "networked": tuple(check for check in ALL_CHECKS if check.__module__ in HELPERS),
     "docker": ALL_CHECKS,
 }
 NEEDS_AN_ENGINE = ("bubblewrap", "docker")

@@ -41,16 +41,22 @@ class SandboxFiles:
 
 
 def bubblewrap_command(
-    program: str, spec: SandboxSpec, root: RootFiles, files: SandboxFiles, stack: ExitStack
+    program: str,
+    spec: SandboxSpec,
+    root: RootFiles,
+    files: SandboxFiles,
+    stack: ExitStack,
+    *,
+    shares_network: bool = False,
 ) -> tuple[list[str], Sequence[int]]:
     """The command line, and descriptors of further files that it needs; `stack` closes those.
 
-    A sandbox with a network shares that of this machine.
+    `shares_network`: the sandbox has this machine's network, its loopback interface included.
     """
     folders = writable_folders(root, spec.root, spec.limits)
     copied = CopiedFiles(stack)
     command = [program, *(f"--unshare-{name}" for name in _NAMESPACES), "--unshare-cgroup-try"]
-    if spec.network == "none":
+    if not shares_network:
         command.append("--unshare-net")
     command += ["--uid", str(root.user.user), "--gid", str(root.user.group), "--hostname", HOST_NAME]
     command += ["--as-pid-1", "--new-session", "--cap-drop", "ALL"]

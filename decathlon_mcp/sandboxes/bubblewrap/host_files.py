@@ -12,6 +12,7 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Address
 from pathlib import Path, PurePosixPath
 from typing import Self
 
@@ -45,7 +46,7 @@ PRIVATE_KEYS = ("ssl/private", "pki/tls/private")
 PYTHON_ETC = "python*"
 """Debian's Python has a part of its library there."""
 RESOLVER = "resolv.conf"
-"""Only with a network."""
+"""Only with a network. In one of the sandbox's own, without the machine's name servers."""
 PASSED_VARIABLES = ("LANG", "LANGUAGE", "TZ")
 PASSED_PREFIX = "LC_"
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
@@ -61,14 +62,15 @@ class HostFiles:
     """See `mounts.RootFiles`.
 
     `prefixes`: folders of the Python that runs the server, and of the one that its virtual environment is
-    made of. `hidden`: folders that are empty inside, if they are there at all. `certificates`: files and
-    folders that variables name.
+    made of. `hidden`: folders that are empty inside, if they are there at all. `nameserver`: that of
+    a network of the sandbox's own. `certificates`: files and folders that variables name.
     """
 
     prefixes: tuple[Path, ...]
     hidden: tuple[Path, ...]
     environment: Mapping[str, str]
     has_network: bool = False
+    nameserver: IPv4Address | None = None
     certificates: tuple[Path, ...] = ()
 
     user = HOST_USER
@@ -77,7 +79,9 @@ class HostFiles:
     location = None
 
     @classmethod
-    def of_this_server(cls, hidden: Iterable[Path] = (), *, has_network: bool = False) -> Self:
+    def of_this_server(
+        cls, hidden: Iterable[Path] = (), *, has_network: bool = False, nameserver: IPv4Address | None = None
+    ) -> Self:
         prefixes = _prefixes()
         passed = {
             name: value
@@ -103,6 +107,7 @@ class HostFiles:
             tuple(sorted(folder for folder in covered if _can_be_entered(folder, shown))),
             {**passed, **certificates, "PATH": path},
             has_network,
+            nameserver,
             tuple(dict.fromkeys(map(Path, certificates.values()))),
         )
 
@@ -145,16 +150,28 @@ class HostFiles:
     def _etc_mounts(self, copied: CopiedFiles) -> Iterator[str]:
         etc = Path("/etc")
         names = [*ETC, *sorted(path.name for path in etc.glob(PYTHON_ETC))]
-        if self.has_network:
+        contents = {"hosts": HOSTS, "passwd": PASSWD.encode(), "group": GROUP.encode()}
+        if self.nameserver is not None:
+            contents[RESOLVER] = _resolver(etc / RESOLVER, self.nameserver)
+        elif self.has_network:
             names.append(RESOLVER)
         for name in names:
             # Links are followed: what they lead to, such as /run, need not be there inside.
             if (etc / name).exists():
                 yield from ("--ro-bind-try", str(etc / name), str(etc / name))
         yield from self._hide(etc / name for name in PRIVATE_KEYS if (etc / name).is_dir())
-        contents = {"hosts": HOSTS, "passwd": PASSWD.encode(), "group": GROUP.encode()}
         for name, content in contents.items():
             yield from ("--perms", "0644", "--ro-bind-data", copied.add_content(content), str(etc / name))
+
+
+def _resolver(file: Path, nameserver: IPv4Address) -> bytes:
+    """What resolv.conf(5) says about the search for names, with another name server."""
+    try:
+        lines = file.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        lines = []
+    kept = [line for line in lines if line.startswith(("search", "domain", "options"))]
+    return "".join(f"{line}\n" for line in (f"nameserver {nameserver}", *kept)).encode()
 
 
 def _is_public(path: Path) -> bool:

@@ -2,7 +2,8 @@
 
 Every sandbox has the suite's root at the same path, so that a task's prompt is the same in every episode.
 `host_files` lists what a sandbox can read; the suite's root, a home, /tmp, /run and /var/tmp are file systems
-in memory. The network has a loopback interface and nothing else, unless the task needs more: then it is this
+in memory. The network has a loopback interface and nothing else, unless the task needs more: then it leads
+to other machines too, and to nothing else of this one (`network`). Where that is not possible, it is this
 machine's own.
 
 Decided 2026-11-22: `why_unavailable` opens no sandbox of the provider but runs bubblewrap once with the same
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 from collections.abc import Collection
@@ -38,6 +40,7 @@ from decathlon_mcp.sandboxes.bubblewrap.namespace_provider import (
     find_program,
     lacks_namespaces,
 )
+from decathlon_mcp.sandboxes.bubblewrap.network import PROGRAM, OwnNetwork
 from decathlon_mcp.sandboxes.bubblewrap.resources import Host, as_user, closing_descriptor, user_of
 from decathlon_mcp.sandboxes.bubblewrap.seccomp import compile_filter
 from decathlon_mcp.sandboxes.local.environment import LocalEnvironment
@@ -73,19 +76,23 @@ class HostProvider(NamespaceProvider):
         has_network = spec.network != "none"
         files = self._by_network.get(has_network)
         if files is None:
-            files = HostFiles.of_this_server(self._hidden, has_network=has_network)
+            network = self._find_host().network if has_network else None
+            files = HostFiles.of_this_server(
+                self._hidden, has_network=has_network, nameserver=network and network.nameserver
+            )
             self._by_network[has_network] = files
         return files
 
     def _find_host(self) -> Host:
         if self._host is None:
             launcher = view_launcher(HostFiles.of_this_server().prefixes)
-            self._host = Host(find_program(), self._hierarchies, launcher)
+            network = None if why_no_own_network() else OwnNetwork.of_this_machine()
+            self._host = Host(find_program(), self._hierarchies, launcher, network)
         return self._host
 
     async def check(self, image: str | None) -> list[Finding]:
         isolation = "namespaces: sandboxes see this machine's programs and nothing else of it"
-        findings = [Finding("isolation", True, isolation)]
+        findings = [Finding("isolation", True, isolation), _check_network()]
         with anyio.move_on_after(CHECK_SECONDS) as scope:
             try:
                 findings += await to_thread.run_sync(self._check_machine, abandon_on_cancel=True)
@@ -104,6 +111,23 @@ class HostProvider(NamespaceProvider):
             cure = "try again when the machine is less busy"
             findings.append(Finding("time", False, "the checks did not finish within 3 s", cure))
         return findings
+
+
+def _check_network() -> Finding:
+    if reason := why_no_own_network():
+        detail = f"sandboxes of tasks that need a network share that of this machine: {reason}"
+        return Finding("network", True, detail)
+    return Finding("network", True, f"{shutil.which(PROGRAM)}: leads to other machines and not to this one")
+
+
+@cache
+def why_no_own_network() -> str | None:
+    """Why local sandboxes cannot have a network of their own here, and what to do; None if they can."""
+    try:
+        OwnNetwork.of_this_machine()
+    except ProviderUnavailableError as error:
+        return error.message
+    return None
 
 
 @cache

@@ -1,9 +1,9 @@
-"""A view of this machine's files in which another user can reach folders that lie in root's home.
+"""Views of this machine's files in which another user can reach what only root can otherwise.
 
 If the server is root, bubblewrap runs as a user that belongs to nobody, who may not enter /root. The Python
 that runs the server may lie there (uv, pyenv), although it is not secret itself. Root's processes can enter
-the view, a mount namespace, and see the same files but there: of a folder that others may not enter, only the
-wanted folders below are left.
+a view, a mount namespace, and see the same files but there: of a folder that others may not enter, only the
+wanted folders below are left. The same for a device that only root can open.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from threading import Thread
@@ -35,7 +35,33 @@ def view_launcher(folders: Sequence[Path]) -> tuple[str, ...]:
     closed = {folder: above for folder in folders if (above := closed_parent(folder)) is not None}
     if not closed:
         return ()
-    return "nsenter", f"--mount=/proc/{os.getpid()}/fd/{_view(tuple(closed.items()))}", "--"
+    try:
+        return _launcher(_view_of_folders(tuple(closed.items())))
+    except OSError as error:
+        raise ProviderUnavailableError(
+            f"{folders[0]}, where the server's Python is, can be reached by root alone, and root may not "
+            f"create a mount namespace here: {error.strerror}"
+        ) from error
+
+
+def device_launcher(device: Path) -> tuple[str, ...]:
+    """A command line that executes the rest of it where everybody can read and write a device.
+
+    Its folder has nothing else there. Empty if everybody can anyway, or if the server is not root. Raises
+    ProviderUnavailableError.
+    """
+    if os.geteuid() != 0 or device.stat().st_mode & 0o006 == 0o006:
+        return ()
+    try:
+        return _launcher(_view_of_device(device))
+    except OSError as error:
+        raise ProviderUnavailableError(
+            f"only root can open {device}, and root may not create a mount namespace here: {error.strerror}"
+        ) from error
+
+
+def _launcher(view: int) -> tuple[str, ...]:
+    return "nsenter", f"--mount=/proc/{os.getpid()}/fd/{view}", "--"
 
 
 def closed_parent(folder: Path) -> Path | None:
@@ -47,16 +73,36 @@ def closed_parent(folder: Path) -> Path | None:
 
 
 @cache
-def _view(closed: tuple[tuple[Path, Path], ...]) -> int:
-    """A descriptor of the view, open as long as the server runs.
+def _view_of_folders(closed: tuple[tuple[Path, Path], ...]) -> int:
+    """`closed`: folders to be reached, each with the one above that is closed."""
+    return _create_view(lambda: _open_folders(closed))
 
-    `closed`: folders to be reached, each with the one above that is closed.
+
+@cache
+def _view_of_device(device: Path) -> int:
+    number = device.stat().st_rdev
+
+    def replace() -> None:
+        _mount("tmpfs", str(device.parent), "tmpfs", 0, f"mode={_FOLDER_MODE:o},size=64k")
+        os.mknod(device, stat.S_IFCHR, number)
+        device.chmod(0o666)
+
+    return _create_view(replace)
+
+
+def _create_view(change: Callable[[], None]) -> int:
+    """A descriptor of a mount namespace, open as long as the server runs, after a change there.
+
+    Raises OSError.
     """
     result: list[int | OSError] = []
 
     def create() -> None:
         try:
-            result.append(_create_view(closed))
+            _check(_libc.unshare(_CLONE_NEWNS))
+            _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
+            change()
+            result.append(os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:
             result.append(error)
 
@@ -66,16 +112,11 @@ def _view(closed: tuple[tuple[Path, Path], ...]) -> int:
     thread.join()
     view = result[0]
     if isinstance(view, OSError):
-        raise ProviderUnavailableError(
-            f"{closed[0][0]}, where the server's Python is, can be reached by root alone, and root may not "
-            f"create a mount namespace here: {view.strerror}"
-        ) from view
+        raise view
     return view
 
 
-def _create_view(closed: Sequence[tuple[Path, Path]]) -> int:
-    _check(_libc.unshare(_CLONE_NEWNS))
-    _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
+def _open_folders(closed: Sequence[tuple[Path, Path]]) -> None:
     wanted = [(os.open(folder, os.O_PATH | os.O_CLOEXEC), folder) for folder, _ in closed]
     try:
         for above in {above for _, above in closed}:
@@ -89,7 +130,6 @@ def _create_view(closed: Sequence[tuple[Path, Path]]) -> int:
     finally:
         for descriptor, _ in wanted:
             os.close(descriptor)
-    return os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:

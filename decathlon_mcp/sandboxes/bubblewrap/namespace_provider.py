@@ -63,7 +63,7 @@ class NamespaceProvider(ProcessProvider[BubblewrapResources, BubblewrapSandbox])
         return spec.root
 
     def shares_loopback(self, spec: SandboxSpec) -> bool:
-        return spec.network != "none"
+        return spec.network != "none" and self._find_host().network is None
 
     @abstractmethod
     def _files(self, spec: SandboxSpec) -> RootFiles:
@@ -85,6 +85,8 @@ class NamespaceProvider(ProcessProvider[BubblewrapResources, BubblewrapSandbox])
         files = self._files(spec)
         if not taken_back:
             await self._wait_until_set_up(spec, resources)
+            if spec.network != "none":
+                await self._connect(resources, user_of(files))
         return BubblewrapSandbox(
             spec,
             resources,
@@ -113,6 +115,19 @@ class NamespaceProvider(ProcessProvider[BubblewrapResources, BubblewrapSandbox])
             "bubblewrap created no sandbox", extra=fields(sandbox=spec.name, why=str(process.log_tail))
         )
         raise ProviderUnavailableError("bubblewrap created no sandbox; the server's log has its reason")
+
+    async def _connect(self, resources: BubblewrapResources, user: tuple[int, int] | None) -> None:
+        network = self._find_host().network
+        if network is None:
+            return
+        # The first process may have ended already.
+        with suppress(SandboxLostError):
+            with anyio.move_on_after(SET_UP_SECONDS):
+                await resources.connect(network, user)
+                return
+            raise ProviderUnavailableError(
+                f"the network of a sandbox was not ready after {SET_UP_SECONDS:g} s"
+            )
 
     async def _kill_processes(self, resources: BubblewrapResources) -> bool:
         process = resources.process

@@ -10,8 +10,8 @@ kernel asks for no capability (/proc/sys, the permissions of /dev/null). If the 
 as the owner of the image's files, or if that is root, as a user that belongs to nobody.
 
 Decided 2026-11-22: no outbound network. In the host's network namespace a sandbox would reach the services
-on the host's loopback interface, and a private one needs another program for each sandbox (pasta,
-slirp4netns).
+on the host's loopback interface, and one of its own (`network`) needs another /etc/resolv.conf than that of
+the image, which may have none.
 """
 
 from __future__ import annotations

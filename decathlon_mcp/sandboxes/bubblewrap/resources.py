@@ -22,16 +22,24 @@ from decathlon_mcp.sandboxes.bubblewrap.cgroups import Group, Hierarchies
 from decathlon_mcp.sandboxes.bubblewrap.command import SandboxFiles, bubblewrap_command
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import SANDBOX_USER
 from decathlon_mcp.sandboxes.bubblewrap.mounts import RootFiles, file_with
+from decathlon_mcp.sandboxes.bubblewrap.network import NetworkHelper, OwnNetwork, end_helper
 from decathlon_mcp.sandboxes.bubblewrap.seccomp import compile_filter
 from decathlon_mcp.sandboxes.local.first_process import FirstProcess, Launch
 from decathlon_mcp.sandboxes.local.process_table import ProcessId
-from decathlon_mcp.sandboxes.local.resources import ProcessResources, write_leader
+from decathlon_mcp.sandboxes.local.resources import (
+    LEADER_FILE,
+    ProcessResources,
+    read_process,
+    write_process,
+)
 from decathlon_mcp.types import as_object
 
 GROUPS_FILE = "groups"
 """In a sandbox's folder: the folders of its control group, one a line."""
 STATUS_FILE = "status"
 """In a sandbox's folder: what bubblewrap writes about the first process."""
+HELPER_FILE = "network"
+"""In a sandbox's folder: which process connects its network, as in `LEADER_FILE`."""
 _KILLED_EXIT_CODE = 137
 _CAP_SYS_RESOURCE = 1 << 24
 _STATUS_BYTES = 4096
@@ -43,12 +51,14 @@ _JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done; shift;
 class Host:
     """What all sandboxes of a provider need of this machine.
 
-    `program` is the path of bwrap. `launcher` is a command line that executes the rest of it.
+    `program` is the path of bwrap. `launcher` is a command line that executes the rest of it. `network`: how
+    sandboxes get one of their own; None if they cannot.
     """
 
     program: str
     hierarchies: Hierarchies
     launcher: tuple[str, ...] = ()
+    network: OwnNetwork | None = None
 
 
 def user_of(root: RootFiles) -> tuple[int, int] | None:
@@ -102,6 +112,7 @@ class BubblewrapResources(ProcessResources):
         self.group = Group(set())
         self._leader: ProcessId | None = None
         self._set_up: socket.socket | None = None
+        self._helper: NetworkHelper | None = None
 
     @property
     def leader(self) -> ProcessId | None:
@@ -122,22 +133,70 @@ class BubblewrapResources(ProcessResources):
         with ExitStack() as stack:
             files = self._open_files(spec, stack)
             self._create_group(spec, host.hierarchies)
-            command, descriptors = bubblewrap_command(host.program, spec, root, files, stack)
-            command = [*host.launcher, *as_user(user_of(root)), *command]
-            if self.group.folders:
-                joined = (str(file) for file in self.group.process_files)
-                command = ["/bin/sh", "-c", _JOIN, "sh", *joined, "--", *command]
+            command, descriptors = bubblewrap_command(
+                host.program,
+                spec,
+                root,
+                files,
+                stack,
+                shares_network=spec.network != "none" and host.network is None,
+            )
+            launcher = [*self._in_group(), *host.launcher, *as_user(user_of(root))]
             launch = Launch(
-                command=tuple(command),
+                command=(*launcher, *command),
                 cwd=Path("/"),
-                environment={"PATH": os.environ.get("PATH", os.defpath), wire.SANDBOX_VARIABLE: self.marker},
+                environment=self._environment,
                 survives=spec.survives,
                 descriptors=(*files.descriptors, *descriptors),
             )
             try:
                 self.process = FirstProcess.start(launch, self.folder)
             except OSError as error:
-                raise ProviderUnavailableError(f"{command[0]} cannot be started: {error.strerror}") from error
+                raise ProviderUnavailableError(
+                    f"{launch.command[0]} cannot be started: {error.strerror}"
+                ) from error
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {"PATH": os.environ.get("PATH", os.defpath), wire.SANDBOX_VARIABLE: self.marker}
+
+    def _in_group(self) -> list[str]:
+        """A command line that executes the rest of it in the control group."""
+        if not self.group.folders:
+            return []
+        return ["/bin/sh", "-c", _JOIN, "sh", *map(str, self.group.process_files), "--"]
+
+    async def connect(self, network: OwnNetwork, user: tuple[int, int] | None) -> None:
+        """Connect the network of a sandbox that is set up. `user`: see `user_of`.
+
+        Raises SandboxLostError if the first process has ended, ProviderUnavailableError.
+        """
+        process, leader = self.process, self.leader
+        assert process is not None
+        if leader is None:
+            raise SandboxLostError("the sandbox's first process has ended")
+        self._helper = NetworkHelper.start(
+            network,
+            leader,
+            hang_up=process.stderr,
+            launcher=[*self._in_group(), *network.launcher, *as_user(user)],
+            environment=self._environment,
+        )
+        if self._helper.id is not None:
+            write_process(self.folder / HELPER_FILE, self._helper.id)
+        try:
+            await self._helper.wait_until_ready()
+        except ProviderUnavailableError:
+            # That is no fault if the first process has ended meanwhile.
+            os.close(self.open_root())
+            raise
+
+    def _disconnect(self) -> bool:
+        """End what connects the network; whether it has ended. Blocks."""
+        if self._helper is not None:
+            return self._helper.end()
+        helper = read_process(self.folder / HELPER_FILE)
+        return helper is None or end_helper(helper)
 
     def _open_files(self, spec: SandboxSpec, stack: ExitStack) -> SandboxFiles:
         status = os.open(
@@ -184,7 +243,7 @@ class BubblewrapResources(ProcessResources):
         if leader is None or process.id is None:
             return False
         self._leader = leader
-        write_leader(self.folder, leader)
+        write_process(self.folder / LEADER_FILE, leader)
         # It needs nothing, and the kernel shall not kill it for what others need.
         self.group.dismiss(process.id.pid)
         if spec.limits.pids is not None and "pids" in hierarchies.unlimited and can_limit_processes():
@@ -247,6 +306,8 @@ class BubblewrapResources(ProcessResources):
     def release(self) -> bool:
         if self._set_up is not None:
             self._set_up.close()
+        if not self._disconnect():
+            return False
         group = self.group if self.group.folders else self._recorded_group()
         return group.remove()
 

@@ -11,6 +11,7 @@ from typing import Literal
 import anyio
 
 from decathlon_mcp.sandboxes.base import Limits, Provider, SandboxSpec
+from decathlon_mcp.types import Network
 
 ROOT = PurePosixPath("/episode")
 _PROBE = """
@@ -49,7 +50,7 @@ class ProviderUnderTest:
     to each what the given step says. `resources` lists everything on the machine that belongs to both owners'
     sandboxes (containers, processes, folders). `scratch` is an existing folder for archives. `runs_commands`
     is false for a fake, whose only first process is one that answers as `PROBE_COMMAND` does. `survives` is
-    that of the provider's `ProviderPlugin`.
+    that of the provider's `ProviderPlugin`. `network` is that of the sandboxes that the checks open.
     """
 
     owner: str
@@ -63,6 +64,7 @@ class ProviderUnderTest:
     root: PurePosixPath = ROOT
     runs_commands: bool = True
     survives: bool = True
+    network: Network = "none"
 
     def new_spec(self, command: tuple[str, ...] = PROBE_COMMAND, *, survives: bool = False) -> SandboxSpec:
         """A sandbox with a new name."""
@@ -71,6 +73,7 @@ class ProviderUnderTest:
             command=command,
             root=self.root,
             image=self.image,
+            network=self.network,
             limits=Limits(memory_mib=512),
             survives=survives,
         )

@@ -64,7 +64,8 @@ class FirstProcess:
         self.ended = anyio.Event()
         self._popen = popen
         self._folder = folder
-        self._stderr = stderr
+        self.stderr = stderr
+        """The read end of a pipe, hung up when no process of the sandbox is left."""
         self._pidfd = pidfd
         os.set_blocking(stderr, False)
 
@@ -145,12 +146,12 @@ class FirstProcess:
     async def follow_log(self) -> None:
         """Read stderr until no process holds it any more."""
         while self.read_log():
-            await anyio.wait_readable(self._stderr)
+            await anyio.wait_readable(self.stderr)
 
     def read_log(self) -> bool:
         """Read what has been written to stderr by now; whether more may come."""
         try:
-            while data := os.read(self._stderr, 65536):
+            while data := os.read(self.stderr, 65536):
                 self.log_tail.add(data)
         except BlockingIOError:
             return True
@@ -160,7 +161,7 @@ class FirstProcess:
         """Release the pid and the descriptors, once the whole tree has been killed."""
         with ExitStack() as descriptors:
             descriptors.callback(os.close, self._pidfd)
-            descriptors.callback(os.close, self._stderr)
+            descriptors.callback(os.close, self.stderr)
             if self._popen is not None:
                 with suppress(subprocess.TimeoutExpired):
                     self._popen.wait(timeout=1)

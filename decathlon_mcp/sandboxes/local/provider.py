@@ -26,7 +26,7 @@ from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, SandboxS
 from decathlon_mcp.sandboxes.local.environment import LocalEnvironment
 from decathlon_mcp.sandboxes.local.first_process import FirstProcess, Launch
 from decathlon_mcp.sandboxes.local.process_provider import ProcessProvider
-from decathlon_mcp.sandboxes.local.resources import ProcessResources, write_leader
+from decathlon_mcp.sandboxes.local.resources import LEADER_FILE, ProcessResources, write_process
 from decathlon_mcp.sandboxes.local.sandbox import LocalSandbox
 from decathlon_mcp.telemetry.logs import fields
 
@@ -93,7 +93,7 @@ class LocalProvider(ProcessProvider[LocalResources, LocalSandbox]):
                 f"this machine has no {spec.command[0]} on its PATH: {error.strerror}"
             ) from error
         if resources.process.id is not None:
-            write_leader(folder, resources.process.id)
+            write_process(folder / LEADER_FILE, resources.process.id)
 
     async def _opened(
         self, spec: SandboxSpec, resources: LocalResources, *, paused: bool, taken_back: bool

@@ -46,7 +46,7 @@ class ProcessResources:
     @property
     def leader(self) -> ProcessId | None:
         """The first process; None if it is not known."""
-        return read_leader(self.folder) if self.process is None else self.process.id
+        return read_process(self.folder / LEADER_FILE) if self.process is None else self.process.id
 
     @property
     def process_tree(self) -> ProcessTree:
@@ -72,7 +72,7 @@ class ProcessResources:
 
         Raises SandboxLostError if that has ended.
         """
-        leader = read_leader(self.folder)
+        leader = read_process(self.folder / LEADER_FILE)
         if leader is None:
             raise SandboxLostError(f"nothing is left of the sandbox {self.name}")
         self.process = FirstProcess.take_back(leader, self.folder)
@@ -113,17 +113,17 @@ def read_owner(folder: Path) -> str | None:
         return None
 
 
-def write_leader(folder: Path, leader: ProcessId) -> None:
-    """Note which process is the first one."""
+def write_process(file: Path, process: ProcessId) -> None:
+    """Note a process for the next server."""
     boot_id = _BOOT_ID.read_text("utf-8").strip()
-    (folder / LEADER_FILE).write_text(f"{leader.pid} {leader.started_ticks} {boot_id}", "utf-8")
+    file.write_text(f"{process.pid} {process.started_ticks} {boot_id}", "utf-8")
 
 
-def read_leader(folder: Path) -> ProcessId | None:
-    """The first process that another server started; None if the file is missing or of an earlier boot."""
+def read_process(file: Path) -> ProcessId | None:
+    """The process that another server noted; None if the file is missing or of an earlier boot."""
     try:
-        pid, started_ticks, boot_id = (folder / LEADER_FILE).read_text("utf-8").split()
-        leader = ProcessId(int(pid), int(started_ticks))
-        return leader if boot_id == _BOOT_ID.read_text("utf-8").strip() else None
+        pid, started_ticks, boot_id = file.read_text("utf-8").split()
+        process = ProcessId(int(pid), int(started_ticks))
+        return process if boot_id == _BOOT_ID.read_text("utf-8").strip() else None
     except (OSError, ValueError):
         return None

@@ -1,0 +1,42 @@
+"""Program for tests: runs a Python script in a sandbox with a network, and prints its output.
+
+Arguments: the folder for sandboxes, the script, and the user to become before, if any.
+"""
+
+from __future__ import annotations
+
+import encodings.ascii
+import os
+import secrets
+import sys
+from pathlib import Path
+
+import anyio
+
+from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
+from decathlon_mcp.sandboxes.bubblewrap.host_provider import HostProvider
+from decathlon_mcp.sandboxes.conformance import ROOT
+from decathlon_mcp.sandboxes.conformance.probe import receive_all
+
+
+async def main(folder: str, script: str) -> None:
+    command = ("python3", "-I", "-S", "-c", f"input()\n{script}")
+    name = f"networked-{secrets.token_hex(4)}"
+    spec = SandboxSpec(name, command, ROOT, network="outbound", limits=Limits(memory_mib=512))
+    async with HostProvider(name, Path(folder)) as provider, provider.open(spec) as sandbox:
+        await sandbox.stream.send(b"\n")
+        sys.stdout.write((await receive_all(sandbox)).decode() + sandbox.log_tail)
+
+
+if __name__ == "__main__":
+    folder, script, *user = sys.argv[1:]
+    assert encodings.ascii
+    # Everything that is imported late must be by now, as that user may not read this Python's files.
+    anyio.run(anyio.sleep, 0)
+    if user:
+        os.setgroups([])
+        os.setgid(int(user[0]))
+        os.setuid(int(user[0]))
+        sys.executable = "/usr/bin/python3"
+        sys.prefix = sys.exec_prefix = sys.base_prefix = sys.base_exec_prefix = "/usr"
+    anyio.run(main, folder, script)
