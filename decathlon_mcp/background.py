@@ -8,6 +8,7 @@ import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
+from typing import cast
 
 import anyio
 import anyio.lowlevel
@@ -249,7 +250,8 @@ async def run_alone(work: Callable[..., Awaitable[object]], *arguments: object) 
 def _ends_the_process(error: BaseException) -> bool:
     """Whether an error is, or contains, one that is meant for the whole process (KeyboardInterrupt)."""
     if isinstance(error, BaseExceptionGroup):
-        return any(_ends_the_process(inner) for inner in error.exceptions)
+        inner = cast("BaseExceptionGroup[BaseException]", error).exceptions
+        return any(map(_ends_the_process, inner))
     return not isinstance(error, Exception | asyncio.CancelledError)
 
 

@@ -50,8 +50,9 @@ def app(arguments: Mapping[str, Any]) -> serve.Application:
     """The application, for `serve run decathlon_mcp.ray:app [NAME=VALUE ...]` and Serve's own files.
 
     `nodes`: number of replicas [the nodes with the resource now]. `max_queued_requests`: starts that may wait
-    [4096]. Others are the options of `decathlon-mcp serve` by name, with `_` for `-`; what they leave unset,
-    the `DECATHLON_*` variables of each node set. Raises SettingsError.
+    [4096]. `allowed_host`: a name, or a list of names, by which clients may call the cluster and its nodes,
+    beside their addresses. Others are the options of `decathlon-mcp serve` by name, with `_` for `-`; what
+    they leave unset, the `DECATHLON_*` variables of each node set. Raises SettingsError.
     """
     options = dict(arguments)
     nodes = _count("nodes", options.pop("nodes", None))
@@ -71,7 +72,8 @@ def app(arguments: Mapping[str, Any]) -> serve.Application:
         max_queued_requests=max_queued,
         ray_actor_options={"num_cpus": 0, "resources": {RESOURCE: 1}},
     )
-    return deployment.bind(flags)
+    names = options.get("allowed_host", ())
+    return deployment.bind(flags, (names,) if isinstance(names, str) else tuple(names))
 
 
 def _count_nodes() -> int:
@@ -132,9 +134,10 @@ class Directory:
 class Replica:
     """One node: its server, and the requests that Serve sends here."""
 
-    def __init__(self, flags: list[str]) -> None:
+    def __init__(self, flags: list[str], names: tuple[str, ...]) -> None:
+        """`names`: host names of the cluster."""
         self._server = ServerProcess(ray.util.get_node_ip_address(), flags)
-        self._node = Node(self._server.url, self._nodes)
+        self._node = Node(self._server.url, self._nodes, names)
         self._directory: Any = None
 
     async def __call__(self, request: Request) -> Response:

@@ -79,6 +79,10 @@ def serve(
         tuple[str, ...],
         Parameter(group=ADDRESS, metavar="NAME", negative=(), show_default=False, validator=check_names),
     ] = (),
+    allowed_origin: Annotated[
+        tuple[str, ...],
+        Parameter(group=ADDRESS, metavar="ORIGIN", negative=(), show_default=False, validator=check_names),
+    ] = (),
     ready_file: Annotated[Path | None, Parameter(group=ADDRESS, metavar="FILE")] = None,
     no_supervisor: Annotated[bool, Parameter(negative=(), env_var=(), show_default=False)] = False,
     settings: ServerSettings = SERVER_DEFAULTS,
@@ -95,6 +99,8 @@ def serve(
         URL by which clients reach this server, if it differs from the listening address.
     allowed_host
         A host name that clients may use for this server. Can be repeated.
+    allowed_origin
+        Origin of a page in a browser that may use this server (`http://localhost:6274`). Can be repeated.
     ready_file
         File to which the server's URL is written once the server is ready.
     no_supervisor
@@ -103,7 +109,7 @@ def serve(
     # `supervisor.applies` reads the flag, before the command line is parsed.
     from decathlon_mcp.cli.serve import ListenAddress, serve
 
-    address = ListenAddress(host, port, public_url, allowed_host, ready_file)
+    address = ListenAddress(host, port, public_url, allowed_host, allowed_origin, ready_file)
     return _run(serve, settings, address)
 
 

@@ -21,7 +21,7 @@ from decathlon_mcp.settings import PathSetting, Settings
 
 PREFIX = "DECATHLON_"
 DEFAULT_FILE = Path("decathlon.toml")
-SERVE_NAMES = ("host", "port", "public_url", "allowed_host", "ready_file")
+SERVE_NAMES = ("host", "port", "public_url", "allowed_host", "allowed_origin", "ready_file")
 """Options of `serve` alone; the file and the variables may set them too."""
 CLIENT_NAMES = ("url", "token")
 """Variables that only commands which connect to a server read."""

@@ -45,6 +45,7 @@ class ListenAddress:
     port: int
     public_url: str | None
     allowed_host: tuple[str, ...]
+    allowed_origin: tuple[str, ...]
     ready_file: Path | None
 
     def at_socket(self, listener: socket.socket) -> Self:
@@ -115,7 +116,7 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
             app = http_app(
                 episodes,
                 tokens=tokens,
-                hosts=hosts_for(address.host, address.allowed_host, tokens),
+                hosts=hosts_for(address.host, address.allowed_host, tokens, address.allowed_origin),
                 public_url=address.public_url,
                 max_body_bytes=max_body_bytes,
             )

@@ -41,7 +41,7 @@ from decathlon_mcp.http.errors import (
     refuse,
     session_not_found,
 )
-from decathlon_mcp.http.health import HealthEndpoints
+from decathlon_mcp.http.health import PROBE_PATHS, HealthEndpoints
 from decathlon_mcp.http.held import HeldEpisodes
 from decathlon_mcp.http.metering import MeteredResponses
 from decathlon_mcp.http.presence import Presence, serve_start
@@ -117,13 +117,15 @@ class McpEndpoints:
         if fast_path:
             for manager in (self._tasks, self._episodes):
                 sessionless = manager is self._episodes
-                self._fast_paths[manager] = FastPath(manager, hosts.security(), sessionless=sessionless)
+                self._fast_paths[manager] = FastPath(manager, self._accepts, sessionless=sessionless)
+
+    def _accepts(self, headers: Mapping[bytes, bytes]) -> bool:
+        return self._hosts.refusal("POST", headers.items()) is None
 
     def _manager(self, address: AddressKind, server: EpisodeServer | Lobby) -> SessionManager:
         store = self._registry.store
         return SessionManager(
             server.server,
-            security=self._hosts.security(),
             idle_seconds=self._registry.idle_seconds,
             max_body_bytes=self._bodies.max_bytes,
             max_sessions=self._registry.options.max_sessions,
@@ -398,6 +400,22 @@ class Cors(CORSMiddleware):
             await super().__call__(scope, receive, send)
 
 
+class RequestCheck:
+    """Refuses requests of foreign pages, before any endpoint. The probes' paths answer to everyone."""
+
+    def __init__(self, app: ASGIApp, hosts: AllowedHosts) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app: ASGIApp = self._app
+        if scope["type"] == "http" and scope["path"] not in PROBE_PATHS:
+            refused = self._hosts.refusal(scope["method"], scope["headers"])
+            if refused is not None:
+                app = PlainTextResponse(refused.message, refused.status)
+        await app(scope, receive, send)
+
+
 def _has_handshake(request: Request) -> bool:
     """Whether the request is of a protocol revision with a handshake, as far as its headers say."""
     return not is_sessionless(request.headers.get("mcp-protocol-version", ""))
@@ -424,8 +442,8 @@ def http_app(
     bodies = BodyReader(max_body_bytes)
     tokens, hosts = tokens or Tokens(), hosts or AllowedHosts()
     endpoints = McpEndpoints(registry, tokens, hosts, bodies, public_url, fast_path=fast_path)
-    health = HealthEndpoints(registry, tokens, hosts)
-    held = HeldEpisodes(registry, tokens, hosts, bodies, public_url)
+    health = HealthEndpoints(registry, tokens)
+    held = HeldEpisodes(registry, tokens, bodies, public_url)
 
     async def index(request: Request) -> Response:
         return PlainTextResponse(INDEX_TEXT)
@@ -478,12 +496,14 @@ def http_app(
             Middleware(MeteredResponses, metrics=registry.metrics),
             Middleware(
                 Cors,
-                allow_origin_regex=hosts.origin_pattern,
+                allow_origins=hosts.origins,
                 allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
                 expose_headers=EXPOSED_HEADERS,
                 max_age=PREFLIGHT_SECONDS,
             ),
+            # After the headers of CORS, with which a page of an allowed origin can read the refusal.
+            Middleware(RequestCheck, hosts=hosts),
         ],
         exception_handlers={
             DecathlonError: Refusals(bodies),

@@ -1,4 +1,4 @@
-"""Which requests are accepted: bearer tokens, and the host names that the server answers to.
+"""Which requests are accepted: bearer tokens, host names that the server answers to, and origins of pages.
 
 Each line of a token file is a name, the SHA-256 of a secret, and a role. The secrets are not stored.
 """
@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import re
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast, get_args
+from typing import Self, cast, get_args
 
 from decathlon_mcp.episodes.access import Principal, Role
 from decathlon_mcp.errors import SettingsError
-
-if TYPE_CHECKING:
-    from mcp.server.transport_security import TransportSecuritySettings
 
 _LINE = re.compile(r"(?P<name>[\w.@-]{1,64})\s+(?P<digest>[0-9a-fA-F]{64})\s+(?P<role>\w+)")
 
@@ -87,25 +86,115 @@ def new_token(name: str, role: Role) -> tuple[str, str]:
     return secret, f"{name} {hashlib.sha256(secret.encode()).hexdigest()} {role}"
 
 
-@dataclass(frozen=True, slots=True)
-class AllowedHosts:
-    """The host names that the server answers to. Requests with another Host or Origin are refused."""
+_AUTHORITY = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^][:/?#@,\s]+)(?::(?P<port>\d{0,5}))?")
+_ORIGIN = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*)://(?P<authority>.+)")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_JSON = "application/json"
 
-    names: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")
+
+@dataclass(frozen=True, slots=True)
+class _Authority:
+    """A host name in lower case, without a final dot, and its port; None if none is given."""
+
+    name: str
+    port: int | None
+
+    @classmethod
+    def read(cls, text: str) -> Self | None:
+        """None if it is not `NAME`, `ADDRESS` or `[IPV6]`, each perhaps with `:PORT`."""
+        match = _AUTHORITY.fullmatch(text)
+        if match is None:
+            return None
+        name = match["name"].lower().removesuffix(".")
+        port = int(match["port"]) if match["port"] else None
+        if name.startswith("["):
+            try:
+                name = f"[{ipaddress.IPv6Address(name[1:-1])}]"
+            except ValueError:
+                return None
+        return cls(name, port) if name and (port is None or port < 1 << 16) else None
 
     @property
-    def origin_pattern(self) -> str:
-        """Regular expression for the origins of these names on any port, with http or https."""
-        return rf"https?://(?:{'|'.join(map(re.escape, self.names))})(?::\d+)?"
+    def is_address(self) -> bool:
+        """Whether it is an IP address."""
+        try:
+            ipaddress.ip_address(self.name.strip("[]"))
+        except ValueError:
+            return False
+        return True
 
-    def security(self) -> TransportSecuritySettings:
-        """The SDK's settings against DNS rebinding: these names on any port."""
-        # Imported late: the SDK takes a second, and `decathlon-mcp token` and `doctor` need none of it.
-        from mcp.server.transport_security import TransportSecuritySettings
 
-        # Written out, because for a host other than localhost the SDK's default switches the check off.
-        hosts = [pattern for name in self.names for pattern in (name, f"{name}:*")]
-        origins = [f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts]
-        return TransportSecuritySettings(
-            enable_dns_rebinding_protection=True, allowed_hosts=hosts, allowed_origins=origins
+def normalized_origin(text: str) -> str | None:
+    """An origin as browsers send it (`SCHEME://NAME`, and a port that is not the scheme's own).
+
+    None if it is no origin, as `null` is none: every page can have that.
+    """
+    match = _ORIGIN.fullmatch(text)
+    authority = None if match is None else _Authority.read(match["authority"])
+    if match is None or authority is None or authority.name == "*":
+        return None
+    scheme = match["scheme"].lower()
+    has_port = authority.port is not None and authority.port != _DEFAULT_PORTS.get(scheme)
+    return f"{scheme}://{authority.name}{f':{authority.port}' if has_port else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a request is refused: a status, and a text for the client."""
+
+    status: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedHosts:
+    """Which requests may come from a page in a browser, and by which names clients may call the server.
+
+    `names`: host names, on any port. `origins`: of pages, beside those that the server has itself; each as
+    `normalized_origin` returns it. `any_address`: whether an IP address is accepted for a name. A page that
+    lets its own name lead to this machine (DNS rebinding) cannot send one.
+    """
+
+    names: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")
+    origins: tuple[str, ...] = ()
+    any_address: bool = False
+
+    def refusal(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> Refused | None:
+        """Why a request with these headers must not be served; None if it may be.
+
+        Without that, any page could make its visitor's browser send a request which needs no preflight, such
+        as a POST of `text/plain`.
+        """
+        values: dict[bytes, list[str]] = {name: [] for name in (b"host", b"origin", b"content-type")}
+        for name, value in headers:
+            if name in values:
+                values[name].append(value.strip(b" \t").decode("latin-1"))
+        # A repeated header becomes a list, which is none of the values that are accepted.
+        host, origin, content_type = (", ".join(found) for found in values.values())
+        authority = _Authority.read(host)
+        if authority is None or not self._answers_to(authority):
+            return Refused(421, "Invalid Host header: --allowed-host adds a name that clients may use")
+        if values[b"origin"] and not self._accepts(origin, authority):
+            return Refused(403, "Invalid Origin header: --allowed-origin adds an origin of pages")
+        if method == "POST" and content_type.partition(";")[0].strip().lower() != _JSON:
+            return Refused(400, f"Invalid Content-Type header: {_JSON} is expected")
+        return None
+
+    def _answers_to(self, host: _Authority) -> bool:
+        known = (_Authority.read(name) for name in self.names)
+        return (self.any_address and host.is_address) or any(
+            name is not None and name.name == host.name and name.port in (None, host.port) for name in known
         )
+
+    def _accepts(self, origin: str, host: _Authority) -> bool:
+        """Whether a page of this origin may send requests: one of the server's own, or of an allowed one."""
+        normalized = normalized_origin(origin)
+        if normalized is None:
+            return False
+        # The scheme is the page's: behind a proxy with TLS the server does not know its own.
+        own = (normalized_origin(f"{scheme}://{_written(host)}") for scheme in _DEFAULT_PORTS)
+        return normalized in self.origins or normalized in own
+
+
+def _written(host: _Authority) -> str:
+    return host.name if host.port is None else f"{host.name}:{host.port}"

@@ -8,7 +8,6 @@ from enum import StrEnum
 from itertools import chain
 
 import anyio.to_thread
-from mcp.server.transport_security import TransportSecurityMiddleware
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -21,7 +20,7 @@ from decathlon_mcp.episodes.memory import available_bytes
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import AccessDeniedError, AtCapacityError
-from decathlon_mcp.http.authentication import AllowedHosts, Tokens
+from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.errors import UnauthorizedError
 from decathlon_mcp.storage.disk import RETRY_SECONDS as DISK_RETRY_SECONDS
 
@@ -64,6 +63,10 @@ def server_state(registry: EpisodeRegistry) -> tuple[ServerState, float | None]:
     return ServerState.READY, None
 
 
+PROBE_PATHS = frozenset({"/healthz", "/readyz"})
+"""Paths that answer under every host name."""
+
+
 class HealthEndpoints:
     """The endpoints for monitoring one server.
 
@@ -73,10 +76,9 @@ class HealthEndpoints:
     checked, so that no page in a browser can read it.
     """
 
-    def __init__(self, registry: EpisodeRegistry, tokens: Tokens, hosts: AllowedHosts) -> None:
+    def __init__(self, registry: EpisodeRegistry, tokens: Tokens) -> None:
         self._registry = registry
         self._tokens = tokens
-        self._host_check = TransportSecurityMiddleware(hosts.security())
 
     def routes(self) -> list[Route]:
         """The routes of the application to these endpoints."""
@@ -113,8 +115,6 @@ class HealthEndpoints:
 
         Raises UnauthorizedError, AccessDeniedError.
         """
-        if (refusal := await self._host_check.validate_request(request)) is not None:
-            return refusal
         if self._tokens:
             principal = self._tokens.principal(request.headers.get("authorization"))
             if principal is None:

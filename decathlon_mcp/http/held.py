@@ -16,7 +16,6 @@ from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 
 import anyio
-from mcp.server.transport_security import TransportSecurityMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -26,7 +25,7 @@ from decathlon_mcp.episodes.operations import MAX_OPERATION_CHARACTERS
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import BadRequestError, DecathlonError
-from decathlon_mcp.http.authentication import AllowedHosts, Tokens
+from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.bodies import BodyReader
 from decathlon_mcp.http.errors import UnauthorizedError, refuse
 from decathlon_mcp.http.protocol import HELD_KEY
@@ -47,13 +46,11 @@ class HeldEpisodes:
         self,
         registry: EpisodeRegistry,
         tokens: Tokens,
-        hosts: AllowedHosts,
         bodies: BodyReader,
         public_url: str | None,
     ) -> None:
         self._registry = registry
         self._tokens = tokens
-        self._host_check = TransportSecurityMiddleware(hosts.security())
         self._bodies = bodies
         self._public_url = public_url.rstrip("/") if public_url else None
         self._newest: dict[str, object] = {}
@@ -64,8 +61,6 @@ class HeldEpisodes:
 
         Raises UnauthorizedError, BodyError.
         """
-        if (refusal := await self._host_check.validate_request(request, is_post=True)) is not None:
-            return refusal
         principal = self._tokens.principal(request.headers.get("authorization"))
         if principal is None:
             raise UnauthorizedError

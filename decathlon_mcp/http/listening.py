@@ -7,17 +7,26 @@ import errno
 import socket
 
 from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.http.authentication import AllowedHosts, Tokens
+from decathlon_mcp.http.authentication import AllowedHosts, Tokens, normalized_origin
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 LISTEN_BACKLOG = 2048
 
 
-def hosts_for(host: str, extra_names: tuple[str, ...], tokens: Tokens) -> AllowedHosts:
-    """The host names to accept when listening on `host`.
+def hosts_for(
+    host: str, extra_names: tuple[str, ...], tokens: Tokens, origins: tuple[str, ...] = ()
+) -> AllowedHosts:
+    """The host names, and the origins of pages, to accept when listening on `host`.
 
-    Raises SettingsError for a host beyond loopback without tokens.
+    Raises SettingsError for a host beyond loopback without tokens, and for what is no origin.
     """
+    normalized: list[str] = []
+    for origin in origins:
+        if (known := normalized_origin(origin)) is None:
+            raise SettingsError(
+                f"--allowed-origin {origin}: expected SCHEME://HOST or SCHEME://HOST:PORT, as browsers send"
+            )
+        normalized.append(known)
     if host not in LOOPBACK and not tokens:
         raise SettingsError(
             f"--host {host} can be reached from other machines, and there are no tokens: give --tokens FILE "
@@ -25,7 +34,8 @@ def hosts_for(host: str, extra_names: tuple[str, ...], tokens: Tokens) -> Allowe
         )
     # Nobody connects to a wildcard address by its name.
     own_name = () if host in ("0.0.0.0", "::") else (f"[{host}]" if ":" in host else host,)
-    return AllowedHosts(tuple(dict.fromkeys((*AllowedHosts().names, *own_name, *extra_names))))
+    names = tuple(dict.fromkeys((*AllowedHosts().names, *own_name, *extra_names)))
+    return AllowedHosts(names, tuple(normalized))
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from decathlon_mcp.http.authentication import AllowedHosts
 from decathlon_mcp.http.bodies import BodyError, BodyReader
 from decathlon_mcp.http.errors import error_response
 from decathlon_mcp.http.held import LINES_HEADERS
@@ -48,11 +49,16 @@ INDEX_TEXT = """A cluster of decathlon-mcp servers.
 class Node:
     """Answers the requests that reach this node. `url` is its server's, as clients reach it.
 
-    `list_nodes` returns the URLs of all nodes' servers.
+    `list_nodes` returns the URLs of all nodes' servers. `names`: by which clients may call the cluster,
+    beside IP addresses and loopback.
     """
 
-    def __init__(self, url: str, list_nodes: Callable[[], Awaitable[list[str]]]) -> None:
+    def __init__(
+        self, url: str, list_nodes: Callable[[], Awaitable[list[str]]], names: tuple[str, ...] = ()
+    ) -> None:
         self._url = url
+        # No origins: pages may use the nodes' servers, and nothing here has the headers of CORS.
+        self._hosts = AllowedHosts((*AllowedHosts().names, *names), any_address=True)
         self._list_nodes = list_nodes
         self._bodies = BodyReader()
         self._http = httpx2.AsyncClient(
@@ -63,6 +69,9 @@ class Node:
 
     async def answer(self, request: Request) -> Response:
         """The response to a request."""
+        refused = self._hosts.refusal(request.method, request.scope["headers"])
+        if refused is not None:
+            return PlainTextResponse(refused.message, refused.status)
         try:
             return await self._answer(request)
         except BodyError as error:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.inbound import X_MCP_HEADER_KEY
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, LOG_LEVEL_META_KEY, PROTOCOL_VERSION_META_KEY
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
@@ -69,6 +68,9 @@ _HANDSHAKE_VERSIONS = frozenset(version.encode() for version in HANDSHAKE_PROTOC
 _MEDIA_TYPES = frozenset({"application/json", "text/event-stream"})
 
 
+Accepts = Callable[[Mapping[bytes, bytes]], bool]
+
+
 class Sessions(Protocol):
     """What is needed of `sessions.SessionManager`."""
 
@@ -88,15 +90,15 @@ class Sessions(Protocol):
 class FastPath:
     """The fast path at the addresses of one session manager.
 
-    `sessionless`: whether the addresses are served to revisions without sessions.
+    `accepts`: whether a POST with these headers may come from where it comes from. `sessionless`: whether the
+    addresses are served to revisions without sessions.
     """
 
-    def __init__(self, sessions: Sessions, security: TransportSecuritySettings, *, sessionless: bool) -> None:
+    def __init__(self, sessions: Sessions, accepts: Accepts, *, sessionless: bool) -> None:
         self._sessions = sessions
         self._background = Background(sessions.start_soon)
         self._sessionless = sessionless
-        self._hosts = _AllowedNames(security.allowed_hosts)
-        self._origins = _AllowedNames(security.allowed_origins)
+        self._accepts = accepts
         self._acceptable: dict[tuple[bytes | None, ...], bool] = {}
         self._tools: WeakKeyDictionary[ToolRouter, frozenset[str]] = WeakKeyDictionary()
 
@@ -164,13 +166,9 @@ class FastPath:
         return found
 
     def _check_headers(self, headers: Mapping[bytes, bytes]) -> bool:
-        origin = headers.get(b"origin")
         accept = headers.get(b"accept", b"").decode("latin-1")
-        return (
-            headers.get(b"host", b"") in self._hosts
-            and (origin is None or origin in self._origins)
-            and headers.get(b"content-type", b"").partition(b";")[0].rstrip() == b"application/json"
-            and _MEDIA_TYPES.issubset(part.partition(";")[0].strip() for part in accept.split(","))
+        return self._accepts(headers) and _MEDIA_TYPES.issubset(
+            part.partition(";")[0].strip() for part in accept.split(",")
         )
 
     def _is_plain(self, call: ToolCall, access: EpisodeAccess) -> bool:
@@ -188,17 +186,6 @@ class FastPath:
         if (tools := self._tools.get(router)) is None:
             self._tools[router] = tools = _plain_tools(router)
         return call.name in tools
-
-
-class _AllowedNames:
-    """Host names or origins, each exactly as given or, if its pattern ends with `:*`, with any port."""
-
-    def __init__(self, patterns: list[str]) -> None:
-        self._exact = frozenset(pattern.encode() for pattern in patterns if not pattern.endswith(":*"))
-        self._any_port = frozenset(pattern[:-2].encode() for pattern in patterns if pattern.endswith(":*"))
-
-    def __contains__(self, name: bytes) -> bool:
-        return name in self._exact or name.rpartition(b":")[0] in self._any_port
 
 
 def read_headers(scope: Scope) -> dict[bytes, bytes] | None:

@@ -72,7 +72,6 @@ class SessionManager(SessionManagerBase):
         self,
         server: Server[Any],
         *,
-        security: TransportSecuritySettings,
         idle_seconds: float,
         max_body_bytes: int,
         max_sessions: int,
@@ -82,7 +81,8 @@ class SessionManager(SessionManagerBase):
     ) -> None:
         super().__init__(
             server,
-            security_settings=security,
+            # `http` has checked the request.
+            security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
             session_idle_timeout=idle_seconds,
             max_request_body_size=max_body_bytes,
             max_sessions=max_sessions,

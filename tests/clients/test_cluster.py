@@ -249,7 +249,8 @@ async def test_tokens_are_those_of_the_nodes(tmp_path: Path) -> None:
 
 
 async def test_what_a_cluster_answers_to_others(servers: Servers) -> None:
-    async with scheduling(*servers.urls) as (_, url), httpx2.AsyncClient() as client:
+    headers = {"Content-Type": "application/json"}
+    async with scheduling(*servers.urls) as (_, url), httpx2.AsyncClient(headers=headers) as client:
         assert (await client.get(f"{url}/nodes")).json() == {"nodes": servers.urls}
         (targets,) = (await client.get(f"{url}/metrics/targets")).json()
         assert targets["targets"] == [
@@ -265,3 +266,30 @@ async def test_what_a_cluster_answers_to_others(servers: Servers) -> None:
         assert answer["id"] == 7
         assert "/mcp" in answer["error"]["message"]
         assert answer["error"]["data"]["node"] in servers.urls
+
+
+@pytest.mark.parametrize("path", ["/episodes", "/mcp", "/nodes", "/metrics/targets", "/"])
+async def test_a_foreign_page_cannot_use_a_cluster(servers: Servers, path: str) -> None:
+    method = "POST" if path in ("/episodes", "/mcp") else "GET"
+    foreign: list[tuple[dict[str, str], int]] = [
+        ({"Host": "evil.example"}, 421),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "http://localhost:6274"}, 403),
+        ({"Origin": "null"}, 403),
+    ]
+    if method == "POST":
+        foreign += [({"Content-Type": kind}, 400) for kind in ("text/plain", "multipart/form-data", "")]
+    async with scheduling(*servers.urls) as (_, url), httpx2.AsyncClient() as http:
+        for headers, status in foreign:
+            given = {"Content-Type": "application/json", **headers}
+            response = await http.request(
+                method, url + path, content=b'{"task": "find-answer"}', headers=given
+            )
+            assert response.status_code == status, headers
+            assert "access-control-allow-origin" not in response.headers
+        # A node is called by the address of whichever machine the client knows.
+        response = await http.get(
+            f"{url}/nodes", headers={"Host": "192.0.2.7:8000", "Origin": "http://192.0.2.7:8000"}
+        )
+        assert response.status_code == 200
+    assert not [episode for served in (servers.first, servers.second) for episode in served.episodes.live]

@@ -22,10 +22,15 @@ from tests.probe.serving import Served, serving
 
 pytestmark = pytest.mark.anyio
 
+JSON = {"Content-Type": "application/json"}
+PAGE = "http://localhost:6274"
+"""Origin of a page that may use the server."""
+
 
 @pytest.fixture(scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
-    async with serving(tmp_path_factory.mktemp("state"), provider="local") as served:
+    state = tmp_path_factory.mktemp("state")
+    async with serving(state, provider="local", origins=(PAGE,)) as served:
         yield served
 
 
@@ -82,7 +87,7 @@ async def test_what_is_no_request_is_refused_with_a_status(
     elif method == "response":
         response = await http.post(url, json={"jsonrpc": "2.0", "id": 1, "result": {}})
     else:
-        response, status = await http.post(url, content=b" " * (MAX_BODY_BYTES + 1)), 413
+        response, status = await http.post(url, content=b" " * (MAX_BODY_BYTES + 1), headers=JSON), 413
     assert response.status_code == status
     assert response.json()["id"] is None
 
@@ -172,20 +177,37 @@ async def test_a_foreign_host_or_origin_is_refused(served: Served, http: httpx2.
 async def test_a_page_of_an_allowed_origin_can_use_the_server(
     served: Served, http: httpx2.AsyncClient
 ) -> None:
-    origin = {"Origin": "http://localhost:6274"}
+    origin = {"Origin": PAGE}
     wanted = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "mcp-session-id"}
     preflight = await http.options(served.lobby, headers={**origin, **wanted})
     assert preflight.status_code == 200
-    assert preflight.headers["access-control-allow-origin"] == origin["Origin"]
+    assert preflight.headers["access-control-allow-origin"] == PAGE
     assert "mcp-session-id" in preflight.headers["access-control-allow-headers"]
     assert {"GET", "POST", "DELETE"} <= set(preflight.headers["access-control-allow-methods"].split(", "))
     for url in (served.lobby, served.task("no-such-task")):
         response = await http.post(url, json=INITIALIZE, headers=origin)
-        assert response.headers["access-control-allow-origin"] == origin["Origin"]
+        assert response.headers["access-control-allow-origin"] == PAGE
         assert "mcp-session-id" in response.headers["access-control-expose-headers"].lower()
+    # Also a refusal, so that the page can show it.
+    refused = await http.post(served.lobby, content=b"{}", headers={**origin, "Content-Type": "text/plain"})
+    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (400, PAGE)
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "http://localhost.evil.example", "null"])
+async def test_a_page_of_the_servers_own_origin_can_use_it(served: Served, http: httpx2.AsyncClient) -> None:
+    response = await http.post(served.lobby, json=INITIALIZE, headers={"Origin": served.url})
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://evil.example",
+        "http://localhost.evil.example",
+        "http://localhost:1",
+        "http://localhost",
+        "null",
+    ],
+)
 async def test_a_page_of_another_origin_is_refused(
     served: Served, http: httpx2.AsyncClient, origin: str
 ) -> None:
@@ -195,6 +217,52 @@ async def test_a_page_of_another_origin_is_refused(
     assert (preflight.status_code, response.status_code) == (400, 403)
     for answer in (preflight, response):
         assert "access-control-allow-origin" not in answer.headers
+
+
+FOREIGN: tuple[tuple[dict[str, str], int], ...] = (
+    ({"Host": "evil.example"}, 421),
+    ({"Origin": "http://evil.example"}, 403),
+    ({"Origin": "null"}, 403),
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/"),
+        ("GET", "/metrics"),
+        ("GET", "/.well-known/decathlon-key"),
+        *(
+            (method, path)
+            for method in ("GET", "POST", "DELETE")
+            for path in ("/mcp", "/tasks/find-answer/mcp")
+        ),
+        ("POST", "/episodes"),
+    ],
+)
+async def test_no_address_serves_a_foreign_page(
+    served: Served, http: httpx2.AsyncClient, method: str, path: str
+) -> None:
+    before = len(served.episodes.live)
+    content = b'{"task": "find-answer"}' if path == "/episodes" else None
+    kind = {"Content-Type": "application/json"}
+    for headers, status in FOREIGN:
+        response = await http.request(method, served.url + path, content=content, headers={**kind, **headers})
+        assert response.status_code == status, headers
+    if method == "POST":
+        for simple in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
+            response = await http.post(served.url + path, content=content, headers={"Content-Type": simple})
+            assert response.status_code == 400, simple
+    assert len(served.episodes.live) == before
+
+
+async def test_probes_are_answered_under_any_name(served: Served, http: httpx2.AsyncClient) -> None:
+    for path in ("/healthz", "/readyz"):
+        response = await http.get(
+            served.url + path, headers={"Host": "10.0.0.1", "Origin": "http://evil.example"}
+        )
+        assert response.status_code == 200
+        assert "access-control-allow-origin" not in response.headers
 
 
 async def test_health_reports_the_status(served: Served, http: httpx2.AsyncClient) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.http.authentication import Tokens, new_token
+from decathlon_mcp.http.authentication import AllowedHosts, Tokens, new_token
 from decathlon_mcp.http.listening import hosts_for, listen
 
 
@@ -58,9 +58,129 @@ def test_allowed_hosts_are_loopback_the_host_and_the_configured_names(tmp_path: 
     loopback = ("127.0.0.1", "localhost", "[::1]")
     assert hosts_for("0.0.0.0", ("box.example",), tokens).names == (*loopback, "box.example")
     assert hosts_for("192.0.2.7", (), tokens).names == (*loopback, "192.0.2.7")
-    security = hosts_for("127.0.0.1", (), Tokens()).security()
-    assert "127.0.0.1:*" in security.allowed_hosts
-    assert security.enable_dns_rebinding_protection
+
+
+@pytest.mark.parametrize(
+    ("host", "accepted"),
+    [
+        ("localhost", True),
+        ("LocalHost.:8765", True),
+        ("127.0.0.1:1", True),
+        ("[::1]", True),
+        ("[::1]:8765", True),
+        ("[0:0:0:0:0:0:0:1]:8765", True),
+        ("box.example", True),
+        ("BOX.example.:443", True),
+        ("[2001:DB8::7]:1", True),
+        ("port.example:81", True),
+        ("port.example", False),
+        ("port.example:82", False),
+        ("", False),
+        (".", False),
+        ("evil.example", False),
+        ("localhost.evil.example", False),
+        ("evil.example:8765@localhost", False),
+        ("localhost:65536", False),
+        ("localhost:80:80", False),
+        ("localhost:x", False),
+        ("localhost, evil.example", False),
+        ("localhost/", False),
+        ("::1", False),
+        ("[::2]", False),
+        ("[::1", False),
+        ("[localhost]", False),
+        ("127.0.0.2", False),
+        ("127.1", False),
+        ("192.0.2.7", False),
+    ],
+)
+def test_a_host_is_compared_without_case_final_dot_and_port(host: str, accepted: bool) -> None:
+    hosts = AllowedHosts((*AllowedHosts().names, "Box.example", "[2001:db8:0::7]", "port.example:81"))
+    assert (hosts.refusal("GET", [(b"host", host.encode())]) is None) is accepted
+
+
+def test_one_host_is_expected() -> None:
+    for headers in ([], [(b"host", b"localhost")] * 2, [(b"host", b"localhost"), (b"host", b"evil.example")]):
+        refused = AllowedHosts().refusal("GET", headers)
+        assert refused is not None
+        assert refused.status == 421
+
+
+@pytest.mark.parametrize("address", ["192.0.2.7:8000", "[2001:db8::7]:8000", "[2001:db8::7]"])
+def test_any_address_can_stand_for_the_name_of_a_cluster(address: str) -> None:
+    hosts = AllowedHosts(any_address=True)
+    assert hosts.refusal("GET", [(b"host", address.encode())]) is None
+    assert hosts.refusal("GET", [(b"host", b"evil.example")]) is not None
+    assert (
+        hosts.refusal("GET", [(b"host", address.encode()), (b"origin", b"http://evil.example")]) is not None
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "accepted"),
+    [
+        ("localhost:8765", "http://localhost:8765", True),
+        ("localhost:8765", "http://LOCALHOST.:8765", True),
+        ("localhost:8765", "https://localhost:8765", True),
+        ("localhost", "http://localhost", True),
+        ("localhost", "http://localhost:80", True),
+        ("localhost", "https://localhost", True),
+        ("localhost:80", "http://localhost", True),
+        ("[::1]:8765", "http://[::1]:8765", True),
+        ("localhost:8765", "http://page.example", True),
+        ("localhost:8765", "http://page.example:80", True),
+        ("localhost:8765", "vscode-webview://panel", True),
+        ("localhost:8765", "https://page.example", False),
+        ("localhost:8765", "http://page.example:81", False),
+        ("localhost:8765", "http://localhost:6274", False),
+        ("localhost:8765", "http://localhost", False),
+        ("localhost", "http://localhost:8765", False),
+        ("localhost:8765", "http://127.0.0.1:8765", False),
+        ("[::1]:8765", "http://localhost:8765", False),
+        ("localhost:8765", "null", False),
+        ("localhost:8765", "", False),
+        ("localhost:8765", "http://", False),
+        ("localhost:8765", "http://evil.example", False),
+        ("localhost:8765", "http://localhost:8765@evil.example", False),
+        ("localhost:8765", "http://localhost:8765.evil.example", False),
+        ("localhost:8765", "http://localhost:8765/", False),
+        ("localhost:8765", "file://", False),
+        ("localhost:8765", "http://localhost:8765 http://evil.example", False),
+    ],
+)
+def test_an_origin_is_the_servers_own_or_an_allowed_one(host: str, origin: str, accepted: bool) -> None:
+    hosts = hosts_for("127.0.0.1", (), Tokens(), ("HTTP://page.example.:80", "vscode-webview://panel"))
+    headers = [(b"host", host.encode()), (b"origin", origin.encode())]
+    assert (hosts.refusal("DELETE", headers) is None) is accepted
+    # A second one is not looked over.
+    assert hosts.refusal("DELETE", [*headers, (b"origin", b"http://evil.example")]) is not None
+
+
+@pytest.mark.parametrize(
+    ("content_type", "accepted"),
+    [
+        ("application/json", True),
+        ("Application/JSON; charset=utf-8", True),
+        ("", False),
+        ("text/plain", False),
+        ("text/plain; application/json", False),
+        ("application/jsonp", False),
+        ("application/json, text/plain", False),
+        ("application/x-www-form-urlencoded", False),
+    ],
+)
+def test_only_a_post_of_json_is_accepted(content_type: str, accepted: bool) -> None:
+    headers = [(b"host", b"localhost"), (b"content-type", content_type.encode())]
+    assert (AllowedHosts().refusal("POST", headers) is None) is accepted
+    assert AllowedHosts().refusal("GET", headers) is None
+
+
+@pytest.mark.parametrize(
+    "origin", ["*", "null", "localhost", "http://", "http://*", "http://a/b", "http://a:99999"]
+)
+def test_what_is_no_origin_cannot_be_allowed(origin: str) -> None:
+    with pytest.raises(SettingsError, match="expected SCHEME://HOST"):
+        hosts_for("127.0.0.1", (), Tokens(), (origin,))
 
 
 def test_a_port_in_use_is_an_error() -> None:

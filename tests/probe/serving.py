@@ -17,7 +17,7 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.authentication import Tokens
-from decathlon_mcp.http.listening import listen
+from decathlon_mcp.http.listening import hosts_for, listen
 from decathlon_mcp.http.protocol import ConnectionLimits
 from decathlon_mcp.http.server import serve_http
 from decathlon_mcp.settings import Settings
@@ -50,7 +50,12 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    state: Path, *, tokens: Tokens | None = None, limits: ConnectionLimits | None = None, **settings: Any
+    state: Path,
+    *,
+    tokens: Tokens | None = None,
+    limits: ConnectionLimits | None = None,
+    origins: tuple[str, ...] = (),
+    **settings: Any,
 ) -> AsyncGenerator[Served]:
     """Serve until the context exits, then drain as after SIGTERM."""
     # Eager, so that an episode that lists its tools is ready. Without isolation, so that tests see the files
@@ -70,7 +75,12 @@ async def serving(
         ready, stop, stopped = anyio.Event(), anyio.Event(), anyio.Event()
 
         async def serve() -> None:
-            app = http_app(episodes, tokens=tokens, max_body_bytes=configured.max_body_mib << 20)
+            app = http_app(
+                episodes,
+                tokens=tokens,
+                hosts=hosts_for("127.0.0.1", (), Tokens(), origins),
+                max_body_bytes=configured.max_body_mib << 20,
+            )
             await serve_http(
                 app,
                 listener,

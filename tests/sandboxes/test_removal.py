@@ -7,7 +7,7 @@ import errno
 import os
 import resource
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def few_descriptors(spare: int) -> Iterator[None]:
+def few_descriptors(spare: int) -> Generator[None]:
     """Only so many further files can be opened."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     probe = os.open("/", os.O_PATH)
