@@ -39,6 +39,10 @@ class FolderCursor:
         for descriptor in (*self._kept, self._current):
             os.close(descriptor)
 
+    def second(self) -> FolderCursor:
+        """A cursor that moves independently below the same folder, which must exist; it creates none."""
+        return FolderCursor(self._kept[0])
+
     def enter(self, parts: Parts) -> int:
         """A descriptor of that folder, valid until the next call.
 

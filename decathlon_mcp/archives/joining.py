@@ -77,5 +77,6 @@ def _entries(
                 raise BadRequestError(
                     f"{member.name!r} is the same file as {member.link!r}, which is removed"
                 )
-            member = replace(member, link=str(prefix / member.link))
-        yield replace(member, name=str(prefix / member.name)), body
+            if prefix.name:
+                member = replace(member, link=f"{prefix}/{member.link}")
+        yield replace(member, name=f"{prefix}/{member.name}") if prefix.name else member, body

@@ -103,11 +103,15 @@ def _normalized(member: Member) -> Iterator[Member]:
         raise BadRequestError(f"the name of an archive's member is too long: {member.name[:200]!r}")
     if member.kind not in _UNPACKED:
         raise BadRequestError(f"an archive's member is no file, folder or link: {member.name[:200]!r}")
-    if member.kind is Kind.HARD_LINK:
-        member = replace(member, link="/".join(_parts(member.link)))
-    if name:
-        size = member.size if member.kind is Kind.FILE else 0
-        yield replace(member, name=name, size=size, mode=member.mode & 0o777)
+    link = "/".join(_parts(member.link)) if member.kind is Kind.HARD_LINK else member.link
+    size = member.size if member.kind is Kind.FILE else 0
+    mode = member.mode & 0o777
+    if not name:
+        return
+    # A member passes here several times on its way, and a copy costs more than all the checks.
+    if (name, link, size, mode) != (member.name, member.link, member.size, member.mode):
+        member = replace(member, name=name, link=link, size=size, mode=mode)
+    yield member
 
 
 def _parts(name: str) -> Parts:
@@ -137,7 +141,13 @@ def with_owner(archive: ArchiveSource, user: int, group: int) -> Iterator[bytes]
     """The checked archive as a plain tar in chunks, all members owned by one user. Raises BadRequestError."""
     with open_archive(archive) as reader:
         yield from archive_chunks(
-            (replace(member, user=user, group=group), body) for member, body in checked_entries(reader)
+            (
+                member
+                if (member.user, member.group) == (user, group)
+                else replace(member, user=user, group=group),
+                body,
+            )
+            for member, body in checked_entries(reader)
         )
 
 
@@ -157,9 +167,10 @@ def unpack_members(reader: MemberReader, cursor: FolderCursor, start: Parts) -> 
     """Unpack what `checked_members` allows into the folder `start` of the cursor. Raises BadRequestError."""
     with _errors_of_the_archive("/".join(start)):
         cursor.enter(start)
-    for member in checked_members(reader):
-        with _errors_of_the_archive(member.name):
-            _unpack(reader, member, cursor, start)
+    with cursor.second() as targets:
+        for member in checked_members(reader):
+            with _errors_of_the_archive(member.name):
+                _unpack(reader, member, cursor, targets, start)
 
 
 def unpack_root(chunks: Iterable[bytes], folder: Path, owner: tuple[int, int] | None) -> None:
@@ -173,10 +184,10 @@ def unpack_root(chunks: Iterable[bytes], folder: Path, owner: tuple[int, int] | 
     """
     reader = ArchiveReader(cast("BinaryIO", ForwardFile(chunks)), None)
     try:
-        with FolderCursor(folder, creates=True) as cursor:
+        with FolderCursor(folder, creates=True) as cursor, cursor.second() as targets:
             for member in _root_members(reader):
                 with _errors_of_the_archive(member.name):
-                    _unpack(reader, member, cursor, ())
+                    _unpack(reader, member, cursor, targets, ())
                     if owner is not None:
                         *above, name = member.name.split("/")
                         parent = cursor.enter(tuple(above))
@@ -204,7 +215,9 @@ def _errors_of_the_archive(name: str) -> Generator[None]:
         raise BadRequestError(f"cannot unpack {name[:200]!r}: {error.strerror}") from error
 
 
-def _unpack(reader: MemberReader, member: Member, cursor: FolderCursor, start: Parts) -> None:
+def _unpack(
+    reader: MemberReader, member: Member, cursor: FolderCursor, targets: FolderCursor, start: Parts
+) -> None:
     *above, name = start + tuple(member.name.split("/"))
     if member.kind is Kind.FOLDER:
         os.fchmod(cursor.enter((*above, name)), member.mode | 0o700)
@@ -215,18 +228,12 @@ def _unpack(reader: MemberReader, member: Member, cursor: FolderCursor, start: P
     if member.kind is Kind.SYMLINK:
         os.symlink(member.link, name, dir_fd=parent)
     elif member.kind is Kind.HARD_LINK:
-        _link(start + tuple(member.link.split("/")), (*above, name), cursor)
+        # With one cursor, each link would move from its own folder to its target's and back.
+        *folder, target = start + tuple(member.link.split("/"))
+        source = targets.enter(tuple(folder))
+        os.link(target, name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
     else:
         _write_file(reader, member, os.open(name, _NEW_FILE_FLAGS, 0o600, dir_fd=parent))
-
-
-def _link(target: Parts, link: Parts, cursor: FolderCursor) -> None:
-    source = os.dup(cursor.enter(target[:-1]))  # the cursor's own is valid until it moves on
-    try:
-        parent = cursor.enter(link[:-1])
-        os.link(target[-1], link[-1], src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
-    finally:
-        os.close(source)
 
 
 def _write_file(reader: MemberReader, member: Member, descriptor: int) -> None:

@@ -18,6 +18,8 @@ from decathlon_mcp.archives.folder_cursor import FolderCursor, Parts, open_acces
 from decathlon_mcp.archives.reading import BLOCK_BYTES, CHUNK_BYTES, ArchiveReader, Body, Kind, Member
 from decathlon_mcp.errors import LimitExceededError
 
+MAX_LINKED_FILES = 250_000
+"""Files with several names whose first name is remembered. Further ones are packed once for each name."""
 MAX_MTIME = (1 << 33) - 1
 """Latest time in a plain header field, and one that every file system can store."""
 
@@ -166,8 +168,9 @@ def pack_empty_folders(names: Iterable[str], *, user: int = 0, group: int = 0) -
 def pack_folder(folder: Path, archive: Path, limit_bytes: int, *, below: Path) -> None:
     """Pack a folder of this machine as `Sandbox.get` describes. Raises LimitExceededError past `limit_bytes`.
 
-    A missing folder gives an archive without members, and so does one that is reached through a link, at or
-    below `below`. Files may change meanwhile: no link is followed.
+    A file with several names is packed once; its other names become hard links. A missing folder gives an
+    archive without members, and so does one that is reached through a link, at or below `below`. Files may
+    change meanwhile: no link is followed.
     """
     cursor = _readable(lambda: FolderCursor(below))
     if cursor is None:
@@ -188,10 +191,11 @@ def _folder_entries(cursor: FolderCursor, start: Parts) -> Iterator[Entry]:
     if top is None:
         return
     yield _header_of(top, "."), ()
+    first_names: dict[tuple[int, int], str] = {}
     pending: list[Parts] = [(name,) for name in _children(cursor, start)]
     while pending:
         parts = pending.pop()
-        entry = _entry_at(cursor, (*start, *parts), "/".join((".", *parts)))
+        entry = _entry_at(cursor, (*start, *parts), "/".join((".", *parts)), first_names)
         if entry is None:
             continue
         yield entry
@@ -218,8 +222,13 @@ def _children(cursor: FolderCursor, parts: Parts) -> list[str]:
     return sorted(names or (), reverse=True)
 
 
-def _entry_at(cursor: FolderCursor, parts: Parts, member_name: str) -> Entry | None:
-    """A file as an entry owned by root; None for sockets and devices, and for one that cannot be read."""
+def _entry_at(
+    cursor: FolderCursor, parts: Parts, member_name: str, first_names: dict[tuple[int, int], str]
+) -> Entry | None:
+    """A file as an entry owned by root; None for sockets and devices, and for one that cannot be read.
+
+    `first_names`: the first name of each file with several names, by device and inode; this one is added.
+    """
 
     def entry() -> Entry | None:
         folder, name = cursor.enter(parts[:-1]), parts[-1]
@@ -228,6 +237,12 @@ def _entry_at(cursor: FolderCursor, parts: Parts, member_name: str) -> Entry | N
         if member.kind is Kind.SYMLINK:
             return replace(member, link=os.readlink(name, dir_fd=folder)), ()
         if member.kind is Kind.FILE:
+            if status.st_nlink > 1:
+                inode = status.st_dev, status.st_ino
+                if inode in first_names:
+                    return replace(member, kind=Kind.HARD_LINK, size=0, link=first_names[inode]), ()
+                if len(first_names) < MAX_LINKED_FILES:
+                    first_names[inode] = member_name
             return member, _chunks(lambda: open_accessible(name, _OPEN_FLAGS, folder, 0o600), status.st_size)
         return None if member.kind is Kind.UNKNOWN else (member, ())
 

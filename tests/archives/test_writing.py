@@ -11,8 +11,9 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from decathlon_mcp.archives.folder_cursor import FolderCursor
 from decathlon_mcp.archives.reading import Kind, Member
-from decathlon_mcp.archives.unpacking import with_owner
+from decathlon_mcp.archives.unpacking import unpack, with_owner
 from decathlon_mcp.archives.writing import (
     MAX_MTIME,
     append_from_checkout,
@@ -73,6 +74,47 @@ def test_folder_is_packed_with_links_and_fifos_and_without_sockets(tmp_path: Pat
     packed = members((tmp_path / "a.tar").read_bytes())
     assert [info.name for info in packed] == [".", "./fifo", "./link", "./sub", "./sub/file"]
     assert [info.type for info in packed[:3]] == [tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.SYMTYPE]
+
+
+def test_file_with_many_names_is_packed_once(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "deep/er").mkdir(parents=True)
+    (folder / "a").write_bytes(b"x" * 30_000)
+    for number in range(200):
+        os.link(folder / "a", folder / f"deep/er/{number}")
+    pack_folder(folder, tmp_path / "a.tar", 1 << 20, below=tmp_path)
+    with tarfile.open(tmp_path / "a.tar") as tar:
+        links = [member for member in tar if member.islnk()]
+    assert {member.linkname for member in links} == {"./a"}
+    assert len(links) == 200
+    assert (tmp_path / "a.tar").stat().st_size < 30_000 + 210 * 512
+    unpack(tmp_path / "a.tar", tmp_path / "copy", below=tmp_path)
+    assert (tmp_path / "copy/deep/er/7").samefile(tmp_path / "copy/a")
+
+
+def test_link_to_a_deep_file_costs_as_many_moves_as_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = "/".join("t" * 100)
+    members = [(Member(name=f"{target}/file", kind=Kind.FILE), ())]
+    names = [f"{'/'.join('l' * 100)}/{number}" for number in range(50)]
+    files = [(Member(name=name, kind=Kind.FILE), ()) for name in names]
+    links = [(Member(name=name, kind=Kind.HARD_LINK, link=f"{target}/file"), ()) for name in names]
+    opened: list[str] = []
+    descend = FolderCursor._descend  # pyright: ignore[reportPrivateUsage]
+
+    def count(cursor: FolderCursor, part: str) -> None:
+        opened.append(part)
+        descend(cursor, part)
+
+    monkeypatch.setattr(FolderCursor, "_descend", count)
+    moves: list[int] = []
+    for place, entries in (("files", files), ("links", links)):
+        opened.clear()
+        unpack(b"".join(archive_chunks([*members, *entries])), tmp_path / place, below=tmp_path)
+        moves.append(len(opened))
+    # The folder of the target is entered once more, and that of the archive.
+    assert moves[1] <= moves[0] + 101
 
 
 def test_folder_behind_a_link_is_packed_as_empty(tmp_path: Path) -> None:
