@@ -549,7 +549,7 @@ class Store:
                 self._commit(self._unwritten[0])
             except sqlite3.Error as error:
                 _log.error("the store could not be written", extra=fields(why=str(error)))
-                if error.sqlite_errorcode & 0xFF in _TRANSIENT:
+                if _error_code(error) in _TRANSIENT:
                     self._retry_at = time.monotonic() + RETRY_SECONDS
                     return
             self._unwritten.popleft()
@@ -659,9 +659,13 @@ def _errors_named(file: Path) -> Generator[None]:
         raise _unusable(file, error) from None
 
 
+def _error_code(error: sqlite3.Error) -> int:
+    """The primary result code of SQLite; 0 for Python's own errors, such as that of a closed connection."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
 def _unusable(file: Path, error: sqlite3.Error) -> SettingsError:
-    # Python has no code for its own errors, such as that of a connection that was closed.
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    code = _error_code(error)
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         cure = (
             f"it is damaged: move {file.name}* out of the folder. Then episodes in progress end; the files "

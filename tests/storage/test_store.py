@@ -232,6 +232,15 @@ def test_changes_on_a_full_disk_are_written_later(tmp_path: Path, monkeypatch: p
         assert row.verdict == {"detail": "x" * 100_000}
 
 
+def test_a_change_after_the_store_was_closed_is_no_error(tmp_path: Path) -> None:
+    with Store.open(tmp_path, "me") as store:
+        store.insert_episode(episode())
+    # Python's own error, which has no code of SQLite's.
+    store.end_episode("one", "late")
+    with Store.open(tmp_path, "me") as store:
+        assert [row.id for row in store.unfinished_episodes()] == ["one"]
+
+
 def test_changes_that_could_not_be_written_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
