@@ -28,7 +28,7 @@ from decathlon_mcp.app import bootstrap
 from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.listening import listen
 from decathlon_mcp.http.server import serve_http
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.settings import read_settings
 
 ROOT = Path(__file__).parents[1]
 PRODUCT = {
@@ -155,7 +155,7 @@ _TURN = asyncio.Handle._run.__code__  # pyright: ignore
 async def serving(state: Path) -> AsyncGenerator[str]:
     """A server of the bundled suite in this process, with its defaults; yields its URL."""
     listener = listen("127.0.0.1", 0)
-    async with bootstrap(Settings(state=state)) as episodes, anyio.create_task_group() as tasks:
+    async with bootstrap(read_settings({"state": state})) as episodes, anyio.create_task_group() as tasks:
         ready, stop = anyio.Event(), anyio.Event()
 
         async def serve() -> None:

@@ -6,7 +6,7 @@ Counted are the test processes and the child processes that they waited for; con
 from __future__ import annotations
 
 import resource
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Generator
 from typing import Any
 
@@ -25,7 +25,7 @@ class CpuTime:
     """A plugin of pytest, in every process of pytest-xdist."""
 
     def __init__(self) -> None:
-        self._by_module: Counter[str] = Counter()
+        self._by_module: defaultdict[str, float] = defaultdict(float)
         self._workers_seconds = 0.0
         self._started: dict[str, float] = {}
 
@@ -66,5 +66,6 @@ class CpuTime:
             own.ru_utime + own.ru_stime + self._workers_seconds if self._workers_seconds else cpu_seconds()
         )
         terminalreporter.write_line(f"processor time: {seconds:.0f} s")
-        for module, module_seconds in self._by_module.most_common(config.getoption("--cpu-time")):
+        modules = sorted(self._by_module.items(), key=lambda module: -module[1])
+        for module, module_seconds in modules[: config.getoption("--cpu-time")]:
             terminalreporter.write_line(f"{module_seconds:8.1f} s  {module}")

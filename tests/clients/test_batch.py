@@ -101,13 +101,14 @@ async def test_episodes_whose_time_is_over_are_results_with_a_reward_of_zero(tmp
             await until(lambda: served.find(e.id).state.phase is Phase.ENDED)
             await e.call("probe__echo", {"text": "late"})
 
+    results: list[Result[None]] = []
     async with (
         serving(tmp_path, provider="local") as served,
         Decathlon(served.url) as d,
         anyio.create_task_group() as clock,
         d.batch(["find-answer"] * len(ENDINGS), concurrency=8, progress=False, player_seconds=15) as batch,
     ):
-        results = [result async for result in batch.run(player)]
+        results += [result async for result in batch.run(player)]
     verdicts = [result.verdict and (result.verdict.status, result.reward) for result in results]
     assert verdicts == [("forfeited", 0.0)] * len(ENDINGS), [result.failure for result in results]
     assert {(result.failure, result.fault) for result in results} == {(None, None)}
