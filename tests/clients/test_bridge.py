@@ -196,7 +196,7 @@ async def test_replies_pass_unchanged_and_the_end_of_stdin_or_sigterm_ends_the_e
     messages = [json.loads(line) for line in output.splitlines()]
     assert {message["jsonrpc"] for message in messages} == {"2.0"}
     result = next(message["result"] for message in messages if message.get("id") == "o")
-    assert result["content"][0] == {"type": "hologram", "depth": 3, "frames": [1, 2]}
+    assert result["content"][0] == {"type": "text", "text": "a hologram", "depth": 3, "frames": [1, 2]}
     assert result["mood"] == "cheerful"
 
 

@@ -270,9 +270,7 @@ async def test_health_reports_the_status(served: Served, http: httpx2.AsyncClien
     assert response.json()["status"] == "ok"
 
 
-async def test_unknown_fields_and_content_types_are_relayed_unchanged(
-    served: Served, http: httpx2.AsyncClient
-) -> None:
+async def test_unknown_members_are_relayed_unchanged(served: Served, http: httpx2.AsyncClient) -> None:
     opened = await http.post(served.task("find-answer"), json=INITIALIZE)
     session = {"Mcp-Session-Id": opened.headers["mcp-session-id"]}
     await http.post(
@@ -287,7 +285,7 @@ async def test_unknown_fields_and_content_types_are_relayed_unchanged(
     )
     assert response.headers["content-type"] == "application/json"
     result = response.json()["result"]
-    assert result["content"][0] == {"type": "hologram", "depth": 3, "frames": [1, 2]}
+    assert result["content"][0] == {"type": "text", "text": "a hologram", "depth": 3, "frames": [1, 2]}
     assert result["content"][1]["colour"] == "blue"
     assert result["mood"] == "cheerful"
     assert result["_meta"] == {"probe/trace": "t-1"}

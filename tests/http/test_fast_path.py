@@ -66,7 +66,10 @@ class Tools:
 
     async def odd(self, call: FakeCall) -> Any:
         meta = {"probe/trace": "t", "decathlon/verdict": 1, PREFIX + "serverInfo": "x"}
-        content = [{"type": "hologram", "frames": [1, None]}, {"type": "text", "text": "\u2028\n\u00fc"}]
+        content = [
+            {"type": "text", "text": "", "frames": [1, None]},
+            {"type": "text", "text": "\u2028\n\u00fc"},
+        ]
         return {"content": content, "mood": "cheerful", "resultType": "input_required", "_meta": meta}
 
     async def long(self, call: FakeCall) -> str:

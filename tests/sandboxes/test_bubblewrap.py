@@ -155,13 +155,16 @@ async def test_image_is_found_by_its_digest(bubblewrap: Bench, tmp_path: Path) -
         assert sandbox.image_digest == digest
 
 
-async def test_failure_of_bubblewrap_is_reported(bubblewrap: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failure_of_bubblewrap_is_reported(
+    bubblewrap: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     with open_to_everyone() as folder:
         program = folder / "bwrap"
         program.write_text("#!/bin/sh\necho 'bwrap: Creating new namespace failed' >&2\nexit 1\n")
         program.chmod(0o755)
         monkeypatch.setattr(namespace_provider, "PROGRAM", str(program))
         await assert_failure_is_reported(bubblewrap)
+    assert "Creating new namespace failed" in str([vars(record) for record in caplog.records])
     monkeypatch.setattr(namespace_provider, "PROGRAM", "no-such-program")
     async with bubblewrap.create_second() as provider:
         (found,) = await provider.check(bubblewrap.image)
@@ -170,10 +173,11 @@ async def test_failure_of_bubblewrap_is_reported(bubblewrap: Bench, monkeypatch:
 
 async def assert_failure_is_reported(bubblewrap: Bench) -> None:
     async with bubblewrap.create_second() as provider:
-        with pytest.raises(ProviderUnavailableError, match="Creating new namespace failed"):
+        with pytest.raises(ProviderUnavailableError, match="bubblewrap created no sandbox"):
             async with provider.open(bubblewrap.spec()):
                 pass
         (*_, found) = await provider.check(bubblewrap.image)
+        assert "Creating new namespace failed" in found.detail
         assert "user namespaces" in found.cure
 
 

@@ -123,23 +123,30 @@ async def test_names_are_resolved_by_a_name_server_on_this_machines_loopback(tmp
     configuration = tmp_path / "resolv.conf"
     with socket.socket(type=socket.SOCK_DGRAM) as server:
         server.bind(("127.0.0.97", 53))
-        Thread(target=_answer_one_query, args=(server,), daemon=True).start()
+        answers = Thread(target=_answer_queries, args=(server,))
+        answers.start()
         configuration.write_text("nameserver 127.0.0.97\nsearch example.test\noptions timeout:3\n")
         script = "import socket\nprint(socket.gethostbyname('somewhere.example'), *open('/etc/resolv.conf'))"
         program = [sys.executable, "-m", "tests.sandboxes.networked", str(tmp_path / "sandboxes"), script]
         replace = f'mount --bind {configuration} $(readlink -f /etc/resolv.conf) && exec "$@"'
-        result = await anyio.run_process(
-            ["unshare", "--mount", "sh", "-c", replace, "sh", *program], check=False
-        )
+        try:
+            result = await anyio.run_process(
+                ["unshare", "--mount", "sh", "-c", replace, "sh", *program], check=False
+            )
+        finally:
+            server.sendto(b"", server.getsockname())
+            answers.join()
     assert result.stdout.decode() == (
         "198.51.100.7 nameserver 10.0.2.3\n search example.test\n options timeout:3\n\n"
     ), result.stderr.decode()
 
 
-def _answer_one_query(server: socket.socket) -> None:
-    """A message of DNS (RFC 1035) with one address, for the name in the query."""
+def _answer_queries(server: socket.socket) -> None:
+    """Answer with messages of DNS (RFC 1035) with one address, for its name, until an empty query."""
     while True:
         query, peer = server.recvfrom(512)
+        if not query:
+            return
         question = query[12 : query.index(b"\0", 12) + 5]
         is_address = question.endswith(b"\0\1\0\1")
         head = query[:2] + b"\x81\x80\0\1" + (b"\0\1" if is_address else b"\0\0") + bytes(4)

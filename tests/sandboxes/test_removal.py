@@ -7,7 +7,7 @@ import errno
 import os
 import resource
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -244,10 +244,16 @@ def cases() -> list[Any]:
     ]
 
 
-async def check_step(bench: Bench, owner: Any, name: str, caplog: pytest.LogCaptureFixture) -> None:
+async def check_step(
+    bench: Bench,
+    owner: Any,
+    name: str,
+    caplog: pytest.LogCaptureFixture,
+    errors: Sequence[Callable[[], BaseException]] = ERRORS,
+) -> None:
     """Let a step of a sandbox's removal fail, in each way, while another sandbox plays."""
     async with bench.provider.open(bench.spec()) as other, connect(other) as driver:
-        for make_error in ERRORS:
+        for make_error in errors:
             caplog.clear()
             with pytest.MonkeyPatch.context() as patch:
 

@@ -181,8 +181,8 @@ def test_folders_that_must_exist_when_a_server_starts(checkout: Checkout) -> Non
             4,
             "Input should be greater than 0",
         ),
-        ("name: bad\nparams: {}\n", 2, "params.command: missing; it is required"),
-        ("name: bad\n", 1, "params: missing; it is required"),
+        ("name: bad\nparams: {}\n", 2, "params.command: Field required"),
+        ("name: bad\n", 1, "params: Field required"),
         ("- name: bad\n", 1, "a mapping was expected"),
     ],
 )

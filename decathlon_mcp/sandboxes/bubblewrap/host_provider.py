@@ -39,6 +39,7 @@ from decathlon_mcp.sandboxes.bubblewrap.namespace_provider import (
     NamespaceProvider,
     find_program,
     lacks_namespaces,
+    message_with_notes,
 )
 from decathlon_mcp.sandboxes.bubblewrap.network import PROGRAM, OwnNetwork
 from decathlon_mcp.sandboxes.bubblewrap.resources import Host, as_user, closing_descriptor, user_of
@@ -101,9 +102,8 @@ class HostProvider(NamespaceProvider):
                 if all(result.ok for result in findings):
                     findings.append(await self._check_python(image, cure))
             except DecathlonError as error:
-                findings.append(
-                    Finding("sandbox", False, error.message, f"{_cure_of(error.message)}; {PLAIN}")
-                )
+                message = message_with_notes(error)
+                findings.append(Finding("sandbox", False, message, f"{_cure_of(message)}; {PLAIN}"))
             except OSError as error:
                 cure = "choose a writable folder with free space (--state)"
                 findings.append(Finding("sandbox", False, f"none could be created: {error}", cure))

@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 
 import anyio
 
-from decathlon_mcp.errors import ImageError, ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.errors import DecathlonError, ImageError, ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, Limits, SandboxSpec, finding
 from decathlon_mcp.sandboxes.bubblewrap.cgroups import Hierarchies
 from decathlon_mcp.sandboxes.bubblewrap.mounts import RootFiles, writable_folders
@@ -110,11 +110,12 @@ class NamespaceProvider(ProcessProvider[BubblewrapResources, BubblewrapSandbox])
         if resources.has_run:
             return
         process.read_log()
-        # It names paths of this machine, which are not for clients.
-        _log.warning(
-            "bubblewrap created no sandbox", extra=fields(sandbox=spec.name, why=str(process.log_tail))
-        )
-        raise ProviderUnavailableError("bubblewrap created no sandbox; the server's log has its reason")
+        # It names paths of this machine, which are not for clients: a note is for `doctor` alone.
+        reason = str(process.log_tail)
+        _log.warning("bubblewrap created no sandbox", extra=fields(sandbox=spec.name, why=reason))
+        error = ProviderUnavailableError("bubblewrap created no sandbox; the server's log has its reason")
+        error.add_note(reason)
+        raise error
 
     async def _connect(self, resources: BubblewrapResources, user: tuple[int, int] | None) -> None:
         network = self._find_host().network
@@ -184,6 +185,11 @@ def find_program() -> str:
     if not is_supported():
         raise ProviderUnavailableError(f"there is no filter of system calls for {platform.machine()}")
     return program
+
+
+def message_with_notes(error: DecathlonError) -> str:
+    """The message of an error, and what only the operator of the machine may read."""
+    return ": ".join([error.message, *getattr(error, "__notes__", ())])
 
 
 def lacks_namespaces(message: str) -> bool:

@@ -30,6 +30,7 @@ from decathlon_mcp.sandboxes.bubblewrap.namespace_provider import (
     INSTALL,
     NamespaceProvider,
     lacks_namespaces,
+    message_with_notes,
 )
 from decathlon_mcp.sandboxes.bubblewrap.resources import BubblewrapResources
 
@@ -97,7 +98,7 @@ class BubblewrapProvider(NamespaceProvider):
                 findings += await to_thread.run_sync(self._check_machine, abandon_on_cancel=True)
                 findings += await self._check_image(image)
             except DecathlonError as error:
-                findings.append(Finding("sandbox", False, error.message, _cure_of(error)))
+                findings.append(Finding("sandbox", False, message_with_notes(error), _cure_of(error)))
         if scope.cancelled_caught:
             cure = "try again when the machine is less busy"
             findings.append(Finding("time", False, "the checks did not finish within 3 s", cure))
@@ -113,8 +114,9 @@ def _cure_of(error: DecathlonError) -> str:
     """What to do about a sandbox that could not be opened."""
     if isinstance(error, ImageError):
         return UNPACK
-    if lacks_namespaces(error.message):
+    message = message_with_notes(error)
+    if lacks_namespaces(message):
         return ALLOW
-    if "ermission denied" in error.message:
+    if "ermission denied" in message:
         return "the image's folder, and those above it, must be accessible to the owner of its files"
     return OR_DOCKER

@@ -110,7 +110,7 @@ def shell(command):
 def odd():
     return {
         "content": [
-            {"type": "hologram", "depth": 3, "frames": [1, 2]},
+            {"type": "text", "text": "a hologram", "depth": 3, "frames": [1, 2]},
             {"type": "text", "text": "seen", "colour": "blue"},
         ],
         "structuredContent": {"deep": [{"er": None}]},
