@@ -9,12 +9,14 @@ UV ?= uv
 # next to the one that it runs in.
 MITMPROXY := .venv-mitmproxy
 
-.PHONY: help bundle demo test check docs format lock mitmproxy clean
+.PHONY: help bundle demo test check test-all test-rest test-long docs format lock mitmproxy clean
 
 help:
 	@echo "make demo    start a server and play a task on it, showing each step (TASK=... or ALL=1)"
-	@echo "make test    run all checks: format, lint, layers, types, tests (PYTEST='...' adds pytest arguments)"
+	@echo "make test    run format, lint, layers, types and the fast tests (PYTEST='...' adds pytest arguments)"
 	@echo "make check   the same, without installing anything first"
+	@echo "make test-all   also run the slow tests, and those that need a Docker engine"
+	@echo "make test-long  run the tests that take hours: python -m tests.long_parts --help"
 	@echo "make docs    build the site in build/site"
 	@echo "make format  format the code and fix what the linter can fix"
 	@echo "make bundle  build the bundle for Claude Desktop, dist/decathlon-mcp-VERSION.mcpb (needs the network)"
@@ -35,7 +37,19 @@ check:
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
-	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST)
+	$(BIN)/python -m pytest -n $(JOBS) -m "$(FAST)" $(PYTEST)
+
+# What `make test` runs needs neither an engine nor more than five minutes on two idle cores.
+FAST := not docker and not slow
+
+test-all: test
+	@$(MAKE) --no-print-directory test-rest
+
+test-rest: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n $(JOBS) -m "not ($(FAST))" $(PYTEST)
+
+test-long: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.long_parts
 
 # Every Sphinx warning is an error; docs/conf.py describes the site.
 docs: $(VENV)/.installed-docs

@@ -17,7 +17,7 @@ from tests.cheats.agent import LOW_LIMITS, SUITE, CheatServer, cheat_server, rep
 from tests.probe.serving import serving
 from tests.sandboxes.outside import addresses_of_this_machine
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 ANSWER = "tasks/cheats/sum-prices/groundtruth_workspace/total.json"
 SECRET = "DECATHLON_TEST_SECRET_VARIABLE"

@@ -11,7 +11,7 @@ from decathlon_mcp.sandboxes.conformance import paths
 from tests.cheats.agent import SUITE, open_episode, replace_workspaces
 from tests.probe.serving import serving
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 ANSWER = "tasks/cheats/sum-prices/groundtruth_workspace/total.json"
 HARMLESS = {

@@ -22,6 +22,8 @@ from decathlon_mcp.web.exchanges import Counts
 from decathlon_mcp.web.recording import FOLDER, Recording, Rollout
 from tests.probe.serving import SUITE
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell
 

@@ -11,8 +11,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from decathlon_mcp.sandboxes.kernel_limits import check_kernel_limits
 from tests.probe.serving import SUITE
+
+pytestmark = pytest.mark.slow
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell

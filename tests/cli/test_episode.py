@@ -19,7 +19,7 @@ from tests.probe.serving import Served, serving
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 @pytest.fixture

@@ -39,6 +39,8 @@ from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.storage.instance import create_state_folder, instance_lock
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, SessionRow, Store
 
+pytestmark = pytest.mark.slow
+
 state, phase = Path(sys.argv[1]), sys.argv[2]
 
 async def main():

@@ -16,6 +16,8 @@ from decathlon_mcp.grading.rubric import load_rubric
 from decathlon_mcp.starter import TEMPLATE_TASK, copy_template
 from decathlon_mcp.suites.loading import load_suite
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell
 

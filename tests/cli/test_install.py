@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 SECRET = "s3cret-s3cret"
 STAND_IN = """#!{python}
 import json, os, sys
+
+pytestmark = pytest.mark.slow
 with open({record!r}, "a") as file:
     file.write(json.dumps({{"arguments": sys.argv[1:], "folder": os.getcwd()}}) + "\\n")
 sys.exit({status})

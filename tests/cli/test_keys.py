@@ -18,6 +18,8 @@ from tests.grading.support import make_attempt
 from tests.probe.clients import connected, start
 from tests.probe.serving import Served, serving
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell
 

@@ -13,6 +13,8 @@ from decathlon_mcp.web.exchanges import Counts, WebRequest, WebResponse
 from decathlon_mcp.web.matching import request_key
 from decathlon_mcp.web.recording import FOLDER, Recording, RecordingId, Rollout
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell
 

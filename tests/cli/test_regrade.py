@@ -22,6 +22,8 @@ from tests.probe.clients import connected, playing
 from tests.probe.leftovers import processes_marked
 from tests.probe.serving import SUITE, serving
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell
 

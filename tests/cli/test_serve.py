@@ -28,7 +28,7 @@ from tests.probe.serving import SUITE
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 @dataclass(frozen=True, slots=True)

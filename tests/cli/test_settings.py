@@ -17,6 +17,8 @@ from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.http.authentication import Tokens
 from tests.probe.serving import SUITE
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell
 

@@ -16,6 +16,8 @@ from tests.cli.conftest import COMMAND
 from tests.probe.leftovers import processes_marked
 from tests.probe.serving import SUITE
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell
 

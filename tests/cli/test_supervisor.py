@@ -26,7 +26,10 @@ from tests.probe.serving import SUITE
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent"),
+    pytest.mark.slow,
+]
 
 PROTOCOL_VERSION = "2025-11-25"
 WAIT_SECONDS = 60.0

@@ -6,8 +6,12 @@ import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.cli.conftest import COMMAND
 from tests.probe.serving import SUITE
+
+pytestmark = pytest.mark.slow
 
 if TYPE_CHECKING:
     from pathlib import Path

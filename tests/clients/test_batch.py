@@ -32,7 +32,7 @@ from tests.clients.relay import relayed
 from tests.driver.peer import until
 from tests.probe.serving import Served, serving
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 INTERRUPTED = Path(__file__).parent / "interrupted.py"
 AT_MOST_SECONDS = 25.0

@@ -36,7 +36,7 @@ from tests.probe.serving import SUITE, Served, serving
 
 __all__ = ["shell"]
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 LARGE_BYTES = 2 << 20
 """More than the SDK's client reads in one event by default."""

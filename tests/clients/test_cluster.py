@@ -29,7 +29,7 @@ from tests.clients.scheduler import Scheduler, SchedulerNode, scheduling
 from tests.probe.serving import Served, serving
 from tests.survival.servers import supervised_server
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 @dataclass(frozen=True, slots=True)

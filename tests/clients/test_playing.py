@@ -25,7 +25,7 @@ from decathlon_mcp.catalogue.draws import Draw
 from decathlon_mcp.episodes.state import Phase
 from tests.probe.serving import Served, serving
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 async def test_the_right_answer_has_reward_one(d: Decathlon) -> None:

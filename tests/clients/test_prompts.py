@@ -17,7 +17,7 @@ from decathlon_mcp.starter import oracle
 from tests.cheats.agent import SUITE as SHELL_SUITE
 from tests.probe.serving import serving
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 USES_ABSOLUTE_PATHS = "find-rate-regression"
 

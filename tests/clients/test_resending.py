@@ -24,7 +24,7 @@ from tests.clients.relay import Relay, relayed
 from tests.probe.serving import Served
 from tests.survival.servers import SupervisedServer, supervised_server
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 OUTAGE_SECONDS = 1.0
 REPLY_CUTS = (0, 1, 17, 90, 160, 200, 260, 400, 700)

@@ -15,7 +15,7 @@ from tests.docs.pages import below, block
 from tests.docs.snippets import run
 from tests.probe.serving import Served, serving
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 PROGRAMS = [
     ("README.md", "From Python", "1.0 {'calls': 1.0"),

@@ -13,7 +13,7 @@ from decathlon_sandbox import wire
 
 from tests.driver.peer import BOUND_SECONDS, DriverPeer, WireError, stdio_server
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 async def check_answers(peer: DriverPeer, server: str = "scripted") -> None:

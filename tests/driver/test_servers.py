@@ -15,7 +15,7 @@ from decathlon_sandbox import wire
 
 from tests.driver.peer import DriverPeer, WireError, stdio_server, until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 async def test_real_server_starts_and_answers(peer: DriverPeer, tmp_path: Path) -> None:

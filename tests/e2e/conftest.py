@@ -27,7 +27,9 @@ async def served(
         yield served
 
 
-@pytest.fixture(params=ADDRESS_KINDS)
+@pytest.fixture(
+    params=[ADDRESS_KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in ADDRESS_KINDS[1:])]
+)
 def address(request: pytest.FixtureRequest) -> AddressKind:
     """Each kind of address that serves an episode's tools."""
     return request.param

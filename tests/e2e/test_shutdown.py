@@ -20,7 +20,7 @@ from tests.probe.clients import connected
 from tests.probe.leftovers import processes_marked
 from tests.probe.serving import SUITE
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 @dataclass(frozen=True, slots=True)

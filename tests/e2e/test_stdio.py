@@ -17,7 +17,7 @@ from tests.probe.clients import ERAS
 from tests.probe.leftovers import processes_marked
 from tests.probe.serving import SUITE
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 @pytest.fixture(params=sorted(ERAS))

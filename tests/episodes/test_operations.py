@@ -16,6 +16,8 @@ from decathlon_mcp.storage.logged_calls import MAX_OPERATIONS, LoggedOperation
 from decathlon_mcp.types import as_json
 from tests.episodes.crashing_server import STEPS
 
+pytestmark = pytest.mark.slow
+
 BEFORE_THE_LINE = 2
 """Steps before the line of the call is complete: the call is not sent then, and its number is free."""
 SENT = 5

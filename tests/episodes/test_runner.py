@@ -44,7 +44,7 @@ from tests.episodes.environment import (
 from tests.fakes.driver import FakeCall, FakeRun, Faults, ProcessExit
 from tests.fakes.provider import FakeProvider
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 PLAYER = Principal()
 

@@ -21,7 +21,7 @@ from tests.http.server_process import HOST, ServerProcess, server_process
 from tests.probe.clients import playing
 from tests.probe.serving import Served, serving
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 MAX_GROWTH_MIB = 150.0
 MAX_HEALTH_SECONDS = 3.0

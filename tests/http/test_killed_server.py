@@ -11,7 +11,7 @@ import pytest
 from tests.http.restarting import killable_server
 from tests.probe.clients import connected
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 ADDRESSES = ("tasks/find-answer/mcp", "mcp")
 

@@ -28,7 +28,7 @@ from tests.fakes.provider import FakeProvider
 from tests.probe.clients import connected
 from tests.probe.serving import Served, serving
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 Senders = Callable[[Served], "Sender"]
 SOON: dict[str, Any] = {"grace_seconds": 0.3}

@@ -24,7 +24,7 @@ from tests.http.test_lost_clients import served_by_fake, until
 from tests.probe.clients import connected, start
 from tests.probe.serving import Served
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 ERAS = ["handshake", "sessionless"]
 

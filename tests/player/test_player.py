@@ -16,7 +16,7 @@ from textual.widgets import Input, OptionList, Static, TextArea
 
 from tests.player.conftest import LARGE, SMALL, Ui, running_player
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 RECIPE = {"temperature": 60, "catalyst": 4, "minutes": 56, "product_percent": 72.03, "peak_heat_kw": 10.66}
 

@@ -24,7 +24,7 @@ from decathlon_mcp.protocol.streams import serve_streams
 from tests.probe.clients import ERAS, connected, refused, start
 from tests.probe.serving import Served, serving
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 ROLES = {"ada": "player", "cleo": "controller", "carl": "controller", "root": "admin"}
 VERDICT_WORDS = ("reward", "success", "verdict", "evaluator_output", "verdict.json")

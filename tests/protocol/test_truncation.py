@@ -11,7 +11,7 @@ import pytest
 from tests.probe.clients import connected, refused, start
 from tests.probe.serving import SUITE, Served, serving
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ from tests.sandboxes.conftest import Bench, bench_of, former
 from tests.sandboxes.prime_service import KEY, PrimeService
 from tests.sandboxes.test_removal import ERRORS, check_step
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from openpyxl import Workbook, load_workbook
 
 from tests.starter.bench import Bench
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 TASK = "build-quarter-workbook"
 WORKBOOK = "quarter.xlsx"
 

@@ -9,7 +9,7 @@ import pytest
 from decathlon_mcp.starter import oracle_ids
 from tests.starter.conftest import LayOut, Solved
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 TASKS = oracle_ids()
 
 

@@ -8,7 +8,7 @@ from benchmarks.survival.deaths import measure_deaths
 from benchmarks.survival.kills import measure_kills
 from benchmarks.survival.soak import measure_soak
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 async def test_episodes_are_rewarded_and_calls_run_once_although_the_server_is_killed() -> None:

@@ -25,7 +25,7 @@ from tests.probe.leftovers import processes_marked
 from tests.probe.serving import SUITE
 from tests.survival.servers import SupervisedServer, supervised_server
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 ONCE = "echo ran >> runs.txt"
 """Shell command that counts its runs."""

@@ -13,7 +13,7 @@ from tests.docs.snippets import run
 from tests.probe.serving import Served, serving
 from tests.trainers.oracles import oracles
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 PAGE = "docs/training.md"
 
