@@ -25,6 +25,18 @@ async def background_tasks() -> AsyncGenerator[TaskGroup]:
         raise failure
 
 
+class _ShieldOnStart(TaskStatus[None]):
+    """Shields a scope once its task has started: one that is still starting must not outlive its starter."""
+
+    def __init__(self, scope: CancelScope, status: TaskStatus[None]) -> None:
+        self._scope = scope
+        self._status = status
+
+    def started(self, value: None = None) -> None:
+        self._scope.shield = True
+        self._status.started(value)
+
+
 class ShieldedTasks:
     """Tasks that go on when a scope around `shielded_tasks` is cancelled, until its body has ended.
 
@@ -39,10 +51,10 @@ class ShieldedTasks:
         """Run `function(task_status=...)` in a task, and wait until it has started. Raises its errors."""
 
         async def run(*, task_status: TaskStatus[None]) -> None:
-            with CancelScope(shield=True) as scope:
+            with CancelScope() as scope:
                 self._scopes.add(scope)
                 try:
-                    await function(task_status=task_status)
+                    await function(task_status=_ShieldOnStart(scope, task_status))
                 finally:
                     self._scopes.discard(scope)
 

@@ -25,6 +25,8 @@ from decathlon_mcp.sandboxes.local.process_table import sandboxes_with_processes
 from decathlon_mcp.sandboxes.local.removal import remove_folder
 from decathlon_mcp.storage.store import ENDED, EpisodeRow, Store
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell
 
@@ -38,8 +40,6 @@ from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.storage.instance import create_state_folder, instance_lock
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, SessionRow, Store
-
-pytestmark = pytest.mark.slow
 
 state, phase = Path(sys.argv[1]), sys.argv[2]
 

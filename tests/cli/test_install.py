@@ -22,14 +22,14 @@ from decathlon_mcp.cli.install import ProgramName, Target, install
 from tests.cli.conftest import COMMAND
 from tests.docs.pages import below
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell
 
 SECRET = "s3cret-s3cret"
 STAND_IN = """#!{python}
 import json, os, sys
-
-pytestmark = pytest.mark.slow
 with open({record!r}, "a") as file:
     file.write(json.dumps({{"arguments": sys.argv[1:], "folder": os.getcwd()}}) + "\\n")
 sys.exit({status})

@@ -253,12 +253,24 @@ async def check_step(
 ) -> None:
     """Let a step of a sandbox's removal fail, in each way, while another sandbox plays."""
     async with bench.provider.open(bench.spec()) as other, connect(other) as driver:
+        step = getattr(owner, name)
         for make_error in errors:
             caplog.clear()
             with pytest.MonkeyPatch.context() as patch:
-
-                def fail(*_: object, make_error: Any = make_error, **__: object) -> None:
+                # What is open in these, nobody else would close.
+                async def fail_after_closing(stream: Any, make_error: Any = make_error) -> None:
+                    await step(stream)
                     raise make_error()
+
+                def fail_after_release(resources: Any, make_error: Any = make_error) -> None:
+                    step(resources)
+                    raise make_error()
+
+                def fail_at_once(*_: object, make_error: Any = make_error, **__: object) -> None:
+                    raise make_error()
+
+                late = {"aclose": fail_after_closing, "release": fail_after_release}
+                fail: Any = late.get(name, fail_at_once)
 
                 result = None
                 async with bench.provider.open(bench.new_spec()):
