@@ -119,7 +119,7 @@ with socket.create_server(("127.0.0.1", 0)) as own:
 
 
 async def test_server_is_no_oracle_for_an_agent_with_a_network(prefix: Path) -> None:
-    """It has no tokens, so that whoever reaches it can play the task and evaluate guesses."""
+    """It has no tokens, so that any client that reaches it can play the task and evaluate guesses."""
     settings = {"suite": (str(prefix / "suite"),), "provider": "local", "isolation": "namespaces"}
     async with (
         serving(prefix / "networked", **settings, **LOW_LIMITS, network="outbound") as served,
