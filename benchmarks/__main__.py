@@ -14,7 +14,8 @@ import anyio
 
 from benchmarks import figures, report
 from benchmarks.running import Options
-from benchmarks.sections import SECTIONS, measure, raise_file_limit
+from benchmarks.sections import SECTIONS, measure
+from decathlon_mcp.sandboxes.kernel_limits import raise_descriptor_limit
 
 DEFAULTS = Options()
 
@@ -44,7 +45,7 @@ def main() -> None:
         options = replace(options, repeats=arguments.repeats)
     if arguments.sizes:
         options = replace(options, sizes=tuple(sorted(arguments.sizes)))
-    raise_file_limit()
+    raise_descriptor_limit()
     # So that everything is closed, as after Ctrl-C, which a shell lets background jobs ignore.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _interrupt)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -134,12 +133,6 @@ async def measure(name: str, options: Options) -> SectionResult:
     remaining = await run.count_remaining()
     seconds = time.perf_counter() - start
     return SectionResult(name, before, seconds, figures.all(), remaining, tuple(errors), run.skipped)
-
-
-def raise_file_limit() -> None:
-    """Raise the soft limit of open files, which a thousand sessions exceed, to the hard limit."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _leaves(error: Exception) -> list[Exception]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cheats.agent import LOW_LIMITS, SUITE, CheatServer, cheat_server
-from tests.probe.serving import serving
+from tests.probe.serving import Served, serving
 
 SAME_WITH_EVERY_PROVIDER = frozenset({"test_files", "test_grading", "test_honest_work", "test_replies"})
 """Modules whose attacks do not depend on how a sandbox is isolated: on evaluators, and on the server. They
@@ -53,3 +53,11 @@ async def isolated_cheat_server(
         cheat_server(served) as server,
     ):
         yield server
+
+
+@pytest.fixture(scope="module", name="server")
+async def local_server(
+    tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
+) -> AsyncGenerator[Served]:
+    async with serving(tmp_path_factory.mktemp("state"), suite=(SUITE,), provider="local") as served:
+        yield served

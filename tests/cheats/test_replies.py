@@ -90,14 +90,6 @@ async def test_three_replies_of_58_mb_harm_nobody(tmp_path: Path) -> None:
     assert peak_kib < MAX_MEMORY_KIB
 
 
-@pytest.fixture(scope="module", name="server")
-async def local_server(
-    tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
-) -> AsyncGenerator[Served]:
-    async with serving(tmp_path_factory.mktemp("state"), suite=(SUITE,), provider="local") as served:
-        yield served
-
-
 @pytest.mark.parametrize(
     ("members", "text"),
     [

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,9 @@ from decathlon_client import Decathlon
 from decathlon_client.errors import RequestError
 from mcp.shared.exceptions import MCPError
 
-from tests.cheats.agent import SUITE
 from tests.fuzz.results import results
 from tests.probe.clients import connected, start
-from tests.probe.serving import Served, serving
+from tests.probe.serving import Served
 
 pytestmark = pytest.mark.anyio
 
@@ -46,14 +45,6 @@ def replies(step: int) -> list[str]:
     members += [f'"result": {value}' for value in ("[1]", "5", "null", '"x"')]
     members += [f'"error": {json.dumps(error)}' for error in ERRORS]
     return [repr(text) for text in members]
-
-
-@pytest.fixture(scope="module", name="server")
-async def local_server(
-    tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
-) -> AsyncGenerator[Served]:
-    async with serving(tmp_path_factory.mktemp("state"), suite=(SUITE,), provider="local") as served:
-        yield served
 
 
 @pytest.mark.parametrize("place", ["handshake", "sessionless", "lobby"])
