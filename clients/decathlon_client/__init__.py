@@ -9,7 +9,7 @@ async with Decathlon("http://127.0.0.1:8765") as d:
         print(verdict.reward)
 """
 
-from decathlon_client.batch import Batch, Fault, Player, Result
+from decathlon_client.batch import Batch, Player
 from decathlon_client.decathlon import Decathlon
 from decathlon_client.episode import Episode
 from decathlon_client.errors import (
@@ -33,7 +33,7 @@ from decathlon_client.errors import (
 from decathlon_client.lockstep import Call, Lockstep, Slot
 from decathlon_client.opener import OpeningOptions
 from decathlon_client.progress import Tally
-from decathlon_client.summary import Summary, TaskSummary
+from decathlon_client.results import Fault, Result, Summary, TaskSummary
 from decathlon_client.values import (
     Filters,
     OnProgress,

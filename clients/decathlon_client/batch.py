@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sized
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 from typing import Generic, Literal, TypeAlias, TypeVar, cast
@@ -23,7 +23,7 @@ from decathlon_client.episode import MISTAKES, Episode
 from decathlon_client.errors import ClientError, ConnectionLostError, RequestError
 from decathlon_client.opener import EpisodeOpener
 from decathlon_client.progress import Pace, ShowTally, Tally, progress_display
-from decathlon_client.summary import Summary, SummaryCounts
+from decathlon_client.results import Fault, Result, Summary, SummaryCounts
 from decathlon_client.values import Task, Verdict
 
 SHOW_SECONDS = 1.0
@@ -38,38 +38,6 @@ Player: TypeAlias = Callable[[Episode], Awaitable[T]]
 
 So is one whose player raises the RequestError that a task's server answered with.
 """
-
-Fault: TypeAlias = Literal["infrastructure", "player"]
-"""Whose fault it is that there is no verdict."""
-
-
-@dataclass(frozen=True, slots=True)
-class Result(Generic[T]):
-    """The result of one episode: a verdict, or a failure and whose fault it is.
-
-    `index` counts the episodes from 0 in the order in which they were drawn, `group` the tasks, `attempt` the
-    episodes of one task (always 0 without `n`). `episode` is the id of the episode, as `decathlon-mcp show`
-    takes it; None only if the server never opened one. `played` is the player's return value, None if the
-    player did not return. `seconds` is the time from the first try to open the episode to its end. `lost`:
-    the episodes that ended with their node of a cluster, after which the attempt was played again.
-    """
-
-    index: int
-    task: str
-    group: int
-    attempt: int
-    episode: str | None
-    played: T | None
-    verdict: Verdict | None
-    failure: Exception | None = field(compare=False)
-    fault: Fault | None
-    seconds: float
-    lost: tuple[str, ...] = ()
-
-    @property
-    def reward(self) -> float | None:
-        """The verdict's reward; None, never zero, if there is no verdict."""
-        return None if self.verdict is None else self.verdict.reward
 
 
 @dataclass(frozen=True, slots=True)

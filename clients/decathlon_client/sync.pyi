@@ -7,13 +7,12 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar, Unpack
 
-from decathlon_client.batch import Result
 from decathlon_client.errors import ClientError
 from decathlon_client.lockstep import Call
 from decathlon_client.opener import OpeningOptions
 from decathlon_client.progress import Tally
 from decathlon_client.resending import RESEND_SECONDS
-from decathlon_client.summary import Summary
+from decathlon_client.results import Result, Summary
 from decathlon_client.values import Filters, JsonObject, Policy, Reply, Task, Tool, Verdict
 
 T = TypeVar("T")

@@ -35,7 +35,6 @@ MORE_IMPORTS = {
     "Call": "decathlon_client.lockstep",
     "Callable": "collections.abc",
     "Generator": "collections.abc",
-    "Result": "decathlon_client.batch",
     "TypeAlias": "typing",
     "TypeVar": "typing",
 }

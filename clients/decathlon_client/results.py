@@ -1,16 +1,46 @@
-"""What a batch achieved, task by task: mean and spread of the rewards, and pass@k."""
+"""The result of each episode of a batch, and their summary: mean, spread and pass@k of each task."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from decathlon_client.values import Verdict
 
-if TYPE_CHECKING:
-    from decathlon_client.batch import Result
+T = TypeVar("T")
+Fault: TypeAlias = Literal["infrastructure", "player"]
+"""Whose fault it is that there is no verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result(Generic[T]):
+    """The result of one episode: a verdict, or a failure and whose fault it is.
+
+    `index` counts the episodes from 0 in the order in which they were drawn, `group` the tasks, `attempt` the
+    episodes of one task (always 0 without `n`). `episode` is the id of the episode, as `decathlon-mcp show`
+    takes it; None only if the server never opened one. `played` is the player's return value, None if the
+    player did not return. `seconds` is the time from the first try to open the episode to its end. `lost`:
+    the episodes that ended with their node of a cluster, after which the attempt was played again.
+    """
+
+    index: int
+    task: str
+    group: int
+    attempt: int
+    episode: str | None
+    played: T | None
+    verdict: Verdict | None
+    failure: Exception | None = field(compare=False)
+    fault: Fault | None
+    seconds: float
+    lost: tuple[str, ...] = ()
+
+    @property
+    def reward(self) -> float | None:
+        """The verdict's reward; None, never zero, if there is no verdict."""
+        return None if self.verdict is None else self.verdict.reward
 
 
 @dataclass(frozen=True, slots=True)
