@@ -14,8 +14,8 @@ from textual.containers import VerticalScroll
 from textual.widgets import Footer, Input, Select, Static, TextArea
 
 from decathlon_client import Tool
-from decathlon_client.player.form_schema import Kind, form_from_schema
-from decathlon_client.player.form_values import (
+from decathlon_client.forms.schema import Kind, form_from_schema
+from decathlon_client.forms.values import (
     Draft,
     NotRepresentableError,
     Path,

@@ -15,8 +15,8 @@ from textual.containers import Horizontal, Vertical
 from textual.widget import Widget
 from textual.widgets import Button, Input, Select, Static, TextArea
 
-from decathlon_client.player.form_schema import Field, Kind, display_value
-from decathlon_client.player.form_values import Draft, Path, empty_draft, is_filled
+from decathlon_client.forms.schema import Field, Kind, display_value
+from decathlon_client.forms.values import Draft, Path, empty_draft, is_filled
 from decathlon_client.player.rendering import sanitize
 
 MessagesByPath = Mapping[Path, str]

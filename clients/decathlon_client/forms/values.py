@@ -1,4 +1,4 @@
-"""Form drafts: from what the user typed to JSON arguments and back, independent of the screen.
+"""Form drafts: from what the user typed to JSON arguments and back.
 
 A draft has the shape of its field: a text for typed input (numbers and JSON too), an index or None for a
 CHOICE, a dict for an OBJECT, a list for an ARRAY, an index (or None) and a draft for a UNION. Empty input is
@@ -18,7 +18,7 @@ from jsonschema.exceptions import SchemaError, ValidationError
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from decathlon_client.player.form_schema import Field, Kind
+from decathlon_client.forms.schema import Field, Kind
 from decathlon_client.values import as_object
 
 Path: TypeAlias = tuple[str | int, ...]

@@ -1,4 +1,4 @@
-"""A tool's JSON Schema as a tree of form fields, independent of the screen.
+"""A tool's JSON Schema as a tree of form fields.
 
 References are followed, `allOf` is merged, null is separated. What no field can express (a recursive schema,
 unknown keys, any value at all) becomes a JSON field, so that every argument can be given.
@@ -103,7 +103,7 @@ def _resolve(schema: object, root: Schema, seen: frozenset[str]) -> tuple[dict[s
 
 
 def _merge(base: Schema, override: Schema) -> dict[str, Any]:
-    """Merge two schemas; `above` wins."""
+    """Merge two schemas; `override` wins."""
     merged = {**base, **override}
     for key in ("properties", "$defs"):
         if key in base and key in override:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from decathlon_client.player.form_schema import Field, Kind, form_from_schema
-from decathlon_client.player.form_values import (
+from decathlon_client.forms.schema import Field, Kind, form_from_schema
+from decathlon_client.forms.values import (
     Draft,
     NotRepresentableError,
     draft_from_value,
