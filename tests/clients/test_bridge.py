@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ import anyio
 import mcp_types as types
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
-from decathlon_client.bridge import Relay, address
+from decathlon_client.bridge import address
+from decathlon_client.bridge.relay import Relay
 from mcp import Client, StdioServerParameters, stdio_client
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import ClientMessageMetadata, SessionMessage
@@ -318,7 +319,7 @@ async def test_an_http_error_without_json_reaches_the_client_with_its_text(shell
                     pass
 
 
-async def ignore(call: types.JSONRPCRequest) -> None:
+async def ignore(notification: types.JSONRPCNotification, headers: Mapping[str, str]) -> None:
     """For a `Relay` whose calls are not cancelled."""
 
 

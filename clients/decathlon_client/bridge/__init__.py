@@ -1,0 +1,77 @@
+"""The bridge, `decathlon-mcp stdio --url URL`: relays stdin and stdout to a server over streamable HTTP.
+
+The SDK's two transports do the work; messages pass between them unchanged, except that each `tools/call`
+without an operation id gets one. `relay` adds the HTTP headers that an SDK session would add. `http` sends a
+request again whose connection was lost, opens a forgotten lobby session again, and answers for a server that
+does not.
+
+Requires `mcp` 2.3 or later and nothing of the server: it runs on any system, without sandboxes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from collections.abc import Sequence
+from urllib.parse import quote, urlsplit
+
+import anyio
+from mcp.client.streamable_http import streamable_http_client
+from mcp.server.stdio import stdio_server
+
+from decathlon_client.background import background_tasks
+from decathlon_client.bridge.http import BridgeHttpClient, log
+from decathlon_client.bridge.relay import Relay
+from decathlon_client.stdin import StdinPump, stop_on_signal
+
+
+async def bridge(url: str, task: str | None) -> int:
+    """Relay until stdin ends or SIGTERM or SIGINT arrives, then end the session with a DELETE.
+
+    `url` is a server's root or the address of a lobby, task or episode. Returns the exit status.
+    """
+    try:
+        endpoint = address(url, task)
+    except ValueError as error:
+        log(str(error))
+        return 1
+    log(f"relaying stdin and stdout to {endpoint}")
+    source, sink = socket.socketpair()
+    with source, sink, source.makefile("r", encoding="utf-8", errors="replace") as stdin:
+        async with stdio_server(anyio.wrap_file(stdin)) as (from_client, to_client), from_client, to_client:
+            # The pump ends before stdio_server does, whose reader would otherwise block in its thread.
+            with StdinPump(0, sink) as pump:
+                async with (
+                    BridgeHttpClient(endpoint) as http,
+                    # The default, 1 MiB for an event, would refuse large replies.
+                    streamable_http_client(endpoint, http_client=http, max_sse_event_size=None) as server,
+                    background_tasks() as tasks,
+                ):
+                    relay = Relay((from_client, to_client), server, http.notify)
+                    tasks.start_soon(stop_on_signal, pump)
+                    tasks.start_soon(relay.run_to_client)
+                    await relay.run_to_server()
+    return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`decathlon-mcp stdio` where only the client is installed. Returns the exit status."""
+    parser = argparse.ArgumentParser("decathlon-mcp stdio")
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--task")
+    options = parser.parse_args(arguments)
+    return anyio.run(bridge, options.url, options.task)
+
+
+def address(url: str, task: str | None = None) -> str:
+    """The MCP address for a server's URL: its lobby or, with a task, that task's; other addresses unchanged.
+
+    Raises ValueError if `url` is not an HTTP URL.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ValueError(f"--url: not the address of a server, as http://127.0.0.1:8765 is one: {url!r}")
+    if parts.path.startswith(("/tasks/", "/episodes/")) and task is None:
+        return url
+    root = url.rstrip("/").removesuffix("/mcp")
+    return f"{root}/mcp" if task is None else f"{root}/tasks/{quote(task, safe='')}/mcp"
