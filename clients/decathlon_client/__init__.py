@@ -31,6 +31,7 @@ from decathlon_client.errors import (
     UnknownToolError,
 )
 from decathlon_client.lockstep import Call, Lockstep, Slot
+from decathlon_client.managed import ManagedEpisode
 from decathlon_client.opener import OpeningOptions
 from decathlon_client.progress import Tally
 from decathlon_client.results import Fault, Result, Summary, TaskSummary
@@ -59,6 +60,7 @@ __all__ = [
     "Fault",
     "Filters",
     "Lockstep",
+    "ManagedEpisode",
     "NoVerdictError",
     "NodeLostError",
     "NotRunnableError",

@@ -234,7 +234,8 @@ class _EpisodeRun(Generic[T]):
         try:
             await self._play(episode)
         finally:
-            self.lost = episode.id if episode.loss is not None and self.verdict is None else None
+            loss = episode._loss  # pyright: ignore[reportPrivateUsage]
+            self.lost = episode.id if loss is not None and self.verdict is None else None
 
     def discard(self) -> None:
         """Do not count this run, which is followed by another one of the same attempt."""
@@ -248,9 +249,8 @@ class _EpisodeRun(Generic[T]):
             except Exception as error:
                 # An agent can end its own episode; this is a reward of 0, and no failure. So is what a player
                 # does not catch of the errors that a task's server, or an agent in its place, answers with.
-                if not _is_from_task(error) and (
-                    _is_players_fault(error) or not await episode.ended_with_reward()
-                ):
+                ended_with_reward = episode._ended_with_reward  # pyright: ignore[reportPrivateUsage]
+                if not _is_from_task(error) and (_is_players_fault(error) or not await ended_with_reward()):
                     raise
         self._enter("grading")
         if time_limit.cancelled_caught and not episode.claimed:

@@ -169,8 +169,7 @@ class Decathlon:
         reply = await self._ask("list_tasks", filter_arguments(**filters))
         return [Task.read(raw) for raw in as_objects((reply.structured or {}).get("tasks"))]
 
-    @asynccontextmanager
-    async def episode(
+    def episode(
         self,
         task: str | Task | None = None,
         *,
@@ -179,43 +178,41 @@ class Decathlon:
         launch_time: datetime | str | None = None,
         max_calls: int | None = None,
         policy: Policy | None = None,
+        tries: int = 1,
+        patience_seconds: float = 0.0,
         on_progress: OnProgress | None = None,
         **filters: Unpack[Filters],
-    ) -> AsyncGenerator[Episode]:
+    ) -> AbstractAsyncContextManager[Episode]:
         """Open an episode of a task, or of a task drawn as by `sample`. Waits until it is ready.
 
-        `policy` may restrict who sees the reward further than the server does. `on_progress` is called while
+        `policy` may restrict who sees the reward further than the server does. `tries`: how often opening is
+        tried before its failure counts. `patience_seconds`: how long a full server is asked again, at the
+        intervals that it names, and how long one that went away is waited for. `on_progress` is called while
         waiting. On exit the episode is closed and its sandbox removed; a claimed attempt is still graded.
         Raises UnknownTaskError, NotRunnableError, AtCapacityError, SetUpError.
         """
         draw = filter_arguments(split=split, seed=seed, **filters)
-        task_id = task.id if isinstance(task, Task) else task or (None if draw else self._default_task)
-        options = {"task": task_id, "launch_time": launch_time, "max_calls": max_calls, "policy": policy}
-        async with self._start_and_connect({**draw, **options}, CloseBudget(), on_progress) as episode:
-            yield episode
+        opener = self._opener(
+            launch_time=launch_time,
+            max_calls=max_calls,
+            policy=policy,
+            tries=tries,
+            patience_seconds=patience_seconds,
+        )
+        default = None if draw else self._default_task
+        return opener.open(task or default, draw=draw, on_progress=on_progress)
 
-    def opened(
-        self, task: str | Task, **options: Unpack[OpeningOptions]
-    ) -> AbstractAsyncContextManager[Episode]:
-        """Open an episode as a batch does: with retries, and waiting while the server is full."""
-        return EpisodeOpener(self._open_once, options, self._resend_policy).open(task)
-
-    @asynccontextmanager
-    async def episodes(
+    def lockstep(
         self, tasks: Iterable[str | Task], **options: Unpack[OpeningOptions]
-    ) -> AsyncGenerator[Lockstep]:
+    ) -> AbstractAsyncContextManager[Lockstep]:
         """Open an episode of each task at once, for trainers that generate for all of them together.
 
         Waits until each is ready or has failed; a failure is its slot's (`slot.failure`). On exit all are
         closed. The server must have room for all of them.
         """
-        async with open_lockstep(
-            EpisodeOpener(self._open_once, options, self._resend_policy), tasks
-        ) as lockstep:
-            yield lockstep
+        return open_lockstep(self._opener(**options), tasks)
 
-    @asynccontextmanager
-    async def batch(
+    def batch(
         self,
         tasks: Iterable[str | Task] | AsyncIterable[str | Task],
         *,
@@ -224,7 +221,7 @@ class Decathlon:
         progress: bool = True,
         player_seconds: float | None = None,
         **options: Unpack[OpeningOptions],
-    ) -> AsyncGenerator[Batch]:
+    ) -> AbstractAsyncContextManager[Batch]:
         """Play `concurrency` episodes at a time until all tasks, which are drawn as needed, are played.
 
         Each task is played `n` times; these episodes are a group, with the same launch time and thus the same
@@ -232,10 +229,10 @@ class Decathlon:
         attempt whose player takes longer than `player_seconds` is truncated: see `Episode.truncate`. Leaving
         early closes the open episodes, after an interrupt within 5 s.
         """
-        plan = Plan(concurrency, n, player_seconds)
-        opener = EpisodeOpener(self._open_once, options, self._resend_policy)
-        async with open_batch(opener, tasks, plan, progress) as batch:
-            yield batch
+        return open_batch(self._opener(**options), tasks, Plan(concurrency, n, player_seconds), progress)
+
+    def _opener(self, **options: Unpack[OpeningOptions]) -> EpisodeOpener:
+        return EpisodeOpener(self._start_and_connect, self._resend_policy, options)
 
     async def ask(
         self, tool: str, arguments: JsonObject | None = None, *, on_progress: OnProgress | None = None
@@ -256,24 +253,20 @@ class Decathlon:
         """
         async with self._connect(episode, None, CloseBudget()) as connected:
             # Its tools are listed also after its end.
-            await connected.raise_if_ended()
+            await connected._raise_if_ended()  # pyright: ignore[reportPrivateUsage]
             yield connected
-
-    def _open_once(
-        self, task: str, *, close_budget: CloseBudget, **options: Any
-    ) -> AbstractAsyncContextManager[Episode]:
-        return self._start_and_connect({"task": task, **options}, close_budget, None)
 
     @asynccontextmanager
     async def _start_and_connect(
-        self, options: JsonObject, close_budget: CloseBudget, on_progress: OnProgress | None
+        self, arguments: JsonObject, close_budget: CloseBudget, on_progress: OnProgress | None
     ) -> AsyncGenerator[Episode]:
+        """Open an episode, given the arguments of `start_episode`."""
         with close_budget.shorten_on_interrupt():
             if self._cluster is not None:
-                async with self._hold(self._cluster, options, close_budget, on_progress) as episode:
+                async with self._hold(self._cluster, arguments, close_budget, on_progress) as episode:
                     yield episode
                 return
-            started = await self._start(options, close_budget)
+            started = await self._start(arguments, close_budget)
             handle = str(started["episode"])
             address = started.get("address") or handle
             agent_address = started.get("agent_address") or started.get("agent")
@@ -290,12 +283,12 @@ class Decathlon:
     async def _hold(
         self,
         cluster: ClusterEndpoint,
-        options: JsonObject,
+        arguments: JsonObject,
         close_budget: CloseBudget,
         on_progress: OnProgress | None,
     ) -> AsyncGenerator[Episode]:
         """An episode on one of a cluster's nodes."""
-        held = cluster.hold(_start_arguments(options))
+        held = cluster.hold(arguments)
         async with self._starting:
             await self._running_tasks.start(held.run)
         agent_address = held.start.get("agent_address")
@@ -332,7 +325,7 @@ class Decathlon:
                     held.end_with_node(session, lobby)
             yield await connect_episode(session, ask, agent_address=agent_address, on_progress=on_progress)
 
-    async def _start(self, options: JsonObject, close_budget: CloseBudget) -> JsonObject:
+    async def _start(self, arguments: JsonObject, close_budget: CloseBudget) -> JsonObject:
         """Start an episode; returns the result of `start_episode`."""
         async with self._starting:
             # Each try is shielded: an episode that was started must be known here, or nobody would close it.
@@ -340,7 +333,7 @@ class Decathlon:
             reply = await self._call_lobby(
                 self._lobby,
                 "start_episode",
-                {**_start_arguments(options), "wait": False},
+                {**arguments, "wait": False},
                 limit_try=lambda: close_budget.shield(START_SECONDS),
             )
         if reply.is_error:
@@ -397,10 +390,3 @@ class Decathlon:
         if self._tasks is None:
             raise RuntimeError(NOT_OPEN)
         return self._tasks
-
-
-def _start_arguments(options: JsonObject) -> JsonObject:
-    """The arguments of `start_episode`: those that are set."""
-    when = options.get("launch_time")
-    options = {**options, "launch_time": when.isoformat() if isinstance(when, datetime) else when}
-    return {key: value for key, value in options.items() if value is not None}

@@ -84,11 +84,6 @@ class Episode:
         names = [tool.name for tool in self.tools]
         self._claim_name = next((name for name in CLAIM_NAMES if name in names), CLAIM)
 
-    @property
-    def loss(self) -> ClientError | None:
-        """Why nothing can be asked about this episode any more: its node was lost. None otherwise."""
-        return self._session.loss
-
     def __repr__(self) -> str:
         return f"<Episode {self.id[:12]} of {self.task}>"
 
@@ -110,7 +105,7 @@ class Episode:
         try:
             raw = await self._session.request("tools/call", params, on_progress=on_progress, timeout=timeout)
         except (SandboxLostError, EpisodeEndedError) as error:
-            if await self._phase() not in (None, "ended"):
+            if (await self._status()).get("phase") not in (None, "ended"):
                 raise RequestError(
                     f"{name} failed as if the episode were over, but the server says that it continues: "
                     f"{error.message}"
@@ -123,37 +118,6 @@ class Episode:
         closed = (as_object(reply.meta.get(ERROR_KEY)) or {}).get("code") == "episode_claimed"
         self.claimed |= closed or (name in (self._claim_name, EVALUATE_NAME) and not reply.is_error)
         return reply
-
-    async def raise_if_ended(self) -> None:
-        """Raise EpisodeEndedError if the server says that the episode has ended."""
-        status = await _status(self._call_lobby, self.id)
-        if status.get("phase") == "ended":
-            reason = str(status.get("ending", ""))
-            raise EpisodeEndedError(
-                f"the episode has ended: {reason}", code="episode_ended", data={"reason": reason}
-            )
-
-    async def _phase(self) -> str | None:
-        """The episode's phase according to the server; None if it does not say."""
-        phase = (await _status(self._call_lobby, self.id)).get("phase")
-        return None if phase is None else str(phase)
-
-    async def ended_with_reward(self) -> bool:
-        """Whether the episode has ended with a verdict that has a reward, which `evaluate` returns.
-
-        An agent can end its own episode: by letting its time pass, or by exhausting its memory. This is a
-        reward of 0; without it, such attempts would be missing from the mean. False if the server does not
-        say.
-        """
-        # Only then: `evaluate` claims an open attempt.
-        if await self._phase() != "ended":
-            return False
-        try:
-            await self.evaluate()
-        except ClientError:
-            return False
-        self.claimed = True
-        return True
 
     async def act(
         self,
@@ -178,7 +142,7 @@ class Episode:
         except MISTAKES as error:
             return Reply.mistake(error.message)
         except (EpisodeEndedError, SandboxLostError) as error:
-            if await self.ended_with_reward():
+            if await self._ended_with_reward():
                 return Reply.mistake(error.message)
             raise
 
@@ -204,7 +168,7 @@ class Episode:
                 "claim_done", {key: value for key, value in arguments.items() if value is not None}
             )
         except (EpisodeEndedError, SandboxLostError) as error:
-            if await self.ended_with_reward():
+            if await self._ended_with_reward():
                 return Reply.mistake(error.message)
             raise
         self.claimed = True
@@ -233,6 +197,46 @@ class Episode:
             raise NoVerdictError(detail, status=str(verdict.get("status")), verdict=verdict)
         return Verdict.read(verdict)
 
+    # What follows is for the other modules of this package.
+
+    @property
+    def _loss(self) -> ClientError | None:
+        """Why nothing can be asked about this episode any more: its node was lost. None otherwise."""
+        return self._session.loss
+
+    async def _raise_if_ended(self) -> None:
+        """Raise EpisodeEndedError if the server says that the episode has ended."""
+        status = await self._status()
+        if status.get("phase") == "ended":
+            reason = str(status.get("ending", ""))
+            raise EpisodeEndedError(
+                f"the episode has ended: {reason}", code="episode_ended", data={"reason": reason}
+            )
+
+    async def _ended_with_reward(self) -> bool:
+        """Whether the episode has ended with a verdict that has a reward, which `evaluate` returns.
+
+        An agent can end its own episode: by letting its time pass, or by exhausting its memory. This is a
+        reward of 0; without it, such attempts would be missing from the mean. False if the server does not
+        say.
+        """
+        # Only then: `evaluate` claims an open attempt.
+        if (await self._status()).get("phase") != "ended":
+            return False
+        try:
+            await self.evaluate()
+        except ClientError:
+            return False
+        self.claimed = True
+        return True
+
+    async def _status(self) -> Mapping[str, Any]:
+        """The episode's status according to the server; empty if it does not say."""
+        try:
+            return (await self._call_lobby("episode_status", {"episode": self.id})).structured or {}
+        except ClientError:
+            return {}
+
 
 async def connect_episode(
     session: ReconnectingSession,
@@ -256,14 +260,6 @@ async def connect_episode(
         agent_address=agent_address,
     )
     return Episode(session, call_lobby, info)
-
-
-async def _status(call_lobby: CallLobby, handle: str) -> Mapping[str, Any]:
-    """The episode's status according to the server; empty if it does not say."""
-    try:
-        return (await call_lobby("episode_status", {"episode": handle})).structured or {}
-    except ClientError:
-        return {}
 
 
 def _parse(arguments: str) -> JsonObject:

@@ -86,7 +86,7 @@ class Slot:
 
 
 class Lockstep:
-    """The slots of a lockstep, in the order of the tasks; made by `Decathlon.episodes`."""
+    """The slots of a lockstep, in the order of the tasks; made by `Decathlon.lockstep`."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self._slots = slots

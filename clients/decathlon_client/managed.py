@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Self, Unpack
 
 from decathlon_client.decathlon import Decathlon
 from decathlon_client.episode import Episode
-from decathlon_client.opener import OpeningOptions
+from decathlon_client.opener import PATIENCE_SECONDS, TRIES, OpeningOptions
+from decathlon_client.values import Task
 
 
 class ManagedEpisode:
-    """An open episode; made by `open`. Requires asyncio, which those frameworks use."""
+    """An open episode with a connection of its own; made by `open`, and open until `close`.
+
+    For hooks of frameworks that use asyncio: it may be opened in one task and closed in another.
+    """
 
     # One task of its own opens and closes the connection and the episode: anyio's cancel scopes must be left
-    # in the task that entered them, and a framework's hooks may run in different tasks.
+    # in the task that entered them.
 
-    def __init__(self, url: str, token: str | None, task: str, options: OpeningOptions) -> None:
+    def __init__(self, url: str, token: str | None, task: str | Task, options: OpeningOptions) -> None:
         self._url, self._token = url, token
         self._task, self._options = task, options
         self._ready: asyncio.Future[Episode] = asyncio.get_running_loop().create_future()
@@ -24,10 +29,10 @@ class ManagedEpisode:
 
     @classmethod
     async def open(
-        cls, url: str, task: str, *, token: str | None = None, options: OpeningOptions | None = None
-    ) -> ManagedEpisode:
+        cls, url: str, task: str | Task, *, token: str | None = None, **options: Unpack[OpeningOptions]
+    ) -> Self:
         """Open an episode with retries, as a batch does. Raises the last error; cancelled, it leaves none."""
-        managed = cls(url, token, task, options or {})
+        managed = cls(url, token, task, {"tries": TRIES, "patience_seconds": PATIENCE_SECONDS, **options})
         try:
             await asyncio.shield(managed._ready)
         except BaseException:
@@ -38,6 +43,7 @@ class ManagedEpisode:
 
     @property
     def episode(self) -> Episode:
+        """The episode."""
         return self._ready.result()
 
     async def close(self) -> None:
@@ -49,7 +55,7 @@ class ManagedEpisode:
         try:
             async with (
                 Decathlon(self._url, self._token) as d,
-                d.opened(self._task, **self._options) as episode,
+                d.episode(self._task, **self._options) as episode,
             ):
                 self._ready.set_result(episode)
                 await self._closing.wait()

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import datetime
-from typing import Protocol, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 import anyio
 
@@ -24,7 +24,7 @@ from decathlon_client.errors import (
     SetUpError,
 )
 from decathlon_client.resending import ResendPolicy
-from decathlon_client.values import Policy, Task
+from decathlon_client.values import JsonObject, OnProgress, Policy, Task
 
 TRIES = 3
 PATIENCE_SECONDS = 3600.0
@@ -37,11 +37,9 @@ log = logging.getLogger("decathlon.client")
 
 
 class OpeningOptions(TypedDict, total=False):
-    """Options for every episode of a lockstep or a batch.
+    """Options for every episode of a lockstep or a batch, as for `Decathlon.episode`.
 
-    `launch_time`, `max_calls` and `policy`: as for `Decathlon.episode`. `tries`: how often opening an episode
-    is tried before its failure counts [3]. `patience_seconds`: how long a full server is asked again, at the
-    intervals that it names, and how long one that went away is waited for [3600].
+    Without them, an opening is tried 3 times, and `patience_seconds` is 3600.
     """
 
     launch_time: datetime | str | None
@@ -51,30 +49,22 @@ class OpeningOptions(TypedDict, total=False):
     patience_seconds: float
 
 
-class OpenEpisode(Protocol):
-    """Opens one episode, without retries."""
-
-    def __call__(
-        self,
-        task: str,
-        *,
-        close_budget: CloseBudget,
-        launch_time: datetime | str | None,
-        max_calls: int | None,
-        policy: Policy | None,
-    ) -> AbstractAsyncContextManager[Episode]: ...
+OpenEpisode: TypeAlias = Callable[
+    [JsonObject, CloseBudget, OnProgress | None], AbstractAsyncContextManager[Episode]
+]
+"""Opens one episode with these arguments of `start_episode`, without retries."""
 
 
 class EpisodeOpener:
-    """Opens the episodes of one lockstep or one batch, which share a close budget."""
+    """Opens the episodes of one lockstep or one batch, or a single one; they share a close budget."""
 
     def __init__(
-        self, open_episode: OpenEpisode, options: OpeningOptions, resend_policy: ResendPolicy
+        self, open_episode: OpenEpisode, resend_policy: ResendPolicy, options: OpeningOptions
     ) -> None:
         self.close_budget = CloseBudget()
         self._open_episode = open_episode
-        self._options = options
         self._resend_policy = resend_policy
+        self._options = options
 
     @property
     def away_seconds(self) -> float | None:
@@ -83,52 +73,62 @@ class EpisodeOpener:
 
     @asynccontextmanager
     async def open(
-        self, task: str | Task, *, launch_time: datetime | str | None = None
+        self,
+        task: str | Task | None,
+        *,
+        draw: Mapping[str, Any] | None = None,
+        launch_time: str | None = None,
+        on_progress: OnProgress | None = None,
     ) -> AsyncGenerator[Episode]:
-        """Open an episode of the task. Raises the error of the last try.
+        """Open an episode of the task, or without one of a task that is drawn. Raises the last try's error.
 
         `launch_time`: if the options have none.
         """
-        deadline = anyio.current_time() + self._options.get("patience_seconds", PATIENCE_SECONDS)
+        when = self._options.get("launch_time") or launch_time
+        arguments = {
+            **(draw or {}),
+            "task": task.id if isinstance(task, Task) else task,
+            "launch_time": when.isoformat() if isinstance(when, datetime) else when,
+            "max_calls": self._options.get("max_calls"),
+            "policy": self._options.get("policy"),
+        }
+        arguments = {name: value for name, value in arguments.items() if value is not None}
         async with AsyncExitStack() as stack:
-            failures = 0
-            while True:
-                try:
-                    episode = await stack.enter_async_context(self._open_once(task, launch_time))
-                    break
-                except ClientError as error:
-                    failures += not (isinstance(error, AtCapacityError) or self._may_come_back(error))
-                    pause_seconds = self._pause_seconds(error, failures)
-                    if pause_seconds is None or anyio.current_time() + pause_seconds > deadline:
+            yield await self._open(stack, arguments, on_progress)
+
+    async def _open(
+        self, stack: AsyncExitStack, arguments: JsonObject, on_progress: OnProgress | None
+    ) -> Episode:
+        deadline = anyio.current_time() + self._options.get("patience_seconds", PATIENCE_SECONDS)
+        failures = 0
+        while True:
+            try:
+                opening = self._open_episode(arguments, self.close_budget, on_progress)
+                return await stack.enter_async_context(opening)
+            except ClientError as error:
+                pause_seconds = self._wait_seconds(error)
+                if pause_seconds is None:
+                    failures += 1
+                    may_pass = error.retryable or isinstance(error, (SandboxLostError, SetUpError))
+                    if not may_pass or failures >= self._options.get("tries", TRIES):
                         raise
-                    log.info("Opening an episode again after a failure: %s", error.message)
-                    await anyio.sleep(pause_seconds)
-            yield episode
+                    pause_seconds = _spread(FIRST_PAUSE_SECONDS * 2 ** (failures - 1))
+                elif anyio.current_time() + pause_seconds > deadline:
+                    raise
+                log.info("Opening an episode again after a failure: %s", error.message)
+            await anyio.sleep(pause_seconds)
 
-    def _open_once(
-        self, task: str | Task, launch_time: datetime | str | None
-    ) -> AbstractAsyncContextManager[Episode]:
-        return self._open_episode(
-            task if isinstance(task, str) else task.id,
-            close_budget=self.close_budget,
-            launch_time=self._options.get("launch_time") or launch_time,
-            max_calls=self._options.get("max_calls"),
-            policy=self._options.get("policy"),
-        )
-
-    def _pause_seconds(self, error: ClientError, failures: int) -> float | None:
-        """The pause before the next try; None if there is to be none."""
+    def _wait_seconds(self, error: ClientError) -> float | None:
+        """How long to wait for a server that is full or went away; None for any other failure."""
         if isinstance(error, AtCapacityError):
             return error.retry_after_seconds
-        if self._may_come_back(error):
-            return AWAY_PAUSE_SECONDS * random.uniform(0.5, 1.5)
-        may_pass = error.retryable or isinstance(error, (SandboxLostError, SetUpError))
-        if not may_pass or failures >= self._options.get("tries", TRIES):
-            return None
-        # Spread out, so that the episodes of a batch do not all come back at the same moment.
-        return FIRST_PAUSE_SECONDS * 2 ** (failures - 1) * random.uniform(0.5, 1.5)
+        # Requests that are never sent again say that it is not to be waited for: an embedded server is gone
+        # for good.
+        if isinstance(error, ConnectionLostError) and self._resend_policy.seconds > 0:
+            return _spread(AWAY_PAUSE_SECONDS)
+        return None
 
-    def _may_come_back(self, error: ClientError) -> bool:
-        """Whether the error means that the server went away, and it is to be waited for."""
-        # Requests that are never sent again say that it is not: an embedded server is gone for good.
-        return isinstance(error, ConnectionLostError) and self._resend_policy.seconds > 0
+
+def _spread(seconds: float) -> float:
+    """A pause of about this length, so that the episodes of a batch do not all come back at once."""
+    return seconds * random.uniform(0.5, 1.5)

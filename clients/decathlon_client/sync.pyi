@@ -37,10 +37,6 @@ class Episode:
     tools: tuple[Tool, ...]
     claimed: bool
 
-    @property
-    def loss(self) -> ClientError | None:
-        """Why nothing can be asked about this episode any more: its node was lost. None otherwise."""
-
     def __repr__(self) -> str: ...
     def call(
         self,
@@ -55,17 +51,6 @@ class Episode:
         `timeout` is in seconds; None waits as long as the tool takes. After a lost connection the call is
         sent again and runs once; `on_progress` may then repeat itself. Raises UnknownToolError, RequestError,
         CallTimeoutError, EpisodeEndedError, SandboxLostError, ConnectionLostError.
-        """
-
-    def raise_if_ended(self) -> None:
-        """Raise EpisodeEndedError if the server says that the episode has ended."""
-
-    def ended_with_reward(self) -> bool:
-        """Whether the episode has ended with a verdict that has a reward, which `evaluate` returns.
-
-        An agent can end its own episode: by letting its time pass, or by exhausting its memory. This is a
-        reward of 0; without it, such attempts would be missing from the mean. False if the server does not
-        say.
         """
 
     def act(
@@ -126,7 +111,7 @@ class Slot:
         """Whether the episode can be played: neither claimed nor failed."""
 
 class Lockstep:
-    """The slots of a lockstep, in the order of the tasks; made by `Decathlon.episodes`."""
+    """The slots of a lockstep, in the order of the tasks; made by `Decathlon.lockstep`."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Slot]: ...
@@ -243,20 +228,21 @@ class Decathlon:
         launch_time: datetime | str | None = None,
         max_calls: int | None = None,
         policy: Policy | None = None,
+        tries: int = 1,
+        patience_seconds: float = 0.0,
         on_progress: OnProgress | None = None,
         **filters: Unpack[Filters],
     ) -> AbstractContextManager[Episode]:
         """Open an episode of a task, or of a task drawn as by `sample`. Waits until it is ready.
 
-        `policy` may restrict who sees the reward further than the server does. `on_progress` is called while
+        `policy` may restrict who sees the reward further than the server does. `tries`: how often opening is
+        tried before its failure counts. `patience_seconds`: how long a full server is asked again, at the
+        intervals that it names, and how long one that went away is waited for. `on_progress` is called while
         waiting. On exit the episode is closed and its sandbox removed; a claimed attempt is still graded.
         Raises UnknownTaskError, NotRunnableError, AtCapacityError, SetUpError.
         """
 
-    def opened(self, task: str | Task, **options: Unpack[OpeningOptions]) -> AbstractContextManager[Episode]:
-        """Open an episode as a batch does: with retries, and waiting while the server is full."""
-
-    def episodes(
+    def lockstep(
         self, tasks: Iterable[str | Task], **options: Unpack[OpeningOptions]
     ) -> AbstractContextManager[Lockstep]:
         """Open an episode of each task at once, for trainers that generate for all of them together.

@@ -28,7 +28,7 @@ def texts(replies: list[Reply]) -> list[str]:
 
 
 async def test_slots_are_played_one_turn_at_a_time(d: Decathlon) -> None:
-    async with d.episodes(["find-answer"] * 3) as eps:
+    async with d.lockstep(["find-answer"] * 3) as eps:
         first, second, third = eps
         write = ("probe__write", {"path": "answer.txt", "text": "42"})
         replies = await eps.call(
@@ -45,7 +45,7 @@ async def test_slots_are_played_one_turn_at_a_time(d: Decathlon) -> None:
 
 async def test_an_episode_that_cannot_be_opened_does_not_affect_the_others(served: Served) -> None:
     tasks = ["failing-preprocess", "find-answer", "no-such-task", "lost-verdict"]
-    async with Decathlon(served.url) as d, d.episodes(tasks, tries=1) as eps:
+    async with Decathlon(served.url) as d, d.lockstep(tasks, tries=1) as eps:
         broken, sound, unknown, crashing = eps
         assert isinstance(broken.failure, SetUpError)
         assert isinstance(unknown.failure, UnknownTaskError)
@@ -61,7 +61,7 @@ async def test_an_episode_that_cannot_be_opened_does_not_affect_the_others(serve
 
 
 async def test_an_episode_that_ends_early_is_its_slots_failure(served: Served) -> None:
-    async with Decathlon(served.url) as d, d.episodes(["find-answer"] * 2) as eps:
+    async with Decathlon(served.url) as d, d.lockstep(["find-answer"] * 2) as eps:
         lost, kept = eps
         episode = next(each for each in served.episodes.live if each.id == lost.episode.id)
         episode.close()
@@ -77,7 +77,7 @@ async def test_an_episode_whose_time_is_over_has_a_reward_of_zero(tmp_path: Path
     async with (
         serving(tmp_path, provider="local", episode_seconds=4) as served,
         Decathlon(served.url) as d,
-        d.episodes(["find-answer"]) as eps,
+        d.lockstep(["find-answer"]) as eps,
     ):
         sleep = ("probe__sleep", {"seconds": 100, "note": "late"})
         replies = await eps.call({eps[0]: [sleep, ("probe__echo", {"text": "later"})]})
@@ -96,7 +96,7 @@ async def test_a_models_mistakes_are_error_replies(d: Decathlon) -> None:
         ("probe__echo", "[1]"),
         ("evaluate", {}),
     ]
-    async with d.episodes(["find-answer"]) as eps:
+    async with d.lockstep(["find-answer"]) as eps:
         (slot,) = eps
         replies = (await eps.call({slot: [*mistakes, ("probe__echo", '{"text": "whole"}')]}))[slot]
         expected = ["probe__echo", "not today", "not JSON", "must be a JSON object", "no tool 'evaluate'"]
@@ -110,7 +110,7 @@ async def test_a_models_mistakes_are_error_replies(d: Decathlon) -> None:
 
 
 async def test_a_slot_past_its_call_limit_is_not_live(d: Decathlon) -> None:
-    async with d.episodes(["find-answer"], max_calls=1) as eps:
+    async with d.lockstep(["find-answer"], max_calls=1) as eps:
         echo = ("probe__echo", {"text": ""})
         await eps.call({eps[0]: [echo, echo]})
         assert eps.live == []
@@ -121,7 +121,7 @@ async def test_cancelling_a_lockstep_closes_all_episodes(served: Served) -> None
         before = set(served.episodes.live)
         opened: set[ServersEpisode] = set()
         with anyio.CancelScope() as scope:
-            async with d.episodes(["find-answer"] * 2) as eps:
+            async with d.lockstep(["find-answer"] * 2) as eps:
                 assert len(eps.live) == 2
                 opened |= set(served.episodes.live) - before
                 scope.cancel()

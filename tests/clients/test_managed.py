@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from decathlon_client import SetUpError
-from decathlon_client.managed import ManagedEpisode
+from decathlon_client import ManagedEpisode, SetUpError
 
 from decathlon_mcp.episodes.state import Phase
 from tests.probe.serving import Served
@@ -26,7 +25,7 @@ async def test_a_managed_episode_is_opened_and_closed_in_different_tasks(served:
 
 async def test_open_raises_the_error_of_the_last_try(served: Served) -> None:
     with pytest.raises(SetUpError):
-        await ManagedEpisode.open(served.url, "failing-preprocess", options={"tries": 1})
+        await ManagedEpisode.open(served.url, "failing-preprocess", tries=1)
 
 
 async def test_cancelling_open_leaves_no_episode(served: Served) -> None:

@@ -244,7 +244,7 @@ async def test_a_batch_and_a_lockstep_go_on_after_an_outage(served: Served) -> N
     async with anyio.create_task_group() as tasks, relayed(served) as (relay, url), Decathlon(url) as d:
         async with d.batch(["find-answer"] * 4, concurrency=2, progress=False) as batch:
             assert [result.reward async for result in batch.run(player)] == [1.0] * 4
-        async with d.episodes(["find-answer"] * 2) as lockstep:
+        async with d.lockstep(["find-answer"] * 2) as lockstep:
             await relay.refuse()
             tasks.start_soon(restore_later, relay)
             arguments = {"path": "answer.txt", "text": "42"}

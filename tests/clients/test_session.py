@@ -8,6 +8,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from anyio.abc import TaskStatus
 from decathlon_client import (
     AccessDeniedError,
     AtCapacityError,
@@ -17,8 +18,11 @@ from decathlon_client import (
     Episode,
     EpisodeEndedError,
     ProtocolError,
+    SetUpError,
+    opener,
 )
 
+from decathlon_mcp.episodes import admission
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.http.authentication import Tokens, new_token
 from tests.clients.processes import collect_garbage, server_process
@@ -49,7 +53,7 @@ async def test_a_cancelled_scope_around_the_client_closes_its_episodes(served: S
         async with (
             Decathlon(served.url) as d,
             d.episode("find-answer") as first,
-            d.episodes(["find-answer"]) as others,
+            d.lockstep(["find-answer"]) as others,
             anyio.create_task_group() as tasks,
         ):
             handles = [first.id, *(slot.episode.id for slot in others)]
@@ -169,6 +173,44 @@ async def test_a_full_server_tells_when_to_retry(tmp_path: Path) -> None:
                 pass
         assert caught.value.retryable
         assert 5 <= caught.value.retry_after_seconds <= 15
+
+
+async def test_an_episode_waits_for_a_full_server_as_long_as_its_patience_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "RETRY_SECONDS", (0.05, 0.1))
+
+    async def play_another(*, task_status: TaskStatus[None]) -> None:
+        async with d.episode("find-answer"):
+            task_status.started()
+            await refused.wait()
+
+    async with (
+        serving(tmp_path, provider="local", max_sandboxes=1, max_queue=0) as served,
+        Decathlon(served.url) as d,
+        anyio.create_task_group() as tasks,
+    ):
+        refused = anyio.Event()
+        await tasks.start(play_another)
+        with pytest.raises(AtCapacityError):
+            async with d.episode("find-answer", patience_seconds=0.2):
+                pass
+        refused.set()
+        async with d.episode("find-answer", patience_seconds=60) as e:
+            assert (await e.call("probe__echo", {"text": "in"})).text == "in"
+
+
+@pytest.mark.parametrize("tries", [1, 3])
+async def test_a_failed_opening_is_tried_again_also_without_patience(
+    tries: int, served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(opener, "FIRST_PAUSE_SECONDS", 0.01)
+    caplog.set_level("INFO", "decathlon.client")
+    async with Decathlon(served.url) as d:
+        with pytest.raises(SetUpError):
+            async with d.episode("failing-preprocess", tries=tries):
+                pass
+    assert caplog.text.count("Opening an episode again") == tries - 1
 
 
 async def test_a_server_with_tokens_requires_one(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_an_episode_is_played_to_its_reward(d: Decathlon) -> None:
 
 
 def test_episodes_are_played_in_lockstep(d: Decathlon) -> None:
-    with d.episodes(["find-answer", "failing-preprocess"], tries=1) as eps:
+    with d.lockstep(["find-answer", "failing-preprocess"], tries=1) as eps:
         ready, failed = eps
         assert eps[0] is ready
         assert len(eps) == 2

@@ -39,7 +39,12 @@ async def test_the_readmes_loop_plays_any_task_with_any_endpoint(served: Served,
 
 @pytest.mark.parametrize(
     ("heading", "last_line"),
-    [("Groups and pass@k", "1.0"), ("In lockstep", "[1.0, 1.0]"), ("Without an event loop", "[1.0, 1.0]")],
+    [
+        ("Groups and pass@k", "1.0"),
+        ("In lockstep", "[1.0, 1.0]"),
+        ("In the hooks of a framework", "1.0"),
+        ("Without an event loop", "[1.0, 1.0]"),
+    ],
 )
 async def test_programs_of_the_page_print_the_expected_rewards(
     heading: str, last_line: str, served: Served, tmp_path: Path

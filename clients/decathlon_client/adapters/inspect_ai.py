@@ -23,6 +23,7 @@ from inspect_ai.util import LimitExceededError
 from decathlon_client import sync, values
 from decathlon_client.decathlon import Decathlon
 from decathlon_client.episode import Episode
+from decathlon_client.opener import PATIENCE_SECONDS, TRIES
 from decathlon_client.values import Reply, Tool
 
 URL = "http://127.0.0.1:8765"
@@ -69,7 +70,13 @@ def play(url: str = URL, launch_time: str | None = None, max_calls: int | None =
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         async with (
             Decathlon(url, os.environ.get(TOKEN)) as d,
-            d.opened(str(state.sample_id), launch_time=launch_time, max_calls=max_calls) as episode,
+            d.episode(
+                str(state.sample_id),
+                launch_time=launch_time,
+                max_calls=max_calls,
+                tries=TRIES,
+                patience_seconds=PATIENCE_SECONDS,
+            ) as episode,
         ):
             state.messages = [ChatMessageUser(content=episode.prompt)]
             try:

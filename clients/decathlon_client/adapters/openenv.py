@@ -21,6 +21,7 @@ from openenv.core.harness import (
 )
 
 from decathlon_client.errors import NoVerdictError
+from decathlon_client.opener import PATIENCE_SECONDS, TRIES
 from decathlon_client.sync import Decathlon, Episode
 
 
@@ -88,11 +89,14 @@ class ToolDecathlonFactory(ResourceSessionFactory[ToolDecathlonSession]):
     ) -> ToolDecathlonSession:
         """Open an episode of a task id, or of a row with an id under `task` or `id`; None draws by `seed`."""
         stack = ExitStack()
-        episode = stack.enter_context(
-            self._decathlon.episode(_id(task), seed=seed, max_calls=self._max_calls)
-            if task is None
-            else self._decathlon.opened(_id(task) or "", max_calls=self._max_calls)
+        opening = self._decathlon.episode(
+            _id(task),
+            seed=seed if task is None else None,
+            max_calls=self._max_calls,
+            tries=TRIES,
+            patience_seconds=PATIENCE_SECONDS,
         )
+        episode = stack.enter_context(opening)
         return ToolDecathlonSession(episode, stack)
 
 

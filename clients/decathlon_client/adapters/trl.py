@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 from decathlon_client.errors import ClientError
+from decathlon_client.opener import PATIENCE_SECONDS, TRIES
 from decathlon_client.sync import Decathlon, Episode
 from decathlon_client.values import Tool
 
@@ -72,7 +73,7 @@ def environments(
     for task in selected:
         servers = (task.suite, task.servers, task.local_tools)
         if servers not in classes:
-            with d.opened(task) as episode:
+            with d.episode(task, tries=TRIES, patience_seconds=PATIENCE_SECONDS) as episode:
                 classes[servers] = _environment_class(episode.tools)
         factories[task.id] = partial(classes[servers], d, opener, max_calls, task.prompt_is_provisional)
 
@@ -123,7 +124,13 @@ class ToolDecathlonEnvironment:
             self._close()
 
     def _open(self, stack: ExitStack, task: str, launch_time: str | None) -> Episode:
-        opening = self._decathlon.opened(task, launch_time=launch_time, max_calls=self._max_calls)
+        opening = self._decathlon.episode(
+            task,
+            launch_time=launch_time,
+            max_calls=self._max_calls,
+            tries=TRIES,
+            patience_seconds=PATIENCE_SECONDS,
+        )
         return stack.enter_context(opening)
 
     def _episode(self) -> Episode:

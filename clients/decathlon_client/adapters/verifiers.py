@@ -20,8 +20,7 @@ import verifiers.v1 as vf
 from openai import APIStatusError, AsyncOpenAI
 from pydantic import Field, PrivateAttr
 
-from decathlon_client import sync
-from decathlon_client.managed import ManagedEpisode
+from decathlon_client import ManagedEpisode, sync
 
 ID = "tool-decathlon"
 """The id by which verifiers finds the package `tool_decathlon`."""
@@ -101,11 +100,9 @@ class ToolDecathlonTask(vf.Task[ToolDecathlonData, ToolDecathlonState, ToolDecat
             self.config.url,
             str(self.data.id),
             token=os.environ.get(self.config.token_var),
-            options={
-                "launch_time": self.data.launch_time,
-                "max_calls": self.config.max_calls,
-                "tries": self.config.tries,
-            },
+            launch_time=self.data.launch_time,
+            max_calls=self.config.max_calls,
+            tries=self.config.tries,
         )
         trace.state._managed = managed
         _agent_address.set(managed.episode.agent_address or UNOPENED)
