@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import anyio
 from anyio.abc import TaskStatus
 
+from decathlon_client.address import authorization
 from decathlon_client.errors import (
     AtCapacityError,
     ClientError,
@@ -27,7 +28,6 @@ from decathlon_client.session import (
     HttpEndpoint,
     ReconnectingSession,
     SessionOwner,
-    bearer,
     error_from_response,
 )
 from decathlon_client.values import JsonObject, as_object
@@ -48,7 +48,7 @@ class ClusterEndpoint:
     Sessions with the lobby are with one of its nodes, which is chosen when they are opened.
     """
 
-    def __init__(self, url: str, token: str | None) -> None:
+    def __init__(self, url: str, token: str) -> None:
         self._root = url
         self._token = token
         self._http: httpx.AsyncClient | None = None
@@ -56,7 +56,7 @@ class ClusterEndpoint:
     @asynccontextmanager
     async def run(self) -> AsyncGenerator[None]:
         """Keep the connections to the cluster."""
-        async with http_client(bearer(self._token)) as self._http:
+        async with http_client(authorization(self._token)) as self._http:
             yield
 
     def address(self, episode: str | None) -> str:

@@ -57,14 +57,20 @@ log = logging.getLogger("decathlon.client")
 class Decathlon:
     """A connection to a decathlon-mcp server: `async with Decathlon("http://127.0.0.1:8765") as d:`.
 
-    `url` is the root of a server or of a cluster, or its lobby (`.../mcp`); `token` is one of its tokens, if
-    it requires one. Enter and leave it in the same task; in between, any task may use it and its episodes.
+    `url` is the root of a server or of a cluster, or its lobby (`.../mcp`). Without it, the environment
+    variable `DECATHLON_URL` is read; without both it is http://127.0.0.1:8765. `token` is one of its tokens,
+    if it requires one; without it, `DECATHLON_TOKEN` is read. An empty one is none. Raises ValueError if
+    either cannot be right.
+
+    Enter and leave it in the same task; in between, any task may use it and its episodes.
 
     A request whose connection is lost is sent again until the server answers, for up to `resend_seconds` (0:
     never), and is carried out once. Only entering fails at once if there is no server.
     """
 
-    def __init__(self, url: str, token: str | None = None, *, resend_seconds: float = RESEND_SECONDS) -> None:
+    def __init__(
+        self, url: str | None = None, token: str | None = None, *, resend_seconds: float = RESEND_SECONDS
+    ) -> None:
         self._server: ServerEndpoint = HttpEndpoint(url, token)
         self._resend_policy = ResendPolicy(resend_seconds)
         self._default_task: str | None = None

@@ -7,7 +7,7 @@ from typing import Self, Unpack
 
 from decathlon_client.decathlon import Decathlon
 from decathlon_client.episode import Episode
-from decathlon_client.opener import PATIENCE_SECONDS, TRIES, OpeningOptions
+from decathlon_client.opener import RETRIES, OpeningOptions
 from decathlon_client.values import Task
 
 
@@ -20,19 +20,26 @@ class ManagedEpisode:
     # One task of its own opens and closes the connection and the episode: anyio's cancel scopes must be left
     # in the task that entered them.
 
-    def __init__(self, url: str, token: str | None, task: str | Task, options: OpeningOptions) -> None:
-        self._url, self._token = url, token
-        self._task, self._options = task, options
+    def __init__(self, decathlon: Decathlon, task: str | Task, options: OpeningOptions) -> None:
+        self._decathlon, self._task, self._options = decathlon, task, options
         self._ready: asyncio.Future[Episode] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
         self._owner = asyncio.create_task(self._run())
 
     @classmethod
     async def open(
-        cls, url: str, task: str | Task, *, token: str | None = None, **options: Unpack[OpeningOptions]
+        cls,
+        task: str | Task,
+        *,
+        url: str | None = None,
+        token: str | None = None,
+        **options: Unpack[OpeningOptions],
     ) -> Self:
-        """Open an episode with retries, as a batch does. Raises the last error; cancelled, it leaves none."""
-        managed = cls(url, token, task, {"tries": TRIES, "patience_seconds": PATIENCE_SECONDS, **options})
+        """Open an episode with retries, as a batch does. `url` and `token` are as for `Decathlon`.
+
+        Raises the error of the last try; cancelled, it leaves no episode.
+        """
+        managed = cls(Decathlon(url, token), task, {**RETRIES, **options})
         try:
             await asyncio.shield(managed._ready)
         except BaseException:
@@ -53,10 +60,7 @@ class ManagedEpisode:
 
     async def _run(self) -> None:
         try:
-            async with (
-                Decathlon(self._url, self._token) as d,
-                d.episode(self._task, **self._options) as episode,
-            ):
+            async with self._decathlon as d, d.episode(self._task, **self._options) as episode:
                 self._ready.set_result(episode)
                 await self._closing.wait()
         except Exception as error:

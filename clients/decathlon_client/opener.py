@@ -49,6 +49,9 @@ class OpeningOptions(TypedDict, total=False):
     patience_seconds: float
 
 
+RETRIES: OpeningOptions = {"tries": TRIES, "patience_seconds": PATIENCE_SECONDS}
+"""The same for an episode on its own, which by default is tried once."""
+
 OpenEpisode: TypeAlias = Callable[
     [JsonObject, CloseBudget, OnProgress | None], AbstractAsyncContextManager[Episode]
 ]

@@ -15,6 +15,7 @@ from typing import Protocol, TypeAlias
 import anyio
 from anyio.abc import TaskStatus
 
+from decathlon_client.address import TOKEN_VARIABLE, authorization, server_token, server_url
 from decathlon_client.background import ShieldedTasks
 from decathlon_client.close_budget import CloseBudget
 from decathlon_client.errors import (
@@ -177,6 +178,8 @@ OpenSession: TypeAlias = Callable[[SessionOwner], AbstractAsyncContextManager[Se
 def error_from_response(response: ErrorResponse) -> ClientError:
     """The error for an HTTP response that is one."""
     message = str(response.error.get("message") or response.text or f"HTTP status {response.status}")
+    if response.status == 401:
+        message += f"; this client sends its argument `token`, or else {TOKEN_VARIABLE}"
     if response.status in (401, 403):
         return AccessDeniedError(message, code="access_denied")
     data: object = response.error.get("data")
@@ -312,21 +315,13 @@ class ServerEndpoint(Protocol):
         ...
 
 
-def bearer(token: str | None) -> dict[str, str]:
-    """The headers that carry a token."""
-    return {"Authorization": f"Bearer {token}"} if token else {}
-
-
 class HttpEndpoint:
     """A server at a URL, given as its root or its lobby. `root` is its root."""
 
-    def __init__(self, url: str, token: str | None) -> None:
-        root = url.rstrip("/").removesuffix(LOBBY)
-        if "://" not in root or "/tasks/" in root or "/episodes/" in root:
-            raise ValueError(f"not the address of a server, as http://127.0.0.1:8765 is one: {url!r}")
-        self.root = root
-        self.token = token
-        self._headers = bearer(token)
+    def __init__(self, url: str | None, token: str | None) -> None:
+        """None: see `address.py`. Raises ValueError."""
+        self.root = server_url(url, is_root=True).rstrip("/").removesuffix(LOBBY)
+        self.token = server_token(token)
 
     @asynccontextmanager
     async def run(self) -> AsyncGenerator[None]:
@@ -341,7 +336,7 @@ class HttpEndpoint:
         address = self.address(episode)
         return http_session(
             address,
-            self._headers,
+            authorization(self.token),
             may_send=lambda: owner.may_send,
             on_error_response=owner.note_error_response,
             on_truncation=owner.note_truncation,

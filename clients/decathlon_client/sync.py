@@ -205,7 +205,9 @@ class Batch(SyncProxy, original_class=asynchronous.Batch): ...
 
 
 class Decathlon(SyncProxy, original_class=asynchronous.Decathlon):
-    def __init__(self, url: str, token: str | None = None, *, resend_seconds: float = RESEND_SECONDS) -> None:
+    def __init__(
+        self, url: str | None = None, token: str | None = None, *, resend_seconds: float = RESEND_SECONDS
+    ) -> None:
         self._set(asynchronous.Decathlon(url, token, resend_seconds=resend_seconds))
 
     @classmethod

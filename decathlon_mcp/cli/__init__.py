@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 PROJECT_PACKAGES = ("decathlon_mcp", "decathlon_client", "decathlon_sandbox")
@@ -27,7 +28,8 @@ def main() -> None:
         if missing in PROJECT_PACKAGES:
             raise
         # The bridge needs only the client, so it must also work where the server is not installed.
-        if sys.argv[1:2] == ["stdio"] and "--url" in sys.argv:
+        names_server = any(word.partition("=")[0] == "--url" for word in sys.argv)
+        if sys.argv[1:2] == ["stdio"] and (names_server or "DECATHLON_URL" in os.environ):
             from decathlon_client.bridge import main as run_bridge
 
             sys.exit(run_bridge(sys.argv[2:]))

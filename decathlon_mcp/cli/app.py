@@ -45,7 +45,7 @@ from decathlon_mcp.cli.usage import (
     usage_message,
 )
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.settings import default_state
+from decathlon_mcp.settings import Settings, default_state
 
 EPILOGUE = (
     "Settings can also be environment variables (DECATHLON_MAX_SANDBOXES=8) or lines of decathlon.toml "
@@ -128,9 +128,9 @@ def stdio(
         Serve one episode of this task.
     url
         Relay to the server at this URL instead; the other settings are ignored, the token is read from
-        `DECATHLON_TOKEN`.
+        `DECATHLON_TOKEN`. [that of `DECATHLON_URL`, if no suite is named]
     """
-    if url:
+    if _names_server(url, settings):
         from decathlon_client.bridge import bridge
 
         return _run(bridge, url, task)
@@ -421,13 +421,14 @@ def play(
     task
         The task to play. [chosen from a list]
     url
-        A running server; its token is read from `DECATHLON_TOKEN`. [a server in this process]
+        A running server; its token is read from `DECATHLON_TOKEN`. [that of `DECATHLON_URL`, if no suite is
+        named; else a server in this process]
     script
         File with one JSON call per line, `-` for stdin; prints the verdict. Exit status 0 only on a pass.
     """
     from decathlon_mcp.cli.play import play
 
-    return _run(play, settings, task, url, script)
+    return _run(play, None if _names_server(url, settings) else settings, task, url, script)
 
 
 @app.command(sort_key=9)
@@ -518,6 +519,11 @@ def _commands(parent: App) -> Iterator[App]:
     for name in parent:
         if not name.startswith("-"):
             yield from _commands(parent[name])
+
+
+def _names_server(url: str | None, settings: Settings) -> bool:
+    """Whether to connect to a server: that of `url`, or of `DECATHLON_URL` if no suite is named."""
+    return url is not None or ("DECATHLON_URL" in os.environ and "suite" not in settings.model_fields_set)
 
 
 def _run(command: Callable[..., Awaitable[int]], *arguments: Any) -> int:

@@ -7,7 +7,6 @@ of the lobby and prints the reply as one JSON value on stdout.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -32,7 +31,6 @@ NO_VERDICT: Final = 5
 AT_CAPACITY: Final = 75
 """`EX_TEMPFAIL` of sysexits.h: trying again later can help."""
 
-DEFAULT_URL = "http://127.0.0.1:8765"
 MAX_STARTS = 256
 """Episodes of one server that `list` can show without a token."""
 SERVER = Group("Server", sort_key=1)
@@ -43,8 +41,12 @@ EPILOGUE = (
 )
 
 Url = Annotated[
-    str,
-    Parameter(group=SERVER, metavar="URL", help="The server's URL; ignored if EPISODE is a full address."),
+    str | None,
+    Parameter(
+        group=SERVER,
+        metavar="URL",
+        help="The server's URL; ignored if EPISODE is a full address. [`DECATHLON_URL`, else http://127.0.0.1:8765]",
+    ),
 ]
 Handle = Annotated[
     str, Parameter(metavar="EPISODE", help="The `episode` value that `start` printed, or the full address.")
@@ -69,7 +71,7 @@ def start(
     max_calls: int | None = None,
     policy: Literal["visible", "meta", "controller"] | None = None,
     wait: bool = True,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
 ) -> int:
     """Start a task in a fresh sandbox; print its handle, address, prompt and tools.
 
@@ -104,7 +106,7 @@ def start(
 
 
 @episode.command(sort_key=1)
-def tools(handle: Handle, /, *, url: Url = DEFAULT_URL) -> int:
+def tools(handle: Handle, /, *, url: Url = None) -> int:
     """List an episode's tools with their schemas; waits until the episode is ready."""
     return _run(_call_for_episode, url, handle, "list_tools")
 
@@ -116,7 +118,7 @@ def call(
     arguments: Annotated[str, Parameter(metavar="ARGUMENTS", allow_leading_hyphen=True)] = "{}",
     /,
     *,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
 ) -> int:
     """Call one of an episode's tools and print the tool's reply unchanged.
 
@@ -138,7 +140,7 @@ def claim(
     *,
     truncated: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     turns: int | None = None,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
 ) -> int:
     """Claim that an episode's task is done, which ends the attempt.
 
@@ -155,25 +157,25 @@ def claim(
 
 
 @episode.command(sort_key=4)
-def evaluate(handle: Handle, /, *, url: Url = DEFAULT_URL) -> int:
+def evaluate(handle: Handle, /, *, url: Url = None) -> int:
     """Grade an episode and print its verdict; later calls print the same verdict."""
     return _run(_evaluate, url, handle)
 
 
 @episode.command(sort_key=5)
-def close(handle: Handle, /, *, url: Url = DEFAULT_URL) -> int:
+def close(handle: Handle, /, *, url: Url = None) -> int:
     """Close an episode and remove its sandbox; a claimed attempt is still graded."""
     return _run(_call_for_episode, url, handle, "close_episode")
 
 
 @episode.command(sort_key=6)
-def status(handle: Handle, /, *, url: Url = DEFAULT_URL) -> int:
+def status(handle: Handle, /, *, url: Url = None) -> int:
     """Print an episode's phase, number of calls and end reason."""
     return _run(_call_for_episode, url, handle, "episode_status")
 
 
 @episode.command(name="list", sort_key=7)
-def list_(*, url: Url = DEFAULT_URL) -> int:
+def list_(*, url: Url = None) -> int:
     """List your episodes on the server, newest first: your token's, or without one those you started here."""
     return _run(_list, url)
 
@@ -195,20 +197,20 @@ def _run(step: Callable[..., Awaitable[int]], *arguments: Any) -> int:
         return error.status
 
 
-async def _start(url: str, params: Mapping[str, Any]) -> int:
+async def _start(url: str | None, params: Mapping[str, Any]) -> int:
     info = (await _request(url, "start_episode", params)).structured or {}
-    if not _token():
+    if not _has_token():
         _record_start(url, str(info.get("episode", "")))
     return _print(dict(info))
 
 
-async def _list(url: str) -> int:
-    if _token():
-        return await _call_lobby(url, "list_episodes", {})
+async def _list(url: str | None) -> int:
     from decathlon_client import UnknownEpisodeError
 
     episodes: list[Mapping[str, Any]] = []
     async with _connect(url) as server:
+        if _has_token():
+            return _print(dict((await server.ask("list_episodes")).structured or {}))
         for record in _recorded_starts(url):
             try:
                 reply = await server.ask("episode_status", {"episode": record.name})
@@ -219,7 +221,7 @@ async def _list(url: str) -> int:
     return _print({"episodes": episodes})
 
 
-def _record_start(url: str, handle: str) -> None:
+def _record_start(url: str | None, handle: str) -> None:
     """Keep the handle of an episode for `list`, as an empty file named like it."""
     # Without tokens a server lists the episodes of one MCP session, and each step has its own.
     folder = _starts_folder(url)
@@ -230,7 +232,7 @@ def _record_start(url: str, handle: str) -> None:
             record.unlink(missing_ok=True)
 
 
-def _recorded_starts(url: str, *, from_newest: int = 0) -> list[Path]:
+def _recorded_starts(url: str | None, *, from_newest: int = 0) -> list[Path]:
     """The files of `_record_start` for this server, newest first."""
     with suppress(OSError):
         return sorted(_starts_folder(url).iterdir(), key=_modified, reverse=True)[from_newest:]
@@ -244,25 +246,29 @@ def _modified(file: Path) -> float:
         return 0.0
 
 
-def _starts_folder(url: str) -> Path:
-    return default_state() / "shell" / quote(url.rstrip("/").removesuffix("/mcp"), safe="")
+def _starts_folder(url: str | None) -> Path:
+    from decathlon_client.address import server_url
+
+    return default_state() / "shell" / quote(server_url(url).rstrip("/").removesuffix("/mcp"), safe="")
 
 
-def _token() -> str | None:
-    return os.environ.get("DECATHLON_TOKEN") or None
+def _has_token() -> bool:
+    from decathlon_client.address import server_token
+
+    return bool(server_token(None))
 
 
-async def _call_lobby(url: str, tool: str, params: Mapping[str, Any]) -> int:
+async def _call_lobby(url: str | None, tool: str, params: Mapping[str, Any]) -> int:
     reply = await _request(url, tool, params)
     return _print(dict(reply.structured or {}))
 
 
-async def _call_for_episode(url: str, handle: str, tool: str) -> int:
+async def _call_for_episode(url: str | None, handle: str, tool: str) -> int:
     url, handle = _resolve_handle(url, handle)
     return await _call_lobby(url, tool, {"episode": handle})
 
 
-async def _call_tool(url: str, handle: str, tool: str, arguments: str) -> int:
+async def _call_tool(url: str | None, handle: str, tool: str, arguments: str) -> int:
     url, handle = _resolve_handle(url, handle)
     tool_arguments = _parse_object(_read_argument(arguments))
     params = {"episode": handle, "name": tool, "arguments": tool_arguments}
@@ -270,7 +276,7 @@ async def _call_tool(url: str, handle: str, tool: str, arguments: str) -> int:
     return _print(reply.raw, TOOL_FAILED if reply.is_error else 0)
 
 
-async def _claim(url: str, handle: str, answer: str | None, truncated: bool, turns: int | None) -> int:
+async def _claim(url: str | None, handle: str, answer: str | None, truncated: bool, turns: int | None) -> int:
     url, handle = _resolve_handle(url, handle)
     text = sys.stdin.read() if answer == "-" else answer
     params = {"episode": handle, "answer": text, "truncated": truncated or None, "turns": turns}
@@ -278,7 +284,7 @@ async def _claim(url: str, handle: str, answer: str | None, truncated: bool, tur
     return _print(dict(reply.structured or {"text": reply.text}))
 
 
-async def _evaluate(url: str, handle: str) -> int:
+async def _evaluate(url: str | None, handle: str) -> int:
     url, handle = _resolve_handle(url, handle)
     reply = await _request(url, "evaluate", {"episode": handle})
     verdict = reply.verdict
@@ -289,7 +295,7 @@ async def _evaluate(url: str, handle: str) -> int:
     return _print(verdict, 0 if verdict.get("success") else NOT_PASSED)
 
 
-async def _request(url: str, tool: str, params: Mapping[str, Any]) -> Reply:
+async def _request(url: str | None, tool: str, params: Mapping[str, Any]) -> Reply:
     """Call a tool of the lobby, leaving out params that are None."""
     arguments = {name: value for name, value in params.items() if value is not None}
     async with _connect(url) as server:
@@ -297,19 +303,19 @@ async def _request(url: str, tool: str, params: Mapping[str, Any]) -> Reply:
 
 
 @asynccontextmanager
-async def _connect(url: str) -> AsyncGenerator[Decathlon]:
+async def _connect(url: str | None) -> AsyncGenerator[Decathlon]:
     # Imported late: the client takes over half a second, which every other command would pay for.
     from decathlon_client import AtCapacityError, ClientError, Decathlon
 
     try:
-        async with Decathlon(url, _token()) as server:
+        async with Decathlon(url) as server:
             yield server
     except AtCapacityError as error:
         raise _StepError(error.message, AT_CAPACITY) from None
     except ClientError as error:
         raise _StepError(error.message) from None
     except ValueError as error:
-        raise _StepError(f"--url: {error}", USAGE_ERROR) from None
+        raise _StepError(str(error), USAGE_ERROR) from None
 
 
 def _progress_printer() -> OnProgress | None:
@@ -324,7 +330,7 @@ def _progress_printer() -> OnProgress | None:
     return print_progress
 
 
-def _resolve_handle(url: str, handle: str) -> tuple[str, str]:
+def _resolve_handle(url: str | None, handle: str) -> tuple[str | None, str]:
     """Return the server's URL and the episode's handle; a full address holds both."""
     if "://" not in handle:
         return url, handle

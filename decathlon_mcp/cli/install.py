@@ -25,6 +25,7 @@ from urllib.parse import urlencode
 
 from cyclopts import Group, Parameter
 
+from decathlon_mcp.cli.usage import check_url
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.settings import ProviderName
 
@@ -131,7 +132,7 @@ def install(
     suite: Annotated[tuple[str, ...], Parameter(metavar="PATH", negative=(), show_default=False)] = (),
     provider: ProviderName | None = None,
     config: Annotated[Path | None, Parameter(metavar="FILE")] = None,
-    url: Annotated[str | None, Parameter(metavar="URL")] = None,
+    url: Annotated[str | None, Parameter(metavar="URL", validator=check_url)] = None,
     with_token: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     project: Annotated[Path | None, Parameter(group=ENTRY, metavar="DIR")] = None,
     name: Annotated[str, Parameter(group=ENTRY, validator=_validate_entry_name)] = "toolathlon",

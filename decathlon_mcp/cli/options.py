@@ -230,6 +230,14 @@ def _known_names() -> set[str]:
     return {*_WithFile.model_fields, *SERVE_NAMES}
 
 
+def _from_variables(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Set what flags left unset, from environment variables."""
+    # `DECATHLON_URL` is for the client, which reads it. An entry of `install` does not depend on it, and in
+    # `recordings prune` it would be a pattern.
+    used = ArgumentCollection([argument for argument in arguments if "--url" not in argument.names])
+    Env(PREFIX, command=False, show=False)(app, commands, used)
+
+
 def _from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
     """Set what flags and variables left unset, from the file. Raises CycloptsError."""
     config = next((argument for argument in arguments if "--config" in argument.names), None)
@@ -289,5 +297,5 @@ def describe_unknown_variables(unknown: Mapping[str, str]) -> str:
     return ", ".join(f"{name} (did you mean {near}?)" if near else name for name, near in unknown.items())
 
 
-SOURCES = (Env(PREFIX, command=False, show=False), _from_file)
+SOURCES = (_from_variables, _from_file)
 """Where cyclopts takes values from after the flags, in this order."""

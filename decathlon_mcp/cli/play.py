@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
-import os
 import sys
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
@@ -27,10 +26,11 @@ PLAYER_MODULES = ("textual", "jsonschema")
 """Modules of the extra `play`, which only the full-screen player imports."""
 
 
-async def play(settings: Settings, task: str | None, url: str | None, script: str | None) -> int:
+async def play(settings: Settings | None, task: str | None, url: str | None, script: str | None) -> int:
     """Play a task and return the exit status; with a script, 0 only on a pass.
 
-    Raises DecathlonError if the player, the task or the server is not available.
+    `settings` are those of a server in this process; None to connect to one, whose URL is `url`, or else that
+    of `DECATHLON_URL`. Raises DecathlonError if the player, the task or the server is not available.
     """
     if script is not None and task is None:
         raise BadRequestError("a script plays one task: decathlon-mcp play TASK --script FILE")
@@ -38,7 +38,7 @@ async def play(settings: Settings, task: str | None, url: str | None, script: st
         require_player()
     d = _connect(settings, url)
     try:
-        with _redirect_logs(settings, embedded=url is None):
+        with _redirect_logs(settings):
             if script is not None and task is not None:
                 return await _play_script(d, task, script)
             from decathlon_client.player.app import play_by_hand
@@ -58,25 +58,25 @@ def require_player() -> None:
         )
 
 
-def _connect(settings: Settings, url: str | None) -> Decathlon:
-    if url is None:
+def _connect(settings: Settings | None, url: str | None) -> Decathlon:
+    if settings is not None:
         options: dict[str, Any] = {name: getattr(settings, name) for name in Settings.model_fields}
         return Decathlon.embedded(options.pop("suite"), options.pop("provider"), **options)
     try:
-        return Decathlon(url, os.environ.get("DECATHLON_TOKEN") or None)
+        return Decathlon(url)
     except ValueError as error:
         raise BadRequestError(str(error)) from None
 
 
 @contextmanager
-def _redirect_logs(settings: Settings, *, embedded: bool) -> Generator[None]:
-    """Write the log of an embedded server to a file; without one, drop log records."""
+def _redirect_logs(settings: Settings | None) -> Generator[None]:
+    """Write the log of a server in this process to a file; without one, drop log records."""
     # The player draws on the terminal and a script prints its steps on stderr, so logs cannot go there.
     root = logging.getLogger()
     level, handlers = root.level, root.handlers[:]
     try:
         with ExitStack() as stack:
-            if embedded:
+            if settings is not None:
                 create_state_folder(settings.state)
                 log = stack.enter_context((settings.state / LOG_FILE).open("a", encoding="utf-8"))
                 configure_logging(settings.log_level, settings.log_format)

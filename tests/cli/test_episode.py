@@ -148,7 +148,7 @@ async def test_an_address_works_as_a_handle_and_arguments_may_come_from_a_file(
         (("call", "e" * 48, "tool", "[1]"), 2, "must be a JSON object"),
         (("call", "e" * 48, "tool", "@nowhere"), 2, "nowhere: No such file"),
         (("status", "http://127.0.0.1:1/mcp"), 2, "neither an episode's handle nor its address"),
-        (("status", "e" * 48, "--url", "nowhere"), 2, "not the address of a server"),
+        (("status", "e" * 48, "--url", "nowhere"), 2, "url: not the address of a server"),
         (("status", "e" * 48, "--url", "http://127.0.0.1:1"), 1, "no server answers at http://127.0.0.1:1"),
         (("status", "e" * 48), 1, "there is no such episode here"),
         (("start", "find-anser"), 1, "there is no task 'find-anser'"),
@@ -162,6 +162,13 @@ async def test_an_error_is_one_line(
     assert message in await steps.error(*arguments, status=status)
 
 
+async def test_an_invalid_url_in_the_environment_is_named(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DECATHLON_URL", "nowhere")
+    assert "DECATHLON_URL: not the address of a server" in await steps.error("list", status=2)
+
+
 async def test_a_token_comes_from_the_environment(
     tmp_path: Path, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +180,8 @@ async def test_a_token_comes_from_the_environment(
         monkeypatch.setenv("DECATHLON_URL", served.url)
         monkeypatch.delenv("DECATHLON_TOKEN", raising=False)
         assert "a token is needed" in await steps.error("start", "find-answer", status=1)
+        monkeypatch.setenv("DECATHLON_TOKEN", "not one")
+        assert "DECATHLON_TOKEN: not a token" in await steps.error("start", "find-answer", status=2)
         monkeypatch.setenv("DECATHLON_TOKEN", secret)
         handle = (await steps.output("start", "find-answer", "--no-wait"))["episode"]
         assert [row["episode"] for row in (await steps.output("list"))["episodes"]] == [handle]

@@ -266,6 +266,11 @@ def test_nothing_runs_unless_the_user_agrees(desktop: Desktop) -> None:
     assert call["arguments"][1] in agreed.stdout
 
 
+def test_an_entry_does_not_depend_on_the_server_of_the_shell(desktop: Desktop) -> None:
+    printed = desktop.install("cursor", "--print", DECATHLON_URL="http://host")
+    assert json.loads(printed)["mcpServers"]["toolathlon"]["args"][-2:] == ["--suite", "starter"]
+
+
 def test_print_prints_the_entry_and_runs_nothing(desktop: Desktop) -> None:
     desktop.add_program("claude")
     output = desktop.install("claude-code", "--print", "--url", "https://host", "--task", "a")

@@ -209,7 +209,8 @@ async def test_the_servers_errors_reach_the_client(shell: Shell, tmp_path: Path)
         with connection_fails("a token is needed"):
             async with bridged(shell, "--url", served.url):
                 pass
-        async with bridged(shell, "--url", served.url, token=secret) as lobby:
+        shell.environment["DECATHLON_URL"] = served.url
+        async with bridged(shell, token=secret) as lobby:
             assert (await lobby.list_tools()).tools
             assert "there is no task 'find-anser'" in await refused(lobby, "start_episode", task="find-anser")
     assert secret not in (shell.folder / "log").read_text()
@@ -424,14 +425,26 @@ class RestartableServer:
         stopped.set()
 
 
-async def test_the_bridge_runs_without_the_servers_packages(shell: Shell) -> None:
+@pytest.mark.parametrize(
+    ("words", "variables"),
+    [
+        (["--url", "http://127.0.0.1:1"], {}),
+        (["--url=http://127.0.0.1:1"], {"DECATHLON_URL": "http://127.0.0.1:2"}),
+        ([], {"DECATHLON_URL": "http://127.0.0.1:1"}),
+    ],
+)
+async def test_the_bridge_runs_without_the_servers_packages(
+    words: list[str], variables: dict[str, str], shell: Shell
+) -> None:
     code = (
         "import sys; sys.modules.update(dict.fromkeys(('cyclopts', 'yaml', 'docker', 'rich')));"
-        "sys.argv = ['decathlon-mcp', 'stdio', '--url', 'http://127.0.0.1:1'];"
         "from decathlon_mcp.cli import main; main()"
     )
     done = await anyio.run_process(
-        [sys.executable, "-c", code], input=initialize(1), env=shell.environment, cwd=shell.folder
+        [sys.executable, "-c", code, "stdio", *words],
+        input=initialize(1),
+        env={**shell.environment, **variables},
+        cwd=shell.folder,
     )
     assert "no server answers at http://127.0.0.1:1/mcp" in json.loads(done.stdout)["error"]["message"]
 

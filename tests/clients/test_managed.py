@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_managed_episode_is_opened_and_closed_in_different_tasks(served: Served) -> None:
-    managed = await asyncio.create_task(ManagedEpisode.open(served.url, "find-answer"))
+    managed = await asyncio.create_task(ManagedEpisode.open("find-answer", url=served.url))
     episode = next(each for each in served.episodes.live if each.id == managed.episode.id)
     await managed.episode.act("probe__write", '{"path": "answer.txt", "text": "42"}')
     assert (await managed.episode.evaluate()).reward == 1.0
@@ -25,12 +25,12 @@ async def test_a_managed_episode_is_opened_and_closed_in_different_tasks(served:
 
 async def test_open_raises_the_error_of_the_last_try(served: Served) -> None:
     with pytest.raises(SetUpError):
-        await ManagedEpisode.open(served.url, "failing-preprocess", tries=1)
+        await ManagedEpisode.open("failing-preprocess", url=served.url, tries=1)
 
 
 async def test_cancelling_open_leaves_no_episode(served: Served) -> None:
     before = set(served.episodes.live)
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(ManagedEpisode.open(served.url, "late-server"), 0.5)
+        await asyncio.wait_for(ManagedEpisode.open("late-server", url=served.url), 0.5)
     for episode in set(served.episodes.live) - before:
         await episode.state.reach(Phase.ENDED)

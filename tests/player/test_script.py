@@ -131,7 +131,7 @@ async def test_script_plays_on_a_running_server_with_a_token(tmp_path: Path) -> 
         ((), "the player needs a terminal; without one: decathlon-mcp play TASK --script FILE"),
         (("--script", "-"), "a script plays one task: decathlon-mcp play TASK --script FILE"),
         (("find-answer", "--script", "nowhere.jsonl"), "nowhere.jsonl: No such file or directory"),
-        (("x", "--script", "-", "--url", "nowhere"), "not the address of a server, "),
+        (("x", "--script", "-", "--url", "nowhere"), "url: not the address of a server, "),
     ],
 )
 def test_error_is_one_line(play: Play, words: tuple[str, ...], message: str) -> None:
@@ -139,6 +139,18 @@ def test_error_is_one_line(play: Play, words: tuple[str, ...], message: str) -> 
     assert (done.status, done.out) == (1, "")
     (line,) = done.err.splitlines()
     assert line.startswith(f"decathlon-mcp: {message}")
+
+
+def test_the_variable_selects_a_server_unless_a_suite_is_named(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DECATHLON_URL", "http://127.0.0.1:1")
+    done = play("find-answer", "--script", "-", given=RIGHT)
+    assert "no server answers at http://127.0.0.1:1" in done.err
+    suite = ("--suite", SUITE, "--provider", "local", "--state", "state")
+    assert play("find-answer", *suite, "--script", "-", given=RIGHT).status == 0
+    monkeypatch.setenv("DECATHLON_URL", "nowhere")
+    assert "DECATHLON_URL: not the address of a server" in play("find-answer", "--script", "-").err
 
 
 def test_script_works_without_textual_and_the_player_names_it() -> None:

@@ -8,7 +8,6 @@ limits on messages and tokens truncate the attempt (see `Episode.truncate`); its
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,26 +22,26 @@ from inspect_ai.util import LimitExceededError
 from decathlon_client import sync, values
 from decathlon_client.decathlon import Decathlon
 from decathlon_client.episode import Episode
-from decathlon_client.opener import PATIENCE_SECONDS, TRIES
+from decathlon_client.opener import RETRIES
 from decathlon_client.values import Reply, Tool
 
-URL = "http://127.0.0.1:8765"
-TOKEN = "DECATHLON_TOKEN"
-"""The environment variable with the server's token, if it requires one."""
 VERDICT = "decathlon/verdict"
 
 
 @task
 def tool_decathlon(
-    url: str = URL,
+    url: str | None = None,
     split: str | None = None,
     tasks: str | Sequence[str] | None = None,
     max_calls: int | None = None,
     message_limit: int | None = 300,
 ) -> Task:
-    """The tasks of a split (default: all), or those whose ids are in `tasks`."""
+    """The tasks of a split (default: all), or those whose ids are in `tasks`.
+
+    `url` is the server [`DECATHLON_URL`, else http://127.0.0.1:8765]; its token is in `DECATHLON_TOKEN`.
+    """
     task_ids = [tasks] if isinstance(tasks, str) else tasks
-    with sync.Decathlon(url, os.environ.get(TOKEN)) as d:
+    with sync.Decathlon(url) as d:
         runnable = [task for task in d.tasks(split=split) if task.runnable]
     launch_time = next((task.launch_time for task in runnable), None)
     samples = [
@@ -64,18 +63,14 @@ def _input(task: values.Task) -> str:
 
 
 @solver
-def play(url: str = URL, launch_time: str | None = None, max_calls: int | None = None) -> Solver:
+def play(url: str | None = None, launch_time: str | None = None, max_calls: int | None = None) -> Solver:
     """Play an episode of the sample's task and grade it."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         async with (
-            Decathlon(url, os.environ.get(TOKEN)) as d,
+            Decathlon(url) as d,
             d.episode(
-                str(state.sample_id),
-                launch_time=launch_time,
-                max_calls=max_calls,
-                tries=TRIES,
-                patience_seconds=PATIENCE_SECONDS,
+                str(state.sample_id), launch_time=launch_time, max_calls=max_calls, **RETRIES
             ) as episode,
         ):
             state.messages = [ChatMessageUser(content=episode.prompt)]

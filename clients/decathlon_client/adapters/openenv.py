@@ -21,7 +21,7 @@ from openenv.core.harness import (
 )
 
 from decathlon_client.errors import NoVerdictError
-from decathlon_client.opener import PATIENCE_SECONDS, TRIES
+from decathlon_client.opener import RETRIES
 from decathlon_client.sync import Decathlon, Episode
 
 
@@ -71,9 +71,14 @@ class ToolDecathlonSession(ResourceSession):
 
 
 class ToolDecathlonFactory(ResourceSessionFactory[ToolDecathlonSession]):
-    """Creates sessions; use it in a `with`. Sessions may be used from several threads at once."""
+    """Creates sessions; use it in a `with`. Sessions may be used from several threads at once.
 
-    def __init__(self, url: str, token: str | None = None, *, max_calls: int | None = None) -> None:
+    `url` and `token` are as for `Decathlon`.
+    """
+
+    def __init__(
+        self, url: str | None = None, token: str | None = None, *, max_calls: int | None = None
+    ) -> None:
         self._decathlon = Decathlon(url, token)
         self._max_calls = max_calls
 
@@ -89,13 +94,8 @@ class ToolDecathlonFactory(ResourceSessionFactory[ToolDecathlonSession]):
     ) -> ToolDecathlonSession:
         """Open an episode of a task id, or of a row with an id under `task` or `id`; None draws by `seed`."""
         stack = ExitStack()
-        opening = self._decathlon.episode(
-            _id(task),
-            seed=seed if task is None else None,
-            max_calls=self._max_calls,
-            tries=TRIES,
-            patience_seconds=PATIENCE_SECONDS,
-        )
+        seed = seed if task is None else None
+        opening = self._decathlon.episode(_id(task), seed=seed, max_calls=self._max_calls, **RETRIES)
         episode = stack.enter_context(opening)
         return ToolDecathlonSession(episode, stack)
 

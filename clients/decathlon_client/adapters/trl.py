@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from decathlon_client.errors import ClientError
-from decathlon_client.opener import PATIENCE_SECONDS, TRIES
+from decathlon_client.opener import RETRIES
 from decathlon_client.sync import Decathlon, Episode
 from decathlon_client.values import Tool
 
@@ -48,7 +48,7 @@ class Environments:
 
 
 def environments(
-    url: str,
+    url: str | None = None,
     split: str | None = None,
     *,
     token: str | None = None,
@@ -58,8 +58,8 @@ def environments(
 ) -> Environments:
     """Environments for the tasks of a split (default: all), or for those whose ids are in `tasks`.
 
-    Opens one episode for each distinct set of servers, to list its tools. The connection is closed when the
-    program ends.
+    `url` and `token` are as for `Decathlon`. Opens one episode for each distinct set of servers, to list its
+    tools. The connection is closed when the program ends.
     """
     stack = ExitStack()
     atexit.register(stack.close)
@@ -73,7 +73,7 @@ def environments(
     for task in selected:
         servers = (task.suite, task.servers, task.local_tools)
         if servers not in classes:
-            with d.episode(task, tries=TRIES, patience_seconds=PATIENCE_SECONDS) as episode:
+            with d.episode(task, **RETRIES) as episode:
                 classes[servers] = _environment_class(episode.tools)
         factories[task.id] = partial(classes[servers], d, opener, max_calls, task.prompt_is_provisional)
 
@@ -124,13 +124,7 @@ class ToolDecathlonEnvironment:
             self._close()
 
     def _open(self, stack: ExitStack, task: str, launch_time: str | None) -> Episode:
-        opening = self._decathlon.episode(
-            task,
-            launch_time=launch_time,
-            max_calls=self._max_calls,
-            tries=TRIES,
-            patience_seconds=PATIENCE_SECONDS,
-        )
+        opening = self._decathlon.episode(task, launch_time=launch_time, max_calls=self._max_calls, **RETRIES)
         return stack.enter_context(opening)
 
     def _episode(self) -> Episode:

@@ -21,6 +21,7 @@ from openai import APIStatusError, AsyncOpenAI
 from pydantic import Field, PrivateAttr
 
 from decathlon_client import ManagedEpisode, sync
+from decathlon_client.address import TOKEN_VARIABLE
 
 ID = "tool-decathlon"
 """The id by which verifiers finds the package `tool_decathlon`."""
@@ -45,8 +46,9 @@ class EpisodeToolset(vf.Toolset[vf.ToolsetConfig]):
 class ToolDecathlonTaskConfig(vf.TaskConfig):
     """The server, the limits of an episode, and the rewards."""
 
-    url: str = "http://127.0.0.1:8765"
-    token_var: str = "DECATHLON_TOKEN"
+    url: str | None = None
+    """The server. [`DECATHLON_URL`, else http://127.0.0.1:8765]"""
+    token_var: str = TOKEN_VARIABLE
     """The environment variable with the server's token, if it requires one."""
     max_calls: int | None = None
     """Limit on the tool calls of an episode."""
@@ -54,6 +56,10 @@ class ToolDecathlonTaskConfig(vf.TaskConfig):
     """How often opening an episode is tried before its failure counts."""
     rubric: dict[str, float] = Field(default_factory=dict)
     """Weights of the verdict's metrics, each recorded as a reward. Empty: the reward is the verdict's."""
+
+    @property
+    def token(self) -> str:
+        return os.environ.get(self.token_var, "")
 
 
 class ToolDecathlonConfig(vf.TasksetConfig):
@@ -97,9 +103,9 @@ class ToolDecathlonTask(vf.Task[ToolDecathlonData, ToolDecathlonState, ToolDecat
 
     async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
         managed = await ManagedEpisode.open(
-            self.config.url,
             str(self.data.id),
-            token=os.environ.get(self.config.token_var),
+            url=self.config.url,
+            token=self.config.token,
             launch_time=self.data.launch_time,
             max_calls=self.config.max_calls,
             tries=self.config.tries,
@@ -144,7 +150,7 @@ class ToolDecathlonTaskset(vf.Taskset[ToolDecathlonTask, ToolDecathlonConfig]):
 
     def load(self) -> Iterable[ToolDecathlonTask]:
         config = self.config
-        with sync.Decathlon(config.task.url, os.environ.get(config.task.token_var)) as d:
+        with sync.Decathlon(config.task.url, config.task.token) as d:
             runnable = [task for task in d.tasks(split=config.split) if task.runnable]
         for task in runnable:
             if config.tasks is None or task.id in config.tasks:
@@ -235,7 +241,7 @@ def load_environment(
     rubric: Mapping[str, float] | None = None,
     max_turns: int | None = 100,
     *,
-    url: str = "http://127.0.0.1:8765",
+    url: str | None = None,
     tasks: Iterable[str] | None = None,
     max_calls: int | None = None,
     harness: str = ID,

@@ -19,19 +19,21 @@ import anyio
 from mcp.client.streamable_http import streamable_http_client
 from mcp.server.stdio import stdio_server
 
+from decathlon_client.address import server_token, server_url
 from decathlon_client.background import background_tasks
 from decathlon_client.bridge.http import BridgeHttpClient, log
 from decathlon_client.bridge.relay import Relay
 from decathlon_client.stdin import StdinPump, stop_on_signal
 
 
-async def bridge(url: str, task: str | None) -> int:
+async def bridge(url: str | None, task: str | None) -> int:
     """Relay until stdin ends or SIGTERM or SIGINT arrives, then end the session with a DELETE.
 
-    `url` is a server's root or the address of a lobby, task or episode. Returns the exit status.
+    `url` is a server's root or the address of a lobby, task or episode; the token is that of
+    `DECATHLON_TOKEN`. Returns the exit status.
     """
     try:
-        endpoint = address(url, task)
+        endpoint, token = address(url, task), server_token(None)
     except ValueError as error:
         log(str(error))
         return 1
@@ -42,7 +44,7 @@ async def bridge(url: str, task: str | None) -> int:
             # The pump ends before stdio_server does, whose reader would otherwise block in its thread.
             with StdinPump(0, sink) as pump:
                 async with (
-                    BridgeHttpClient(endpoint) as http,
+                    BridgeHttpClient(endpoint, token) as http,
                     # The default, 1 MiB for an event, would refuse large replies.
                     streamable_http_client(endpoint, http_client=http, max_sse_event_size=None) as server,
                     background_tasks() as tasks,
@@ -57,21 +59,19 @@ async def bridge(url: str, task: str | None) -> int:
 def main(arguments: Sequence[str]) -> int:
     """`decathlon-mcp stdio` where only the client is installed. Returns the exit status."""
     parser = argparse.ArgumentParser("decathlon-mcp stdio")
-    parser.add_argument("--url", required=True)
+    parser.add_argument("--url")
     parser.add_argument("--task")
     options = parser.parse_args(arguments)
     return anyio.run(bridge, options.url, options.task)
 
 
-def address(url: str, task: str | None = None) -> str:
+def address(url: str | None, task: str | None = None) -> str:
     """The MCP address for a server's URL: its lobby or, with a task, that task's; other addresses unchanged.
 
-    Raises ValueError if `url` is not an HTTP URL.
+    None: see `server_url`. Raises ValueError if it is not an HTTP URL.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise ValueError(f"--url: not the address of a server, as http://127.0.0.1:8765 is one: {url!r}")
-    if parts.path.startswith(("/tasks/", "/episodes/")) and task is None:
+    url = server_url(url)
+    if urlsplit(url).path.startswith(("/tasks/", "/episodes/")) and task is None:
         return url
     root = url.rstrip("/").removesuffix("/mcp")
     return f"{root}/mcp" if task is None else f"{root}/tasks/{quote(task, safe='')}/mcp"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import suppress
@@ -15,6 +14,7 @@ import mcp_types as types
 from mcp.client.streamable_http import MCP_SESSION_ID
 from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
 
+from decathlon_client.address import authorization
 from decathlon_client.errors import ConnectionLostError
 from decathlon_client.resending import RESEND_SECONDS, ResendPolicy, Resends
 from decathlon_client.sdk import CONNECT_SECONDS
@@ -46,12 +46,9 @@ class BridgeHttpClient(httpx2.AsyncClient):
     # gives up a session's GET stream when it has failed twice. A server ends a session whose GET stream does
     # not come back, and a task's episode with it. So nothing is raised here, and one GET stream never ends.
 
-    def __init__(self, url: str, *, resend_seconds: float = RESEND_SECONDS) -> None:
-        token = os.environ.get("DECATHLON_TOKEN", "")
-        if token.startswith("${"):  # a template variable that the program had no value for
-            token = ""
+    def __init__(self, url: str, token: str, *, resend_seconds: float = RESEND_SECONDS) -> None:
         super().__init__(
-            headers={"Authorization": f"Bearer {token}"} if token else {},
+            headers=authorization(token),
             timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
             limits=httpx2.Limits(max_connections=None),
         )
