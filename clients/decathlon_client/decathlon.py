@@ -115,22 +115,19 @@ class Decathlon:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._server.run())
             self._tasks = await stack.enter_async_context(shielded_tasks())
-            self._lobby = self._session(None)
-            stack.push_async_callback(self._lobby.aclose, self._close_budget)
             try:
-                await self._lobby.open(resend=False)
+                await self._open_lobby(stack)
             except ClientError as error:
                 if error.code != CLUSTER_CODE:
                     raise
-                await self._enter_cluster(stack)
+                assert isinstance(self._server, HttpEndpoint)
+                self._cluster = ClusterEndpoint(self._server.root, self._server.token)
+                await stack.enter_async_context(self._cluster.run())
+                await self._open_lobby(stack)
             self._stack = stack.pop_all()
         return self
 
-    async def _enter_cluster(self, stack: AsyncExitStack) -> None:
-        """Go on with the cluster that has answered instead of a server."""
-        assert isinstance(self._server, HttpEndpoint)
-        self._cluster = ClusterEndpoint(self._server.root, self._server.token)
-        await stack.enter_async_context(self._cluster.run())
+    async def _open_lobby(self, stack: AsyncExitStack) -> None:
         self._lobby = self._session(None)
         stack.push_async_callback(self._lobby.aclose, self._close_budget)
         await self._lobby.open(resend=False)
@@ -329,7 +326,7 @@ class Decathlon:
                 ask = partial(self._ask, lobby=lobby)
                 if held is not None:
                     held.end_with_node(session, lobby)
-            yield await connect_episode(session, ask, agent_address=agent_address, on_progress=on_progress)
+            yield await connect_episode(session, ask, agent_address, on_progress)
 
     async def _start(self, arguments: JsonObject, close_budget: CloseBudget) -> JsonObject:
         """Start an episode; returns the result of `start_episode`."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from decathlon_client.errors import (
@@ -42,17 +41,6 @@ CallLobby: TypeAlias = Callable[[str, JsonObject], Awaitable[Reply]]
 """Calls one of the lobby's tools."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeInfo:
-    """What the server tells about an episode when a client connects to it."""
-
-    id: str
-    task: str
-    prompt: str
-    tools: tuple[Tool, ...]
-    agent_address: str | None
-
-
 class Episode:
     """An episode that is ready to be played; made by `Decathlon.episode` and `Decathlon.attach`.
 
@@ -71,13 +59,24 @@ class Episode:
     tools: tuple[Tool, ...]
     claimed: bool
 
-    def __init__(self, session: ReconnectingSession, call_lobby: CallLobby, info: EpisodeInfo) -> None:
-        self.id = info.id
-        self.task = info.task
-        self.prompt = info.prompt
-        self.address = session.address if "://" in session.address else info.id
-        self.agent_address = info.agent_address
-        self.tools = info.tools
+    def __init__(
+        self,
+        session: ReconnectingSession,
+        call_lobby: CallLobby,
+        agent_address: str | None,
+        server_info: JsonObject,
+        tools: Iterable[Tool],
+    ) -> None:
+        """`server_info` is the answer to `initialize`. Raises ProtocolError if it is not an episode's."""
+        details = as_object((as_object(server_info.get("_meta")) or {}).get(EPISODE_KEY)) or {}
+        if not details.get("id"):
+            raise ProtocolError(f"there is no episode at {session.address}")
+        self.id = str(details["id"])
+        self.task = str(details.get("task", ""))
+        self.prompt = str(server_info.get("instructions") or "")
+        self.address = session.address if "://" in session.address else self.id
+        self.agent_address = agent_address
+        self.tools = tuple(tool for tool in tools if tool.name != EVALUATE_NAME)
         self.claimed = False
         self._session = session
         self._call_lobby = call_lobby
@@ -241,25 +240,14 @@ class Episode:
 async def connect_episode(
     session: ReconnectingSession,
     call_lobby: CallLobby,
-    *,
-    agent_address: str | None = None,
-    on_progress: OnProgress | None = None,
+    agent_address: str | None,
+    on_progress: OnProgress | None,
 ) -> Episode:
     """Open the session and wait until its episode is ready. Raises SetUpError if it never will be."""
     server_info = await session.open()
     listing = await session.request("tools/list", {}, on_progress=on_progress)
-    details = as_object((as_object(server_info.get("_meta")) or {}).get(EPISODE_KEY)) or {}
-    if not details.get("id"):
-        raise ProtocolError(f"there is no episode at {session.address}")
-    tools = [Tool.read(raw) for raw in as_objects(listing.get("tools"))]
-    info = EpisodeInfo(
-        id=str(details["id"]),
-        task=str(details.get("task", "")),
-        prompt=str(server_info.get("instructions") or ""),
-        tools=tuple(tool for tool in tools if tool.name != EVALUATE_NAME),
-        agent_address=agent_address,
-    )
-    return Episode(session, call_lobby, info)
+    tools = map(Tool.read, as_objects(listing.get("tools")))
+    return Episode(session, call_lobby, agent_address, server_info, tools)
 
 
 def _parse(arguments: str) -> JsonObject:

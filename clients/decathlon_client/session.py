@@ -209,16 +209,12 @@ class ReconnectingSession:
         self._opening = anyio.Lock()
         self._owner: SessionOwner | None = None
         self._closing = anyio.Event()
-        self._loss: ClientError | None = None
-
-    @property
-    def loss(self) -> ClientError | None:
+        self.loss: ClientError | None = None
         """Why it was given up, if it was."""
-        return self._loss
 
     def give_up(self, loss: ClientError) -> None:
         """Let all requests fail with this error, now and from now on."""
-        self._loss = loss
+        self.loss = loss
         self._closing.set()
         if self._owner is not None:
             self._owner.lose(loss)
@@ -279,7 +275,7 @@ class ReconnectingSession:
         try:
             await resends.pause(loss, self._closing)
         except ConnectionLostError:
-            raise (self._loss or loss) from None
+            raise (self.loss or loss) from None
 
     async def aclose(self, close_budget: CloseBudget) -> None:
         """End the session, if one is open, and open no other."""
@@ -290,7 +286,7 @@ class ReconnectingSession:
     async def _connect(self) -> SessionOwner:
         async with self._opening:
             if self._closing.is_set():
-                raise self._loss or ConnectionLostError("this was closed")
+                raise self.loss or ConnectionLostError("this was closed")
             if self._owner is None or self._owner.loss is not None:
                 owner = SessionOwner(self.address, self._open_session)
                 await self._tasks.start(owner.run)

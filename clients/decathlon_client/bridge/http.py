@@ -70,14 +70,18 @@ class BridgeHttpClient(httpx2.AsyncClient):
             )
         if request.method == "DELETE":
             request.extensions["timeout"] = httpx2.Timeout(DELETE_SECONDS).as_dict()
-        method, number = _method_and_id(request)
-        if method == CANCELLED and (cancelled := self._pending.get(_cancelled_id(request))) is not None:
-            cancelled.set()
-        if number is None:
+        message = _message(request)
+        method = str(message.get("method", ""))
+        if method == CANCELLED:
+            params = as_object(message.get("params")) or {}
+            if (cancelled := self._pending.get(json.dumps(params.get("requestId")))) is not None:
+                cancelled.set()
+        if not method or message.get("id") is None:
             try:
                 return await self._try(request, options)
             except _LostError as error:
                 return _failure(request, error.message)
+        number = json.dumps(message["id"])
         cancelled = self._pending[number] = anyio.Event()
         try:
             response = await self._send_until_answered(request, options, method, cancelled)
@@ -104,19 +108,19 @@ class BridgeHttpClient(httpx2.AsyncClient):
     ) -> httpx2.Response:
         """Send a request, again after each loss of the connection."""
         resends = Resends(self._policy)
-        while True:
-            try:
+        try:
+            while True:
                 resends.connected()
-                return await self._try(request, options)
-            except _LostError as error:
-                # `initialize` at a task's address starts an episode: carried out twice, it starts two.
-                is_repeatable = error.was_refused or not (method == "initialize" and "/tasks/" in self._url)
-                if not self._was_reached or not is_repeatable:
-                    return _failure(request, error.message)
                 try:
-                    await resends.pause(ConnectionLostError(error.message), cancelled)
-                except ConnectionLostError as loss:
-                    return _failure(request, loss.message)
+                    return await self._try(request, options)
+                except _LostError as loss:
+                    # `initialize` at a task's address starts an episode: carried out twice, it starts two.
+                    starts_episode = method == "initialize" and "/tasks/" in self._url
+                    if not self._was_reached or (starts_episode and not loss.was_refused):
+                        raise
+                    await resends.pause(loss, cancelled)
+        except ConnectionLostError as loss:
+            return _failure(request, loss.message)
 
     async def _try(self, request: httpx2.Request, options: dict[str, Any]) -> httpx2.Response:
         """Send a request once. Raises _LostError if the server was not reached, or broke off."""
@@ -236,12 +240,11 @@ class BridgeHttpClient(httpx2.AsyncClient):
                 yield b"data: " + TOOLS_CHANGED + b"\n\n"
 
 
-class _LostError(Exception):
+class _LostError(ConnectionLostError):
     """A request has no answer. `was_refused`: the server cannot have got it."""
 
     def __init__(self, message: str, *, was_refused: bool) -> None:
         super().__init__(message)
-        self.message = message
         self.was_refused = was_refused
 
 
@@ -258,19 +261,8 @@ async def _whole_events(response: httpx2.Response) -> AsyncIterator[bytes]:
             del pending[: max(ends)]
 
 
-def _method_and_id(request: httpx2.Request) -> tuple[str, str | None]:
-    """The method of a JSON-RPC message and its id as JSON; no id if it is no request."""
-    message = _message(request)
-    number = message.get("id")
-    method = str(message.get("method", ""))
-    return method, json.dumps(number) if method and number is not None else None
-
-
-def _cancelled_id(request: httpx2.Request) -> str:
-    return json.dumps((as_object(_message(request).get("params")) or {}).get("requestId"))
-
-
 def _message(request: httpx2.Request) -> dict[str, Any]:
+    """The JSON-RPC message in a request; empty if there is none."""
     if request.method != "POST":
         return {}
     try:
