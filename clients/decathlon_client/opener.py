@@ -50,7 +50,7 @@ class OpeningOptions(TypedDict, total=False):
 
 
 RETRIES: OpeningOptions = {"tries": TRIES, "patience_seconds": PATIENCE_SECONDS}
-"""The same for an episode on its own, which by default is tried once."""
+"""What `Decathlon.episode` is given to open an episode as a batch does."""
 
 OpenEpisode: TypeAlias = Callable[
     [JsonObject, CloseBudget, OnProgress | None], AbstractAsyncContextManager[Episode]
