@@ -7,37 +7,23 @@ the container's file system. The driver is there already.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path, PurePosixPath
 
 import anyio.to_thread
 
-from decathlon_mcp.archives.reading import BLOCK_BYTES, Kind, Member
+from decathlon_mcp.archives.reading import ArchiveReader, BrokenArchiveError
 from decathlon_mcp.archives.unpacking import checked_entries, open_archive
-from decathlon_mcp.archives.writing import (
-    ArchiveSource,
-    Entry,
-    archive_chunks,
-    archive_size,
-    clamped_mtime,
-    save,
-)
-from decathlon_mcp.driver_client.driver import DriverClient, PackResult
+from decathlon_mcp.archives.writing import ArchiveSource, archive_chunks, archive_size, save
+from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.errors import DriverError
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.types import JsonObject
 
 SENT_BYTES = 1 << 20
-"""Longest archive that goes over the connection: some 5 ms. Its members are decoded in one piece, and what
-is sent is kept in memory until the driver acknowledges it."""
-
-_KINDS = {
-    Kind.FILE: "file",
-    Kind.FOLDER: "folder",
-    Kind.SYMLINK: "symlink",
-    Kind.HARD_LINK: "hard_link",
-}
-_KINDS_BY_NAME = {name: kind for kind, name in _KINDS.items()}
+"""Longest archive that goes over the connection: some 5 ms. What is sent is kept in memory until the driver
+acknowledges it."""
 
 
 async def put_archive(
@@ -88,27 +74,16 @@ async def get_archive(
             raise
         await sandbox.get(folder, archive, limit_bytes)
     else:
-        await anyio.to_thread.run_sync(lambda: save(archive_chunks(_entries(packed)), archive))
+        await anyio.to_thread.run_sync(_save, packed, archive)
 
 
-def _entries(packed: PackResult) -> Iterator[Entry]:
+def _save(packed: bytes, archive: Path) -> None:
     try:
-        bodies = memoryview(base64.b64decode(packed.data, validate=True))
-        for packed_member in packed.members:
-            kind = _KINDS_BY_NAME[packed_member.kind]
-            member = Member(
-                name=_from_characters(packed_member.name),
-                kind=kind,
-                size=packed_member.size if kind is Kind.FILE else 0,
-                mode=packed_member.mode,
-                mtime=packed_member.mtime,
-                link=_from_characters(packed_member.link),
-            )
-            # A body that is missing is filled with zeros.
-            yield member, (bytes(bodies[: member.size]),)
-            bodies = bodies[member.size :]
-    except ValueError as error:
+        for _ in ArchiveReader.of_file(BytesIO(packed)):
+            pass
+    except BrokenArchiveError as error:
         raise DriverError(f"the driver sent an invalid archive: {error}", reason="invalid_reply") from None
+    save((packed,), archive)
 
 
 def _unpack_step(folder: PurePosixPath, archive: ArchiveSource) -> JsonObject | None:
@@ -118,38 +93,10 @@ def _unpack_step(folder: PurePosixPath, archive: ArchiveSource) -> JsonObject | 
     """
     if archive_size(archive) > SENT_BYTES:
         return None
-    members: list[JsonObject] = []
-    bodies: list[bytes] = []
+    plain = bytearray()
     with open_archive(archive) as reader:
-        remaining_bytes = SENT_BYTES
-        for member, body in checked_entries(reader):
-            remaining_bytes -= BLOCK_BYTES + member.size + len(member.name) + len(member.link)
-            if remaining_bytes < 0:
+        for chunk in archive_chunks(checked_entries(reader)):
+            plain += chunk
+            if len(plain) > SENT_BYTES:
                 return None
-            members.append(_encode(member))
-            if member.kind is Kind.FILE:
-                bodies.append(b"".join(body)[: member.size].ljust(member.size, b"\0"))
-    data = base64.b64encode(b"".join(bodies)).decode()
-    return {"unpack": str(folder), "members": members, "data": data}
-
-
-def _encode(member: Member) -> JsonObject:
-    encoded: JsonObject = {
-        "name": _to_characters(member.name),
-        "kind": _KINDS[member.kind],
-        "mode": member.mode,
-        "mtime": clamped_mtime(member.mtime),
-    }
-    if member.kind is Kind.FILE:
-        encoded["size"] = member.size
-    elif member.kind is not Kind.FOLDER:
-        encoded["link"] = _to_characters(member.link)
-    return encoded
-
-
-def _to_characters(path: str) -> str:
-    return path.encode("utf-8", "surrogateescape").decode("latin-1")
-
-
-def _from_characters(path: str) -> str:
-    return path.encode("latin-1").decode("utf-8", "surrogateescape")
+    return {"unpack": str(folder), "tar": base64.b64encode(plain).decode()}

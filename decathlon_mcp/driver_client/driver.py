@@ -6,6 +6,7 @@ sandbox. Replies are validated: an agent may have taken over the driver in its s
 
 from __future__ import annotations
 
+import base64
 import marshal
 import platform
 import zlib
@@ -20,7 +21,7 @@ import anyio
 from anyio import aclose_forcefully
 from anyio.abc import ByteStream, TaskGroup
 from decathlon_sandbox import wire
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from decathlon_mcp.background import Flag, background_tasks
 from decathlon_mcp.driver_client.heartbeat import Heartbeat
@@ -58,8 +59,6 @@ MAX_TOOL_BYTES = 256 << 10
 """Limits on the tools of one server: their number, and the length of one definition."""
 CLEAN_SECONDS = 300.0
 """For a walk over all files of a sandbox; a million take about ten seconds."""
-MAX_PACK_NODES = 50_000
-"""Values and keys in the members of an archive of a MiB: each member counts at least 512 bytes."""
 
 
 class RunResult(BaseModel):
@@ -96,28 +95,6 @@ class CleanResult(BaseModel):
     count: int
 
 
-class PackedMember(BaseModel):
-    """A member of a packed folder, see `pack` of the wire protocol."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    name: str
-    kind: Literal["file", "folder", "symlink"]
-    mode: int = Field(ge=0, le=0o777)
-    mtime: int = Field(ge=0)
-    size: int = Field(0, ge=0)
-    link: str = ""
-
-
-class PackResult(BaseModel):
-    """The members of a folder, and the bodies of the files among them one after the other, in base64."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    members: list[PackedMember]
-    data: str
-
-
 class Merging(BaseModel):
     """What the kernel and the sandbox allow of `merge`: pages are merged, and they are alike."""
 
@@ -135,7 +112,7 @@ class ServerInfo(BaseModel):
     tools: list[dict[str, Any]]
 
 
-_Result = TypeVar("_Result", RunResult, ServerInfo, Moment, CleanResult, PackResult, Merging)
+_Result = TypeVar("_Result", RunResult, ServerInfo, Moment, CleanResult, Merging)
 
 
 class DriverClient:
@@ -171,14 +148,18 @@ class DriverClient:
         """Make, copy, remove, write or unpack files, or check that names are absent; until one fails."""
         await self._rpc.request(wire.ARRANGE, {"steps": list(steps)})
 
-    async def pack(self, folder: str, *, max_bytes: int) -> PackResult:
-        """The files below a folder, of at most `max_bytes` with 512 for each.
+    async def pack(self, folder: str, *, max_bytes: int) -> bytes:
+        """The tar, of at most `max_bytes`, of the files below a folder; names have no "./".
 
         Raises DriverError with reason `too_long` if there is more, and `files` for what cannot be packed.
         """
-        params: JsonObject = {"folder": folder, "max_bytes": max_bytes}
-        reply = await self._rpc.request(wire.PACK, params, max_nodes=MAX_PACK_NODES)
-        return _validated(PackResult, reply)
+        reply = as_object(await self._rpc.request(wire.PACK, {"folder": folder, "max_bytes": max_bytes}))
+        try:
+            return base64.b64decode((reply or {})["tar"], validate=True)
+        except (KeyError, TypeError, ValueError):
+            raise DriverError(
+                "the driver sent an invalid reply: no archive", reason="invalid_reply"
+            ) from None
 
     async def run(
         self,

@@ -1,13 +1,16 @@
-"""Unpacking and packing of small archives that travel over the connection: members as JSON, bodies as base64.
+"""Small archives that travel over the connection: tar, in base64.
 
-A path is sent as its bytes, each as the character of that number (latin-1), so that any name survives JSON.
+`tarfile` only reads headers and makes them. Members are written here: `extractall` follows the links that an
+archive creates, and filters that prevent it are missing from many a Python of 3.10 and 3.11.
 """
 
 from __future__ import annotations
 
 import binascii
+import io
 import os
 import stat
+import tarfile
 
 from decathlon_sandbox import wire
 from decathlon_sandbox.rpc import RequestError
@@ -15,84 +18,121 @@ from decathlon_sandbox.rpc import RequestError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Any
-
-    from decathlon_sandbox.rpc import Params
 
     Parts = tuple[bytes, ...]
 
-FILE, FOLDER, SYMLINK, HARD_LINK = "file", "folder", "symlink", "hard_link"
+MAX_DEPTH = 1_000
+"""How many folders a member may lie in."""
+MAX_NAME_BYTES = 8 << 10
+"""Longest header of a long name; paths on Linux have at most 4,096 bytes."""
+MAX_MTIME = 1 << 33
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # The file may be replaced while it is looked at: no link is followed, and no writer of a FIFO waited for.
 _OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-MEMBER_BYTES = 512
-"""What a member counts besides its body, as in a tar archive."""
+_FILES = (tarfile.REGTYPE, tarfile.AREGTYPE)
+_LONG_NAMES = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+_MEMBERS = (*_FILES, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE)
+_END = bytes(2 * tarfile.BLOCKSIZE)
+# Gives each byte of a name as the character of that number, so that any name survives.
+_ENCODING = "latin-1"
+
+
+class _BrokenError(Exception):
+    """The archive is no whole tar, or has a member that is never unpacked."""
+
+
+class _Header(tarfile.TarInfo):
+    """A header of a kind that is unpacked. Others are refused before `tarfile` acts on what they say.
+
+    It would search extended headers of any size by regular expressions, allocate what sparse files claim to
+    have, and seek by negative sizes, in some versions forever.
+    """
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
+        header = super().frombuf(buf, encoding, errors)
+        if header.type not in _MEMBERS and header.type not in _LONG_NAMES:
+            raise _BrokenError(f"{header.name[:200]!r} is no file, folder or link")
+        if not 0 <= header.size <= (MAX_NAME_BYTES if header.type in _LONG_NAMES else wire.MAX_ARCHIVE_BYTES):
+            raise _BrokenError(f"the size of {header.name[:200]!r} is {header.size}")
+        if not 0 <= header.mtime <= MAX_MTIME:
+            raise _BrokenError(f"the time of {header.name[:200]!r} is {header.mtime}")
+        return header
 
 
 class _Member:
     """A member of an archive. `data` is the body of a file or the target of a link."""
 
-    __slots__ = ("data", "kind", "mode", "mtime", "parts")
+    __slots__ = ("data", "mode", "mtime", "parts", "type")
 
-    def __init__(self, parts: Parts, kind: str, mode: int, mtime: int, data: bytes) -> None:
-        self.parts = parts
-        self.kind = kind
-        self.mode = mode
-        self.mtime = mtime
-        self.data = data
+    def __init__(self, header: tarfile.TarInfo, archive: memoryview) -> None:
+        self.type = header.type
+        self.mode = header.mode & 0o777
+        self.mtime = header.mtime
+        self.parts = _parts(header.name.rstrip("/").encode(_ENCODING))
+        self.data: bytes | memoryview = header.linkname.encode(_ENCODING)
+        if self.type in _FILES:
+            self.data = archive[header.offset_data : header.offset_data + header.size]
+            if len(self.data) < header.size:
+                raise _BrokenError("it ends within a member")
+        elif self.type == tarfile.LNKTYPE:
+            _parts(bytes(self.data))
 
 
-def parse_members(step: Params) -> list[_Member]:
-    """The members of an `unpack` step. Raises RequestError."""
+def _read(archive: bytes) -> list[_Member]:
+    """All members of an archive, at most one for each 512 bytes. Raises RequestError."""
+    if len(archive) > wire.MAX_ARCHIVE_BYTES:
+        raise RequestError(wire.BAD_PARAMS, f"an archive has at most {wire.MAX_ARCHIVE_BYTES} bytes")
     try:
-        bodies = binascii.a2b_base64(step.string("data"))
-    except ValueError:
-        raise RequestError(wire.BAD_PARAMS, "`data` must be base64") from None
-    members: list[_Member] = []
-    offset = 0
-    for member in step.objects("members"):
-        kind = member.one_of("kind", FILE, FOLDER, SYMLINK, HARD_LINK)
-        data = b""
-        if kind == FILE:
-            size = member.integer("size", maximum=len(bodies) - offset)
-            data = bodies[offset : offset + size]
-            offset += size
-        elif kind != FOLDER:
-            data = _path_bytes(member, "link")
-        mode = member.integer("mode", maximum=0o777)
-        mtime = member.integer("mtime", maximum=1 << 33)
-        members.append(_Member(_parts(_path_bytes(member, "name")), kind, mode, mtime, data))
+        with tarfile.TarFile(fileobj=io.BytesIO(archive), tarinfo=_Header, encoding=_ENCODING) as tar:
+            view = memoryview(archive)
+            members = [_Member(header, view) for header in tar]
+            _check_end(archive, tar.offset)
+    except RecursionError:
+        raise RequestError(wire.BAD_PARAMS, "the archive has too many extended headers") from None
+    except (_BrokenError, tarfile.TarError, ValueError) as error:
+        raise RequestError(wire.BAD_PARAMS, f"no archive that can be unpacked: {error}") from None
     return members
 
 
-def _path_bytes(member: Params, name: str) -> bytes:
-    try:
-        return member.string(name).encode("latin-1")
-    except UnicodeEncodeError:
-        raise RequestError(wire.BAD_PARAMS, f"`{name}` must have one character for each byte") from None
+def _check_end(archive: bytes, offset: int) -> None:
+    # A broken header in the middle is the end for `tarfile`.
+    end = archive[offset:]
+    if not end.startswith(_END) or end.strip(b"\0"):
+        raise _BrokenError(f"there is no valid header at byte {offset}")
 
 
 def _parts(name: bytes) -> Parts:
-    """The parts of a relative path. Raises RequestError for one that could lead out."""
+    """The parts of a relative path. Raises _BrokenError for one that could lead out."""
     parts = tuple(name.split(b"/"))
-    if any(part in (b"", b".", b"..") for part in parts):
-        raise RequestError(wire.BAD_PARAMS, "a member's name must be relative and normalized")
+    if len(parts) > MAX_DEPTH or any(part in (b"", b".", b"..") for part in parts):
+        raise _BrokenError(f"the name {name[:200]!r} is not relative and normalized, or too deep")
     return parts
 
 
-def unpack(folder: str, members: list[_Member], check_cancelled: Callable[[], None]) -> None:
-    """Unpack into `folder`, created if missing, never writing through a link below it. Raises OSError.
+def decode(text: str) -> bytes:
+    """The bytes of an archive in a request. Raises RequestError."""
+    try:
+        return binascii.a2b_base64(text)
+    except ValueError:
+        raise RequestError(wire.BAD_PARAMS, "`tar` must be base64") from None
 
-    Files and links replace those of the same names. Everything belongs to the driver's user.
+
+def unpack(folder: str, archive: bytes, check_cancelled: Callable[[], None]) -> None:
+    """Unpack into `folder`, created if missing, never writing through a link below it.
+
+    Files and links replace those of the same names. Everything belongs to the driver's user. Raises OSError,
+    and RequestError for an archive that cannot be unpacked; nothing of it is written then.
     """
+    members = _read(archive)
     os.makedirs(folder, exist_ok=True)
     folders: dict[Parts, _Member] = {}
     with FolderCursor(folder) as cursor:
         for member in members:
             check_cancelled()
             _unpack(member, cursor)
-            if member.kind == FOLDER:
+            if member.type == tarfile.DIRTYPE:
                 folders[member.parts] = member
         # Last, and the deepest first: a folder's mode may forbid to change what is in it, and every change
         # in it sets its time.
@@ -104,7 +144,7 @@ def unpack(folder: str, members: list[_Member], check_cancelled: Callable[[], No
 
 def _unpack(member: _Member, cursor: FolderCursor) -> None:
     name = member.parts[-1]
-    if member.kind == FOLDER:
+    if member.type == tarfile.DIRTYPE:
         os.fchmod(cursor.enter(member.parts), member.mode | 0o700)
         return
     parent = cursor.enter(member.parts[:-1])
@@ -113,11 +153,11 @@ def _unpack(member: _Member, cursor: FolderCursor) -> None:
         os.unlink(name, dir_fd=parent)
     except FileNotFoundError:
         pass
-    if member.kind == SYMLINK:
-        os.symlink(member.data, name, dir_fd=parent)
+    if member.type == tarfile.SYMTYPE:
+        os.symlink(bytes(member.data), name, dir_fd=parent)
         os.utime(name, times, dir_fd=parent, follow_symlinks=False)
-    elif member.kind == HARD_LINK:
-        _link(_parts(member.data), member.parts, cursor)
+    elif member.type == tarfile.LNKTYPE:
+        _link(_parts(bytes(member.data)), member.parts, cursor)
     else:
         with open(os.open(name, _NEW_FILE_FLAGS, 0o600, dir_fd=parent), "wb", buffering=0) as file:
             view = memoryview(member.data)
@@ -181,37 +221,34 @@ class TooLargeError(Exception):
     """The archive is larger than it may be."""
 
 
-def pack(folder: str, max_bytes: int) -> dict[str, Any]:
-    """The members of `folder`, depth first, names sorted. A missing folder has none.
+def pack(folder: str, max_bytes: int) -> str:
+    """The tar of what is in `folder`, in base64: depth first, names sorted. A missing folder has no members.
 
     Raises TooLargeError, and OSError or ValueError for what cannot be packed.
     """
-    members: list[dict[str, Any]] = []
-    bodies: list[bytes] = []
-    remaining = max_bytes
+    blocks: list[bytes] = []
+    remaining = max_bytes - len(_END)
     for name, path in _walk(os.fsencode(folder)):
         status = os.lstat(path)
-        member: dict[str, Any] = {
-            "name": name.decode("latin-1"),
-            "mode": stat.S_IMODE(status.st_mode) & 0o777,
-            "mtime": max(0, int(status.st_mtime)),
-        }
+        header = tarfile.TarInfo(name.decode(_ENCODING))
+        header.mode = stat.S_IMODE(status.st_mode) & 0o777
+        header.mtime = max(0, int(status.st_mtime))
+        body = b""
         if stat.S_ISDIR(status.st_mode):
-            member["kind"] = FOLDER
+            header.type = tarfile.DIRTYPE
         elif stat.S_ISLNK(status.st_mode):
-            member |= {"kind": SYMLINK, "link": os.readlink(path).decode("latin-1")}
+            header.type, header.linkname = tarfile.SYMTYPE, os.readlink(path).decode(_ENCODING)
         elif stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
-            body = _read(path, remaining)
-            member |= {"kind": FILE, "size": len(body)}
-            bodies.append(body)
-            remaining -= len(body)
+            body = _read_file(path, remaining)
+            header.size = len(body)
         else:
             raise ValueError(f"{os.fsdecode(path)!r} is neither file, folder nor link, or has several names")
-        remaining -= MEMBER_BYTES
+        member = header.tobuf(tarfile.GNU_FORMAT, _ENCODING), body, bytes(-len(body) % tarfile.BLOCKSIZE)
+        remaining -= sum(map(len, member))
         if remaining < 0:
             raise TooLargeError
-        members.append(member)
-    return {"members": members, "data": binascii.b2a_base64(b"".join(bodies), newline=False).decode()}
+        blocks += member
+    return binascii.b2a_base64(b"".join((*blocks, _END)), newline=False).decode()
 
 
 def _walk(top: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -230,7 +267,7 @@ def _walk(top: bytes) -> Iterator[tuple[bytes, bytes]]:
                 pending.append(name)
 
 
-def _read(path: bytes, max_bytes: int) -> bytes:
+def _read_file(path: bytes, max_bytes: int) -> bytes:
     with open(os.open(path, _OPEN_FLAGS), "rb") as file:
         body = file.read(max_bytes + 1)
     if len(body) > max_bytes:

@@ -39,11 +39,11 @@ def pack(loop: EventLoop, request: Request, params: Params) -> None:
     from decathlon_sandbox import archives
 
     folder = params.path("folder")
-    max_bytes = params.integer("max_bytes", maximum=wire.MAX_PACK_BYTES)
+    max_bytes = params.integer("max_bytes", maximum=wire.MAX_ARCHIVE_BYTES)
 
     def work() -> None:
         try:
-            result = archives.pack(folder, max_bytes)
+            result = {"tar": archives.pack(folder, max_bytes)}
         except archives.TooLargeError:
             message = f"the files below {folder} are larger than {max_bytes} bytes"
             error = RequestError(wire.TOO_LONG, message)
@@ -210,8 +210,8 @@ def _write(path: str, text: str, mode: int) -> Step:
 def _unpack(step: Params) -> Step:
     from decathlon_sandbox import archives
 
-    folder, members = step.path("unpack"), archives.parse_members(step)
-    return lambda arrangement: archives.unpack(folder, members, arrangement.check_cancelled)
+    folder, archive = step.path("unpack"), archives.decode(step.string("tar"))
+    return lambda arrangement: archives.unpack(folder, archive, arrangement.check_cancelled)
 
 
 def _check_absent(unwanted: list[str], under: str, excepted: list[str]) -> Step:

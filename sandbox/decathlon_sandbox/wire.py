@@ -43,21 +43,19 @@ Requests: params -> result
               {"absent": [NAME...], "under": DIR, "except": [DIR...]}
                                              fails if anything under DIR (links are not followed) has one of
                                              these names, or is at one of these absolute paths
-              {"unpack": DIR, "members": [MEMBER...], "data": BASE64}
-                                             unpacks files, folders and links into DIR, created if missing, in
-                                             this order. Existing files and links are replaced, a folder and a
-                                             file never replace each other, and no link below DIR is followed.
-                                             `data` has the bodies of all files, one after the other
-            MEMBER: {"name": BYTES, "kind": "file", "size": INT, "mode": INT, "mtime": INT}
-                 or {"name": BYTES, "kind": "folder", "mode": INT, "mtime": INT}
-                 or {"name": BYTES, "kind": "symlink" | "hard_link", "link": BYTES, "mode": INT, "mtime": INT}
-            BYTES: a path as a string with one character (U+0000 to U+00FF) for each of its bytes; names are
-            relative, without "." and "..", and so is the target of a hard link. Modes are permissions, times
-            are seconds since 1970.
-`pack`      {"folder": DIR, "max_bytes": INT} -> {"members": [MEMBER...], "data": BASE64}
-            The files, folders and symlinks below DIR, as for `unpack`; none if it is no folder. Fails with
-            TOO_LONG if all bodies together, with 512 bytes for each member, are longer than `max_bytes`, and
-            with FILES if there is anything else below DIR, or a file with several names.
+              {"unpack": DIR, "tar": BASE64}
+                                             unpacks an archive into DIR, created if missing. Existing files
+                                             and links are replaced, a folder and a file never replace each
+                                             other, and no link below DIR is followed. An archive that is not
+                                             whole, or has anything but what follows, is an error (BAD_PARAMS)
+                                             before anything of it is written
+            An archive is a tar (ustar, with GNU's long names) of at most MAX_ARCHIVE_BYTES: files, folders,
+            symlinks and hard links. Names are relative, without "." and "..", and so are the targets of hard
+            links. Of modes, only permissions count, and owners do not.
+`pack`      {"folder": DIR, "max_bytes": INT} -> {"tar": BASE64}
+            An archive of the files, folders and symlinks below DIR; of none if it is no folder. Fails with
+            TOO_LONG if it would be longer than `max_bytes`, and with FILES if there is anything else below
+            DIR, or a file with several names.
 `run`       {"argv": [STR...], "cwd": DIR, "env": {STR: STR}, "inherit": "all" | "minimal",
              "timeout_seconds": NUM, "output_bytes": INT, "channel": BOOL, "leave": BOOL?,
              "linger_seconds": NUM?}
@@ -178,7 +176,7 @@ MARK_VARIABLE in its environment, by which the driver recognizes it, and SANDBOX
 has it, by which a provider finds leftover processes after the driver was killed.
 """
 
-VERSION = 4
+VERSION = 5
 LEASE_SECONDS = 60.0
 LEASE_VARIABLE = "DECATHLON_LEASE_SECONDS"
 CHANNEL_VARIABLE = "DECATHLON_CHANNEL"
@@ -196,8 +194,8 @@ REQUEST_BUFFER_BYTES = MAX_LINE_BYTES + 16 * 1024 * 1024
 RESPONSE_BUFFER_BYTES = 256 * 1024 * 1024
 """Messages from the driver that the server has not acknowledged: 59 calls at once whose replies have up to 4
 MiB, or 3 with up to 60 MiB. Memory is only used for what was sent."""
-MAX_PACK_BYTES = 2 * 1024 * 1024
-"""In base64, and with the members' names, less than MAX_RESPONSE_BYTES."""
+MAX_ARCHIVE_BYTES = 2 * 1024 * 1024
+"""In base64 less than MAX_RESPONSE_BYTES."""
 MAX_NOTIFICATION_BYTES = 256 * 1024
 NOTIFICATIONS_PER_SECOND = 100
 NOTIFICATIONS_BURST = 1000

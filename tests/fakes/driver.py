@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -306,9 +307,9 @@ class FakeDriver:
 
     def _pack(self, params: Json) -> Json:
         packed = self._tree.pack(PurePosixPath(params["folder"]))
-        if len(packed["data"]) > params["max_bytes"]:
+        if len(packed) > params["max_bytes"]:
             raise _RequestError(wire.TOO_LONG, "too large")
-        return packed
+        return {"tar": base64.b64encode(packed).decode()}
 
     async def _run_process(self, params: Json) -> Json:
         request = FakeRun(tuple(params["argv"]), params["cwd"], params["env"], self._tree)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -32,11 +31,6 @@ class Folder:
 
 
 Node = File | Link | Folder
-
-
-def _path(characters: str) -> str:
-    """A path that was sent with one character for each byte."""
-    return os.fsdecode(characters.encode("latin-1"))
 
 
 class Tree:
@@ -164,51 +158,21 @@ class Tree:
                 self.write(path, text, step.get("mode") or 0o644)
             case {"absent": names, "under": under}:
                 self._check_absent(names, under, step.get("except", ()))
-            case {"unpack": folder, "members": members, "data": data}:
-                self._unpack(PurePosixPath(folder), members, base64.b64decode(data))
+            case {"unpack": folder, "tar": archive}:
+                try:
+                    self.put(PurePosixPath(folder), base64.b64decode(archive))
+                except BadRequestError as error:
+                    raise OSError(str(error)) from error
             case _:
                 raise OSError(f"no such step: {step}")
 
-    def _unpack(self, folder: PurePosixPath, members: list[dict[str, Any]], data: bytes) -> None:
-        self.make(folder)
-        for member in members:
-            path = folder / _path(member["name"])
-            self.make(path.parent)
-            match member["kind"]:
-                case "folder":
-                    node: Node = Folder(member["mode"])
-                case "symlink":
-                    node = Link(_path(member["link"]))
-                case "hard_link":
-                    node = self._nodes[folder / _path(member["link"])]
-                case _:
-                    node = File(data[: member["size"]], member["mode"])
-                    data = data[member["size"] :]
-            self._place(path, node)
-
-    def pack(self, folder: PurePosixPath) -> dict[str, Any]:
-        """Return what the method `pack` replies."""
-        members: list[dict[str, Any]] = []
-        data = b""
-        for path in self.below(folder) if isinstance(self._nodes.get(folder), Folder) else ():
-            if path == folder:
-                continue
-            name = os.fsencode(path.relative_to(folder)).decode("latin-1")
-            member: dict[str, Any] = {"name": name, "mtime": 0}
-            match self._nodes[path]:
-                case Folder(mode):
-                    member |= {"kind": "folder", "mode": mode}
-                case Link(target):
-                    member |= {
-                        "kind": "symlink",
-                        "mode": 0o777,
-                        "link": os.fsencode(target).decode("latin-1"),
-                    }
-                case File(content, mode):
-                    member |= {"kind": "file", "mode": mode, "size": len(content)}
-                    data += content
-            members.append(member)
-        return {"members": members, "data": base64.b64encode(data).decode()}
+    def pack(self, folder: PurePosixPath) -> bytes:
+        """What the method `pack` replies, without base64."""
+        paths = self.below(folder) if isinstance(self._nodes.get(folder), Folder) else ()
+        entries = (self._entry(path, folder) for path in paths if path != folder)
+        return b"".join(
+            archive_chunks((replace(member, name=member.name[2:]), body) for member, body in entries)
+        )
 
     def _check_absent(self, names: Iterable[str], under: str, exceptions: Iterable[str]) -> None:
         exempt = [PurePosixPath(folder) for folder in exceptions]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ import pytest
 from decathlon_mcp.archives.reading import Kind, Member
 from decathlon_mcp.archives.writing import ArchiveSource
 from decathlon_mcp.driver_client.archives import SENT_BYTES, get_archive, put_archive
-from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, PackResult, connect
+from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.errors import DriverError
 from decathlon_mcp.sandboxes.base import Provider, Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.conformance import Check, files
@@ -172,8 +173,7 @@ async def test_no_link_that_is_there_leads_the_driver_out(bench: Bench, tmp_path
             await sandbox.driver.arrange(
                 {
                     "unpack": str(sandbox.root),
-                    "members": [{"name": "way/file", "kind": "file", "mode": 420, "mtime": 0, "size": 1}],
-                    "data": "eA==",
+                    "tar": base64.b64encode(pack(file_entry("way/file", b"x"))).decode(),
                 }
             )
     assert refused.value.data["reason"] == "files"
@@ -192,21 +192,19 @@ async def test_an_archive_over_the_limit_goes_by_the_provider(bench: Bench, size
 
 
 class LyingDriver:
-    """A driver whose archive claims what is not so."""
+    """A driver whose archive is `packed`."""
 
-    def __init__(self, **fields: Any) -> None:
-        self._result = PackResult.model_validate(
-            {"data": "", "members": [{"name": "a", "kind": "file", "mode": 0, "mtime": 0, **fields}]}
-        )
+    def __init__(self, packed: bytes) -> None:
+        self._packed = packed
 
-    async def pack(self, folder: str, *, max_bytes: int) -> PackResult:
-        return self._result
+    async def pack(self, folder: str, *, max_bytes: int) -> bytes:
+        return self._packed
 
 
-@pytest.mark.parametrize("fields", [{"name": "\u0100"}, {"kind": "symlink", "link": "\u0100"}])
-async def test_an_invalid_archive_of_a_driver_is_its_error(tmp_path: Path, fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize("packed", [b"x" * 600, pack(file_entry("a", b"1"))[:512]])
+async def test_an_invalid_archive_of_a_driver_is_its_error(tmp_path: Path, packed: bytes) -> None:
     sandbox: Any = None
-    driver: Any = LyingDriver(**fields)
+    driver: Any = LyingDriver(packed)
     with pytest.raises(DriverError, match="invalid archive"):
         await get_archive(sandbox, driver, PurePosixPath("/a"), tmp_path / "out.tar", 1 << 20)
     assert not (tmp_path / "out.tar").exists()
