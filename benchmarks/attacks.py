@@ -39,6 +39,9 @@ NEIGHBOUR_SECONDS = 60.0
 STALLED_CONNECTIONS = 200
 STALL_SECONDS = 130.0
 """How long the connections that never complete a request are watched."""
+MAX_LINKS = 64_000
+"""A file of ext4 has at most 65,000 names."""
+LINKED_BYTES = 30_000
 INTRODUCTION = """\
 Each attack runs against a fresh server of the local provider with {limit:g} GiB of address space. The
 neighbour is an episode that was open before; it is played and graded after the attack."""
@@ -176,6 +179,19 @@ def large_answers(address: Address) -> str:
     return ", ".join(sorted(outcomes))
 
 
+def workspace_of_links(address: Address) -> str:
+    """The time to the verdict, also of an attempt with an empty workspace."""
+    times: list[float] = []
+    for number in (0, MAX_LINKS):
+        session = Session(address, "/tasks/hostile/mcp")
+        session.request("tools/list", {})
+        session.call("hostile__link", {"number": number, "size_bytes": LINKED_BYTES})
+        start = time.perf_counter()
+        outcome = _outcome(lambda session=session: session.post(_EVALUATE))
+        times.append(time.perf_counter() - start)
+    return f"{outcome} after {times[1]:.1f} s, without links after {times[0]:.1f} s"
+
+
 _EVALUATE = as_request("tools/call", {"name": "evaluate", "arguments": {}})
 
 ATTACKS: dict[str, Callable[[Address], str]] = {
@@ -188,6 +204,7 @@ ATTACKS: dict[str, Callable[[Address], str]] = {
     "a task name of 60 MB": long_task_name,
     "three replies of 58 MB of brackets, then a claim": replies_of_brackets,
     "four answers of 50 MB": large_answers,
+    f"a workspace of {MAX_LINKS} links to a file of 30 kB": workspace_of_links,
 }
 
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Self
 
-from decathlon_mcp.errors import LimitExceededError
+from decathlon_mcp.errors import BadRequestError, LimitExceededError
 
 MAX_LEVELS = 1000
 """How deep folders may lie. Each move beyond `_KEPT_LEVELS` costs as many calls as it is levels deeper."""
@@ -46,7 +46,7 @@ class FolderCursor:
     def enter(self, parts: Parts) -> int:
         """A descriptor of that folder, valid until the next call.
 
-        Raises OSError, e.g. for a link, and LimitExceededError below `MAX_LEVELS`.
+        Raises OSError, e.g. for a link, LimitExceededError below `MAX_LEVELS`, and BadRequestError for "..".
         """
         if len(parts) > MAX_LEVELS:
             raise LimitExceededError(f"folders in the sandbox are more than {MAX_LEVELS} levels deep")
@@ -68,6 +68,8 @@ class FolderCursor:
         return self._current
 
     def _descend(self, part: str) -> None:
+        if part in ("", ".", ".."):
+            raise BadRequestError(f"{part!r} is no name of a folder")
         child = self._open(part)
         if len(self._kept) == len(self._parts) + 1 and len(self._kept) <= _KEPT_LEVELS:
             self._kept.append(os.dup(child))

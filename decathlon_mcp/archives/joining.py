@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
+
+from msgspec.structs import replace
 
 from decathlon_mcp.archives.reading import ArchiveReader, Kind, Member
 from decathlon_mcp.archives.unpacking import MemberReader, checked_entries, open_archive
@@ -44,8 +45,9 @@ def append_archive(
 def joined(parts: Sequence[tuple[PurePosixPath, ArchiveSource]]) -> StreamedArchive:
     """One archive of several, in this order, each with the folder below which its members are placed.
 
-    Those folders become members too, unless an earlier part has them. Reading it raises BadRequestError for a
-    part that is no whole archive or has a member that no sandbox unpacks.
+    Those folders become members too, unless an earlier part has them. Every member is checked on its way from
+    its part: reading it raises BadRequestError for a part that is no whole archive or has a member that no
+    sandbox unpacks.
     """
 
     def entries() -> Iterator[Entry]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
+
+from msgspec.structs import replace
 
 from decathlon_mcp.archives.reading import Kind, Member
 from decathlon_mcp.archives.unpacking import MemberReader, checked_members, open_archive

@@ -147,8 +147,16 @@ _REMOTE = Treatment(refused="a remote in a form that git replaced by its configu
 _PACK_INDEX = Treatment(refused="an index with the paths of packs, which git does without")
 
 
+def marks_repository(name: str) -> bool:
+    """Whether a member of this name can make a folder above it a repository."""
+    return "objects" in name or "refs" in name
+
+
 class Repositories:
-    """The repositories of one workspace, found by the names in it. `location`: the workspace in sandboxes."""
+    """The repositories of one workspace. `location`: the workspace in sandboxes.
+
+    `names`: at least those of its members that `marks_repository`.
+    """
 
     def __init__(self, names: Iterable[str], location: PurePosixPath) -> None:
         self._location = location
@@ -170,7 +178,7 @@ class Repositories:
         above, _, last = folder.rpartition("/")
         if f"/{name}".endswith(_OTHER_TOOLS):
             return _OTHER_TOOL
-        if link is not None and ".git" in (file, PurePosixPath(link).name):
+        if link is not None and (file == ".git" or (".git" in link and PurePosixPath(link).name == ".git")):
             # A relative path in a file `.git` is relative to the folder of the name that git opens.
             return _LINK
         if file.startswith("multi-pack-index"):

@@ -6,11 +6,12 @@ import errno
 import gzip
 import os
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import BinaryIO, NoReturn, Protocol, cast
+
+from msgspec.structs import replace
 
 from decathlon_mcp.archives.folder_cursor import FolderCursor, Parts
 from decathlon_mcp.archives.reading import (
@@ -39,7 +40,13 @@ _ERRORS_OF_THE_ARCHIVE = frozenset(
 
 
 class MemberReader(Protocol):
-    """Iterates over the members of an archive. `body` reads the member that was yielded last."""
+    """Iterates over the members of an archive. `body` reads the member that was yielded last.
+
+    `is_checked`: `checked_members` would change and refuse none of them.
+    """
+
+    @property
+    def is_checked(self) -> bool: ...
 
     def __iter__(self) -> Iterator[Member]: ...
 
@@ -48,6 +55,8 @@ class MemberReader(Protocol):
 
 class _EntryReader:
     """The members of a streamed archive."""
+
+    is_checked = True
 
     def __init__(self, entries: Iterator[Entry]) -> None:
         self._entries = entries
@@ -90,14 +99,20 @@ def checked_members(reader: MemberReader) -> Iterator[Member]:
     Names and targets of hard links are relative and normalized, modes reduced to permissions. Raises
     BadRequestError for devices, FIFOs, sparse files, and members or relative links that lead outside.
     """
+    if reader.is_checked:
+        # A workspace's members pass here several times on their way, and each check costs as much as to
+        # create the file.
+        yield from reader
+        return
     for member in reader:
         if member.kind is Kind.SYMLINK:
             _check_symlink("/".join(_parts(member.name)), member.link)
-        yield from _normalized(member)
+        if (normalized := _normalized(member)) is not None:
+            yield normalized
 
 
-def _normalized(member: Member) -> Iterator[Member]:
-    """The member with a relative name; nothing for the archive's own folder."""
+def _normalized(member: Member) -> Member | None:
+    """The member with a relative name; None for the archive's own folder."""
     name = "/".join(_parts(member.name))
     if member.name_unreadable:
         raise BadRequestError(f"the name of an archive's member is too long: {member.name[:200]!r}")
@@ -106,12 +121,7 @@ def _normalized(member: Member) -> Iterator[Member]:
     link = "/".join(_parts(member.link)) if member.kind is Kind.HARD_LINK else member.link
     size = member.size if member.kind is Kind.FILE else 0
     mode = member.mode & 0o777
-    if not name:
-        return
-    # A member passes here several times on its way, and a copy costs more than all the checks.
-    if (name, link, size, mode) != (member.name, member.link, member.size, member.mode):
-        member = replace(member, name=name, link=link, size=size, mode=mode)
-    yield member
+    return replace(member, name=name, link=link, size=size, mode=mode) if name else None
 
 
 def _parts(name: str) -> Parts:
@@ -141,13 +151,7 @@ def with_owner(archive: ArchiveSource, user: int, group: int) -> Iterator[bytes]
     """The checked archive as a plain tar in chunks, all members owned by one user. Raises BadRequestError."""
     with open_archive(archive) as reader:
         yield from archive_chunks(
-            (
-                member
-                if (member.user, member.group) == (user, group)
-                else replace(member, user=user, group=group),
-                body,
-            )
-            for member, body in checked_entries(reader)
+            (replace(member, user=user, group=group), body) for member, body in checked_entries(reader)
         )
 
 
@@ -157,20 +161,26 @@ def unpack(archive: ArchiveSource, folder: Path, *, below: Path) -> None:
     Raises BadRequestError for an archive that cannot be unpacked so.
     """
     with open_archive(archive) as reader:
-        with _errors_of_the_archive(below.name):
+        try:
             cursor = FolderCursor(below, creates=True)
+        except OSError as error:
+            _raise_fault(error, below.name)
         with cursor:
             unpack_members(reader, cursor, folder.relative_to(below).parts)
 
 
 def unpack_members(reader: MemberReader, cursor: FolderCursor, start: Parts) -> None:
     """Unpack what `checked_members` allows into the folder `start` of the cursor. Raises BadRequestError."""
-    with _errors_of_the_archive("/".join(start)):
+    try:
         cursor.enter(start)
+    except OSError as error:
+        _raise_fault(error, "/".join(start))
     with cursor.second() as targets:
         for member in checked_members(reader):
-            with _errors_of_the_archive(member.name):
+            try:
                 _unpack(reader, member, cursor, targets, start)
+            except OSError as error:
+                _raise_fault(error, member.name)
 
 
 def unpack_root(chunks: Iterable[bytes], folder: Path, owner: tuple[int, int] | None) -> None:
@@ -186,12 +196,14 @@ def unpack_root(chunks: Iterable[bytes], folder: Path, owner: tuple[int, int] | 
     try:
         with FolderCursor(folder, creates=True) as cursor, cursor.second() as targets:
             for member in _root_members(reader):
-                with _errors_of_the_archive(member.name):
+                try:
                     _unpack(reader, member, cursor, targets, ())
                     if owner is not None:
                         *above, name = member.name.split("/")
                         parent = cursor.enter(tuple(above))
                         os.chown(name, *owner, dir_fd=parent, follow_symlinks=False)
+                except OSError as error:
+                    _raise_fault(error, member.name)
     except BrokenArchiveError as error:
         raise BadRequestError(f"the image's archive is broken: {error}") from error
 
@@ -201,45 +213,60 @@ def _root_members(reader: ArchiveReader) -> Iterator[Member]:
         if member.kind in (Kind.CHARACTER_DEVICE, Kind.BLOCK_DEVICE, Kind.FIFO):
             continue
         # Engines write absolute names in none of their archives, and "./" before them in some.
-        for normalized in _normalized(member):
+        if (normalized := _normalized(member)) is not None:
             yield replace(normalized, mode=normalized.mode & 0o755 | 0o400)
 
 
-@contextmanager
-def _errors_of_the_archive(name: str) -> Generator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _ERRORS_OF_THE_ARCHIVE:
-            raise
-        raise BadRequestError(f"cannot unpack {name[:200]!r}: {error.strerror}") from error
+def _raise_fault(error: OSError, name: str) -> NoReturn:
+    """Raise BadRequestError for an error that the archive explains, else the error itself."""
+    if error.errno not in _ERRORS_OF_THE_ARCHIVE:
+        raise error
+    raise BadRequestError(f"cannot unpack {name[:200]!r}: {error.strerror}") from error
 
 
 def _unpack(
     reader: MemberReader, member: Member, cursor: FolderCursor, targets: FolderCursor, start: Parts
 ) -> None:
-    *above, name = start + tuple(member.name.split("/"))
     if member.kind is Kind.FOLDER:
-        os.fchmod(cursor.enter((*above, name)), member.mode | 0o700)
+        os.fchmod(cursor.enter(start + tuple(member.name.split("/"))), member.mode | 0o700)
         return
-    parent = cursor.enter(tuple(above))
-    with suppress(FileNotFoundError):
+    parts = _placed(member.name, start)
+    name, parent = parts.pop(), cursor.enter(tuple(parts))
+    try:
+        _create(reader, member, parent, name, targets, start)
+    except FileExistsError:
         os.unlink(name, dir_fd=parent)
+        _create(reader, member, parent, name, targets, start)
+
+
+def _create(
+    reader: MemberReader, member: Member, parent: int, name: str, targets: FolderCursor, start: Parts
+) -> None:
+    """Create the member in the folder `parent`. Raises FileExistsError before its body is read."""
     if member.kind is Kind.SYMLINK:
         os.symlink(member.link, name, dir_fd=parent)
     elif member.kind is Kind.HARD_LINK:
         # With one cursor, each link would move from its own folder to its target's and back.
-        *folder, target = start + tuple(member.link.split("/"))
+        folder = _placed(member.link, start)
+        target = folder.pop()
         source = targets.enter(tuple(folder))
         os.link(target, name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
     else:
         _write_file(reader, member, os.open(name, _NEW_FILE_FLAGS, 0o600, dir_fd=parent))
 
 
+def _placed(name: str, start: Parts) -> list[str]:
+    return [*start, *name.split("/")]
+
+
 def _write_file(reader: MemberReader, member: Member, descriptor: int) -> None:
-    with os.fdopen(descriptor, "wb") as out:
-        out.writelines(reader.body())
-        out.flush()
-        os.fchmod(out.fileno(), member.mode)
+    try:
+        for chunk in reader.body():
+            view = memoryview(chunk)
+            while view:
+                view = view[os.write(descriptor, view) :]
+        os.fchmod(descriptor, member.mode)
         mtime = clamped_mtime(member.mtime)
-        os.utime(out.fileno(), (mtime, mtime))
+        os.utime(descriptor, (mtime, mtime))
+    finally:
+        os.close(descriptor)

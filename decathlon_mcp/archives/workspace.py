@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
+from msgspec.structs import replace
+
 from decathlon_mcp.archives.reading import ArchiveReader, Body, BrokenArchiveError, Kind, Member
-from decathlon_mcp.archives.repositories import GITFILE, Reduce, Repositories, leads_out
+from decathlon_mcp.archives.repositories import GITFILE, Reduce, Repositories, leads_out, marks_repository
 from decathlon_mcp.archives.writing import Entry, StreamedArchive
 
 MAX_NAME_BYTES = 2048
@@ -115,6 +117,8 @@ class _Filter:
         self._remaining_members = limit_members
         # By hashes of the names, so that memory is bounded by their number and not by their length.
         self._kinds: dict[bytes, Kind] = {}
+        self._folder = ""
+        """The folder of the member before, most often that of the next."""
         self._reports: list[str] = []
         self._unreported = 0
 
@@ -148,11 +152,12 @@ class _Filter:
             raise _RefusedError("its name is too long")
         if member.kind not in _ALLOWED:
             raise _RefusedError(_REFUSED.get(member.kind, "of an unknown kind"))
-        name = "/".join(_parts(member.name))
+        name = _normalized(member.name)
         if not name:
             return
         yield from self._missing_parents(name)
-        existing = self._kinds.get(_key(name))
+        key = _key(name)
+        existing = self._kinds.get(key)
         if existing is member.kind is Kind.FOLDER:
             return
         if existing is not None:
@@ -179,6 +184,8 @@ class _Filter:
                 yield self._entry(name, Kind.SYMLINK, mode=0o777, mtime=member.mtime, link=target)
             case _:
                 yield self._hard_link(name, member)
+        # Only now is it known that the member is there.
+        self._kinds[key] = Kind.FILE if member.kind is Kind.HARD_LINK else member.kind
 
     def _file(self, name: str, member: Member, body: Body | None = None) -> Entry:
         if member.size > self._remaining_bytes:
@@ -207,27 +214,29 @@ class _Filter:
         return self._file(name, replace(member, size=len(content)), (content,))
 
     def _hard_link(self, name: str, member: Member) -> Entry:
-        target = "/".join(_parts(member.link))
+        target = _normalized(member.link)
         if self._kinds.get(_key(target)) is not Kind.FILE:
             raise _RefusedError(
                 f"a hard link to {_printable(member.link)}, which is no file of the workspace"
             )
-        entry = self._entry(name, Kind.HARD_LINK, mode=0o644, mtime=member.mtime, link=self._placed(target))
-        self._kinds[_key(name)] = Kind.FILE
-        return entry
+        return self._entry(name, Kind.HARD_LINK, mode=0o644, mtime=member.mtime, link=self._placed(target))
 
     def _missing_parents(self, name: str) -> Iterator[Entry]:
         """Folders above `name` that are not in the archive. Raises _RefusedError below a file or a link."""
+        folder = parent = name.rpartition("/")[0]
+        if folder == self._folder:
+            return
         missing: list[str] = []
-        parent = name.rpartition("/")[0]
         while parent and (kind := self._kinds.get(_key(parent))) is not Kind.FOLDER:
             if kind is not None:
                 raise _RefusedError(f"below {_printable(parent)}, which is no folder")
             missing.append(parent)
             parent = parent.rpartition("/")[0]
-        for folder in reversed(missing):
+        for parent in reversed(missing):
             self._count_member()
-            yield self._entry(folder, Kind.FOLDER, mode=0o755)
+            yield self._entry(parent, Kind.FOLDER, mode=0o755)
+            self._kinds[_key(parent)] = Kind.FOLDER
+        self._folder = folder
 
     def _count_member(self) -> None:
         if not self._remaining_members:
@@ -245,38 +254,43 @@ class _Filter:
         link: str = "",
         body: Body = (),
     ) -> Entry:
-        self._kinds[_key(name)] = kind
         placed = self._placed(name)
         return Member(name=placed, kind=kind, mode=mode & 0o777, mtime=mtime, size=size, link=link), body
 
     def _placed(self, name: str) -> str:
-        return "/".join(part for part in (self._prefix, name) if part)
+        return f"{self._prefix}/{name}" if self._prefix and name else self._prefix or name
 
 
 def _names(reader: ArchiveReader, limit: int) -> Iterator[str]:
-    """The normalized names of the first `limit` members that have one, up to where the archive is broken."""
+    """The normalized names that mark repositories, of the first `limit` members.
+
+    Only up to where the archive is broken.
+    """
     try:
-        for _, member in zip(range(limit), reader, strict=False):
-            with suppress(_RefusedError):
-                yield "/".join(_parts(member.name))
+        for member in islice(reader, limit):
+            if marks_repository(member.name):
+                with suppress(_RefusedError):
+                    yield _normalized(member.name)
     except BrokenArchiveError:
         return
 
 
-def _parts(name: str) -> list[str]:
-    """The parts of a relative name without "..". Raises _RefusedError."""
+def _normalized(name: str) -> str:
+    """A relative name without "..", empty parts and ".". Raises _RefusedError."""
     if name.startswith("/"):
         raise _RefusedError("an absolute path")
-    if len(_encoded(name)) > MAX_NAME_BYTES:
+    # A character has at most four bytes.
+    is_short = len(name) <= MAX_PART_BYTES // 4
+    if not is_short and len(_encoded(name)) > MAX_NAME_BYTES:
         raise _RefusedError("its name is too long")
     if "\0" in name:
         raise _RefusedError("a name with a zero byte")
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise _RefusedError("a path with ..")
-    if any(len(_encoded(part)) > MAX_PART_BYTES for part in parts):
+    if not is_short and any(len(_encoded(part)) > MAX_PART_BYTES for part in parts):
         raise _RefusedError("its name is too long")
-    return parts
+    return "/".join(parts)
 
 
 def _inner_target(target: str, *, depth: int) -> str:

@@ -16,11 +16,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import anyio.to_thread
+from msgspec.structs import replace
 
 from decathlon_mcp.archives.reading import ArchiveReader, Kind, Member
 from decathlon_mcp.archives.writing import Entry, archive_chunks, empty_archive, save

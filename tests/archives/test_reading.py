@@ -23,6 +23,7 @@ from decathlon_mcp.archives.reading import (
     top_level_names,
 )
 from decathlon_mcp.archives.unpacking import checked_members, open_archive, unpack
+from decathlon_mcp.archives.writing import StreamedArchive
 from decathlon_mcp.errors import BadRequestError
 
 ODD_NAMES = [
@@ -98,6 +99,17 @@ def test_damaged_header_in_the_middle_is_not_the_end() -> None:
         read(bytes(archive))
 
 
+@pytest.mark.parametrize("size", [b"-0000000001\0", b"0o000000017\0", b"+0000000017\0", b"0000_000017\0"])
+def test_size_that_is_no_octal_number_is_none(size: bytes) -> None:
+    """Python takes these for numbers, and a negative size would read the rest of the archive as a body."""
+    archive = bytearray(tar_of((tarfile.TarInfo("a"), b""), (tarfile.TarInfo("b"), b"2")))
+    archive[124:136] = size
+    archive[148:156] = b"        "
+    archive[148:156] = b"%06o\0 " % sum(archive[:512])
+    (first, body), (second, _) = read(bytes(archive))
+    assert (first.size, body, second.name) == (0, b"", "b")
+
+
 def test_extended_header_above_the_limit_is_not_read(tmp_path: Path) -> None:
     name = "/".join(["n" * 250] * (MAX_EXTENDED_BYTES // 250 + 1))
     archive = tar_of((tarfile.TarInfo(name), b"1"), (tarfile.TarInfo("after"), b"2"))
@@ -136,6 +148,16 @@ def test_checked_members_are_normalized() -> None:
         members = list(checked_members(reader))
     assert [(member.name, member.mode) for member in members] == [("a", 0o644), ("a/b", 0o755), ("c", 0o644)]
     assert members[2].link == "a/b"
+
+
+def test_streamed_archive_never_leads_above_the_folder(tmp_path: Path) -> None:
+    """Its members are not checked again, but no move of the writer goes up."""
+    file = Member(name="../outside/file", kind=Kind.FILE)
+    for streamed in ([file], [Member(name="way", kind=Kind.SYMLINK, link=".."), file]):
+        archive = StreamedArchive(lambda streamed=streamed: ((member, ()) for member in streamed), 0)
+        with pytest.raises(BadRequestError, match="is no name of a folder"):
+            unpack(archive, tmp_path / "into", below=tmp_path)
+    assert not (tmp_path / "outside").exists()
 
 
 def test_names_directly_below_the_folder(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
+
+from msgspec.structs import replace
 
 from decathlon_mcp.archives.reading import Kind, Member
 from decathlon_mcp.archives.unpacking import MemberReader, checked_members, open_archive

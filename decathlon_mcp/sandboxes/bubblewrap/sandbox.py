@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import os
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
@@ -14,7 +15,7 @@ import anyio
 from anyio import to_thread
 
 from decathlon_mcp.archives.folder_cursor import FolderCursor
-from decathlon_mcp.archives.reading import Member
+from decathlon_mcp.archives.reading import Kind, Member
 from decathlon_mcp.archives.unpacking import MemberReader, open_archive, unpack_members
 from decathlon_mcp.archives.writing import ArchiveSource, pack_at
 from decathlon_mcp.errors import BadRequestError, LimitExceededError
@@ -24,7 +25,10 @@ from decathlon_mcp.sandboxes.bubblewrap.resources import BubblewrapResources, cl
 from decathlon_mcp.sandboxes.local.process_signals import ProcessSignaller
 from decathlon_mcp.sandboxes.local.sandbox import CAUSE_SECONDS, ProcessSandbox
 
-_Item = TypeVar("_Item")
+MAX_BATCH = 256
+"""Members without a body that are read at once."""
+
+_Read = TypeVar("_Read")
 
 _libc = ctypes.CDLL(None)
 
@@ -135,23 +139,37 @@ class _ServersReader:
     def __init__(self, reader: MemberReader, user: tuple[int, int] | None) -> None:
         self._reader = reader
         self._user = user
+        self._remaining = 0
+        self.is_checked = reader.is_checked
 
     def __iter__(self) -> Iterator[Member]:
-        return self._as_server(iter(self._reader))
+        members = iter(self._reader)
+        while batch := self._as_server(lambda: _until_body(members)):
+            for self._remaining, member in zip(reversed(range(len(batch))), batch, strict=True):
+                yield member
 
     def body(self) -> Iterator[bytes]:
-        return self._as_server(self._reader.body())
-
-    def _as_server(self, items: Iterator[_Item]) -> Iterator[_Item]:
-        if self._user is None:
-            yield from items
+        if self._remaining:  # only the last member of a batch has a body
             return
-        while True:
-            _act_as_server()
-            try:
-                item = next(items, None)
-            finally:
-                _act_as(*self._user)
-            if item is None:
-                return
-            yield item
+        chunks = self._reader.body()
+        while (chunk := self._as_server(lambda: next(chunks, None))) is not None:
+            yield chunk
+
+    def _as_server(self, read: Callable[[], _Read]) -> _Read:
+        if self._user is None:
+            return read()
+        _act_as_server()
+        try:
+            return read()
+        finally:
+            _act_as(*self._user)
+
+
+def _until_body(members: Iterator[Member]) -> list[Member]:
+    """The next members, up to the first with a body, so that few changes of the user serve many links."""
+    batch: list[Member] = []
+    for member in itertools.islice(members, MAX_BATCH):
+        batch.append(member)
+        if member.kind is Kind.FILE and member.size:
+            break
+    return batch
