@@ -311,13 +311,19 @@ async def driver(
     wrap: Sequence[str] = (),
     options: Sequence[str] = (),
 ) -> AsyncGenerator[DriverPeer]:
-    """Run a driver that has been attached. At the end it must exit by itself and leave no process."""
+    """Run a driver that has been attached. At the end it must exit by itself and leave no process.
+
+    It has no TMPDIR unless `environment` has one: what changes there is removed, also in the tests' folders.
+    """
     async with await anyio.open_process(
         [*wrap, python, *options, *wire.BOOT_COMMAND[1:]],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, **(environment or {})},
+        env={
+            **{name: value for name, value in os.environ.items() if name != "TMPDIR"},
+            **(environment or {}),
+        },
     ) as process:
         peer = DriverPeer(process)
         async with anyio.create_task_group() as tasks:

@@ -159,6 +159,17 @@ async def test_scratch_folders_are_emptied_of_changes(python: str, tmp_path: Pat
     assert names(scratch) == {"old", "unchanged"}
 
 
+async def test_folder_for_temporary_files_of_these_tests_is_not_the_drivers(
+    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can be above all folders of the tests."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path.parent))
+    async with driver(python) as peer:
+        since = await moment(peer)
+        (tmp_path / "file").write_text("42")
+        assert (await cleaned(peer, since, tmp_path))["paths"] == ["file"]
+
+
 async def test_socket_of_a_living_process_is_not_removed(python: str, tmp_path: Path) -> None:
     async with driver(python, {"TMPDIR": str(tmp_path)}) as peer:
         since = await moment(peer)

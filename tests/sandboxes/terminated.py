@@ -1,0 +1,27 @@
+"""A test to terminate: has a sandbox, and waits. Collected only by `test_termination.py`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import anyio
+import pytest
+
+from decathlon_mcp.driver_client.driver import connect
+from tests.sandboxes.conftest import local_bench
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_sandbox_is_open_until_the_end(tmp_path: Path) -> None:
+    bench = local_bench(os.environ["TERMINATED_OWNER"], tmp_path)
+    async with (
+        bench.provider,
+        bench.provider.open(bench.spec("sleep", "1000")),
+        bench.provider.open(bench.spec()) as sandbox,
+        connect(sandbox) as driver,
+    ):
+        await driver.ping()
+        await anyio.Path(os.environ["TERMINATED_READY"]).touch()
+        await anyio.sleep_forever()
