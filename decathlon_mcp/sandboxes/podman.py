@@ -26,7 +26,7 @@ from decathlon_mcp.archives.reading import ArchiveReader, Kind, Member
 from decathlon_mcp.archives.writing import Entry, archive_chunks, empty_archive, save
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.sandboxes.base import Finding, finding
-from decathlon_mcp.sandboxes.docker.engine import Api, Engine, regular_file
+from decathlon_mcp.sandboxes.docker.engine import Api, Engine, is_no_folder
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider, check_disk
 from decathlon_mcp.sandboxes.docker.sandbox import DockerSandbox
 from decathlon_mcp.sandboxes.plugins import ProviderContext, ProviderPlugin
@@ -43,13 +43,8 @@ class PodmanSandbox(DockerSandbox):
     async def get(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
         received = archive.with_name(f"{archive.name}.podman")
 
-        def is_file(api: Api) -> bool:
-            try:
-                return regular_file(api, self.container_id, str(folder)) is not None
-            except ValueError:
-                return False
-
-        if await self.request(is_file):
+        # Podman packs a file, FIFO, socket or device for `FOLDER/.` too.
+        if await self.request(lambda api: is_no_folder(api, self.container_id, str(folder))):
             await anyio.to_thread.run_sync(lambda: save(empty_archive(), archive))
             return
         await super().get(folder, received, limit_bytes)
@@ -101,7 +96,7 @@ class PodmanProvider(DockerProvider):
                 f"{'rootless' if rootless else 'root'}, cgroups v{cgroups}",
                 "without root, limits need cgroups v2: use root's socket (--provider-option socket=PATH)",
             ),
-            *check_disk(facts),
+            *check_disk(facts, "podman"),
         ]
 
     def check_network(self, api: Api) -> Finding:

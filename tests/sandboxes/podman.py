@@ -24,7 +24,7 @@ import pytest
 
 from decathlon_mcp.sandboxes.conformance import Check, checks_for
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL
-from decathlon_mcp.sandboxes.podman import API_VERSION, PodmanProvider
+from decathlon_mcp.sandboxes.podman import API_VERSION, OWN_STACK, PodmanProvider
 from tests.sandboxes.conftest import Bench, bench_of, former
 from tests.sandboxes.test_conformance import SLOW
 
@@ -93,10 +93,12 @@ async def podman(service: Service, tmp_path: Path) -> AsyncGenerator[Bench]:
         found = [engine.containers(all=True, filters={"label": label}) for label in labels]
         return [container["Names"][0] for containers in found for container in containers]
 
+    # A machine without the program is not ready for the default network.
+    network = OWN_STACK if shutil.which(OWN_STACK) else "podman"
     bench = bench_of(
         owner,
         tmp_path,
-        lambda: PodmanProvider(owner, socket=service.socket),
+        lambda: PodmanProvider(owner, socket=service.socket, network=network),
         resources=resources,
         image=service.image,
         survives=False,

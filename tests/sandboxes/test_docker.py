@@ -35,6 +35,7 @@ from decathlon_mcp.sandboxes.docker.container import DEFAULT_NETWORK
 from decathlon_mcp.sandboxes.docker.engine import regular_file
 from decathlon_mcp.sandboxes.docker.image import STARTER_IMAGE, missing_image_error
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
+from decathlon_mcp.sandboxes.docker.sandbox import DockerSandbox
 from decathlon_mcp.suites.loading import load_suite
 from tests.sandboxes.conftest import Bench
 
@@ -448,6 +449,32 @@ async def test_missing_image_error_says_how_to_get_it(docker: Bench) -> None:
     assert [finding.cure for finding in findings if not finding.ok] == [
         "get it with: docker pull no/such-image:1"
     ]
+
+
+class SlowProvider(DockerProvider):
+    """Its containers are removed when the time for all checks is over."""
+
+    @asynccontextmanager
+    async def open(self, spec: SandboxSpec) -> AsyncGenerator[DockerSandbox]:
+        async with super().open(spec) as sandbox:
+            try:
+                yield sandbox
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await anyio.sleep(docker_provider.CHECK_SECONDS)
+
+
+async def test_check_on_a_slow_machine_leaves_out_the_images_python(
+    docker: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker_provider, "_PYTHON_CHECK", "import time; time.sleep(1000)")
+    async with SlowProvider(docker.owner) as provider:
+        findings = await provider.check(docker.image)
+    assert [(finding.what, finding.ok) for finding in findings] == [
+        *(("engine", True), ("disk", True)),
+        *(("image", True), ("python3", True)),
+    ]
+    assert findings[-1].detail == "not checked: the engine is busy"
 
 
 async def test_starter_image_is_built_by_a_script() -> None:

@@ -143,7 +143,8 @@ async def ready_machine_passes_the_providers_own_check(target: ProviderUnderTest
     """`Provider.check` finds this machine ready, with nothing to do."""
     findings = await target.provider.check(target.image)
     assert findings
-    assert [finding for finding in findings if not finding.ok or finding.cure] == []
+    problems = [finding for finding in findings if not finding.ok or finding.cure]
+    assert not problems, problems
 
 
 @registered(seconds=120)

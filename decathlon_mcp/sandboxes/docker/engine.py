@@ -45,7 +45,8 @@ POOL_SIZE = 2 * THREADS
 _CHUNK_BYTES = 1 << 18
 _PATH_STAT_HEADER = "X-Docker-Container-Path-Stat"
 # Of Go's os.FileMode: folder, link, device, pipe, socket, character device, irregular.
-_FILE_TYPE_BITS = 1 << 31 | 1 << 27 | 1 << 26 | 1 << 25 | 1 << 24 | 1 << 21 | 1 << 19
+_FOLDER_BIT = 1 << 31
+_FILE_TYPE_BITS = _FOLDER_BIT | 1 << 27 | 1 << 26 | 1 << 25 | 1 << 24 | 1 << 21 | 1 << 19
 _DEFAULT_HOST = "unix:///var/run/docker.sock"
 _T = TypeVar("_T")
 
@@ -128,17 +129,33 @@ def regular_file(api: Api, container: str, path: str) -> str | None:
 
     None if nothing is there. Raises ValueError if something else than a regular file is.
     """
-    # The engine follows the links, within the container's own root.
-    stat = _path_stat(api, container, path)
-    if stat and stat.get("linkTarget"):
-        path = str(stat["linkTarget"])
-        stat = _path_stat(api, container, path)
+    path, stat = _followed(api, container, path)
     if stat is None:
         return None
     mode = stat.get("mode")
     if not isinstance(mode, int) or mode & _FILE_TYPE_BITS:
         raise ValueError(f"{path} is no regular file")
     return path
+
+
+def is_no_folder(api: Api, container: str, path: str) -> bool:
+    """Whether a path in a container, links followed, leads to something that is no folder.
+
+    False where nothing is, and if the engine does not say.
+    """
+    _, stat = _followed(api, container, path)
+    mode = (stat or {}).get("mode")
+    return isinstance(mode, int) and not mode & _FOLDER_BIT
+
+
+def _followed(api: Api, container: str, path: str) -> tuple[str, JsonObject | None]:
+    """Where a path leads to, without symbolic links, and what is there."""
+    # The engine follows the links, within the container's own root.
+    stat = _path_stat(api, container, path)
+    if stat and stat.get("linkTarget"):
+        path = str(stat["linkTarget"])
+        stat = _path_stat(api, container, path)
+    return path, stat
 
 
 def _path_stat(api: Api, container: str, path: str) -> JsonObject | None:

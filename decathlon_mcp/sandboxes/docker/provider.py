@@ -271,19 +271,23 @@ class DockerProvider:
 
     async def check(self, image: str | None) -> list[Finding]:
         findings: list[Finding] = []
-        with anyio.move_on_after(CHECK_SECONDS) as scope:
-            try:
+        deadline = anyio.current_time() + CHECK_SECONDS
+        try:
+            with anyio.CancelScope(deadline=deadline) as scope:
                 await self._check(image, findings)
-            except ProviderUnavailableError as error:
-                findings.append(Finding("engine", False, error.message, str(error.data.get("cure", ""))))
-            except (DecathlonError, APIError) as error:
-                findings.append(Finding("engine", False, str(error), "see the engine's own log"))
-        if scope.cancelled_caught:
-            cure = "try again when the machine is less busy"
-            findings.append(Finding("time", False, "the checks did not finish within 3 s", cure))
+            if scope.cancelled_caught:
+                cure = "try again when the machine is less busy"
+                findings.append(Finding("time", False, "the checks did not finish within 3 s", cure))
+            elif image is not None and findings[-1].ok:
+                findings.append(await self._check_python(image, deadline))
+        except ProviderUnavailableError as error:
+            findings.append(Finding("engine", False, error.message, str(error.data.get("cure", ""))))
+        except (DecathlonError, APIError) as error:
+            findings.append(Finding("engine", False, str(error), "see the engine's own log"))
         return findings
 
     async def _check(self, image: str | None, findings: list[Finding]) -> None:
+        """Everything but the image's Python. The last finding is about the image, if there is one."""
         findings += await self.engine.run(self.check_engine, abandon=True)
         if self.network != DEFAULT_NETWORK:
             findings.append(await self.engine.run(self.check_network, abandon=True))
@@ -295,10 +299,6 @@ class DockerProvider:
             findings.append(Finding("image", False, f"{image} is not on this engine", install_hint(image)))
             return
         findings.append(Finding("image", True, f"{image}, {facts.size_bytes // 1_000_000} MB"))
-        with anyio.move_on_after(PYTHON_CHECK_SECONDS) as scope:
-            findings.append(await self._check_python(image))
-        if scope.cancelled_caught:
-            findings.append(Finding("python3", True, "not checked: the engine is busy"))
 
     def check_engine(self, api: Api) -> list[Finding]:
         """Whether the engine that answers can be used. Runs in a thread."""
@@ -314,7 +314,14 @@ class DockerProvider:
             return Finding("network", False, f"the engine has no network {self.network}", cure)
         return Finding("network", True, f"{self.network}, {network['Driver']}")
 
-    async def _check_python(self, image: str) -> Finding:
+    async def _check_python(self, image: str, deadline: float) -> Finding:
+        # Not in the scope of the other checks: a container that is not ready in time is removed first, which
+        # can take longer than the rest of their time, and they have passed.
+        with anyio.CancelScope(deadline=min(deadline, anyio.current_time() + PYTHON_CHECK_SECONDS)):
+            return await self._run_python(image)
+        return Finding("python3", True, "not checked: the engine is busy")
+
+    async def _run_python(self, image: str) -> Finding:
         name, command = f"check-{secrets.token_hex(8)}", ("python3", "-I", "-S", "-c", _PYTHON_CHECK)
         spec = SandboxSpec(name, command, PurePosixPath("/decathlon"), image, limits=Limits(memory_mib=256))
         cure = "the image needs a complete Python 3.10 or later (not python3-minimal) as python3 on its PATH"
@@ -330,14 +337,14 @@ class DockerProvider:
         return finding("python3", suitable, "3.10 or later" if suitable else f"unsuitable: {cause}", cure)
 
 
-def check_disk(facts: JsonObject) -> list[Finding]:
+def check_disk(facts: JsonObject, program: str = "docker") -> list[Finding]:
     """Free space where an engine on this machine keeps its containers; nothing for a remote engine.
 
-    `facts`: the engine's answer to `info`.
+    `facts`: the engine's answer to `info`. `program`: the engine's command.
     """
     try:
         free = shutil.disk_usage(str(facts["DockerRootDir"])).free
     except (OSError, KeyError):
         return []
-    cure = "free disk space: docker system prune"
+    cure = f"free disk space: {program} system prune"
     return [finding("disk", free >= FREE_BYTES, f"{free >> 20} MiB free", cure)]
