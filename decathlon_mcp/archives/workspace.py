@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from decathlon_mcp.archives.reading import ArchiveReader, Body, BrokenArchiveError, Kind, Member
 from decathlon_mcp.archives.repositories import GITFILE, Reduce, Repositories, leads_out, marks_repository
-from decathlon_mcp.archives.writing import Entry, StreamedArchive
+from decathlon_mcp.archives.writing import Entry, StreamedArchive, encoded
 
 MAX_NAME_BYTES = 2048
 MAX_PART_BYTES = 255
@@ -281,14 +281,14 @@ def _normalized(name: str) -> str:
         raise _RefusedError("an absolute path")
     # A character has at most four bytes.
     is_short = len(name) <= MAX_PART_BYTES // 4
-    if not is_short and len(_encoded(name)) > MAX_NAME_BYTES:
+    if not is_short and len(encoded(name)) > MAX_NAME_BYTES:
         raise _RefusedError("its name is too long")
     if "\0" in name:
         raise _RefusedError("a name with a zero byte")
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise _RefusedError("a path with ..")
-    if not is_short and any(len(_encoded(part)) > MAX_PART_BYTES for part in parts):
+    if not is_short and any(len(encoded(part)) > MAX_PART_BYTES for part in parts):
         raise _RefusedError("its name is too long")
     return "/".join(parts)
 
@@ -296,7 +296,7 @@ def _normalized(name: str) -> str:
 def _inner_target(target: str, *, depth: int) -> str:
     """The normalized target of a symlink that cannot lead out. `depth`: number of folders above the link."""
     # The folders above the link are no links themselves (`_missing_parents`).
-    if not target or len(_encoded(target)) > MAX_NAME_BYTES or "\0" in target:
+    if not target or len(encoded(target)) > MAX_NAME_BYTES or "\0" in target:
         raise _RefusedError("a link to nowhere")
     if target.startswith("/") or leads_out(target, depth):
         raise _RefusedError(f"a link that leads out, to {_printable(target)}")
@@ -304,13 +304,9 @@ def _inner_target(target: str, *, depth: int) -> str:
 
 
 def _key(name: str) -> bytes:
-    return blake2b(_encoded(name), digest_size=16).digest()
-
-
-def _encoded(name: str) -> bytes:
-    return name.encode("utf-8", "surrogateescape")
+    return blake2b(encoded(name), digest_size=16).digest()
 
 
 def _printable(name: str) -> str:
     """A name without line breaks, cut to 200 bytes."""
-    return repr(_encoded(name)[:200].decode("utf-8", "backslashreplace"))[1:-1]
+    return repr(encoded(name)[:200].decode("utf-8", "backslashreplace"))[1:-1]

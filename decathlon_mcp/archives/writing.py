@@ -16,7 +16,16 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from decathlon_mcp.archives.folder_cursor import FolderCursor, Parts, open_accessible
-from decathlon_mcp.archives.reading import BLOCK_BYTES, CHUNK_BYTES, ArchiveReader, Body, Kind, Member
+from decathlon_mcp.archives.reading import (
+    BLOCK_BYTES,
+    CHUNK_BYTES,
+    LONG_LINK,
+    LONG_NAME,
+    ArchiveReader,
+    Body,
+    Kind,
+    Member,
+)
 from decathlon_mcp.errors import LimitExceededError
 
 MAX_LINKED_FILES = 250_000
@@ -40,7 +49,6 @@ _NAME_BYTES = 100
 # GNU's magic, and no names of user and group, device or prefix.
 _TAIL = b"ustar  \0".ljust(BLOCK_BYTES - 257, b"\0")
 _TAIL_SUM = sum(_TAIL)
-_LONG_NAME, _LONG_LINK = b"L", b"K"
 
 Entry = tuple[Member, Body]
 _T = TypeVar("_T")
@@ -103,13 +111,13 @@ def _pieces(entries: Iterable[Entry]) -> Iterator[bytes]:
 def _header(member: Member) -> bytes:
     """The header as `tarfile` writes it in GNU's format, which takes names of any bytes and length."""
     # Without `tarfile`, which takes five times as long: an agent's workspace may have 250,000 members.
-    name, link = _encoded(member.name), _encoded(member.link)
+    name, link = encoded(member.name), encoded(member.link)
     if member.kind is Kind.FOLDER and not name.endswith(b"/"):
         name += b"/"
     block = _block(name, link, member.kind.value, member)
     if len(name) > _NAME_BYTES:
-        block = _long(_LONG_NAME, name) + block
-    return _long(_LONG_LINK, link) + block if len(link) > _NAME_BYTES else block
+        block = _long(LONG_NAME, name) + block
+    return _long(LONG_LINK, link) + block if len(link) > _NAME_BYTES else block
 
 
 def _long(flag: bytes, name: bytes) -> bytes:
@@ -141,7 +149,8 @@ def _number(value: int, length: int) -> bytes:
     return b"\x80" + value.to_bytes(length - 1, "big")
 
 
-def _encoded(name: str) -> bytes:
+def encoded(name: str) -> bytes:
+    """A member's name as the bytes that it has in an archive."""
     return name.encode("utf-8", "surrogateescape")
 
 
