@@ -236,7 +236,9 @@ async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGener
             await _write_common_archive(suite, common, settings.state)
             factory = create_sandbox_factory(suite, providers[name], common, settings)
             tool_lists = create_tool_lists(factory, settings.state)
-            factories[suite.name] = replace(factory, survival=survival, tool_lists=tool_lists, web=web)
+            factories[suite.name] = replace(
+                factory, survival=_survival(name, survival), tool_lists=tool_lists, web=web
+            )
         registry = create_registry(catalogue, factories, settings, scratch, store)
         registry.metrics.set_generation(survival.generation)
         swept = [*providers.values(), *([_other_local(lock.name, settings)] if "local" in providers else [])]
@@ -254,6 +256,12 @@ async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGener
             delete_old = partial(_delete_old_episodes, store, settings.state, settings.keep_days)
             tasks.start_soon(run_for_ever, delete_old)
         yield registry
+
+
+def _survival(name: ProviderName, survival: Survival) -> Survival:
+    """How connections to sandboxes of that provider continue, on a server with this setting."""
+    least_seconds = 0 if name in BUILT_IN_PROVIDERS else load_plugin(name).reopen_seconds
+    return replace(survival, seconds=max(survival.seconds, least_seconds))
 
 
 async def _write_common_archive(suite: Suite, archive: Path, state: Path) -> None:

@@ -50,6 +50,9 @@ class ProviderPlugin:
     survives: bool = True
     """Whether sandboxes can outlive their server (`SandboxSpec.survives`). Otherwise `reopen` is never used,
     and a server with this provider ends its episodes when it ends, as with `--survive-seconds 0`."""
+    reopen_seconds: int = 0
+    """For how long, at least, a stream that was lost is opened again, whatever `--survive-seconds` says: for
+    services whose streams break while the sandbox runs. Then every sandbox has `SandboxSpec.survives`."""
     without_network: str = ""
     """Why no sandbox has a network, if that is so: the end of a sentence. Tasks that need one cannot run."""
 

@@ -2,7 +2,8 @@
 
 Each sandbox is a set of namespaces made by bubblewrap, with the machine's own programs. As of the service,
 output is lost that nobody is attached for, and a process ends only by itself, by a signal, or with its
-sandbox. Tests make it fail: `fail_next`, `cut_streams`, `expire_tokens`, `lose`, `creation_seconds`.
+sandbox. Tests make it fail: `fail_next`, `cut_streams`, `cut_next`, `expire_tokens`, `lose`,
+`creation_seconds`.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class PrimeService:
         self.requests: list[tuple[str, str]] = []
         self.created_by_key: dict[str, str] = {}
         self._failures: dict[str, list[int]] = defaultdict(list)
+        self._cuts: dict[str, int] = defaultdict(int)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: set[asyncio.Event] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -131,7 +133,22 @@ class PrimeService:
     def cut_streams(self) -> None:
         """Break the connection of every stream that is open."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(lambda: [stream.set() for stream in list(self._streams)])
+            self._loop.call_soon_threadsafe(self._cut_streams)
+
+    def cut_next(self, operation: str, times: int) -> None:
+        """Break the connections of all streams when the next requests for an operation come.
+
+        With `started`, each of the next streams as soon as its process runs.
+        """
+        self._cuts[operation] += times
+
+    def _cut_streams(self) -> None:
+        for stream in list(self._streams):
+            stream.set()
+
+    @property
+    def open_streams(self) -> int:
+        return len(self._streams)
 
     def expire_tokens(self) -> None:
         for machine in self.machines.values():
@@ -148,15 +165,30 @@ class PrimeService:
             machine for machine in machines if machine.alive and set(labels) & set(machine.request["labels"])
         ]
 
+    def running_processes(self, machine: Machine) -> int:
+        return sum(session.exit is None for session in machine.sessions.values())
+
+    def with_file(self, path: str) -> list[Path]:
+        """The file systems of the running sandboxes that have this file."""
+        running = [machine for machine in self.machines.values() if machine.status == "RUNNING"]
+        roots = [Path(f"/proc/{machine.pid}/root") for machine in running]
+        return [root for root in roots if (root / path.lstrip("/")).exists()]
+
     # The platform
 
     def _failure(self, operation: str) -> Response | None:
         self.requests.append((operation, ""))
+        self._cut_due(operation)
         if not self._failures[operation]:
             return None
         status = self._failures[operation].pop(0)
         headers = {"Retry-After": "1"} if status == 429 else {}
         return JSONResponse({"detail": f"made to fail with {status}"}, status, headers)
+
+    def _cut_due(self, operation: str) -> None:
+        if self._cuts[operation]:
+            self._cuts[operation] -= 1
+            self._cut_streams()
 
     def _facts(self, machine: Machine) -> dict[str, Any]:
         now = datetime.now(UTC).isoformat()
@@ -391,13 +423,16 @@ class PrimeService:
         cut = asyncio.Event()
         self._streams.add(cut)
         cutting = asyncio.create_task(cut.wait())
+        getting: asyncio.Task[Any] = cutting
         try:
             yield self._event(start=session.process.pid)
+            if self._cuts["started"]:
+                self._cuts["started"] -= 1
+                raise ConnectionResetError("cut")
             while True:
                 getting = asyncio.create_task(output.get())
                 await asyncio.wait([getting, cutting], return_when=asyncio.FIRST_COMPLETED)
                 if cut.is_set():
-                    getting.cancel()
                     raise ConnectionResetError("cut")
                 kind, value = getting.result()
                 yield self._event(**{kind: value})
@@ -405,6 +440,7 @@ class PrimeService:
                     yield ENVELOPE.pack(END_OF_STREAM, 2) + b"{}"
                     return
         finally:
+            getting.cancel()
             cutting.cancel()
             self._streams.discard(cut)
             session.outputs.discard(output)
@@ -454,8 +490,9 @@ class PrimeService:
         message.ParseFromString(await request.body())
         session = self._session(request, message)
         if session is not None and session.exit is None:
-            # nsenter waits for the program, which is in its process group.
-            os.killpg(session.process.pid, message.signal)
+            # nsenter waits for the program.
+            for program in _children(session.process.pid):
+                os.kill(program, message.signal)
         return Response(b"", media_type="application/proto")
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 import pytest
 
+from decathlon_mcp.driver_client.driver import BOOT_COMMAND, Survival, connect
 from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.sandboxes.base import SandboxSpec, ended_from_inside
 from decathlon_mcp.sandboxes.conformance import (
@@ -27,10 +28,13 @@ from decathlon_mcp.sandboxes.conformance import (
     survival,
 )
 from decathlon_mcp.sandboxes.conformance.archives import download, file_entry, pack
-from decathlon_mcp.sandboxes.conformance.probe import receive_all, receive_line
+from decathlon_mcp.sandboxes.conformance.probe import Probe, receive_all, receive_line
 from decathlon_mcp.sandboxes.prime import provider as prime_provider
-from decathlon_mcp.sandboxes.prime.provider import OWNER_LABEL, PrimeProvider
-from decathlon_mcp.sandboxes.prime.sandbox import PrimeSandbox
+from decathlon_mcp.sandboxes.prime import sandbox as prime_sandbox
+from decathlon_mcp.sandboxes.prime import stream as prime_stream
+from decathlon_mcp.sandboxes.prime.provider import OWNER_LABEL, REOPEN_SECONDS, PrimeProvider
+from tests.probe.clients import playing
+from tests.probe.serving import SUITE, Served, serving
 from tests.sandboxes.conftest import Bench, bench_of, former
 from tests.sandboxes.prime_service import KEY, PrimeService
 from tests.sandboxes.test_removal import ERRORS, check_step
@@ -79,6 +83,7 @@ SHORT = frozenset(
         opening.closed_sandbox_is_lost,
         opening.ready_machine_passes_the_providers_own_check,
         streams.stream_cut_inside_a_message_is_reopened,
+        streams.stream_of_an_ended_sandbox_is_not_reopened,
         survival.sandbox_is_taken_back,
         survival.paused_sandbox_is_taken_back_paused,
         survival.sweep_keeps_the_sandboxes_that_it_is_given,
@@ -88,6 +93,7 @@ SHORT = frozenset(
         files.download_above_the_limit_is_refused,
         processes.paused_sandbox_does_nothing_and_its_files_can_be_read,
         processes.exit_code_is_the_cause_of_end,
+        processes.output_before_exit_is_received,
         processes.detached_processes_end_with_the_sandbox,
     }
 )
@@ -103,46 +109,229 @@ async def test_prime_conforms(prime: Bench, check: Check) -> None:
     await check(prime)
 
 
+SURVIVAL = Survival(REOPEN_SECONDS)
 ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
 
 
-async def test_a_stream_that_is_cut_more_often_than_the_sdk_attaches_loses_and_doubles_nothing(
+CUTS = 8
+"""More than the SDK itself attaches again."""
+
+
+async def test_calls_survive_more_cuts_than_the_sdk_does(prime: Bench, service: PrimeService) -> None:
+    runs = 12 * CUTS
+    outputs: dict[int, str] = {}
+    async with prime.provider.open(prime.new_spec(BOOT_COMMAND, survives=True)) as sandbox:
+
+        async def run(number: int) -> None:
+            script = f"echo {number} | tee -a runs; exec head -c 5000 /dev/zero >&2"
+            result = await driver.run(["sh", "-c", script], cwd=str(sandbox.root), timeout_seconds=60)
+            outputs[number] = result.stdout
+            if len(outputs) % 12 == 0:
+                service.cut_streams()
+
+        async with connect(sandbox, survival=SURVIVAL) as driver:
+            async with anyio.create_task_group() as tasks:
+                for number in range(runs):
+                    tasks.start_soon(run, number)
+            once = await driver.run(["cat", "runs"], cwd=str(sandbox.root), timeout_seconds=60)
+    assert outputs == {number: f"{number}\n" for number in range(runs)}
+    assert sorted(map(int, once.stdout.split())) == list(range(runs))
+
+
+async def test_cuts_at_every_input_harm_neither_the_boot_nor_calls(
     prime: Bench, service: PrimeService
 ) -> None:
-    async with prime.provider.open(prime.python_spec(ECHO)) as sandbox:
-        received = b""
-        expected = b"".join(b"%d %s\n" % (number, b"x" * 5000) for number in range(80))
+    async with prime.provider.open(prime.new_spec(BOOT_COMMAND, survives=True)) as sandbox:
+        service.cut_next("SendInput", CUTS)
+        async with connect(sandbox, survival=SURVIVAL) as driver:
+            for number in range(CUTS):
+                result = await driver.run(["echo", str(number)], cwd="/", timeout_seconds=60)
+                assert result.stdout == f"{number}\n"
 
-        async def send() -> None:
-            for number, line in enumerate(expected.splitlines(keepends=True)):
-                await sandbox.stream.send(line)
-                if number % 10 == 9:
-                    await reached(number - 5)
-                    service.cut_streams()
 
-        async def reached(lines: int) -> None:
-            while received.count(b"\n") < lines:  # noqa: ASYNC110
+async def test_input_that_the_service_refuses_is_sent_over_another_stream(
+    prime: Bench, service: PrimeService
+) -> None:
+    async with prime.provider.open(prime.new_spec(BOOT_COMMAND, survives=True)) as sandbox:
+        async with connect(sandbox, survival=SURVIVAL) as driver:
+            await driver.ping()
+            service.fail_next("SendInput", *[503] * 4)  # one more than the SDK's attempts
+            await driver.ping()
+
+
+async def test_cut_commands_are_repeated(
+    prime: Bench, service: PrimeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prime_sandbox, "RETRY_SECONDS", (0.05, 0.05, 0.05))
+    service.cut_next("started", 1)  # in the opening
+    async with prime.provider.open(prime.new_spec(survives=True)) as sandbox:
+        probe = Probe(sandbox, reopened=True)
+        service.cut_next("started", 2)
+        # So many that the first command still runs when it is repeated.
+        names = [f"file-{number}" for number in range(5000)]
+        await sandbox.put(sandbox.root, pack(*[file_entry(name, name.encode()) for name in names]))
+        service.cut_next("started", 2)
+        listing = await download(sandbox, sandbox.root, prime.scratch / "out.tar")
+        assert {name: listing[name][1].decode() for name in names} == {name: name for name in names}
+        await probe.ping()
+        service.cut_next("started", 2)
+        await sandbox.pause()
+        assert not await sandbox.is_running()
+
+
+async def test_a_first_process_that_ends_during_a_cut_has_a_cause(
+    prime: Bench, service: PrimeService
+) -> None:
+    async with prime.provider.open(prime.new_spec(survives=True)) as sandbox:
+        await Probe(sandbox).ping()
+        service.cut_next("SendInput", 1)
+        await sandbox.stream.send(b'{"exit": 3}\n')
+        await receive_all(sandbox)
+        while await sandbox.is_running():  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+        with pytest.raises(SandboxLostError) as raised:
+            await sandbox.reopen()
+        assert raised.value.data["cause"] == await sandbox.cause_of_end() == "exit code 3"
+
+
+async def test_a_new_attachment_ends_the_previous_one(prime: Bench, service: PrimeService) -> None:
+    async with prime.provider.open(prime.new_spec(survives=True)) as sandbox:
+        (machine,) = service.living(f"{OWNER_LABEL}={prime.owner}")
+        for _ in range(3):
+            service.cut_streams()
+            await receive_all(sandbox)
+            await sandbox.reopen()
+            with anyio.fail_after(20):
+                while service.running_processes(machine) > 1:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+            await Probe(sandbox, reopened=True).ping()
+
+
+async def test_a_new_attachment_waits_for_the_input_that_the_previous_one_has(
+    prime: Bench, service: PrimeService
+) -> None:
+    # Slower than the service: most of it is on its way when the stream is cut.
+    script = """
+import os, time
+count = 0
+while count < 150_000:
+    count += len(os.read(0, 1000))
+    time.sleep(0.002)
+print(count)
+time.sleep(1000)
+"""
+    async with prime.provider.open(prime.python_spec(script, survives=True)) as sandbox:
+        await sandbox.stream.send(b"x" * 150_000)
+        service.cut_streams()
+        await receive_all(sandbox)
+        await sandbox.reopen()
+        with anyio.fail_after(20):
+            assert await receive_line(sandbox) == "150000"
+
+
+async def test_a_first_process_that_does_not_read_can_be_attached_again(
+    prime: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prime_stream, "SEND_SECONDS", 0.5)
+    script = "import time; print('ready'); time.sleep(1000)"
+    async with prime.provider.open(prime.python_spec(script, survives=True)) as sandbox:
+        assert await receive_line(sandbox) == "ready"
+        with pytest.raises(anyio.BrokenResourceError):
+            await sandbox.stream.send(b"x" * (1 << 20))
+        await sandbox.reopen()
+        assert await sandbox.is_running()
+
+
+async def test_output_that_nobody_reads_is_bounded(
+    prime: Bench, service: PrimeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prime_stream, "MAX_UNREAD_BYTES", 1 << 20)
+    flood = "while True: print('x' * 60_000)"
+    async with prime.provider.open(prime.python_spec(flood, survives=True)) as sandbox:
+        with anyio.fail_after(20):
+            while service.open_streams:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
+        assert len(await receive_all(sandbox)) <= 1 << 20
+        await sandbox.reopen()
+        assert b"xxx" in await sandbox.stream.receive()
 
-        with anyio.fail_after(60):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(send)
-                while len(received) < len(expected):
-                    received += await sandbox.stream.receive()
-        assert received == expected
-        assert isinstance(sandbox, PrimeSandbox)
-        assert sandbox.connection.attachments > 6
+
+@pytest.fixture
+async def served(service: PrimeService, tmp_path: Path) -> AsyncGenerator[Served]:
+    """A server whose sandboxes do not outlive it, with a task whose evaluator waits for a file."""
+    suite = tmp_path / "probe"
+    shutil.copytree(SUITE, suite)
+    evaluator = suite / "tasks/probe/find-answer/evaluation/main.py"
+    evaluator.write_text(WAITING + evaluator.read_text())
+    async with serving(
+        tmp_path / "state",
+        suite=(str(suite),),
+        provider="prime",
+        provider_option=("per_minute=6000",),
+        image="image-of-the-stand-in",
+    ) as served:
+        yield served
+
+
+WAITING = """
+import os, time
+open("/evaluating", "a").write("once ")
+while not os.path.exists("/continue"):
+    time.sleep(0.01)
+"""
+
+
+async def test_an_episode_survives_cuts_in_calls_and_in_gradings_on_a_server_that_is_not_survived(
+    served: Served, service: PrimeService
+) -> None:
+    async with playing(served, "find-answer", "task") as player, anyio.create_task_group() as tasks:
+        texts: list[str] = []
+
+        async def call(number: int) -> None:
+            command = f"echo {number} >> started; until test -e continue; do sleep 0.01; done; echo {number}"
+            texts.append(await player.text("probe__shell", command=command))
+
+        async with anyio.create_task_group() as calls:
+            for number in range(3):
+                calls.start_soon(call, number)
+            started = "touch started; until test $(wc -l < started) = 3; do sleep 0.01; done; sort started"
+            assert await player.text("probe__shell", command=started) == "0\n1\n2\n"
+            for number in range(CUTS):
+                service.cut_streams()
+                assert await player.text("probe__echo", text=str(number)) == str(number)
+            await player.text("probe__shell", command="echo > continue")
+        assert sorted(texts) == ["0\n", "1\n", "2\n"]
+        await player.call("probe__write", path="answer.txt", text="42")
+
+        async def cut_during_evaluation() -> None:
+            while not (graders := service.with_file("/evaluating")):  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+            (folder,) = graders
+            for _ in range(CUTS):
+                requests = len(service.requests)
+                service.cut_streams()
+                while ("SendInput", "") not in service.requests[requests:]:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+            assert (folder / "evaluating").read_text() == "once "
+            (folder / "continue").touch()
+
+        tasks.start_soon(cut_during_evaluation)
+        service.cut_next("started", 2)
+        verdict = (await player.call("evaluate")).structured_content
+        assert verdict["reward"] == 1.0
+        assert verdict["status"] == "scored"
 
 
 async def test_a_token_that_expires_is_renewed(prime: Bench, service: PrimeService) -> None:
-    async with prime.provider.open(prime.python_spec(ECHO)) as sandbox:
+    async with prime.provider.open(prime.new_spec(survives=True)) as sandbox:
+        probe = Probe(sandbox, reopened=True)
         service.expire_tokens()
-        await sandbox.stream.send(b"1\n")
-        assert await receive_line(sandbox) == "1"
+        await probe.ping()
         service.expire_tokens()
         service.cut_streams()
-        await sandbox.stream.send(b"2\n")
-        assert await receive_line(sandbox) == "2"
+        await receive_all(sandbox)
+        await sandbox.reopen()
+        await probe.ping()
         service.expire_tokens()
         await sandbox.put(sandbox.root, pack(file_entry("a", b"1")))
 

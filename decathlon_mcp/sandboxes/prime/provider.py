@@ -1,7 +1,7 @@
 """Opens sandboxes that are virtual machines of Prime Intellect's service, through its SDK.
 
-The first process runs in a PID namespace inside the machine (`keeper.py`), so that an agent cannot end it and
-be taken for a failure of the service. Files go in and out in parts, and the stream survives cuts.
+The first process runs in a PID namespace inside the machine (`inside.py`), so that an agent cannot end it and
+be taken for a failure of the service. Files go in and out in parts, and streams that were cut are reopened.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ BULK = 100
 REMOVE_SECONDS = 60.0
 REMOVE_RETRY_SECONDS = (0.2, 1.0, 5.0, 10.0)
 SEAL_SECONDS = 30.0
+REOPEN_SECONDS = 120
+"""Time without a stream after which a sandbox counts as lost, and its driver ends."""
 CHECK_SECONDS = 2.8
 
 _log = logging.getLogger(__name__)
@@ -137,7 +139,6 @@ class PrimeProvider:
                 if spec.network == "none":
                     await self._seal(creation.sandbox.id)
             await creation.sandbox.start()
-            self._tasks.start_soon(run_alone, creation.sandbox.connection.run)
             yield creation.sandbox
         finally:
             if creation.sandbox is not None:
@@ -211,8 +212,6 @@ class PrimeProvider:
             except ProviderUnavailableError:
                 kept = True
                 raise
-            if sandbox.has_stream:
-                self._tasks.start_soon(run_alone, sandbox.connection.run)
             yield sandbox
         finally:
             if creation.sandbox is not None:
@@ -234,6 +233,8 @@ class PrimeProvider:
                 if not creation.requested:
                     return  # and never will be
                 await creation.finished.wait()
+                if creation.sandbox is not None:
+                    await creation.sandbox.release()
                 for seconds in (*REMOVE_RETRY_SECONDS, 0):
                     try:
                         await self._delete(owner, name, creation)
@@ -358,4 +359,4 @@ def create(context: ProviderContext) -> PrimeProvider:
     )
 
 
-PLUGIN = ProviderPlugin(create, options=OPTIONS)
+PLUGIN = ProviderPlugin(create, options=OPTIONS, reopen_seconds=REOPEN_SECONDS)

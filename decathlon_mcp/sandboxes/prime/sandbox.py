@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import secrets
 import shlex
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
@@ -23,106 +25,128 @@ from decathlon_mcp.errors import (
     ProviderUnavailableError,
     SandboxLostError,
 )
-from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.prime.connection import SILENT_SECONDS, Connection, KeptStream
-from decathlon_mcp.sandboxes.prime.sdk import ENDED, Client, LiveProcess, Sdk
-from decathlon_mcp.sandboxes.streams import EndedStream
+from decathlon_mcp.sandboxes.base import OUT_OF_MEMORY, SandboxSpec
+from decathlon_mcp.sandboxes.prime.sdk import ENDED, Client, CommandResult, Sdk
+from decathlon_mcp.sandboxes.prime.stream import AttachmentStream
+from decathlon_mcp.sandboxes.streams import EndedStream, LogTail
 from decathlon_mcp.types import JsonObject, as_object
 
-FOLDER = "/tmp/decathlon"
-"""Of the keeper and of archives on their way. The first process has a /tmp of its own."""
+PROGRAM, FOLDER = "/tmp/decathlon.py", "/tmp/decathlon"
+"""`inside.py`, and the folder of its files and of archives on their way. The first process has a /tmp of its
+own."""
 PYTHON = "python3 -I -S"
 PART_BYTES = 8 << 20
 """The SDK holds each part in memory."""
 TRANSFER_SECONDS = 300
-UNPACK_SECONDS = 600
+COMMAND_SECONDS = 600
+"""For unpacking, the longest command."""
+ATTACH_SECONDS = 20.0
+RETRY_SECONDS = (0.2, 1.0, 5.0)
+"""For commands, and the first attachment. Later ones are made again by the connection to the driver."""
 STATE_SECONDS = 5.0
+CAUSE_SECONDS = 2.0
 _SCRATCH = PurePosixPath("/tmp")
+
+T = TypeVar("T")
 
 
 class PrimeSandbox:
-    """See `base.Sandbox`. `id` is the service's."""
+    """See `base.Sandbox`. `id` is the service's.
+
+    The first process has named pipes inside as its standard streams. A process of the service's carries them,
+    the attachment. If its stream is cut, `reopen` makes another one, which ends it.
+    """
+
+    image_digest: str | None = None  # the service does not say
 
     def __init__(self, sdk: Sdk, client: Client, spec: SandboxSpec, sandbox_id: str) -> None:
         self.id = sandbox_id
+        self.spec = spec
         self._sdk = sdk
         self._client = client
-        self._spec = spec
+        self._log_tail = LogTail()
         self._closed = False
         self._paused = False
-        self._stream: ByteStream = EndedStream()
-        self.connection = Connection(spec.name, self._attach, self._is_gone, fresh=True)
-
-    @property
-    def spec(self) -> SandboxSpec:
-        return self._spec
+        self._attachment: AttachmentStream | None = None
+        self._end: JsonObject | None = None
+        """How the first process has ended, once that is known."""
 
     @property
     def root(self) -> PurePosixPath:
-        return self._spec.root
+        return self.spec.root
 
     @property
     def stream(self) -> ByteStream:
-        return self._stream
+        return self._attachment or EndedStream()
 
     @property
     def log_tail(self) -> str:
-        return str(self.connection.log_tail)
-
-    @property
-    def image_digest(self) -> str | None:
-        return None  # the service does not say
+        return str(self._log_tail)
 
     async def start(self) -> None:
         """Start the first process. Raises ImageError, ProviderUnavailableError."""
-        keeper = files("decathlon_mcp.sandboxes.prime").joinpath("keeper.py").read_bytes()
-        spec, limits = self._spec, self._spec.limits
+        program = files("decathlon_mcp.sandboxes.prime").joinpath("inside.py").read_bytes()
+        spec, limits = self.spec, self.spec.limits
         memory = limits.memory_mib
         config = {
             "command": spec.command,
             "root": str(spec.root),
             "survives": spec.survives,
-            "silent_seconds": SILENT_SECONDS,
             "scratch_mib": min(limits.scratch_mib, memory // 2) if memory else limits.scratch_mib,
         }
         with self._sdk.errors(opening=True):
-            await self._execute(f"mkdir -m 700 {FOLDER}")
-            path = f"{FOLDER}/keeper.py"
-            await self._client.upload_bytes(self.id, path, keeper, "keeper.py", TRANSFER_SECONDS)
-            reply = await self._keeper("serve", FOLDER, json.dumps(config))
+            await self._client.upload_bytes(self.id, PROGRAM, program, "inside.py", TRANSFER_SECONDS)
+        reply = await self._execute(_command("start", json.dumps(config)), opening=True)
         if reply.strip() != "ready":
             raise ImageError(
                 f"the image {spec.image} cannot run the first process ({reply.strip()[:300]}); it needs "
                 "Python 3.10 or later as python3, and root"
             )
-        self._stream = KeptStream(self.connection, keeps=spec.survives)
+        await _retried(self._attach)
 
     async def take_back(self) -> None:
-        """Continue what another server has started. Raises SandboxLostError."""
-        state = await self._status()
-        if state.get("killed"):
-            self._paused = True
-            return
-        if state.get("exit") is not None:
-            code = (as_object(state["exit"]) or {}).get("code")
-            raise SandboxLostError("the sandbox's first process has ended", cause=f"exit code {code}")
-        self.connection = Connection(self._spec.name, self._attach, self._is_gone, fresh=False)
-        self._stream = KeptStream(self.connection, keeps=True)
-
-    @property
-    def has_stream(self) -> bool:
-        return not self._paused
+        """Continue what another server has started. Raises SandboxLostError, ProviderUnavailableError."""
+        await self._attach()
 
     async def reopen(self) -> None:
-        await self._stream.aclose()
         self._check_open()
+        if self._attachment is not None:
+            async with self._attachment.sending:
+                pass  # what is being sent still arrives
+            await self._attachment.aclose()
+        await self._attach()
         if self._paused:
             raise SandboxLostError("the sandbox is paused")
-        if self.connection.ended:
-            cause = self.connection.cause
-            raise SandboxLostError(f"the sandbox's first process has ended ({cause})", cause=cause)
-        self.connection.discard_unread()
-        self._stream = KeptStream(self.connection, keeps=self._spec.survives)
+
+    async def _attach(self) -> None:
+        """Replace the attachment by a new one; there is none for a paused sandbox.
+
+        Raises SandboxLostError if the first process has ended, and ProviderUnavailableError.
+        """
+        attachment: AttachmentStream | None = None
+        try:
+            with anyio.fail_after(ATTACH_SECONDS):
+                command = _command("attach", str(int(self.spec.survives)))
+                with self._sdk.errors():
+                    process = await self._client.open_process(self.id, f"exec {command}")
+                ends_input = not self.spec.survives
+                attachment = AttachmentStream(self._sdk, process, self._log_tail, ends_input=ends_input)
+                self._learn(_decoded(await attachment.receive_line()))
+            self._check_running()
+            if not self._paused:
+                self._attachment, attachment = attachment, None
+        except (anyio.EndOfStream, ProviderUnavailableError, TimeoutError) as error:
+            if await self._is_gone():
+                raise SandboxLostError("the sandbox is gone") from error
+            raise ProviderUnavailableError("Prime has cut a stream while it was opened") from error
+        finally:
+            if attachment is not None:
+                await attachment.release()
+
+    async def release(self) -> None:
+        """Drop the connection to the service; the sandbox is about to be deleted."""
+        if self._attachment is not None:
+            await self._attachment.release()
 
     async def put(self, folder: PurePosixPath, archive: ArchiveSource) -> None:
         _check_folder(folder)
@@ -136,8 +160,9 @@ class PrimeSandbox:
                 path = f"{prefix}-{number:06}"
                 await self._client.upload_bytes(self.id, path, part, "part", TRANSFER_SECONDS)
                 number += 1
-            reply = await self._keeper("unpack", prefix, str(folder), then=f"rm -f {prefix}-*")
-        if error := _decoded(reply).get("error"):
+        reply = _decoded(await self._execute(_command("unpack", prefix, str(folder))))
+        if error := reply.get("error"):
+            await self._discard(prefix)
             raise BadRequestError(f"cannot unpack into {folder}: {str(error)[:1000]}")
 
     async def get(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
@@ -148,9 +173,9 @@ class PrimeSandbox:
         limit = str(limit_bytes + (1 << 14))
         part = archive.with_name(f"{archive.name}.part")
         try:
+            reply = _decoded(await self._execute(_command("pack", prefix, str(folder), limit)))
+            count = _number_of_parts(reply, limit_bytes)
             with self._sdk.errors():
-                reply = _decoded(await self._keeper("pack", prefix, str(folder), limit))
-                count = _number_of_parts(reply, limit_bytes)
                 await anyio.to_thread.run_sync(lambda: save((), archive))
                 for number in range(count):
                     self._check_open()
@@ -165,64 +190,81 @@ class PrimeSandbox:
             await self._discard(prefix)
 
     async def _discard(self, prefix: str) -> None:
-        with anyio.move_on_after(STATE_SECONDS, shield=True):
-            try:
-                with self._sdk.errors():
-                    await self._execute(f"rm -f {prefix}-*")
-            except DecathlonError:
-                pass  # they go with the sandbox
+        """Remove parts, which otherwise go with the sandbox."""
+        with anyio.move_on_after(STATE_SECONDS, shield=True), suppress(DecathlonError):
+            await self._execute(f"rm -f {prefix}-*")
 
     async def pause(self) -> None:
         self._check_open()
-        with self._sdk.errors():
-            # SIGKILL to the first process of a PID namespace: nothing inside outlives it, and nothing can
-            # begin meanwhile.
-            await self._keeper("call", FOLDER, json.dumps({"do": "kill"}))
-        self._paused = True
+        # SIGKILL to the first process of a PID namespace: nothing inside outlives it, and nothing can begin
+        # meanwhile.
+        self._learn(_decoded(await self._execute(_command("pause"))))
 
     async def cause_of_end(self) -> str | None:
-        return self.connection.cause
+        if self._end is None and self._attachment is not None and self._attachment.ended:
+            with anyio.move_on_after(CAUSE_SECONDS):
+                await self._ask()
+        return self._cause
 
     async def is_running(self) -> bool:
-        if self._closed or self._paused or self.connection.ended:
-            return False
         with anyio.move_on_after(STATE_SECONDS):
-            try:
-                return (await self._status()).get("exit", "unknown") is None
-            except DecathlonError:
-                return False
+            return await self._ask() and self._end is None and not self._paused
         return False
 
     def mark_closed(self) -> None:
         """From now on, methods raise SandboxLostError."""
         self._closed = True
-        self.connection.stop()
 
     def _check_open(self) -> None:
         if self._closed:
             raise SandboxLostError("the sandbox has been closed")
 
-    async def _status(self) -> JsonObject:
-        with self._sdk.errors():
-            return _decoded(await self._keeper("call", FOLDER, json.dumps({"do": "status"})))
+    def _check_running(self) -> None:
+        if self._end is not None and not self._paused:
+            cause = self._cause
+            raise SandboxLostError(
+                f"the sandbox's first process has ended ({cause or 'nothing says how'})", cause=cause
+            )
 
-    async def _keeper(self, *arguments: str, then: str = "") -> str:
-        command = f"{PYTHON} {FOLDER}/keeper.py {shlex.join(arguments)}"
-        return await self._execute(f"{command}; {then}" if then else command)
+    @property
+    def _cause(self) -> str | None:
+        end = self._end or {}
+        if end.get("oom"):
+            return OUT_OF_MEMORY
+        return f"exit code {end['code']}" if "code" in end else None
 
-    async def _execute(self, command: str) -> str:
-        self._check_open()
-        result = await self._client.execute_command(self.id, command, timeout=UNPACK_SECONDS)
+    def _learn(self, state: JsonObject) -> None:
+        """Remember what `inside.py` said of the first process."""
+        self._end, self._paused = as_object(state.get("end")), state.get("paused") is True
+
+    async def _ask(self) -> bool:
+        """Whether the state of the first process could be learned."""
+        try:
+            self._learn(_decoded(await self._execute(_command("status"))))
+        except DecathlonError:
+            return False
+        return True
+
+    async def _execute(self, command: str, *, opening: bool = False) -> str:
+        """What a command prints. It may run more than once."""
+
+        async def execute() -> CommandResult:
+            self._check_open()
+            with self._sdk.errors(opening=opening):
+                return await self._client.execute_command(self.id, command, timeout=COMMAND_SECONDS)
+
+        try:
+            with anyio.fail_after(COMMAND_SECONDS):
+                result = await _retried(execute)
+        except TimeoutError:
+            raise ProviderUnavailableError(
+                f"a command in the sandbox took over {COMMAND_SECONDS} s"
+            ) from None
         if result.exit_code == 127:
-            raise ImageError(f"the image {self._spec.image} has no python3 on its PATH")
+            raise ImageError(f"the image {self.spec.image} has no python3 on its PATH")
         if result.exit_code != 0 and not result.stdout:
             raise ProviderUnavailableError(f"a command in the sandbox failed: {result.stderr[-500:]}")
         return result.stdout
-
-    async def _attach(self) -> LiveProcess:
-        with self._sdk.errors():
-            command = f"exec {PYTHON} {FOLDER}/keeper.py attach {FOLDER}"
-            return await self._sdk.open_process(self._client, self.id, command)
 
     async def _is_gone(self) -> bool:
         try:
@@ -234,15 +276,29 @@ class PrimeSandbox:
             return False
 
 
-def _decoded(reply: str) -> JsonObject:
+async def _retried(attempt: Callable[[], Awaitable[T]]) -> T:
+    """What `attempt` returns; it is made again after ProviderUnavailableError."""
+    for seconds in RETRY_SECONDS:
+        try:
+            return await attempt()
+        except ProviderUnavailableError:
+            await anyio.sleep(seconds)
+    return await attempt()
+
+
+def _command(*arguments: str) -> str:
+    return f"{PYTHON} {PROGRAM} {shlex.join(arguments)}"
+
+
+def _decoded(reply: str | bytes) -> JsonObject:
     try:
         return as_object(json.loads(reply)) or {}
     except ValueError:
-        raise ProviderUnavailableError(f"the sandbox did not answer: {reply[-300:]}") from None
+        raise ProviderUnavailableError(f"the sandbox did not answer: {reply[-300:]!r}") from None
 
 
 def _number_of_parts(reply: JsonObject, limit_bytes: int) -> int:
-    """How many parts the keeper has packed. Raises LimitExceededError, ProviderUnavailableError."""
+    """How many parts have been packed. Raises LimitExceededError, ProviderUnavailableError."""
     if reply.get("tooLarge"):
         raise _limit_exceeded(limit_bytes)
     count = reply.get("parts")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -55,16 +55,6 @@ class CommandResult(Protocol):
     exit_code: int
 
 
-class LiveProcess(Protocol):
-    """A process that runs in a sandbox, with its streams."""
-
-    stdout: AsyncIterator[bytes]
-
-    async def write_stdin(self, data: bytes) -> None: ...
-    async def kill(self) -> None: ...
-    async def aclose(self) -> None: ...
-
-
 class Client(Protocol):
     """The part of `AsyncSandboxClient` that is used."""
 
@@ -79,7 +69,7 @@ class Client(Protocol):
     async def delete(self, sandbox_id: str) -> Any: ...
     async def bulk_delete(self, sandbox_ids: list[str]) -> Any: ...
     async def execute_command(self, sandbox_id: str, command: str, *, timeout: int) -> CommandResult: ...
-    async def open_process(self, sandbox_id: str, command: str) -> LiveProcess: ...
+    async def open_process(self, sandbox_id: str, command: str) -> Any: ...
     async def upload_bytes(
         self, sandbox_id: str, file_path: str, file_bytes: bytes, filename: str, timeout: int
     ) -> Any: ...
@@ -115,14 +105,6 @@ class Sdk:
             return self._package.CreateSandboxRequest(**values)
         except ValueError as error:
             raise SettingsError(f"Prime takes no such sandbox: {error}") from error
-
-    async def open_process(self, client: Client, sandbox_id: str, command: str) -> LiveProcess:
-        """A process whose stdout fails when its stream is cut."""
-        process: Any = await client.open_process(sandbox_id, command)
-        # The SDK would attach again five times, and the output of the meantime would be missing without a
-        # sign. Here, the next attachment asks for it.
-        process._reconnect = None
-        return process
 
     @contextmanager
     def errors(self, *, opening: bool = False) -> Generator[None]:
