@@ -37,8 +37,10 @@ import time
 FOLDER = "/tmp/decathlon"
 PART_BYTES = 8 << 20
 CHUNK = 1 << 16
-HAND_OVER_SECONDS = 2
+HAND_OVER_SECONDS = 5
 """How long an attachment may take to pass on its input when another one replaces it."""
+QUIET_SECONDS = 0.2
+"""Without input for so long, no more comes: the service may answer before it has passed everything on."""
 PAUSE_SECONDS = 30
 NEWNS, NEWIPC, NEWPID = 0x20000, 0x8000000, 0x20000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC_PRIVATE = 2, 4, 8, 0x4000 | 0x40000
@@ -170,7 +172,7 @@ def attach(survives):
 
     Nothing says that the input of this process has ended, except for SIGTERM.
     """
-    # Reads are continued after a signal. Then what has arrived is still read, and after it BlockingIOError.
+    # A read is continued after a signal. Then what has arrived is still read, and after it BlockingIOError.
     signal.signal(signal.SIGTERM, lambda *_: os.set_blocking(0, False))
     replace_attachment()
     present = state()
@@ -196,8 +198,13 @@ def attach(survives):
         os.set_blocking(descriptor, True)
     log.start()
     outputs.start()
-    with contextlib.suppress(BlockingIOError):
-        copy(0, stdin)
+    while True:
+        try:
+            copy(0, stdin)
+            break
+        except BlockingIOError:
+            if not select.select([0], [], [], QUIET_SECONDS)[0]:
+                break
     if survives == "1":
         os._exit(0)  # another attachment takes over
     os.close(stdin)
@@ -334,6 +341,11 @@ def unpack_member(archive, member, root, name, parent):
 
 
 def pack(prefix, root, limit):
+    if os.path.exists(f"{prefix}-reply"):
+        # The parts may be read by now, as the lock does not keep the order of repeated commands.
+        with open(f"{prefix}-reply") as file:
+            print(file.read())
+        return
     import tarfile
 
     parts = Parts(prefix, int(limit))
@@ -353,7 +365,9 @@ def pack(prefix, root, limit):
     except OverflowError:
         answer = {"tooLarge": True}
     parts.close()
-    print(json.dumps({**answer, "parts": parts.number}))
+    reply = json.dumps({**answer, "parts": parts.number})
+    write_file(f"{prefix}-reply", reply)
+    print(reply)
 
 
 def pack_member(archive, path, name):
