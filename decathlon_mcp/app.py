@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import tempfile
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -201,8 +201,12 @@ def read_catalogue(settings: Settings) -> Catalogue:
 
     Raises SuiteError, SettingsError.
     """
+    return create_catalogue([load_suite(where, settings.language) for where in settings.suite], settings)
+
+
+def create_catalogue(suites: Sequence[Suite], settings: Settings) -> Catalogue:
+    """The tasks of these suites, their pass rates, and what this host offers. Raises as `read_catalogue`."""
     check_provider(settings)
-    suites = [load_suite(where, settings.language) for where in settings.suite]
     pass_rates = read_pass_rates(settings.results) if settings.results else None
     return Catalogue(suites, pass_rates, host=host_info(suites, settings))
 
@@ -226,18 +230,17 @@ async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGener
         parent = settings.state / "scratch"
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{lock.name}-", dir=parent)))
         web = await stack.enter_async_context(recorded_web(settings)) if settings.web else None
-        factories: dict[str, SandboxFactory] = {}
-        providers: dict[ProviderName, Provider] = {}
-        for suite in catalogue.suites:
-            name = provider_for(suite, settings)
-            if name not in providers:
-                providers[name] = await stack.enter_async_context(create_provider(name, lock.name, settings))
-            common = scratch / f"{suite.name}.tar"
-            await _write_common_archive(suite, common, settings.state)
-            factory = create_sandbox_factory(suite, providers[name], common, settings)
+        factories = await stack.enter_async_context(
+            sandbox_factories(catalogue.suites, lock.name, settings, scratch)
+        )
+        providers = {factory.provider.name: factory.provider for factory in factories.values()}
+        for name, factory in factories.items():
             tool_lists = create_tool_lists(factory, settings.state)
-            factories[suite.name] = replace(
-                factory, survival=_survival(name, survival), tool_lists=tool_lists, web=web
+            factories[name] = replace(
+                factory,
+                survival=_survival(factory.provider.name, survival),
+                tool_lists=tool_lists,
+                web=web,
             )
         registry = create_registry(catalogue, factories, settings, scratch, store)
         registry.metrics.set_generation(survival.generation)
@@ -262,6 +265,27 @@ def _survival(name: ProviderName, survival: Survival) -> Survival:
     """How connections to sandboxes of that provider continue, on a server with this setting."""
     least_seconds = 0 if name in BUILT_IN_PROVIDERS else load_plugin(name).reopen_seconds
     return replace(survival, seconds=max(survival.seconds, least_seconds))
+
+
+@asynccontextmanager
+async def sandbox_factories(
+    suites: Iterable[Suite], owner: str, settings: Settings, scratch: Path
+) -> AsyncGenerator[dict[str, SandboxFactory]]:
+    """The sandboxes of each suite, by its name, labelled with `owner`. Their archives are in `scratch`.
+
+    Raises SettingsError.
+    """
+    factories: dict[str, SandboxFactory] = {}
+    providers: dict[ProviderName, Provider] = {}
+    async with AsyncExitStack() as stack:
+        for suite in suites:
+            name = provider_for(suite, settings)
+            if name not in providers:
+                providers[name] = await stack.enter_async_context(create_provider(name, owner, settings))
+            common = scratch / f"{suite.name}.tar"
+            await _write_common_archive(suite, common, settings.state)
+            factories[suite.name] = create_sandbox_factory(suite, providers[name], common, settings)
+        yield factories
 
 
 async def _write_common_archive(suite: Suite, archive: Path, state: Path) -> None:

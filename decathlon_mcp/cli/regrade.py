@@ -19,7 +19,7 @@ from rich.table import Table
 
 from decathlon_mcp.app import bootstrap
 from decathlon_mcp.background import background_tasks
-from decathlon_mcp.cli.doctor import require_ready
+from decathlon_mcp.cli.readiness import require_ready
 from decathlon_mcp.episodes.regrading import Regraded, Regrader, is_open, read_kept
 from decathlon_mcp.errors import BadRequestError, DecathlonError, UnknownEpisodeError
 from decathlon_mcp.foreign_names import quoted
@@ -194,7 +194,7 @@ async def _regrade_all(settings: Settings, folders: list[Path], write: bool, out
     """Grade the attempts of these folders again, at most `max_sandboxes` at the same time."""
     places = anyio.CapacityLimiter(settings.max_sandboxes)
     async with bootstrap(settings) as registry:
-        await require_ready(registry)
+        await require_ready(registry, settings.max_sandboxes)
         regrader = Regrader(registry, other_image=settings.image is not None)
 
         async def regrade_one(folder: Path) -> None:

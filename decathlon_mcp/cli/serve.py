@@ -18,16 +18,12 @@ from decathlon_mcp import __version__
 from decathlon_mcp.app import bootstrap
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.cli import supervisor
-from decathlon_mcp.cli.doctor import check_programs, require_ready
+from decathlon_mcp.cli.readiness import log_problems, require_ready
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import DecathlonError, SettingsError
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.listening import hosts_for, inherit_listener, listen
-from decathlon_mcp.sandboxes.kernel_limits import (
-    descriptors_for,
-    max_sandboxes_beside,
-    raise_descriptor_limit,
-)
+from decathlon_mcp.sandboxes.kernel_limits import raise_descriptor_limit
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.telemetry.logs import configure_logging, fields
 
@@ -70,16 +66,6 @@ class ListenAddress:
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _prepare_descriptors(settings: Settings) -> None:
-    raise_descriptor_limit()
-    room, needed = max_sandboxes_beside(0), descriptors_for(settings.max_sandboxes)
-    if room < settings.max_sandboxes:
-        log.warning(
-            "the limit of open files has too little room: episodes will wait for each other",
-            extra=fields(max_sandboxes=settings.max_sandboxes, room=int(room), cure=f"ulimit -Hn {needed}"),
-        )
-
-
 async def serve(settings: Settings, address: ListenAddress) -> int:
     """Serve over HTTP until SIGTERM or SIGINT.
 
@@ -94,7 +80,7 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
         log.warning("started again", extra=previous)
     if settings.hand_over and not settings.survive_seconds:
         raise SettingsError("--hand-over requires --survive-seconds: with 0, sandboxes end with their server")
-    _prepare_descriptors(settings)
+    raise_descriptor_limit()
     async with (
         bootstrap(settings, survives=True) as episodes,
         _leaving_episodes_on_failure(episodes),
@@ -102,9 +88,9 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
     ):
         if supervised is not None and supervised.restarts:
             # Clients wait, and the engine, which takes back all sandboxes now, would answer too late.
-            tasks.start_soon(check_programs, episodes)
+            tasks.start_soon(log_problems, episodes, settings.max_sandboxes)
         else:
-            await require_ready(episodes)
+            await require_ready(episodes, settings.max_sandboxes)
         # Imported late: it takes a second, and a missing engine is reported before that.
         from decathlon_mcp.http.application import http_app
         from decathlon_mcp.http.protocol import ConnectionLimits
@@ -210,7 +196,7 @@ async def stdio(settings: Settings, task: str | None) -> int:
     configure_logging(settings.log_level, settings.log_format)
     with _closable_stdin() as pump:
         async with bootstrap(settings) as episodes, background_tasks() as tasks:
-            await require_ready(episodes)
+            await require_ready(episodes, settings.max_sandboxes)
             # Imported late: it takes a second, and a missing engine is reported before that.
             from decathlon_mcp.protocol.streams import serve_stdio
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from pathlib import Path
 
 import anyio.to_thread
 from rich.console import Console
@@ -14,18 +17,18 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from decathlon_mcp.app import bootstrap, read_catalogue
+from decathlon_mcp.app import read_catalogue, sandbox_factories
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import Draw, Filters, TaskSampler, filter_tasks
 from decathlon_mcp.catalogue.listing import list_tasks
 from decathlon_mcp.catalogue.requirements import PLURALS, MissingRequirement, broken_file
 from decathlon_mcp.catalogue.ways import WayToRun, count_ways, way_to_run
-from decathlon_mcp.episodes.program_probe import probe_programs
-from decathlon_mcp.episodes.rubric_probe import RubricCheck, check_rubrics
+from decathlon_mcp.cli.readiness import check_readiness, format_finding
+from decathlon_mcp.episodes.suite_probe import RubricFinding
 from decathlon_mcp.episodes.web import recording_summary
 from decathlon_mcp.errors import SettingsError, SuiteError
+from decathlon_mcp.sandboxes.base import Finding
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.suites.loading import STARTER
 from decathlon_mcp.suites.sharing import SharedResource
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
@@ -103,10 +106,14 @@ def _print_table(tasks: list[JsonObject]) -> None:
 async def check_tasks(settings: Settings, filters: Draw, as_json: bool) -> int:
     """Print what each task lacks and how it can run, on stdout; return 0 only if all of them can run.
 
-    Opens a sandbox for each suite to look for the programs of its MCP servers. Raises SuiteError,
+    Opens a sandbox for each suite, and prints what else is wrong on this machine. Raises SuiteError,
     SettingsError, BadRequestError.
     """
-    catalogue, unchecked, rubrics = await _look_into_sandboxes(settings)
+    catalogue = await anyio.to_thread.run_sync(read_catalogue, settings)
+    problems = await _check_sandboxes(catalogue, settings)
+    rubrics = {result.suite: result.errors for result in problems if isinstance(result, RubricFinding)}
+    # Those of a task are among what it lacks.
+    problems = [result for result in problems if not isinstance(result, RubricFinding)]
     names = [name for name, _, _ in filter_tasks(catalogue, filters)]
     missing = {name: [*_missing_requirements(catalogue, *catalogue.entry(name), rubrics)] for name in names}
     ways = {name: way_to_run(*catalogue.entry(name), missing[name]) for name in names}
@@ -121,14 +128,15 @@ async def check_tasks(settings: Settings, filters: Draw, as_json: bool) -> int:
             }
             for task in list_tasks(catalogue, names)
         ]
-        _print_json({"tasks": tasks, "suites": _suites_to_json(catalogue), "unseen": unchecked})
+        findings = [result.to_json() for result in problems]
+        _print_json({"tasks": tasks, "suites": _suites_to_json(catalogue), "findings": findings})
     else:
-        _print_missing(missing, ways, recorded, unchecked)
+        _print_missing(missing, ways, recorded, problems)
         for line in _suite_lines(catalogue):
             Console(highlight=False).print(line, soft_wrap=True)
     if not names:
         _say_that_none_fits(catalogue, filters)
-    return 1 if not names or any(missing.values()) else 0
+    return 1 if not names or any(missing.values()) or any(result.required for result in problems) else 0
 
 
 def _say_that_none_fits(catalogue: Catalogue, filters: Draw) -> None:
@@ -140,32 +148,24 @@ def _say_that_none_fits(catalogue: Catalogue, filters: Draw) -> None:
     sys.stderr.write(f"decathlon-mcp: none of the {len(catalogue)} tasks fits {' '.join(words)}\n")
 
 
-async def _look_into_sandboxes(
-    settings: Settings,
-) -> tuple[Catalogue, JsonObject, Mapping[str, RubricCheck]]:
-    """Return the tasks, for each suite whose sandbox could not be checked the reason, and its rubrics."""
-    reasons: dict[str, str] = {}
-    rubrics: dict[str, RubricCheck] = {}
-    async with bootstrap(settings) as episodes:
-        catalogue = episodes.catalogue
-        for suite in catalogue.suites:
-            if suite.path == STARTER:
-                continue
-            factory = episodes.sandbox_factory(suite.name)
-            reason = await probe_programs(factory, catalogue)
-            # A sandbox that could not be opened once is not tried again.
-            rubrics[suite.name] = await check_rubrics(suite, factory if reason is None else None)
-            if why := reason or rubrics[suite.name].unchecked:
-                reasons[suite.name] = why
-    return catalogue, reasons, rubrics
+async def _check_sandboxes(catalogue: Catalogue, settings: Settings) -> list[Finding]:
+    """What is wrong on this machine, and the findings on rubrics."""
+    with tempfile.TemporaryDirectory(prefix="decathlon-check-") as folder:
+        owner = f"check-{os.getpid()}"
+        async with sandbox_factories(catalogue.suites, owner, settings, Path(folder)) as factories:
+            return [
+                result
+                async for result in check_readiness(catalogue, factories, settings.max_sandboxes)
+                if not result.ok
+            ]
 
 
 def _missing_requirements(
-    catalogue: Catalogue, suite: Suite, task: Task, rubrics: Mapping[str, RubricCheck]
+    catalogue: Catalogue, suite: Suite, task: Task, rubrics: Mapping[str, Mapping[str, SuiteError]]
 ) -> Iterator[MissingRequirement]:
     """Yield what the task lacks, including errors that only rendering its prompt and servers reveals."""
     yield from (missing := catalogue.missing_requirements(suite, task))
-    if suite.name in rubrics and (error := rubrics[suite.name].errors.get(task.id)) is not None:
+    if (error := rubrics.get(suite.name, {}).get(task.id)) is not None:
         yield broken_file(suite, error, task.id)
     if missing:
         return
@@ -217,7 +217,7 @@ def _print_missing(
     missing: dict[str, list[MissingRequirement]],
     ways: dict[str, WayToRun],
     recorded: Mapping[str, Summary],
-    unchecked: JsonObject,
+    problems: Iterable[Finding],
 ) -> None:
     console = Console(highlight=False)
     for name, requirements in missing.items():
@@ -235,8 +235,8 @@ def _print_missing(
         requirement for requirements in missing.values() for requirement in requirements
     ):
         console.print(line, soft_wrap=True)
-    for suite, reason in unchecked.items():
-        console.print(f"{suite}: could not look into a sandbox: {reason}", soft_wrap=True)
+    for problem in problems:
+        console.print(format_finding(problem), soft_wrap=True)
 
 
 def show_conflicts(settings: Settings, filters: Draw, *, as_json: bool) -> int:

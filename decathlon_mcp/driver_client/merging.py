@@ -39,13 +39,15 @@ def _check_thread(folder: Path) -> Finding:
     run, pages, pause = (_read(folder / name) for name in ("run", "pages_to_scan", "sleep_millisecs"))
     if run is None:
         cure = "a kernel with CONFIG_KSM; without it, --dense saves nothing"
-        return Finding(what, False, "the kernel of this machine has none, or does not show it", cure)
+        return Finding(
+            what, False, "the kernel of this machine has none, or does not show it", cure, required=False
+        )
     if run != 1:
         cure = (
             f"as root: echo 1 > {folder}/run; echo {PAGES_TO_SCAN} > {folder}/pages_to_scan; "
             "it is off again after the next boot"
         )
-        return Finding(what, False, "it does not run", cure)
+        return Finding(what, False, "it does not run", cure, required=False)
     if pages is None or not pause:
         return Finding(what, True, "runs")
     speed = pages * os.sysconf("SC_PAGE_SIZE") * 1000 // pause >> 20
@@ -55,6 +57,7 @@ def _check_thread(folder: Path) -> Finding:
         advised or speed >= SLOW_MIB_PER_SECOND,
         f"looks at up to {speed} MiB of memory each second",
         f"as root: echo {PAGES_TO_SCAN} > {folder}/pages_to_scan",
+        required=False,
     )
 
 
@@ -68,7 +71,8 @@ async def _check_sandbox(provider: Provider, image: str | None, root: PurePosixP
                 argv = ["python3", "-I", "-c", source("merging_probe")]
                 result = await driver.run(argv, cwd="/", timeout_seconds=PROBE_SECONDS)
     except DecathlonError as error:
-        return Finding("merging in a sandbox", False, error.message, "see the other findings")
+        cure = "see the other findings"
+        return Finding("merging in a sandbox", False, error.message, cure, required=False)
     except TimeoutError:
         return Finding("merging in a sandbox", True, "not checked: the machine is busy")
     try:
@@ -85,6 +89,7 @@ async def _check_sandbox(provider: Provider, image: str | None, root: PurePosixP
         not missing,
         ", ".join(missing) or "holds for executed programs, with fixed addresses",
         "Linux 6.12 or later, and an engine on this machine that takes seccomp profiles",
+        required=False,
     )
 
 

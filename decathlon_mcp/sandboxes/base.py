@@ -17,7 +17,7 @@ from anyio.abc import ByteStream
 
 from decathlon_mcp.archives.writing import ArchiveSource
 from decathlon_mcp.errors import SandboxLostError
-from decathlon_mcp.types import Network
+from decathlon_mcp.types import JsonObject, Network
 
 Isolation = Literal["none", "container", "namespaces"]
 """`container`: of an engine. `namespaces`: of the kernel, without an engine."""
@@ -171,17 +171,42 @@ def ended_from_inside(error: SandboxLostError) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of `doctor`. `cure` says what to do; it is empty if `ok`."""
+    """One line of `doctor`. `cure` says what to do; it is empty if `ok`.
+
+    `required`: whether a server does not start unless this is `ok`.
+    """
 
     what: str
     ok: bool
     detail: str
     cure: str = ""
+    required: bool = True
+
+    @property
+    def sentence(self) -> str:
+        """The detail with the cure, on one line of an error or a log."""
+        if not self.cure or self.cure in self.detail:
+            return self.detail
+        return f"{self.detail}; {self.cure}"
+
+    def to_json(self) -> JsonObject:
+        """The entry in the output of `doctor --json` and `tasks --check --json`."""
+        return {"what": self.what, "ok": self.ok, "detail": self.detail, "cure": self.cure}
 
 
-def finding(what: str, ok: bool, detail: str, cure: str = "") -> Finding:
+def finding(what: str, ok: bool, detail: str, cure: str = "", *, required: bool = True) -> Finding:
     """A finding that keeps `cure` only if it is not `ok`."""
-    return Finding(what, ok, detail, "" if ok else cure)
+    return Finding(what, ok, detail, "" if ok else cure, required)
+
+
+UNFINISHED = Finding(
+    "time",
+    False,
+    "the checks did not finish within 3 s",
+    "try again when the machine is less busy",
+    required=False,
+)
+"""The finding of a provider on a machine that is too busy for `Provider.check`."""
 
 
 class Provider(Protocol):

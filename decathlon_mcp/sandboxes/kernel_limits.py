@@ -100,6 +100,7 @@ def check_kernel_limits(max_sandboxes: int, folder: Path = SYSCTL_FOLDER) -> Fin
         not low,
         details or f"suffice for {max_sandboxes} sandboxes",
         f"{'; '.join(cures)}; or fewer sandboxes (--max-sandboxes)",
+        required=False,
     )
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from decathlon_mcp.app import bootstrap
+from decathlon_mcp.cli.readiness import require_ready
 from decathlon_mcp.episodes.access import Principal
-from decathlon_mcp.episodes.program_probe import probe_programs
 from decathlon_mcp.episodes.web import recording_id
 from decathlon_mcp.errors import NotRunnableError
 from decathlon_mcp.settings import Settings
@@ -59,7 +59,7 @@ def record(path: Path, name: str, state: Path) -> None:
 async def messages_at_a_start(suite: Path, state: Path) -> list[str]:
     settings = Settings.model_validate({"suite": (str(suite),), "provider": "local", "state": state})
     async with bootstrap(settings) as episodes:
-        assert await probe_programs(episodes.sandbox_factory("limited"), episodes.catalogue) is None
+        await require_ready(episodes, settings.max_sandboxes)
         with pytest.raises(NotRunnableError) as raised:
             episodes.start("dense", Principal())
         assert episodes.admission.active == 0
@@ -83,7 +83,7 @@ async def test_check_reports_what_a_failed_start_reports(shell: Shell, limited: 
     ]
     assert dense["lacks"][1]["page"] == "docs/moon.md"
     assert (dense["how"]["way"], find_answer["how"]["way"]) == ("missing", "as is")
-    assert output["unseen"] == {}
+    assert output["findings"] == []
     assert await messages_at_a_start(limited, state) == dense["missing"]
 
 
@@ -116,7 +116,7 @@ def test_without_an_engine_everything_but_programs_is_checked(shell: Shell, limi
     assert done.returncode == 1
     assert "1 of 2 can run here\n  1 as is\n  1 missing something else\n" in done.stdout
     assert "missing services: moon (1)\n" in done.stdout
-    assert "limited: could not look into a sandbox: no Docker engine answers" in done.stdout
+    assert "✗   docker engine: no Docker engine answers at unix:///nowhere (" in done.stdout
     assert limited.is_dir()
 
 

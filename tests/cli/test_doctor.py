@@ -73,7 +73,7 @@ def test_local_isolation_is_a_finding(shell: Shell) -> None:
     # No programs, and so no bwrap.
     empty = str(shell.folder)
     assert "there is no bwrap" in findings(shell, status=0, PATH=empty)["local isolation"]["detail"]
-    result = findings(shell, "--isolation", "namespaces", status=1, PATH=empty)["isolation"]
+    result = findings(shell, "--isolation", "namespaces", status=1, PATH=empty)["settings"]
     assert result["detail"].startswith("--isolation namespaces: there is no bwrap on the PATH: install")
 
 

@@ -102,6 +102,30 @@ def test_a_line_per_episode_shows_what_changed(kept: Kept) -> None:
     assert all("→" in cell for row in rows.values() for cell in row[5:])
 
 
+def test_every_command_finds_the_same_problems_of_this_machine(kept: Kept) -> None:
+    options = [*kept.options, "--max-sandboxes", "1000000"]
+    doctor = kept.shell.run("doctor", "--port", "0", "--json", *options)
+    (problem,) = [found for found in json.loads(doctor.stdout)["findings"] if not found["ok"]]
+    assert problem["what"] == "kernel limits"
+    check = kept.shell.run("tasks", "--check", "--json", *options)
+    assert json.loads(check.stdout)["findings"] == [problem]
+    for command in (("stdio",), ("regrade", "--all")):
+        started = kept.shell.run(*command, *options, "--log-format", "json")
+        logged = [json.loads(line) for line in started.stderr.splitlines() if line.startswith("{")]
+        (warning,) = [line for line in logged if "cure" in line]
+        named = {"what": warning["what"], "detail": warning["why"], "cure": warning["cure"]}
+        assert problem == {"ok": False, **named}
+
+
+def test_every_command_says_that_there_is_no_engine(kept: Kept) -> None:
+    options = ["--suite", str(kept.suite), "--state", str(kept.state), "--provider", "docker"]
+    commands = ("doctor", "--port", "0"), ("tasks", "--check"), ("stdio",), ("regrade", "--all")
+    for command in commands:
+        done = kept.shell.run(*command, *options, DOCKER_HOST="unix:///nowhere")
+        assert done.returncode == 1
+        assert "no Docker engine answers at unix:///nowhere" in done.stdout + done.stderr, command
+
+
 def test_json_has_both_results_and_the_signed_verdict(kept: Kept) -> None:
     kept.pass_everything()
     (line,) = kept.lines(kept.handles[0][:6])

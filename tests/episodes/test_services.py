@@ -12,11 +12,11 @@ import pytest
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.episodes.access import Principal
-from decathlon_mcp.episodes.program_probe import probe_programs
 from decathlon_mcp.episodes.records import EpisodeRecords
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.services import SERVICE_ROOT, Services, open_services, read_credentials
 from decathlon_mcp.episodes.state import Ending
+from decathlon_mcp.episodes.suite_probe import probe_suite
 from decathlon_mcp.errors import DriverError, ImageError, SandboxLostError, SetUpError
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.suites.tasks import Task
@@ -235,7 +235,9 @@ async def test_the_probe_runs_in_a_sandbox_without_a_network(tmp_path: Path) -> 
     provider = FakeProvider(run=lambda request: RunReply(stdout="{}"))
     async with provider:
         factory = sandbox_factory(tmp_path, provider)
-        assert await probe_programs(factory, Catalogue([factory.suite])) is None
+        catalogue = Catalogue([factory.suite])
+        findings = [found async for found in probe_suite(factory, catalogue, can_open=True)]
+    assert [found.what for found in findings if not found.ok] == []
     (sandbox,) = provider.opened
     assert sandbox.spec.network == "none"
     assert PurePosixPath(sandbox.root / "configs") in sandbox.tree
@@ -245,4 +247,7 @@ async def test_a_probe_that_cannot_run_says_why(tmp_path: Path) -> None:
     provider = FakeProvider(faults=Faults(open_error=ImageError("no such image: fake")))
     async with provider:
         factory = sandbox_factory(tmp_path, provider)
-        assert await probe_programs(factory, Catalogue([factory.suite])) == "no such image: fake"
+        catalogue = Catalogue([factory.suite])
+        found, _ = [found async for found in probe_suite(factory, catalogue, can_open=True)]
+    assert found.detail.endswith("no such image: fake")
+    assert (found.ok, found.required) == (False, False)

@@ -42,6 +42,6 @@ async def test_episodes_wait_for_descriptors_and_none_fails(tmp_path: Path) -> N
         assert sum("queued" in seen for seen in phases) >= CLIENTS // 2
         server.health_seconds()
     log = (tmp_path / "log").read_text()
-    assert "open files has too little room" in log
+    assert "open files of the server is 192, 328 are needed" in log
     assert "Too many open files" not in log
     assert "could not be removed" not in log

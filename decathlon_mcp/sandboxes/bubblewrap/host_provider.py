@@ -26,7 +26,7 @@ import anyio
 from anyio import to_thread
 
 from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError
-from decathlon_mcp.sandboxes.base import Finding, Limits, SandboxSpec
+from decathlon_mcp.sandboxes.base import UNFINISHED, Finding, Limits, SandboxSpec
 from decathlon_mcp.sandboxes.bubblewrap.command import SandboxFiles, bubblewrap_command
 from decathlon_mcp.sandboxes.bubblewrap.host_files import HostFiles
 from decathlon_mcp.sandboxes.bubblewrap.mount_view import view_launcher
@@ -108,8 +108,7 @@ class HostProvider(NamespaceProvider):
                 cure = "choose a writable folder with free space (--state)"
                 findings.append(Finding("sandbox", False, f"none could be created: {error}", cure))
         if scope.cancelled_caught:
-            cure = "try again when the machine is less busy"
-            findings.append(Finding("time", False, "the checks did not finish within 3 s", cure))
+            findings.append(UNFINISHED)
         return findings
 
 

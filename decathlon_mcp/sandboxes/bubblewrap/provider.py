@@ -22,7 +22,7 @@ import anyio
 from anyio import to_thread
 
 from decathlon_mcp.errors import DecathlonError, ImageError, NotRunnableError
-from decathlon_mcp.sandboxes.base import Finding, SandboxSpec
+from decathlon_mcp.sandboxes.base import UNFINISHED, Finding, SandboxSpec
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import ImageFolder
 from decathlon_mcp.sandboxes.bubblewrap.image_mounts import ImageFiles
 from decathlon_mcp.sandboxes.bubblewrap.namespace_provider import (
@@ -100,8 +100,7 @@ class BubblewrapProvider(NamespaceProvider):
             except DecathlonError as error:
                 findings.append(Finding("sandbox", False, message_with_notes(error), _cure_of(error)))
         if scope.cancelled_caught:
-            cure = "try again when the machine is less busy"
-            findings.append(Finding("time", False, "the checks did not finish within 3 s", cure))
+            findings.append(UNFINISHED)
         return findings
 
     async def _check_image(self, image: str | None) -> list[Finding]:

@@ -32,6 +32,7 @@ def check_engine_limits(max_sandboxes: int, address: str) -> Finding | None:
         limit >= needed,
         f"the engine may open {limit} files, {needed} are needed",
         f"start it with `ulimit -n {needed}`, or set LimitNOFILE={needed} in its systemd unit",
+        required=False,
     )
 
 

@@ -27,7 +27,15 @@ from docker.errors import APIError, NotFound
 
 from decathlon_mcp.background import finish, run_alone, run_for_ever
 from decathlon_mcp.errors import BadRequestError, DecathlonError, ImageError, ProviderUnavailableError
-from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, Limits, SandboxSpec, finding
+from decathlon_mcp.sandboxes.base import (
+    Finding,
+    Isolation,
+    LimitName,
+    Limits,
+    SandboxSpec,
+    finding,
+    limited_check,
+)
 from decathlon_mcp.sandboxes.docker.container import DEFAULT_NETWORK, Container, remove_container
 from decathlon_mcp.sandboxes.docker.engine import RESTART_SECONDS, Api, Engine, engine_message, refusal
 from decathlon_mcp.sandboxes.docker.events import EXIT_EVENTS, OWNER_LABEL, SANDBOX_LABEL, EventWatch
@@ -44,9 +52,6 @@ Time in the queue does not count: hundreds of episodes may end together.
 REMOVE_SILENT_SECONDS = 2.0
 """The same limit after a removal that the engine did not answer, until it answers one: a queue must end."""
 REMOVE_RETRY_SECONDS = (0.2, 1.0, 5.0)
-LISTEN_SECONDS = 1.0
-CHECK_SECONDS = 2.8
-PYTHON_CHECK_SECONDS = 1.5
 FREE_BYTES = 2 << 30
 # The modules are those that python3-minimal lacks.
 _PYTHON_CHECK = "import json, subprocess, selectors, sys; sys.exit(sys.version_info < (3, 10))"
@@ -137,10 +142,8 @@ class DockerProvider:
                 try:
                     sandbox = await self._enter(attempt, container, container.open)
                 except ProviderUnavailableError as error:
-                    if anyio.current_time() >= deadline or isinstance(error.__cause__, APIError):
-                        raise
                     # Before the attempt ends, which removes the container that it may have created.
-                    await self.engine.wait_until_it_answers(deadline)
+                    await self.engine.wait_for_restart(error, deadline)
                 else:
                     await stack.enter_async_context(attempt.pop_all())
                     return sandbox
@@ -191,7 +194,7 @@ class DockerProvider:
         stack.push_async_callback(self._remove, container)
         await self.engine.api()
         # An exit before the events are followed would have no cause.
-        with anyio.move_on_after(LISTEN_SECONDS):
+        with anyio.move_on_after(1):
             await self._events.listening.wait()
         async with self._openings:
             await self.engine.run(begin)
@@ -271,14 +274,11 @@ class DockerProvider:
 
     async def check(self, image: str | None) -> list[Finding]:
         findings: list[Finding] = []
-        deadline = anyio.current_time() + CHECK_SECONDS
+        deadline = anyio.current_time() + 2.8
         try:
-            with anyio.CancelScope(deadline=deadline) as scope:
+            with limited_check(findings):
                 await self._check(image, findings)
-            if scope.cancelled_caught:
-                cure = "try again when the machine is less busy"
-                findings.append(Finding("time", False, "the checks did not finish within 3 s", cure))
-            elif image is not None and findings[-1].ok:
+            if image is not None and findings[-1].ok:
                 findings.append(await self._check_python(image, deadline))
         except ProviderUnavailableError as error:
             findings.append(Finding("engine", False, error.message, str(error.data.get("cure", ""))))
@@ -317,7 +317,7 @@ class DockerProvider:
     async def _check_python(self, image: str, deadline: float) -> Finding:
         # Not in the scope of the other checks: a container that is not ready in time is removed first, which
         # can take longer than the rest of their time, and they have passed.
-        with anyio.CancelScope(deadline=min(deadline, anyio.current_time() + PYTHON_CHECK_SECONDS)):
+        with anyio.CancelScope(deadline=min(deadline, anyio.current_time() + 1.5)):
             return await self._run_python(image)
         return Finding("python3", True, "not checked: the engine is busy")
 
@@ -347,4 +347,4 @@ def check_disk(facts: JsonObject, program: str = "docker") -> list[Finding]:
     except (OSError, KeyError):
         return []
     cure = f"free disk space: {program} system prune"
-    return [finding("disk", free >= FREE_BYTES, f"{free >> 20} MiB free", cure)]
+    return [finding("disk", free >= FREE_BYTES, f"{free >> 20} MiB free", cure, required=False)]

@@ -1,0 +1,167 @@
+"""Checks a suite where its tasks would run: the programs of its MCP servers, and the rubrics of its tasks."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import tempfile
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+from pydantic import TypeAdapter, ValidationError
+
+from decathlon_mcp.catalogue.catalogue import Catalogue
+from decathlon_mcp.catalogue.requirements import parse_missing_programs, probe_command
+from decathlon_mcp.driver_client.archives import put_archive
+from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.errors import DecathlonError, SuiteError
+from decathlon_mcp.grading.grader import PYTHON_ENVIRONMENT
+from decathlon_mcp.grading.rubric import FUNCTION_ARGUMENTS, Rubric, function_location, load_rubric
+from decathlon_mcp.payloads import source
+from decathlon_mcp.sandboxes.base import Finding, Sandbox
+from decathlon_mcp.suites.suite import Suite
+
+PROGRAMS_SECONDS = 20.0
+FUNCTIONS_SECONDS = 60.0
+"""For all functions of a suite: each is imported with what its module imports."""
+AT_ONCE = 200
+"""Functions that one process imports: their names are an argument, whose length is limited."""
+MAX_ERRORS = 8
+"""Errors in rubrics that a finding shows."""
+_OUTPUT = TypeAdapter(dict[str, str])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RubricFinding(Finding):
+    """The rubrics of one suite. `errors`: those of invalid ones, by the task's id."""
+
+    suite: str
+    errors: Mapping[str, SuiteError] = field(default_factory=dict[str, SuiteError])
+
+
+async def probe_suite(
+    factory: SandboxFactory, catalogue: Catalogue, *, can_open: bool
+) -> AsyncGenerator[Finding]:
+    """Check a suite in one sandbox without a network; its missing programs are recorded in the catalogue.
+
+    `can_open`: whether a sandbox can be opened; otherwise only the files of rubrics are checked. If it fails,
+    no program counts as missing, and no function as invalid.
+    """
+    suite = factory.suite
+    rubrics, errors = await anyio.to_thread.run_sync(_read_rubrics, suite)
+    functions = {task: rubric.function for task, rubric in rubrics.items() if rubric.function is not None}
+    if can_open:
+        seconds = PROGRAMS_SECONDS + (FUNCTIONS_SECONDS if functions else 0)
+        problem = f"it took longer than {seconds:g} s"
+        with anyio.move_on_after(seconds):
+            try:
+                errors |= await _probe(factory, catalogue, functions)
+                problem = ""
+            except DecathlonError as error:
+                problem = error.message
+        if problem:
+            yield Finding(
+                f"sandbox of {suite.name}",
+                False,
+                f"could not look into a sandbox of {suite.name}: {problem}",
+                "until that works, its MCP servers' programs and its rubrics' functions count as present",
+                required=False,
+            )
+    if rubrics or errors:
+        yield _rubric_finding(suite, len(rubrics.keys() | errors.keys()), errors)
+
+
+def _read_rubrics(suite: Suite) -> tuple[dict[str, Rubric], dict[str, SuiteError]]:
+    """The rubrics of a suite's tasks and the errors of those that are invalid, by the task's id."""
+    rubrics: dict[str, Rubric] = {}
+    errors: dict[str, SuiteError] = {}
+    for task in suite.tasks.values():
+        try:
+            if (rubric := load_rubric(suite, task)) is not None:
+                rubrics[task.id] = rubric
+        except SuiteError as error:
+            errors[task.id] = error
+    return rubrics, errors
+
+
+def _rubric_finding(suite: Suite, count: int, errors: Mapping[str, SuiteError]) -> RubricFinding:
+    lines = [error.message for error in errors.values()]
+    shown = lines[:MAX_ERRORS] + ([f"{len(lines) - MAX_ERRORS} more"] if len(lines) > MAX_ERRORS else [])
+    return RubricFinding(
+        f"rubrics of {suite.name}",
+        not errors,
+        "\n".join([f"{len(errors)} of {count} are invalid", *shown]) if errors else f"{count}",
+        "docs/rewards.md#dense-rewards explains rubrics; `decathlon-mcp tasks --check` names the tasks"
+        if errors
+        else "",
+        required=False,
+        suite=suite.name,
+        errors=errors,
+    )
+
+
+async def _probe(
+    factory: SandboxFactory, catalogue: Catalogue, functions: Mapping[str, str]
+) -> dict[str, SuiteError]:
+    """Record the missing programs; return the errors of functions, given as `FILE:NAME`, by task."""
+    async with factory.open(f"look-{secrets.token_hex(6)}", "none") as (sandbox, driver):
+        await put_archive(sandbox, driver, sandbox.root, factory.common)
+        result = await driver.run(
+            probe_command(factory.suite, root=sandbox.root),
+            cwd=str(sandbox.root),
+            timeout_seconds=PROGRAMS_SECONDS,
+        )
+        where = f"in the image {factory.image}" if factory.image else "on this machine"
+        cure = f"looked for {where}; install it there, or name another with --image"
+        catalogue.record_missing_programs(factory.suite, parse_missing_programs(result.stdout, cure))
+        return await _import_functions(factory.suite, functions, sandbox, driver) if functions else {}
+
+
+async def _import_functions(
+    suite: Suite, functions: Mapping[str, str], sandbox: Sandbox, driver: DriverClient
+) -> dict[str, SuiteError]:
+    problems: dict[str, str] = {}
+    with tempfile.TemporaryDirectory(prefix="decathlon-rubrics-") as folder:
+        archive = Path(folder) / "tasks.tar"
+        await anyio.to_thread.run_sync(_pack, suite, list(functions), archive)
+        await put_archive(sandbox, driver, sandbox.root, archive)
+    names = list(functions)
+    for start in range(0, len(names), AT_ONCE):
+        order = {
+            "root": str(sandbox.root),
+            "functions": {
+                name: function_location(suite.tasks[name], functions[name])
+                for name in names[start : start + AT_ONCE]
+            },
+            "arguments": FUNCTION_ARGUMENTS,
+        }
+        result = await driver.run(
+            [*suite.profile.python, "-c", source("rubric_probe"), json.dumps(order)],
+            cwd=str(sandbox.root),
+            env={**PYTHON_ENVIRONMENT, **dict(suite.profile.environment)},
+            timeout_seconds=FUNCTIONS_SECONDS,
+        )
+        try:
+            problems |= _OUTPUT.validate_json(result.stdout)
+        except ValidationError:
+            raise SuiteError(
+                "a rubric's function ended the program that imported it: "
+                f"{result.stderr.strip()[-500:] or f'exit code {result.exit_code}'}"
+            ) from None
+    return {
+        name: SuiteError(
+            f"{suite.path / suite.tasks[name].folder}: the rubric's function {functions[name]}: {problem}",
+            file=str(suite.path / suite.tasks[name].folder / functions[name].partition(":")[0]),
+        )
+        for name, problem in problems.items()
+        if name in functions
+    }
+
+
+def _pack(suite: Suite, tasks: list[str], archive: Path) -> None:
+    for name in tasks:
+        suite.task_archive(suite.tasks[name], archive, sealed=True)
