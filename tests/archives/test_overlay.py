@@ -106,6 +106,13 @@ def test_a_folder_that_became_a_file_hides_what_was_in_it(tmp_path: Path) -> Non
     assert joined(tmp_path, before, {"x": "a file"}, now) == {"x": "a file"}
 
 
+def test_a_folder_to_which_preprocess_added_something_is_joined_with_the_checkouts(tmp_path: Path) -> None:
+    before = {"x": "/", "x/old": "1"}
+    after = {**before, "x/made": "1"}
+    assert joined(tmp_path, before, after, {"x": "/", "x/old": "2"}) == {**after, "x/old": "2"}
+    assert "x" not in joined(tmp_path, before, after, {"x": "a file"}), "what preprocess made is in it"
+
+
 def test_a_file_that_became_a_folder_in_preprocess_hides_the_file(tmp_path: Path) -> None:
     after = {"x": "/", "x/made": "1"}
     assert joined(tmp_path, {"x": "a file"}, after, {"x": "another"}) == after

@@ -64,6 +64,47 @@ def test_names_contents_and_links_are_read(name: str, form: int) -> None:
     assert (linked.kind, linked.link) == (Kind.SYMLINK, name)
 
 
+@pytest.mark.parametrize(
+    ("user", "group", "mtime"), [(1234, 56, 0), (0o7777777, 0o1000000, 8**11 - 1), (8**8, 8**7, 8**12)]
+)
+def test_numbers_are_read_in_digits_and_in_bytes(user: int, group: int, mtime: int) -> None:
+    file = tarfile.TarInfo("file")
+    file.uid, file.gid, file.mtime = user, group, mtime
+    ((member, _),) = read(tar_of((file, b"")))
+    assert (member.user, member.group, member.mtime) == (user, group, mtime)
+
+
+def test_time_before_1970_is_read_as_0() -> None:
+    file = tarfile.TarInfo("file")
+    file.mtime = -1
+    ((member, _),) = read(tar_of((file, b"")))
+    assert member.mtime == 0
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"x path=a\n",
+        b"path",
+        b"12345678",
+        b"10path=a\n",
+        b"99 path=a\n",
+        b"0 path=a\n",
+        b"2 ",
+        b" 9 path=a\n",
+    ],
+)
+def test_malformed_record_of_an_extended_header_is_broken(record: bytes) -> None:
+    header = tarfile.TarInfo("header")
+    header.type = tarfile.XHDTYPE
+    good = b"9 path=a\n"
+    archive = tar_of((header, good), (tarfile.TarInfo("file"), b""))
+    assert [member.name for member, _ in read(archive)] == ["a"]
+    for body in (record, good + record, record + good):
+        with pytest.raises(BrokenArchiveError, match="malformed"):
+            read(tar_of((header, body), (tarfile.TarInfo("file"), b"")))
+
+
 def test_bodies_that_are_not_read_are_skipped() -> None:
     archive = tar_of(*((tarfile.TarInfo(str(number)), b"x" * 3000) for number in range(3)))
     assert [member.name for member in ArchiveReader.of_file(io.BytesIO(archive))] == ["0", "1", "2"]

@@ -249,13 +249,16 @@ def test_file_above_the_remaining_limit_is_refused_and_later_ones_are_kept(tmp_p
     def build(tar: tarfile.TarFile) -> None:
         add(tar, "huge", bytes(2000))
         add(tar, "small", bytes(600))
-        add(tar, "second", bytes(600))
+        add(tar, "second", bytes(401))
+        add(tar, "exact", bytes(400))
+        add(tar, "last", bytes(1))
 
     cleaned = Cleaned(tmp_path, build, limit_bytes=1000)
-    assert cleaned.names() == ["small"]
+    assert cleaned.names() == ["exact", "small"]
     assert cleaned.refused == [
         "huge: too large (2000 bytes, 1000 left)",
-        "second: too large (600 bytes, 400 left)",
+        "second: too large (401 bytes, 400 left)",
+        "last: too large (1 bytes, 0 left)",
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 
 import anyio
@@ -36,6 +37,7 @@ async def expires(lease: Lease) -> Ending:
     with anyio.fail_after(5), lease.limit() as scope:
         await anyio.sleep_forever()
     assert scope.cancelled_caught
+    assert not lease.expired, "it is over with the body"
     return lease.ending
 
 
@@ -134,9 +136,13 @@ async def test_the_grace_waits_for_requests_in_progress_and_only_their_answers_e
     answered.release()
     assert lease.deadline > anyio.current_time() + 60
     unanswered = lease.acquire()
-    lease.lose_client()
     unanswered.release(answered=False)
-    assert lease.deadline < anyio.current_time() + 2
+    assert lease.deadline > anyio.current_time() + 60, "no connection is known to be broken"
+    unanswered = lease.acquire()
+    lease.lose_client()
+    before = time.monotonic()
+    unanswered.release(answered=False)
+    assert before + 1 <= lease.deadline < before + 2, "the grace begins with the end of the last request"
 
 
 async def test_a_client_that_no_longer_waits_is_lost_only_until_the_episode_is_ready() -> None:

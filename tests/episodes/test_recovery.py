@@ -123,6 +123,7 @@ def only(registry: EpisodeRegistry) -> Episode:
 
 async def test_episode_that_was_queued_is_set_up(tmp_path: Path) -> None:
     async with recovered(tmp_path, Phase.QUEUED, {}) as registry:
+        assert not registry.recovering, "its state would never be ready"
         with anyio.fail_after(10):
             await only(registry).state.reach(Phase.READY)
         assert await only(registry).claim_done(None)

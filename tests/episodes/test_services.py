@@ -84,9 +84,25 @@ async def test_a_service_with_an_image_runs_in_a_sandbox_of_its_own(tmp_path: Pa
         assert (sandbox.spec.image, sandbox.spec.network) == ("counter-image", "none")
         assert sandbox.root == SERVICE_ROOT
         assert [(request.argv, request.cwd) for request in requests] == [(("serve",), "/service")]
+        assert requests[0].leave, "the service is what its start command leaves running"
         assert list(services.targets) == [7000]
         assert len(services.drivers) == 1
     assert provider.machine.sandboxes == {}
+
+
+async def test_the_files_of_a_service_are_in_its_working_folder(tmp_path: Path) -> None:
+    suite = suite_with_service(tmp_path, **COUNTER, files={"users.json": "data/users.json"})
+    (suite / "data").mkdir()
+    (suite / "data" / "users.json").write_text("[]")
+    provider = FakeProvider()
+    factory = sandbox_factory(tmp_path, provider, suite=suite)
+    records = EpisodeRecords(None, "label")
+    async with (
+        provider,
+        open_services(factory, factory.suite.tasks["dense"], "label", start_seconds=5, records=records),
+    ):
+        (sandbox,) = provider.opened
+        assert sandbox.tree.text(SERVICE_ROOT / "users.json") == "[]"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import anyio
@@ -328,3 +328,19 @@ async def test_two_tools_of_one_name_fail_the_set_up(tmp_path: Path) -> None:
     async with running_registry(tmp_path, provider, names="raw") as registry:
         with pytest.raises(SetUpError, match="two tools are called 'claim_done'"):
             await registry.start("find-answer", PLAYER).ready()
+
+
+async def test_credentials_reach_their_places_inside_and_outside_of_the_suite(tmp_path: Path) -> None:
+    files = {"/etc/shop/key": "keys/one", "configs/shop/key": "keys/two"}
+    suite = suite_with(
+        tmp_path, accounts={"shop": {"tasks": ["find-answer"], "slots": {"one": {"files": files}}}}
+    )
+    (suite / "keys").mkdir()
+    for name in ("one", "two"):
+        (suite / "keys" / name).write_text(f"the key {name}")
+    provider = FakeProvider(tools=TOOLS)
+    async with running_registry(tmp_path, provider, suite=suite) as registry:
+        await registry.start("find-answer", PLAYER).ready()
+        (sandbox,) = provider.opened
+        assert sandbox.tree.text(PurePosixPath("/etc/shop/key")) == "the key one"
+        assert sandbox.tree.text(sandbox.root / "configs" / "shop" / "key") == "the key two"

@@ -354,3 +354,21 @@ async def test_local_environment_changes_when_a_package_is_installed(
     assert await environment.identity() != before
     monkeypatch.setenv("PATH", str(tmp_path))
     assert await environment.identity() is None
+
+
+class LateProvider(FakeProvider):
+    """What programs find in a sandbox is only known once it is open."""
+
+    async def environment(self, image: str | None) -> str | None:
+        return None
+
+
+async def test_lists_are_used_although_the_image_was_unknown_before(tmp_path: Path) -> None:
+    tools = {"probe": TOOLS["probe"], "second": {"echo": echo}}
+    provider = LateProvider(tools=tools, run=exits_with(0))
+    suite = two_servers(tmp_path)
+    async with running_registry(tmp_path, provider, suite=suite, caches=True) as registry:
+        on = Scene(registry, provider, tmp_path)
+        await on.play()
+        await on.ready()
+        assert on.provider.starts == []

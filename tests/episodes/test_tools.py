@@ -15,8 +15,10 @@ import pytest
 
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, ServerInfo, connect
 from decathlon_mcp.driver_client.replies import CallParams, Cut, Reply
+from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.records import OfferedTools
 from decathlon_mcp.episodes.server_starts import ServerStarts
+from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.episodes.tools import ORIGINAL_KEY, LocalTools, ToolRoute, ToolRouter, ToolSession
 from decathlon_mcp.errors import DriverError, SetUpError, UnknownToolError
 from decathlon_mcp.sandboxes.base import SandboxSpec
@@ -24,8 +26,8 @@ from decathlon_mcp.sandboxes.local.provider import LocalProvider
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.truncation import FOLDER, OVERLONG_KEY
 from decathlon_mcp.types import JsonObject, Names
-from tests.episodes.environment import echo
-from tests.fakes.driver import FakeCall, FakeRun, RunReply
+from tests.episodes.environment import echo, running_registry
+from tests.fakes.driver import FakeCall, FakeRun, Faults, RunReply
 from tests.fakes.provider import FakeProvider, FakeSandbox
 from tests.localtools.conftest import SUITE as LOCAL_TOOLS_SUITE
 
@@ -332,6 +334,7 @@ async def test_local_tools_are_described_once_by_the_suites_code() -> None:
     ("reply", "cause"),
     [
         (RunReply(exit_code=1, stderr="the moon is missing"), "the moon is missing"),
+        (RunReply(exit_code=1, stderr=f"{'a' * 2000}{'b' * 1999}c"), "(?<=: )b{1999}c$"),
         (RunReply(channel="no JSON"), "gave no tools"),
         (RunReply(timed_out=True), "took too long"),
     ],
@@ -341,3 +344,21 @@ async def test_local_tools_that_cannot_be_described_fail_the_set_up(reply: RunRe
     async with describing(reply) as (driver, _):
         with pytest.raises(SetUpError, match=rf"could not be described: .*{cause}"):
             await LocalTools().describe(suite, suite.tasks["play"], driver, root=ROOT, timeout_seconds=5)
+
+
+@pytest.mark.anyio
+async def test_an_episode_goes_on_without_the_server_of_its_local_tools(tmp_path: Path) -> None:
+    needs = load_suite(LOCAL_TOOLS_SUITE).tasks["play"].needs
+    described = json.dumps({need: [tool(f"{need}_tool")] for need in needs.local_tools})
+    provider = FakeProvider(
+        tools={name: {"echo": echo} for name in needs.servers},
+        run=lambda request: RunReply(channel=described),
+        faults=Faults(servers_that_fail={"local": "no memory"}),
+    )
+    async with running_registry(tmp_path, provider, suite=LOCAL_TOOLS_SUITE) as registry:
+        episode = registry.start("play", Principal())
+        await episode.ready()
+        for _ in range(2):
+            with pytest.raises(DriverError, match="server local did not come up"):
+                await episode.call(f"local__{needs.local_tools[0]}_tool", CallParams())
+        assert episode.state.phase is Phase.READY

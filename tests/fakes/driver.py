@@ -116,6 +116,8 @@ class FakeRun:
     cwd: str
     env: dict[str, str]
     tree: Tree
+    leave: bool = False
+    """Whether what the process has started goes on after its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +314,8 @@ class FakeDriver:
         return {"tar": base64.b64encode(packed).decode()}
 
     async def _run_process(self, params: Json) -> Json:
-        request = FakeRun(tuple(params["argv"]), params["cwd"], params["env"], self._tree)
+        leave = bool(params.get("leave"))
+        request = FakeRun(tuple(params["argv"]), params["cwd"], params["env"], self._tree, leave)
         try:
             result = self._process_handler(request)
             reply = await result if inspect.isawaitable(result) else result
@@ -328,7 +331,7 @@ class FakeDriver:
             "truncated": False,
             "channel": reply.channel,
             "seconds": 0.0,
-            "background": reply.background if params.get("leave") else 0,
+            "background": reply.background if leave else 0,
         }
 
     def _start(self, params: Json) -> Json:

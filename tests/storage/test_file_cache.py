@@ -52,6 +52,21 @@ def test_files_whose_last_use_is_longest_ago_are_deleted(tmp_path: Path, limits:
     assert names(tmp_path) == ["b", "d"]
 
 
+def test_link_counts_as_itself_and_is_deleted_in_its_turn(tmp_path: Path) -> None:
+    (tmp_path / "huge").write_bytes(bytes(1000))
+    folder = tmp_path / "cache"
+    cache = FileCache(folder, max_files=3, max_bytes=500)
+    cache.write("a", b"")
+    for time, (name, target) in enumerate((("dangling", "nowhere"), ("link", "huge"))):
+        (folder / name).symlink_to(tmp_path / target)
+        os.utime(folder / name, (time, time), follow_symlinks=False)
+    cache.write("b", b"")
+    assert names(folder) == ["a", "b", "link"]
+    cache.write("c", b"")
+    assert names(folder) == ["a", "b", "c"]
+    assert (tmp_path / "huge").exists()
+
+
 def test_file_that_is_too_long_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = FileCache(tmp_path)
     monkeypatch.setattr(file_cache, "MAX_FILE_BYTES", 100)

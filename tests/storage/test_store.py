@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,9 @@ with Store.open(Path(sys.argv[1]), "dead") as store:
 """
 
 
-def episode(name: str = "one", *, operation: str | None = None, phase: str = "queued") -> EpisodeRow:
+def episode(
+    name: str = "one", *, operation: str | None = None, phase: str = "queued", token: str | None = None
+) -> EpisodeRow:
     return EpisodeRow(
         id=name,
         agent_id=f"{name}-agent",
@@ -45,6 +48,7 @@ def episode(name: str = "one", *, operation: str | None = None, phase: str = "qu
         spec={"launch_time": "2026-01-01", "text": "\ud800"},
         progress={},
         operation=operation,
+        token=token,
     )
 
 
@@ -58,14 +62,14 @@ def test_each_start_has_a_higher_generation(tmp_path: Path) -> None:
 
 def test_rows_are_read_back_as_written(tmp_path: Path) -> None:
     with Store.open(tmp_path, "me") as store:
-        store.insert_episode(episode(operation="s:1"))
+        store.insert_episode(episode(operation="s:1", token="alice"))
         store.update_episode("one", phase="ready", progress={"calls": 1}, tools={"files": []})
         store.set_verdict("one", {"reward": 1.0})
     with Store.open(tmp_path, "me") as store:
         (row,) = store.live_episodes()
-        assert (row.phase, row.progress, row.tools) == ("ready", {"calls": 1}, {"files": []})
-        assert row.spec == {"launch_time": "2026-01-01", "text": "\ud800"}
-        assert row.verdict == {"reward": 1.0}
+        written = episode(operation="s:1", phase="ready", token="alice")
+        written = replace(written, progress={"calls": 1}, tools={"files": []}, verdict={"reward": 1.0})
+        assert row == written
         assert store.episode_of_operation("s:1") == row
         store.end_episode("one", "closed")
         assert store.live_episodes() == []
