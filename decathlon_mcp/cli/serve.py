@@ -16,7 +16,7 @@ from decathlon_client.stdin import StdinPump, stop_on_signal
 
 from decathlon_mcp import __version__
 from decathlon_mcp.app import bootstrap
-from decathlon_mcp.background import background_tasks
+from decathlon_mcp.background import background_tasks, run_alone
 from decathlon_mcp.cli import supervisor
 from decathlon_mcp.cli.readiness import log_problems, require_ready
 from decathlon_mcp.episodes.registry import EpisodeRegistry
@@ -88,7 +88,7 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
     ):
         if supervised is not None and supervised.restarts:
             # Clients wait, and the engine, which takes back all sandboxes now, would answer too late.
-            tasks.start_soon(log_problems, episodes, settings.max_sandboxes)
+            tasks.start_soon(run_alone, log_problems, episodes, settings.max_sandboxes)
         else:
             await require_ready(episodes, settings.max_sandboxes)
         # Imported late: it takes a second, and a missing engine is reported before that.

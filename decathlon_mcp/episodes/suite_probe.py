@@ -61,8 +61,8 @@ async def probe_suite(
             try:
                 errors |= await _probe(factory, catalogue, functions)
                 problem = ""
-            except DecathlonError as error:
-                problem = error.message
+            except (DecathlonError, OSError) as error:
+                problem = str(error)
         if problem:
             yield Finding(
                 f"sandbox of {suite.name}",

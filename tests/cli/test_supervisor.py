@@ -225,9 +225,11 @@ def holders(port: int) -> set[int]:
 
 
 def test_requests_wait_while_the_server_is_dead(shell: Shell) -> None:
-    with running(shell, "--port", "0") as served:
+    with running(shell, "--port", "0", "--max-sandboxes", "1000000") as served:
         os.kill(served.server(), signal.SIGKILL)
         assert served.health()["status"] == "ok"
+        problems = [served.log.wait("this machine has a problem", count)["what"] for count in (1, 2)]
+        assert problems == ["kernel limits"] * 2, "each server looks at its machine"
         assert served.server(2) != served.server()
         assert served.log.records("listening")[1]["url"] == served.url
         (again,) = served.log.records("started again")

@@ -267,3 +267,12 @@ async def test_a_probe_that_cannot_run_says_why(tmp_path: Path) -> None:
         found, _ = [found async for found in probe_suite(factory, catalogue, can_open=True)]
     assert found.detail.endswith("no such image: fake")
     assert (found.ok, found.required) == (False, False)
+
+
+async def test_a_probe_without_the_suites_files_says_why(tmp_path: Path) -> None:
+    async with FakeProvider() as provider:
+        factory = sandbox_factory(tmp_path, provider)
+        factory.common.unlink()
+        catalogue = Catalogue([factory.suite])
+        found, _ = [found async for found in probe_suite(factory, catalogue, can_open=True)]
+    assert "No such file or directory" in found.detail
