@@ -13,50 +13,66 @@ it belongs to. Any other is closed. The modes of the proxy:
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import gc
 import json
 import os
+import re
 import socket
 import sys
 from collections import Counter
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from mitmproxy import connection, ctx, http, tls
+from mitmproxy.net.http import http1
 from mitmproxy.proxy import server_hooks
 
 # The last entry: only what mitmproxy's own environment does not have is found there.
 sys.path.append(os.environ["DECATHLON_WEB_PACKAGES"])
 
+from decathlon_mcp.web.connections import (
+    MAX_BODY_BYTES,
+    MAX_CONNECTIONS,
+    Client,
+    Sandbox,
+    SandboxReader,
+    SiteReader,
+)
 from decathlon_mcp.web.control import MAX_LINE_BYTES, Configuration, Ready
 from decathlon_mcp.web.exchanges import Counts, Headers, WebRequest, WebResponse
 from decathlon_mcp.web.recording import Recording, RecordingError, Rollout
 from decathlon_mcp.web.session import (
-    Filling,
     PendingExchange,
     Session,
+    SharedRecording,
+    refused_response,
     requests_digest,
 )
-from decathlon_mcp.web.targets import RefusedTargetError, Targets, check_port, public_address
+from decathlon_mcp.web.targets import (
+    MAX_SHOWN,
+    RefusedTargetError,
+    Targets,
+    check_port,
+    host_name,
+    public_address,
+)
 
 PENDING = "decathlon_pending"
+REFUSED = "decathlon_refused"
+MAX_PATH_BYTES = 16 << 10
 RESOLVE_SECONDS = 20.0
+RESOLVERS = 32
+ANNOUNCED_SECONDS = 30.0
+GARBAGE_BYTES = 32 << 20
 CANCELLED = "connection cancelled"
 """mitmproxy's error of a connection to a site that nobody waits for any more."""
 MAX_LOGGED = 10
 MAX_LOGGED_CHARACTERS = 300
 CONDITIONS = ("If-None-Match", "If-Modified-Since", "If-Match", "If-Unmodified-Since", "If-Range")
 """Removed from requests: the recording needs the whole response, and a replay ignores them."""
-
-
-class OpenRecording:
-    """A recording and the sessions that use it."""
-
-    def __init__(self, recording: Recording) -> None:
-        self.recording = recording
-        self.filling = Filling()
-        self.sessions: set[str] = set()
 
 
 class RecordingProxy:
@@ -68,19 +84,28 @@ class RecordingProxy:
         os.dup2(2, 1)
         self._configuration: Configuration | None = None
         self._targets = Targets()
-        self._recordings: dict[Path, OpenRecording] = {}
-        self._sessions: dict[str, Session] = {}
+        self._recordings: dict[Path, SharedRecording] = {}
+        self._sandboxes: dict[str, Sandbox] = {}
         self._episodes: dict[str, list[Session]] = {}
-        self._announced: dict[int, Session] = {}
-        self._connections: dict[str, Session] = {}
-        self._failures: dict[str, str] = {}  # by client: the last failure to connect to a site
-        self._control: asyncio.Task[None] | None = None
+        self._announced: dict[int, Sandbox] = {}
+        self._clients: dict[str, Client] = {}
+        self._names: dict[str, tuple[str, int]] = {}  # by server connection, while it is being opened
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._garbage_bytes = 0
 
     # The server's requests
 
     def running(self) -> None:
         """mitmproxy listens."""
-        self._control = asyncio.create_task(self._serve())
+        gc.freeze()  # so that `_collect_garbage` is short
+        # Every executor's thread of the loop may wait for a resolver.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(RESOLVERS))
+        self._start(self._serve())
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _serve(self) -> None:
         try:
@@ -91,16 +116,19 @@ class RecordingProxy:
             self._targets = Targets(self._configuration.addresses)
             self._send({"ready": self._ready().to_json()})
             while line := await reader.readline():
-                request = json.loads(line)
-                try:
-                    answer = await self._handle(request)
-                except (RecordingError, KeyError, ValueError) as error:
-                    answer = {"error": f"{type(error).__name__}: {error}"}
-                self._send({"id": request["id"], **answer})
+                # Each by itself: a file that is locked delays only the episodes that use it.
+                self._start(self._answer(json.loads(line)))
         finally:
-            for opened in self._recordings.values():
-                opened.recording.close()
+            for recording in self._recordings.values():
+                recording.close()
             ctx.master.shutdown()
+
+    async def _answer(self, request: dict[str, Any]) -> None:
+        try:
+            answer = await self._handle(request)
+        except (RecordingError, KeyError, ValueError) as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        self._send({"id": request["id"], **answer})
 
     def _send(self, message: dict[str, Any]) -> None:
         self._output.write(json.dumps(message) + "\n")
@@ -118,12 +146,12 @@ class RecordingProxy:
                 await self._open(request)
                 return {}
             case "connect":
-                self._announced[request["port"]] = self._sessions[request["session"]]
+                await self._connect(self._sandboxes[request["session"]], request["port"])
                 return {}
             case "counts":
-                return self._counts(request["episode"])
+                return await self._counts(request["episode"])
             case "close":
-                counts = self._counts(request["episode"])
+                counts = await self._counts(request["episode"])
                 await self._close(request["episode"])
                 return counts
             case other:
@@ -131,109 +159,166 @@ class RecordingProxy:
 
     async def _open(self, request: dict[str, Any]) -> None:
         assert self._configuration is not None
-        path = Path(request["recording"])
-        if path not in self._recordings:
-            limit = self._configuration.max_recording_bytes
-            recording = await asyncio.to_thread(Recording.open, path, max_bytes=limit)
-            self._recordings[path] = OpenRecording(recording)
-        opened = self._recordings[path]
+        path, limit = Path(request["recording"]), self._configuration.max_recording_bytes
+        recording = self._recordings.setdefault(path, SharedRecording(path, limit))
         session = Session(
             request["session"],
             request["mode"],
             request["part"],
-            opened.recording,
-            opened.filling,
+            recording,
             self._configuration.max_response_bytes,
         )
-        opened.sessions.add(session.id)
-        self._sessions[session.id] = session
+        recording.sessions.add(session.id)
+        try:
+            await recording.run(Recording.check)
+        except RecordingError:
+            self._release(session)
+            raise
+        self._sandboxes[session.id] = Sandbox(session, self._configuration.request_seconds)
         self._episodes.setdefault(request["episode"], []).append(session)
 
-    def _counts(self, episode: str) -> dict[str, Any]:
+    def _release(self, session: Session) -> None:
+        if session.recording.release(session.id):
+            del self._recordings[session.recording.path]
+
+    async def _connect(self, sandbox: Sandbox, port: int) -> None:
+        """Let a connection from this port be the sandbox's. Raises ValueError if it has too many."""
+        await sandbox.turns.wait()
+        announced = sum(other is sandbox for other in self._announced.values())
+        if len(sandbox.clients) + announced >= MAX_CONNECTIONS:
+            raise ValueError(f"the sandbox has {MAX_CONNECTIONS} connections already")
+        self._announced[port] = sandbox
+        # The server may not come: it gives up where the sandbox has closed its end meanwhile.
+        asyncio.get_running_loop().call_later(ANNOUNCED_SECONDS, self._forget, sandbox, port)
+
+    def _forget(self, sandbox: Sandbox, port: int) -> None:
+        if self._announced.get(port) is sandbox:
+            del self._announced[port]
+
+    async def _counts(self, episode: str) -> dict[str, Any]:
         sessions = self._episodes.get(episode, [])
+        for session in sessions:
+            await session.settled()
         counts = sum((session.counts for session in sessions), Counts())
         problem = next((session.problem for session in sessions if session.problem), "")
         return {"counts": counts.to_json(), "problem": problem, "missed": _most_missed(sessions)}
 
     async def _close(self, episode: str) -> None:
         sessions = self._episodes.pop(episode, [])
-        if not sessions:
-            return
         counts = sum((session.counts for session in sessions), Counts())
-        rollout = Rollout(
-            episode, sessions[0].mode, requests_digest(sessions), counts, datetime.now(UTC).isoformat()
-        )
         # A regrading has only the evaluator's requests, which say nothing about another rollout.
         if counts != Counts() and any(session.part == "agent" for session in sessions):
-            await asyncio.to_thread(sessions[0].recording.add_rollout, rollout)
+            digest, now = requests_digest(sessions), datetime.now(UTC).isoformat()
+            rollout = Rollout(episode, sessions[0].mode, digest, counts, now)
+            await sessions[0].recording.run(Recording.add_rollout, rollout)
         for session in sessions:
             for key, count in session.missed.items():
-                await asyncio.to_thread(session.recording.add_unanswered, session.part, key, count)
-            self._sessions.pop(session.id, None)
-            for path, opened in tuple(self._recordings.items()):
-                opened.sessions.discard(session.id)
-                if not opened.sessions:
-                    del self._recordings[path]
-                    await asyncio.to_thread(opened.recording.close)
+                await session.recording.run(Recording.add_unanswered, session.part, key, count)
+            del self._sandboxes[session.id]
+            self._release(session)
 
     # mitmproxy's hooks
 
     def client_connected(self, client: connection.Client) -> None:
-        session = self._announced.pop(client.peername[1], None)
-        if session is None:
+        sandbox = self._announced.pop(client.peername[1], None)
+        if sandbox is None:
             client.error = "the connection was not announced"
-        else:
-            self._connections[client.id] = session
+            return
+        streams = _streams(client, client)
+        ours = Client(sandbox, streams.writer.transport.get_write_buffer_size)
+        streams.reader = SandboxReader(ours, streams.reader)
+        sandbox.clients.add(ours)
+        self._clients[client.id] = ours
 
     def client_disconnected(self, client: connection.Client) -> None:
-        self._connections.pop(client.id, None)
-        self._failures.pop(client.id, None)
+        if (ours := self._clients.pop(client.id, None)) is not None:
+            ours.sandbox.clients.discard(ours)
 
     def requestheaders(self, flow: http.HTTPFlow) -> None:
-        if flow.client_conn.proxy_mode.type_name == "reverse":
-            # The host of the mode is a placeholder. Setting it would replace the header too.
-            header = flow.request.host_header
-            flow.request.host = flow.request.pretty_host
-            flow.request.host_header = header
-        for name in CONDITIONS:
-            flow.request.headers.pop(name, None)
-
-    async def request(self, flow: http.HTTPFlow) -> None:
-        session = self._connections.get(flow.client_conn.id)
-        if session is None:
+        client, request = self._clients[flow.client_conn.id], flow.request
+        # Without the characters that a client may leave out: a space in each header, and CR in each line.
+        spare = 2 * len(request.headers.fields) + 2
+        client.head_complete(len(http1.assemble_request_head(request)) - spare)
+        if (http1.expected_http_body_size(request) or 0) > MAX_BODY_BYTES:
+            client.sandbox.session.refuse(f"a request had a body over {MAX_BODY_BYTES >> 20} MiB")
             flow.kill()
             return
         try:
-            answer = await session.answer(_web_request(flow.request))
+            _set_target(flow)
+        except RefusedTargetError as error:
+            flow.metadata[REFUSED] = str(error)
+        for name in CONDITIONS:
+            request.headers.pop(name, None)
+        # What is recorded is decoded, which has no bounds for other encodings.
+        accepted = request.headers.get("Accept-Encoding", "").lower()
+        request.headers["Accept-Encoding"] = "gzip" if "gzip" in accepted else "identity"
+
+    async def request(self, flow: http.HTTPFlow) -> None:
+        client, request = self._clients[flow.client_conn.id], flow.request
+        client.request_complete(len(request.raw_content or b""))
+        session = client.sandbox.session
+        if REFUSED in flow.metadata:
+            session.refuse()
+            flow.response = _http_response(refused_response(flow.metadata[REFUSED]), request.method)
+            return
+        try:
+            answer = await session.answer(_web_request(request), client.sandbox.room)
         except RecordingError as error:
             session.problem = str(error)
             flow.response = http.Response.make(502, f"The recording cannot be read: {error}\n")
             return
         if isinstance(answer, PendingExchange):
-            flow.metadata[PENDING] = session, answer
+            flow.metadata[PENDING] = answer
         else:
-            flow.response = _http_response(answer, flow.request.method)
+            client.answer_bytes = len(answer.body)
+            flow.response = _http_response(answer, request.method)
 
     def responseheaders(self, flow: http.HTTPFlow) -> None:
-        assert flow.response is not None
-        if flow.response.headers.get("Content-Type", "").startswith("text/event-stream"):
-            # It may never end.
-            flow.response.stream = True
+        client, response = self._clients.get(flow.client_conn.id), flow.response
+        assert response is not None
+        if client is None:
+            return
+        if client.is_worn:
+            response.headers["Connection"] = "close"
+        if PENDING in flow.metadata:
+            client.collect(b"")
+            # A stream may never end.
+            if not response.headers.get("Content-Type", "").startswith("text/event-stream"):
+                client.body = bytearray()
+            response.stream = client.collect
 
     async def response(self, flow: http.HTTPFlow) -> None:
-        if PENDING not in flow.metadata:
+        client, response = self._clients.get(flow.client_conn.id), flow.response
+        assert response is not None
+        if client is None:
             return
-        session, pending = flow.metadata.pop(PENDING)
-        assert flow.response is not None
-        await session.store(pending, None if flow.response.stream else _web_response(flow.response))
+        if (pending := flow.metadata.pop(PENDING, None)) is not None:
+            found = None
+            if client.body is not None:
+                headers = _headers(response.headers)
+                found = WebResponse(response.status_code, response.reason, headers, bytes(client.body))
+            await client.sandbox.session.store(pending, found)
+        client.response_complete()
+        self._collect_garbage(len(flow.request.raw_content or b"") + len(response.raw_content or b""))
+
+    def _collect_garbage(self, size: int) -> None:
+        """Free the bodies of earlier flows, from time to time. `size`: of the bodies of one more."""
+        # Flows belong to reference cycles, and Python's collector counts objects, whatever their size.
+        self._garbage_bytes += size
+        if self._garbage_bytes > GARBAGE_BYTES:
+            self._garbage_bytes = 0
+            gc.collect()
 
     async def error(self, flow: http.HTTPFlow) -> None:
-        if PENDING in flow.metadata:
-            session, pending = flow.metadata.pop(PENDING)
-            failure = self._failures.get(flow.client_conn.id)
+        client = self._clients.get(flow.client_conn.id)
+        if client is None:
+            return
+        client.response_complete()
+        if (pending := flow.metadata.pop(PENDING, None)) is not None:
             message = flow.error.msg if flow.error is not None else ""
             # It may also be an error of the sandbox's connection, which says nothing about the site.
-            await session.fail(pending, failure if failure is not None and failure in message else "")
+            failure = client.failure if client.failure and client.failure in message else ""
+            await client.sandbox.session.fail(pending, failure)
 
     def server_connect_error(self, data: server_hooks.ServerConnectionHookData) -> None:
         self._note_failure(data.client, data.server)
@@ -242,24 +327,37 @@ class RecordingProxy:
         self._note_failure(data.context.client, data.conn)
 
     def _note_failure(self, client: connection.Client, server: connection.Connection) -> None:
-        if server.error and server.error != CANCELLED:
-            self._failures[client.id] = server.error
+        self._names.pop(server.id, None)
+        if server.error and server.error != CANCELLED and client.id in self._clients:
+            self._clients[client.id].failure = server.error
 
     async def server_connect(self, data: server_hooks.ServerConnectionHookData) -> None:
-        session = self._connections.get(data.client.id)
-        if session is None or session.mode == "replay":
+        client = self._clients.get(data.client.id)
+        if client is None or client.sandbox.session.mode == "replay":
             # Requests are answered before; this is for whatever is not HTTP.
             data.server.error = "there is no live web"
             return
         host, port = data.server.address[:2]
         try:
             check_port(port)
-            if (named := self._targets.named(host, port)) is not None:
-                data.server.address = named
-                return
-            data.server.address = (await _public_address(host, port), port)
+            found = self._targets.named(host, port)
+            if found is None:
+                async with client.sandbox.resolving:
+                    found = await _public_address(host, port), port
         except RefusedTargetError as error:
             data.server.error = str(error)
+            return
+        self._names[data.server.id] = host, port
+        data.server.address = found
+
+    def server_connected(self, data: server_hooks.ServerConnectionHookData) -> None:
+        # mitmproxy looks by its name for a connection that it can use again. It would open one for each
+        # request, and not the sixth. (It does not allow to set the address of an open connection.)
+        vars(data.server)["address"] = self._names.pop(data.server.id)
+        client = self._clients.get(data.client.id)
+        if client is not None:
+            streams = _streams(data.client, data.server)
+            streams.reader = SiteReader(client, streams.reader)
 
 
 def _most_missed(sessions: list[Session]) -> dict[str, int]:
@@ -281,23 +379,47 @@ async def _public_address(host: str, port: int) -> str:
     return public_address(host, [str(entry[4][0]) for entry in found])
 
 
+def _streams(client: connection.Client, which: connection.Connection) -> Any:
+    """mitmproxy's reader and writer of a connection: of the client's, or of one to a site for it."""
+    return ctx.master.addons.get("proxyserver").connections[client.id].transports[which]
+
+
+def _set_target(flow: http.HTTPFlow) -> None:
+    """Make the request's address that of the site that it is sent to, in the form of `host_name`.
+
+    Raises RefusedTargetError if the request names another one anywhere: a site, or a server in front of many
+    sites, may answer for that.
+    """
+    request, sni = flow.request, flow.client_conn.sni
+    if flow.client_conn.proxy_mode.type_name == "reverse":
+        # The host of the mode is a placeholder.
+        host = host_name(sni or request.headers.get("Host", ""))
+    else:
+        host = host_name(f"[{request.host}]" if ":" in request.host else request.host)
+    for name in (*request.headers.get_all("Host"), request.authority, sni):
+        if name and host_name(name) != host:
+            raise RefusedTargetError(f"the request is sent to {host} and names {name[:MAX_SHOWN]}")
+    if request.http_version not in ("HTTP/1.0", "HTTP/1.1") or not request.path.startswith("/"):
+        raise RefusedTargetError("the request has no path, or is not of HTTP/1")
+    if request.data.method != request.method.encode():
+        raise RefusedTargetError(f"the method is not written as {request.method}")
+    if len(request.data.path) > MAX_PATH_BYTES:
+        raise RefusedTargetError(f"the address is longer than {MAX_PATH_BYTES} bytes")
+    request.data.host, request.data.authority = host, b""
+    # Without it, a server with several sites answers with any of them.
+    request.headers.setdefault("Host", host)
+
+
 def _web_request(request: http.Request) -> WebRequest:
-    return WebRequest(request.method, request.pretty_url, _headers(request.headers), _content(request))
-
-
-def _web_response(response: http.Response) -> WebResponse:
-    return WebResponse(response.status_code, response.reason, _headers(response.headers), _content(response))
+    host = f"[{request.host}]" if ":" in request.host else request.host
+    # Sent to the site, but no part of a parsed address.
+    path = re.sub(r"[#\x00-\x20]", lambda match: f"%{ord(match[0]):02X}", request.path)
+    url = f"{request.scheme}://{host}:{request.port}{path}"
+    return WebRequest(request.method, url, _headers(request.headers), request.raw_content or b"")
 
 
 def _headers(headers: http.Headers) -> Headers:
     return Headers(tuple(headers.items(multi=True)))
-
-
-def _content(message: http.Message) -> bytes:
-    """The body without its content encoding; as it was sent if it cannot be decoded, or was passed on."""
-    with contextlib.suppress(ValueError):
-        return message.get_content(strict=False) or b""
-    return message.raw_content or b""
 
 
 def _http_response(response: WebResponse, method: str) -> http.Response:

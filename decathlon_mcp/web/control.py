@@ -29,14 +29,15 @@ class Configuration:
     addresses: dict[str, tuple[str, int | None]]
     max_response_bytes: int
     max_recording_bytes: int
+    request_seconds: float = 120.0
+    """How long a sandbox may take to send a request, and how long it may send nothing on a connection."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Configuration:
-        addresses = {name: (address, port) for name, (address, port) in value["addresses"].items()}
-        return cls(addresses, value["max_response_bytes"], value["max_recording_bytes"])
+        return cls(**value)
 
 
 @dataclass(frozen=True, slots=True)

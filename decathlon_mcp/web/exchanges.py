@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -26,7 +27,7 @@ class Headers:
 
 @dataclass(frozen=True, slots=True)
 class WebRequest:
-    """One request as the proxy received it, its body decoded from any content encoding."""
+    """One request as the proxy received it; `url` names the site that it is sent to."""
 
     method: str
     url: str
@@ -36,7 +37,7 @@ class WebRequest:
 
 @dataclass(frozen=True, slots=True)
 class WebResponse:
-    """One response, its body decoded from any content encoding."""
+    """One response. What is recorded has no content encoding."""
 
     status: int
     reason: str = ""
@@ -79,3 +80,25 @@ class Counts:
             "passed": self.passed,
             "missed": self.missed,
         }
+
+
+def decoded_body(body: bytes, encoding: str, max_bytes: int) -> bytes | None:
+    """A body without its content encoding; None if it is longer than the limit, or cannot be decoded."""
+    encoding = encoding.strip().lower()
+    if not body or encoding in ("", "identity"):
+        return body if len(body) <= max_bytes else None
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        return None
+    # `deflate` should have zlib's header, but is sent without it too.
+    raw_deflate = encoding == "deflate" and body[0] & 0x0F != zlib.DEFLATED
+    decoded = b""
+    try:
+        while body:
+            decoder = zlib.decompressobj(-zlib.MAX_WBITS if raw_deflate else zlib.MAX_WBITS | 32)
+            decoded += decoder.decompress(body, max_bytes - len(decoded) + 1)
+            if len(decoded) > max_bytes or not decoder.eof:
+                return None
+            body = decoder.unused_data.lstrip(b"\0")
+    except zlib.error:
+        return None
+    return decoded

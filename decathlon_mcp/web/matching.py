@@ -15,6 +15,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit, urlunsplit
@@ -24,8 +25,8 @@ from decathlon_mcp.web.exchanges import Headers, WebRequest, WebResponse
 REDACTED = "REDACTED"
 MIN_SECRET_CHARACTERS = 8
 """Shorter values are not searched for in responses: they would match by chance."""
-MAX_JSON_BYTES = 1 << 20
-"""Longer JSON bodies are compared byte by byte."""
+MAX_PARSED_BYTES = 64 << 10
+"""Longer forms and JSON bodies are compared byte by byte: while they are parsed, nothing else runs."""
 MAX_URL_CHARACTERS = 8192
 MAX_HEADER_BYTES = 64 << 10
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -75,10 +76,9 @@ class RequestKey:
 def request_key(request: WebRequest) -> RequestKey:
     """The key of a request."""
     method, url = request.method.upper(), normal_url(request.url)
-    content_type = request.headers.get("content-type")
-    body = _comparable_body(request.body, content_type)
     total = hashlib.sha256()
-    for part in (method.encode(), url.encode("utf-8", "surrogateescape"), body):
+    body = _comparable_body(request)
+    for part in (method.encode(), url.encode("utf-8", "surrogateescape"), *body):
         total.update(len(part).to_bytes(8, "big") + part)
     accept = ",".join(sorted(part.strip().lower() for part in request.headers.get("accept").split(",")))
     variant = hashlib.sha256(f"{accept}\n{request.headers.get('range')}".encode("utf-8", "replace"))
@@ -149,23 +149,28 @@ def _normal_host(parts: SplitResult) -> str:
     return host if port in (None, DEFAULT_PORTS.get(parts.scheme.lower())) else f"{host}:{port}"
 
 
-def _comparable_body(body: bytes, content_type: str) -> bytes:
+def _comparable_body(request: WebRequest) -> tuple[bytes, ...]:
+    """The body in a spelling that does not vary, and how a site reads it."""
+    content_type, body = request.headers.get("content-type"), request.body
+    if not body:
+        return (b"",)
     kind = content_type.partition(";")[0].strip().lower()
-    if kind == "application/x-www-form-urlencoded":
+    encoding = request.headers.get("content-encoding").strip().lower()
+    if encoding or len(body) > MAX_PARSED_BYTES:
+        pass
+    elif kind == "application/x-www-form-urlencoded":
         pairs = parse_qsl(body.decode("utf-8", "surrogateescape"), keep_blank_values=True)
         redacted = sorted((name, REDACTED if is_secret_name(name) else value) for name, value in pairs)
-        return "&".join(
+        body = "&".join(
             f"{quote(name)}={quote(value, errors='replace')}" for name, value in redacted
         ).encode()
-    if (kind == "application/json" or kind.endswith("+json")) and len(body) <= MAX_JSON_BYTES:
-        try:
-            return json.dumps(_redacted(json.loads(body)), sort_keys=True).encode()
-        except (ValueError, RecursionError):
-            return body
+    elif kind == "application/json" or kind.endswith("+json"):
+        with suppress(ValueError, RecursionError):
+            body = json.dumps(_redacted(json.loads(body)), sort_keys=True).encode()
     if kind.startswith("multipart/") and (match := re.search(r'boundary="?([^";,]+)', content_type)):
         # Clients choose a boundary at random.
-        return body.replace(match[1].encode("utf-8", "surrogateescape"), b"boundary")
-    return body
+        body = body.replace(match[1].encode("utf-8", "surrogateescape"), b"boundary")
+    return (body, kind.encode("utf-8", "surrogateescape"), encoding.encode("utf-8", "surrogateescape"))
 
 
 def _redacted(value: Any) -> Any:

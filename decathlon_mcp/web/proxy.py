@@ -349,8 +349,10 @@ def _command(options: ProxyOptions, authority: Path, addon: Path) -> list[str]:
         "rawtcp": "false",
         "keep_host_header": "true",
         "onboarding": "false",
+        # `connections.py` counts what a connection carries, one request after the other.
+        "http2": "false",
         "http3": "false",
-        "stream_large_bodies": str(options.configuration.max_response_bytes),
+        "websocket": "false",
     }
     if options.authorities is not None:
         settings["ssl_verify_upstream_trusted_ca"] = str(options.authorities.expanduser().absolute())

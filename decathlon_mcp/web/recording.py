@@ -194,6 +194,10 @@ class Recording:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def check(self) -> None:
+        """Raises RecordingError if the file is not a recording."""
+        self._about()
+
     @property
     def id(self) -> RecordingId:
         about = self._about()

@@ -10,47 +10,102 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
-from decathlon_mcp.web.exchanges import Counts, Headers, Mode, Part, WebRequest, WebResponse
+from decathlon_mcp.web.exchanges import (
+    Counts,
+    Headers,
+    Mode,
+    Part,
+    WebRequest,
+    WebResponse,
+    decoded_body,
+)
 from decathlon_mcp.web.matching import RequestKey, request_key, storable
 from decathlon_mcp.web.recording import Recording, RecordingError
 from decathlon_mcp.web.usage_reports import is_usage_report
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Room = Callable[[], AbstractAsyncContextManager[object]]
+"""Waits until there is memory for a recorded response."""
+
+REFUSED_STATUS = 421
 MISSED_STATUS = 504
 """As a cache that may only answer from what it has (RFC 9111, 5.2.1.7)."""
 MARK = "Decathlon-Web"
-"""Header of responses that the proxy makes: `replayed`, `missed`, `accepted`."""
+"""Header of responses that the proxy makes: `replayed`, `missed`, `accepted`, `refused`."""
 TEMPORARY = frozenset({408, 421, 425, 429, 500, 502, 503, 504})
 """Statuses that are not recorded: a rollout at another time would not get them."""
 UNREACHABLE_STATUS = 502
 """Of sites that could not be reached: what the proxy answers while recording, and therefore in a replay."""
 MAX_MISSES = 200
 """Different requests without an answer that a session remembers."""
-WAIT_SECONDS = 90.0
-"""How long a sandbox waits for another one that asks a site for the same."""
+WAIT_SECONDS = 20.0
+"""How long a sandbox waits for another one that asks a site for the same, and may never read the answer."""
+SETTLE_SECONDS = 10.0
 MAX_KEYS = 20_000
 """Different requests of one session; of more, the numbers are not kept apart."""
 
 
-class Filling:
-    """The requests that sandboxes are asking sites for at the moment, over all sessions of a recording."""
+class SharedRecording:
+    """A recording and what all sessions that use it share.
 
-    def __init__(self) -> None:
-        self._pending: dict[tuple[str, str, str], asyncio.Event] = {}
+    Its thread is its own: what is slow here, such as a lock on the file, delays no other recording.
+    """
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        self.path = path
+        self.sessions: set[str] = set()
+        self._max_bytes = max_bytes
+        self._thread = ThreadPoolExecutor(1, "recording")
+        self._recording: Recording | None = None
+        self._asking: dict[tuple[str, str, str], asyncio.Event] = {}
+
+    async def run(
+        self, method: Callable[Concatenate[Recording, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Call a method of the recording, which is opened first. Raises RecordingError."""
+
+        def call() -> T:
+            if self._recording is None:
+                self._recording = Recording.open(self.path, max_bytes=self._max_bytes)
+            return method(self._recording, *args, **kwargs)
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+        except RuntimeError as error:  # by connections that outlive their episode
+            raise RecordingError(f"{self.path} is closed") from error
+
+    def release(self, session: str) -> bool:
+        """End the use by a session; returns whether it was the last one, and the file is closed."""
+        self.sessions.discard(session)
+        if not self.sessions:
+            self.close()
+        return not self.sessions
+
+    def close(self) -> None:
+        """Close the file after everything that was called before; the process ends after that."""
+        self._thread.submit(lambda: self._recording and self._recording.close())
+        self._thread.shutdown(wait=False)
 
     def claim(self, part: Part, key: RequestKey) -> asyncio.Event | None:
-        """Ask the site (None), or wait for the event of who is asking it."""
+        """Ask the site (None), or wait for the event of the sandbox that is asking it."""
         name = (part, key.digest, key.variant)
-        if (event := self._pending.get(name)) is not None:
+        if (event := self._asking.get(name)) is not None:
             return event
-        self._pending[name] = asyncio.Event()
+        self._asking[name] = asyncio.Event()
         return None
 
-    def release(self, part: Part, key: RequestKey) -> None:
+    def answered(self, part: Part, key: RequestKey) -> None:
         """The site has answered, or could not be reached."""
-        if (event := self._pending.pop((part, key.digest, key.variant), None)) is not None:
+        if (event := self._asking.pop((part, key.digest, key.variant), None)) is not None:
             event.set()
 
 
@@ -71,8 +126,7 @@ class Session:
     id: str
     mode: Mode
     part: Part
-    recording: Recording
-    filling: Filling
+    recording: SharedRecording
     max_response_bytes: int
     counts: Counts = field(default_factory=Counts)
     problem: str = ""
@@ -80,6 +134,8 @@ class Session:
     _numbers: Counter[str] = field(default_factory=Counter[str])
     _keys: set[str] = field(default_factory=set[str])
     _missed: Counter[RequestKey] = field(default_factory=Counter[RequestKey])
+    _storing: int = 0
+    _settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def missed(self) -> Mapping[RequestKey, int]:
@@ -91,7 +147,7 @@ class Session:
         """The different requests that were made."""
         return self._keys
 
-    async def answer(self, request: WebRequest) -> WebResponse | PendingExchange:
+    async def answer(self, request: WebRequest, room: Room = nullcontext) -> WebResponse | PendingExchange:
         """The recorded response, an error that says that there is none, or what the site has to be asked."""
         if is_usage_report(request.url):
             return WebResponse(204, "No Content", Headers(((MARK, "accepted"),)))
@@ -101,45 +157,65 @@ class Session:
             self._keys.add(key.digest)
         if self.mode == "record":
             return PendingExchange(request, key, number, claimed=False)
-        if (found := await self._find(key, number)) is not None:
+        if (found := await self._find(key, number, room)) is not None:
             return found
         if self.mode == "replay":
-            failure = await asyncio.to_thread(self.recording.find_failure, self.part, key)
+            failure = await self.recording.run(Recording.find_failure, self.part, key)
             if failure is not None:
                 self.counts = replace(self.counts, replayed=self.counts.replayed + 1)
                 return failed_response(key, failure)
             self._miss(key)
             return missed_response(key)
-        while (event := self.filling.claim(self.part, key)) is not None:
+        while (event := self.recording.claim(self.part, key)) is not None:
             try:
                 await asyncio.wait_for(event.wait(), WAIT_SECONDS)
             except TimeoutError:
                 return PendingExchange(request, key, 0, claimed=False)
-            if (found := await self._find(key, number)) is not None:
+            if (found := await self._find(key, number, room)) is not None:
                 return found
         return PendingExchange(request, key, 0, claimed=True)
 
     async def store(self, pending: PendingExchange, response: WebResponse | None) -> None:
-        """Record the site's response. None: it is a stream, or too long to be kept in memory."""
+        """Record the site's response, as it was sent. None: it is a stream, or cannot be kept in memory.
+
+        It is not recorded if it is too long, or cannot be decoded.
+        """
         recorded = False
+        self._storing += 1
+        self._settled.clear()
         try:
-            if (
-                response is not None
-                and response.status not in TEMPORARY
-                and response.status >= 200
-                and len(response.body) <= self.max_response_bytes
-            ):
-                clean = await asyncio.to_thread(storable, pending.request, response)
-                await asyncio.to_thread(self.recording.add, self.part, pending.key, pending.number, clean)
-                recorded = True
+            if response is not None and response.status not in TEMPORARY and response.status >= 200:
+                clean = await asyncio.to_thread(self._cleaned, pending.request, response)
+                if clean is not None:
+                    await self.recording.run(Recording.add, self.part, pending.key, pending.number, clean)
+                    recorded = True
         except RecordingError as error:
             self.problem = str(error)
         finally:
             self._finish(pending)
-        if recorded:
-            self.counts = replace(self.counts, recorded=self.counts.recorded + 1)
-        else:
-            self.counts = replace(self.counts, passed=self.counts.passed + 1)
+            if recorded:
+                self.counts = replace(self.counts, recorded=self.counts.recorded + 1)
+            else:
+                self.counts = replace(self.counts, passed=self.counts.passed + 1)
+            self._storing -= 1
+            if not self._storing:
+                self._settled.set()
+
+    def _cleaned(self, request: WebRequest, response: WebResponse) -> WebResponse | None:
+        encoding = response.headers.get("content-encoding")
+        body = decoded_body(response.body, encoding, self.max_response_bytes)
+        return None if body is None else storable(request, replace(response, body=body))
+
+    async def settled(self) -> None:
+        """Wait until the responses that have been received are recorded: their bytes are passed on before."""
+        if self._storing:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._settled.wait(), SETTLE_SECONDS)
+
+    def refuse(self, problem: str = "") -> None:
+        """Count a request that is answered by an error, whatever the recording has."""
+        self.counts = replace(self.counts, missed=self.counts.missed + 1)
+        self.problem = problem or self.problem
 
     async def fail(self, pending: PendingExchange, failure: str = "") -> None:
         """There is no response. `failure`: why the site could not be reached; empty if something else failed.
@@ -149,9 +225,9 @@ class Session:
         key, repeats = pending.key, False
         try:
             if failure:
-                found = await asyncio.to_thread(self.recording.find_failure, self.part, key)
+                found = await self.recording.run(Recording.find_failure, self.part, key)
                 repeats = found is not None and self.mode == "replay-or-record"
-                await asyncio.to_thread(self.recording.add_unanswered, self.part, key, 1, failure)
+                await self.recording.run(Recording.add_unanswered, self.part, key, 1, failure)
         except RecordingError as error:
             self.problem = str(error)
         finally:
@@ -169,10 +245,11 @@ class Session:
 
     def _finish(self, pending: PendingExchange) -> None:
         if pending.claimed:
-            self.filling.release(self.part, pending.key)
+            self.recording.answered(self.part, pending.key)
 
-    async def _find(self, key: RequestKey, number: int) -> WebResponse | None:
-        found = await asyncio.to_thread(self.recording.find, self.part, key, number)
+    async def _find(self, key: RequestKey, number: int, room: Room) -> WebResponse | None:
+        async with room():
+            found = await self.recording.run(Recording.find, self.part, key, number)
         if found is None:
             return None
         self.counts = replace(self.counts, replayed=self.counts.replayed + 1)
@@ -190,6 +267,12 @@ def requests_digest(sessions: Collection[Session]) -> str:
     """What tells rollouts apart: the set of all requests of their agents."""
     keys = sorted({key for session in sessions if session.part == "agent" for key in session.keys})
     return hashlib.sha256("\n".join(keys).encode()).hexdigest()[:32]
+
+
+def refused_response(why: str) -> WebResponse:
+    """The error that a sandbox gets for a request that does not name the site that it is sent to."""
+    headers = (("Content-Type", "text/plain; charset=utf-8"), ("Connection", "close"), (MARK, "refused"))
+    return WebResponse(REFUSED_STATUS, "Misdirected Request", Headers(headers), f"{why}\n".encode())
 
 
 def failed_response(key: RequestKey, failure: str) -> WebResponse:

@@ -7,11 +7,20 @@ or in the networks around it.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 BLOCKED_PORTS = frozenset({22, 23, 25, 110, 143, 465, 587, 993, 995})
 """Ports of services that are not web sites; HTTP sent to a mail server can send mail."""
+
+
+_AUTHORITY = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\[\]:]*)(?::\d*)?")
+_NAME = re.compile(r"[0-9a-z_-]+(?:\.[0-9a-z_-]+)*")
+
+
+MAX_SHOWN = 200
 
 
 class RefusedTargetError(Exception):
@@ -29,6 +38,23 @@ class Targets:
         name = host.lower().rstrip(".")
         found = self.addresses.get(f"{name}:{port}") or self.addresses.get(name)
         return None if found is None else (found[0], found[1] or port)
+
+
+def host_name(authority: str) -> str:
+    """The host of `HOST[:PORT]` as two of them are compared: ASCII in lower case, without a final dot.
+
+    An IPv6 address has no brackets. Raises RefusedTargetError for what is no name and no address: a resolver
+    may accept more characters than that, and an address with them would be read as that of another host.
+    """
+    match = _AUTHORITY.fullmatch(authority)
+    host = "" if match is None else match["host"].rstrip(".")
+    with suppress(ValueError):
+        if host.startswith("["):
+            return str(ipaddress.IPv6Address(host[1:-1]))
+        host = host.encode("idna").decode("ascii").lower()
+        if _NAME.fullmatch(host):
+            return host
+    raise RefusedTargetError(f"{authority[:MAX_SHOWN]!r} is not the name of a host")
 
 
 def check_port(port: int) -> None:

@@ -11,26 +11,17 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.web.proxy import AUTHORITY_FOLDER, find_program
+from decathlon_mcp.web.proxy import AUTHORITY_FOLDER
 from decathlon_mcp.web.recording import FOLDER, Recording, find_recordings
 from tests.probe.clients import playing
 from tests.probe.serving import Served, serving
+from tests.web.running import needs_mitmdump
 from tests.web.sites import Sites, arxiv_sites
 
 ARXIV = Path(__file__).parents[1] / "arxiv"
 
 
-def has_proxy() -> bool:
-    try:
-        find_program(None)
-    except SettingsError:
-        return False
-    return True
-
-
 pytestmark = pytest.mark.anyio
-needs_mitmdump = pytest.mark.skipif(not has_proxy(), reason="needs mitmdump: make mitmproxy")
 STAND_IN = Path(__file__).with_name("fake_mitmdump.py")
 
 

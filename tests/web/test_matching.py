@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -140,3 +141,13 @@ def test_headers_of_a_connection_are_not_stored_but_the_length_of_a_head() -> No
 def test_odd_addresses_have_a_key(url: str) -> None:
     assert normal_url(normal_url(url)) == normal_url(url)
     assert request_key(get(url)) == request_key(get(url))
+
+
+def test_what_a_site_reads_otherwise_is_another_request() -> None:
+    bodies = [
+        post(b"{}", "application/json"),
+        post(b"{}", "text/plain"),
+        post(b"", "application/json"),
+        replace(post(b"{}", ""), headers=Headers((("Content-Encoding", "gzip"),))),
+    ]
+    assert len({request_key(body).digest for body in bodies}) == len(bodies)

@@ -14,9 +14,9 @@ from decathlon_mcp.web.recording import Recording, RecordingId
 from decathlon_mcp.web.session import (
     MISSED_STATUS,
     UNREACHABLE_STATUS,
-    Filling,
     PendingExchange,
     Session,
+    SharedRecording,
     requests_digest,
 )
 
@@ -33,9 +33,10 @@ def recording(tmp_path: Path) -> Generator[Recording]:
 
 
 def session(
-    recording: Recording, mode: Mode, *, part: Part = "agent", filling: Filling | None = None
+    recording: Recording, mode: Mode, *, part: Part = "agent", shared: SharedRecording | None = None
 ) -> Session:
-    return Session("id", mode, part, recording, filling or Filling(), max_response_bytes=1000)
+    shared = shared or SharedRecording(recording.path, max_bytes=100_000)
+    return Session("id", mode, part, shared, max_response_bytes=1000)
 
 
 async def record(session: Session, body: str | None, status: int = 200, request: WebRequest = PAGE) -> None:
@@ -104,8 +105,8 @@ async def test_a_full_recording_is_a_problem_and_not_an_error(recording: Recordi
 
 
 async def test_sandboxes_that_ask_for_the_same_at_once_ask_the_site_once(recording: Recording) -> None:
-    filling = Filling()
-    sessions = [session(recording, "replay-or-record", filling=filling) for _ in range(5)]
+    shared = SharedRecording(recording.path, max_bytes=100_000)
+    sessions = [session(recording, "replay-or-record", shared=shared) for _ in range(5)]
     pending = await sessions[0].answer(PAGE)
     assert isinstance(pending, PendingExchange)
     texts: list[str] = []
@@ -124,8 +125,8 @@ async def test_sandboxes_that_ask_for_the_same_at_once_ask_the_site_once(recordi
 
 
 async def test_another_sandbox_asks_if_the_site_did_not_answer_the_first(recording: Recording) -> None:
-    filling = Filling()
-    first, second = (session(recording, "replay-or-record", filling=filling) for _ in range(2))
+    shared = SharedRecording(recording.path, max_bytes=100_000)
+    first, second = (session(recording, "replay-or-record", shared=shared) for _ in range(2))
     pending = await first.answer(PAGE)
     assert isinstance(pending, PendingExchange)
     async with anyio.create_task_group() as tasks:

@@ -8,6 +8,7 @@ from decathlon_mcp.web.targets import (
     RefusedTargetError,
     Targets,
     check_port,
+    host_name,
     parse_addresses,
     public_address,
 )
@@ -28,6 +29,23 @@ def test_the_first_public_address_is_used() -> None:
     assert public_address("a.example", ["93.184.216.34", "2606:2800:220:1::1"]) == "93.184.216.34"
     with pytest.raises(RefusedTargetError, match="has no address"):
         public_address("a.example", [])
+
+
+@pytest.mark.parametrize(
+    ("authority", "host"),
+    [("A.Example.:80", "a.example"), ("[::1]:443", "::1"), ("bücher.example", "xn--bcher-kva.example"),
+     ("10.0.0.1", "10.0.0.1"), ("_x.a_b.example", "_x.a_b.example")],
+)  # fmt: skip
+def test_spellings_of_a_host_are_the_same(authority: str, host: str) -> None:
+    assert host_name(authority) == host
+
+
+@pytest.mark.parametrize(
+    "authority", ["", "a b", "a@b", "a/b", "a#b", "a?b", "a\\b", "a%2fb", "[a]", "a:b", ".", "a..b"]
+)
+def test_what_is_no_name_of_a_host_is_refused(authority: str) -> None:
+    with pytest.raises(RefusedTargetError, match="not the name of a host"):
+        host_name(authority)
 
 
 def test_mail_servers_are_refused() -> None:

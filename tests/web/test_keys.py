@@ -1,0 +1,146 @@
+"""A response is recorded under the address of the site that gave it, whatever a request says."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import AsyncGenerator, Generator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+
+from decathlon_mcp.web.exchanges import Counts
+from tests.web.running import Running, needs_mitmdump, real_proxy
+from tests.web.sites import Sites, sites
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, needs_mitmdump]
+
+ATTACKER, VICTIM = NAMES = ("attacker.example", "victim.example")
+MAX_RESPONSE_BYTES = 1 << 20
+
+
+class NamedSite(BaseHTTPRequestHandler):
+    """Answers with its name, or with what a path names, in an encoding."""
+
+    protocol_version = "HTTP/1.1"
+    name = b""
+
+    def do_GET(self) -> None:
+        body, encoding = self.name, ""
+        if self.path == "/gzip":
+            body, encoding = gzip.compress(b"page"), "gzip"
+        elif self.path == "/bomb":
+            body, encoding = gzip.compress(bytes(64 << 20)), "gzip"
+        elif self.path == "/brotli":
+            body, encoding = b"\x0b\x01\x80page\x03", "br"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        if encoding:
+            self.send_header("Content-Encoding", encoding)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Generator[Sites]:
+    handlers = {(name,): type("Site", (NamedSite,), {"name": name.encode()}) for name in NAMES}
+    with sites(tmp_path, handlers) as running:
+        yield running
+
+
+@pytest.fixture
+async def proxy(tmp_path: Path, web: Sites) -> AsyncGenerator[Running]:
+    async with real_proxy(tmp_path, web, max_response_bytes=MAX_RESPONSE_BYTES) as running:
+        yield running
+
+
+MISMATCHES = {
+    "another host": ("proxy", f"GET http://{ATTACKER}/ HTTP/1.1", f"Host: {VICTIM}"),
+    "another host, led here by name": ("http", f"GET http://{ATTACKER}/ HTTP/1.1", f"Host: {VICTIM}"),
+    "two hosts": ("http", "GET / HTTP/1.1", f"Host: {ATTACKER}", f"Host: {VICTIM}"),
+    "a name that would be read as another": ("http", "GET / HTTP/1.1", f"Host: {VICTIM}#.{ATTACKER}"),
+    "an address that would be read as a name": ("http", "GET / HTTP/1.1", f"Host: [::1]@{VICTIM}"),
+    "no host": ("http", "GET / HTTP/1.0"),
+    "another method": ("http", "get / HTTP/1.1", f"Host: {VICTIM}"),
+    "another version": ("http", "GET / HTTP/2.0", f"Host: {VICTIM}"),
+}
+
+
+@pytest.mark.parametrize("request_lines", MISMATCHES.values(), ids=MISMATCHES)
+async def test_a_request_that_is_not_for_the_site_that_gets_it_is_refused(
+    proxy: Running, web: Sites, request_lines: tuple[str, ...]
+) -> None:
+    session = await proxy.sandbox("sandbox")
+    listener, *lines = request_lines
+    async with proxy.connected(session, listener) as client:  # type: ignore[arg-type]
+        reply = await client.ask(*lines)
+    assert reply.status in (400, 421)
+    counts = await proxy.proxy.close(session)
+    assert counts.counts.recorded == counts.counts.passed == 0
+    assert (web.asked, await proxy.recorded(session)) == ([], {})
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "host"),
+    [
+        (ATTACKER, f"{ATTACKER}:443", VICTIM),
+        (VICTIM, f"{ATTACKER}:443", ATTACKER),
+        (ATTACKER, f"{VICTIM}:443", VICTIM),
+        (ATTACKER, None, VICTIM),
+    ],
+    ids=["host", "server name and host", "server name", "host, led here by name"],
+)
+async def test_a_request_over_tls_for_another_site_is_refused(
+    proxy: Running, web: Sites, name: str, target: str | None, host: str
+) -> None:
+    session = await proxy.sandbox("sandbox")
+    async with proxy.tls(session, name, target) as client:
+        reply = await client.ask("GET / HTTP/1.1", f"Host: {host}")
+    assert (reply.status, reply.headers["decathlon-web"]) == (421, "refused")
+    assert (await proxy.proxy.close(session)).counts == Counts(missed=1)
+    assert (web.asked, await proxy.recorded(session)) == ([], {})
+
+
+async def test_case_port_and_final_dot_do_not_count(proxy: Running) -> None:
+    session = await proxy.sandbox("sandbox")
+    async with proxy.connected(session) as client:
+        reply = await client.ask(f"GET http://{VICTIM}/1 HTTP/1.1", "Host: Victim.Example.:8080")
+        assert reply.body == VICTIM.encode()
+    async with proxy.tls(session, VICTIM, f"{VICTIM}.:443") as client:
+        assert (await client.ask("GET /2 HTTP/1.1", f"Host: {VICTIM.upper()}")).status == 200
+    assert set(await proxy.recorded(session)) == {f"http://{VICTIM}/1", f"https://{VICTIM}/2"}
+
+
+async def test_a_site_is_named_to_it_where_the_request_does_not(proxy: Running, web: Sites) -> None:
+    session = await proxy.sandbox("sandbox")
+    async with proxy.connected(session) as client:
+        assert (await client.ask(f"GET http://{VICTIM}/ HTTP/1.0")).status == 200
+    assert web.asked == [f"{VICTIM} GET / HTTP/1.0"]
+
+
+async def test_a_connection_to_a_site_serves_many_requests(proxy: Running) -> None:
+    session = await proxy.sandbox("sandbox")
+    async with proxy.connected(session) as client:
+        for number in range(8):
+            reply = await client.ask(f"GET http://{VICTIM}/{number} HTTP/1.1", f"Host: {VICTIM}")
+            assert reply.body == VICTIM.encode()
+    assert len(await proxy.recorded(session)) == 8
+
+
+async def test_a_fragment_and_a_control_character_are_parts_of_the_address(proxy: Running) -> None:
+    session = await proxy.sandbox("sandbox")
+    async with proxy.connected(session) as client:
+        for path in ("/a#b", "/a\tb"):
+            await client.ask(f"GET http://{VICTIM}{path} HTTP/1.1", f"Host: {VICTIM}")
+    assert f"http://{VICTIM}/a" not in await proxy.recorded(session)
+    assert f"http://{VICTIM}/ab" not in await proxy.recorded(session)
+
+
+async def test_responses_are_decoded_up_to_the_limit(proxy: Running) -> None:
+    session = await proxy.sandbox("sandbox")
+    async with proxy.connected(session) as client:
+        for path in ("gzip", "bomb", "brotli"):
+            line = f"GET http://{VICTIM}/{path} HTTP/1.1"
+            assert (await client.ask(line, f"Host: {VICTIM}", "Accept-Encoding: br, gzip")).status == 200
+    assert (await proxy.proxy.close(session)).counts == Counts(recorded=1, passed=2)
+    assert await proxy.recorded(session) == {f"http://{VICTIM}/gzip": b"page"}
