@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from cyclopts import App, Parameter
 
 from decathlon_mcp.errors import BadRequestError, SettingsError
 from decathlon_mcp.settings import default_state
+from decathlon_mcp.web.exchanges import Part
 from decathlon_mcp.web.recording import (
     FOLDER,
     Recording,
@@ -25,88 +26,72 @@ from decathlon_mcp.web.recording import (
 
 recordings = App(name="recordings", help="List, show, prune and compare recordings of the web.", sort_key=7)
 
-Task = Annotated[str, Parameter(metavar="TASK")]
-Revision = Annotated[str | None, Parameter(metavar="TEXT", show_default=False)]
-State = Annotated[Path | None, Parameter(metavar="DIR")]
-Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+Task = Annotated[str, Parameter(metavar="TASK", help="A task, or `suite:task`.")]
+Revision = Annotated[
+    str | None,
+    Parameter(
+        metavar="TEXT",
+        show_default=False,
+        help="Beginning of the suite's revision, if there are recordings of several.",
+    ),
+]
+State = Annotated[Path | None, Parameter(metavar="DIR", help="The servers' state folder. [the default one]")]
+JsonObject = Annotated[
+    bool, Parameter(name="--json", negative=(), show_default=False, help="Print one JSON object.")
+]
+JsonLines = Annotated[
+    bool, Parameter(name="--json", negative=(), show_default=False, help="Print one JSON object a line.")
+]
 
 
 @recordings.command(name="list")
-def list_recordings(*, json: Flag = False, state: State = None) -> int:
-    """List the recordings, with the part of other rollouts' requests that they answered.
-
-    Parameters
-    ----------
-    json
-        Print `{"recordings": [...]}`.
-    state
-        The servers' state folder. [the default one]
-    """
+def list_recordings(*, as_json: JsonObject = False, state: State = None) -> int:
+    """List the recordings, with the part of other rollouts' requests that they answered."""
     folder = (state or default_state()) / FOLDER
     summaries = [_summary(path) for path in find_recordings(folder)]
-    if json:
+    if as_json:
         _print_json({"recordings": [_summary_json(summary) for summary in summaries]})
         return 0
-    for summary in summaries:
-        sys.stdout.write("\t".join(_cells(summary)) + "\n")
+    _print_lines(map(_cells, summaries))
     if not summaries:
         sys.stderr.write(f"decathlon-mcp: there are no recordings in {folder}\n")
     return 0
 
 
 @recordings.command
-def show(task: Task, /, *, revision: Revision = None, json: Flag = False, state: State = None) -> int:
-    """Print a task's recording: the exchanges, the requests without an answer, and the rollouts that used it.
-
-    Parameters
-    ----------
-    task
-        A task, or `suite:task`.
-    revision
-        Beginning of the suite's revision, if there are recordings of several.
-    json
-        Print one JSON object.
-    state
-        The servers' state folder. [the default one]
-    """
+def show(
+    task: Task, /, *, revision: Revision = None, as_json: JsonObject = False, state: State = None
+) -> int:
+    """Print a task's recording: exchanges, requests without an answer, and the rollouts that used it."""
     with _open(state, task, revision) as recording:
         summary, exchanges = recording.summary(), recording.exchanges()
         rollouts, unanswered = recording.rollouts(), recording.unanswered()
-    if json:
-        value: dict[str, Any] = _summary_json(summary)
-        value["exchanges"] = [
-            {
-                "part": exchange.part,
-                "number": exchange.number,
-                "method": exchange.method,
-                "url": exchange.url,
-                "status": exchange.status,
-                "bytes": exchange.size,
-                "recorded_at": exchange.recorded_at,
-            }
-            for exchange in exchanges
-        ]
-        value["rollouts"] = [
-            {"episode": rollout.episode, "mode": rollout.mode, "at": rollout.at, **rollout.counts.to_json()}
-            for rollout in rollouts
-        ]
-        value["unanswered"] = [asdict(request) for request in unanswered]
+    if as_json:
+        names = ("part", "number", "method", "url", "status", "recorded_at")
+        value = {
+            **_summary_json(summary),
+            "exchanges": [
+                {**{name: getattr(exchange, name) for name in names}, "bytes": exchange.size}
+                for exchange in exchanges
+            ],
+            "rollouts": [
+                {"episode": each.episode, "mode": each.mode, "at": each.at, **asdict(each.counts)}
+                for each in rollouts
+            ],
+            "unanswered": [asdict(request) for request in unanswered],
+        }
         _print_json(value)
         return 0
-    sys.stdout.write("\t".join(_cells(summary)) + "\n\n")
-    for exchange in exchanges:
-        line = (exchange.part, exchange.method, str(exchange.status), str(exchange.size), exchange.url)
-        sys.stdout.write("\t".join(line) + "\n")
-    sys.stdout.write("\n")
-    for request in unanswered:
-        why = f"recorded failure: {request.failure}" if request.failure else "missed"
-        line = (request.part, request.method, f"{request.count} times", why, request.url)
-        sys.stdout.write("\t".join(line) + "\n")
-    if unanswered:
-        sys.stdout.write("\n")
-    for rollout in rollouts:
-        counts = ", ".join(f"{number} {name}" for name, number in rollout.counts.to_json().items() if number)
-        sys.stdout.write(f"{rollout.at[:19]}\t{rollout.mode}\t{rollout.episode}\t{counts}\n")
+    _print_lines([_cells(summary), ()])
+    _print_lines((each.part, each.method, each.status, each.size, each.url) for each in exchanges)
+    _print_lines([()])
+    for each in unanswered:
+        why = f"recorded failure: {each.failure}" if each.failure else "missed"
+        _print_lines([(each.part, each.method, f"{each.count} times", why, each.url)])
+    _print_lines([()] if unanswered else [])
+    for each in rollouts:
+        counts = ", ".join(f"{number} {name}" for name, number in asdict(each.counts).items() if number)
+        _print_lines([(each.at[:19], each.mode, each.episode, counts)])
     return 0
 
 
@@ -124,18 +109,12 @@ def prune(
 
     Parameters
     ----------
-    task
-        A task, or `suite:task`.
     url
         Delete only exchanges of these addresses (`*`, `?`, `[...]`), such as `https://arxiv.org/*`.
     part
         Delete only exchanges of this part: `preprocess`, `agent` or `grader`.
-    revision
-        Beginning of the suite's revision, if there are recordings of several.
-    state
-        The servers' state folder. [the default one]
     """
-    if part not in (None, "preprocess", "agent", "grader"):
+    if part not in (None, *get_args(Part)):
         raise BadRequestError(f"--part: preprocess, agent or grader was expected, not {part!r}")
     if url is None and part is None:
         path = _find(state, task, revision)
@@ -149,20 +128,10 @@ def prune(
 
 
 @recordings.command
-def compare(task: Task, /, *, revision: Revision = None, json: Flag = False, state: State = None) -> int:
-    """Ask the sites of a recording again and print what has changed. Exit status 0 only if nothing has.
-
-    Parameters
-    ----------
-    task
-        A task, or `suite:task`.
-    revision
-        Beginning of the suite's revision, if there are recordings of several.
-    json
-        Print one JSON object a line.
-    state
-        The servers' state folder. [the default one]
-    """
+def compare(
+    task: Task, /, *, revision: Revision = None, as_json: JsonLines = False, state: State = None
+) -> int:
+    """Ask the sites of a recording again and print what has changed. Exit status 0 only if nothing has."""
     from decathlon_mcp.web.comparison import compare as compare_with_web
 
     with _open(state, task, revision) as recording:
@@ -170,12 +139,12 @@ def compare(task: Task, /, *, revision: Revision = None, json: Flag = False, sta
     counts = Counter[str]()
     for result in compare_with_web(exchanges):
         counts[result.difference] += 1
-        if json:
+        if as_json:
             difference, detail = result.difference, result.detail
             _print_json({"url": result.exchange.url, "difference": difference, "detail": detail})
         elif result.difference != "same":
-            sys.stdout.write(f"{result.difference}\t{result.exchange.url}\t{result.detail}\n")
-    if not json:
+            _print_lines([(result.difference, result.exchange.url, result.detail)])
+    if not as_json:
         parts = [f"{number} {name}" for name, number in sorted(counts.items())]
         sys.stdout.write(f"{', '.join(parts) or 'the recording is empty'}\n")
     return 0 if not counts or set(counts) <= {"same", "skipped"} else 1
@@ -183,27 +152,23 @@ def compare(task: Task, /, *, revision: Revision = None, json: Flag = False, sta
 
 def _open(state: Path | None, task: str, revision: str | None) -> Recording:
     """Raises BadRequestError if there is no such recording, and SettingsError if it cannot be read."""
-    path = _find(state, task, revision)
     try:
-        return Recording.open(path)
+        return Recording(_find(state, task, revision))
     except RecordingError as error:
         raise SettingsError(str(error)) from None
 
 
 def _find(state: Path | None, task: str, revision: str | None) -> Path:
     folder = (state or default_state()) / FOLDER
-    found: list[Path] = []
-    known: set[str] = set()
-    for path in find_recordings(folder):
-        belongs_to = _summary(path).id
-        known.add(belongs_to.task)
-        if task in (
-            belongs_to.task,
-            f"{belongs_to.suite}:{belongs_to.task}",
-        ) and belongs_to.revision.startswith(revision or ""):
-            found.append(path)
+    summaries = {path: _summary(path).id for path in find_recordings(folder)}
+    found = [
+        path
+        for path, id in summaries.items()  # noqa: A001
+        if task in (id.task, f"{id.suite}:{id.task}") and id.revision.startswith(revision or "")
+    ]
     if not found:
-        listed = f"; there are recordings of {', '.join(sorted(known))}" if known else ""
+        known = ", ".join(sorted({id.task for id in summaries.values()}))  # noqa: A001
+        listed = f"; there are recordings of {known}" if known else ""
         raise BadRequestError(f"there is no recording of {task!r} in {folder}{listed}")
     if len(found) > 1:
         several = ", ".join(f"{path.parent.parent.name} {path.stem}" for path in found)
@@ -215,8 +180,8 @@ def _find(state: Path | None, task: str, revision: str | None) -> Path:
 
 def _summary(path: Path) -> Summary:
     try:
-        with ExitStack() as stack:
-            return stack.enter_context(Recording.open(path)).summary()
+        with Recording(path) as recording:
+            return recording.summary()
     except RecordingError as error:
         raise SettingsError(str(error)) from None
 
@@ -234,9 +199,7 @@ def _cells(summary: Summary) -> tuple[str, ...]:
 
 def _summary_json(summary: Summary) -> dict[str, Any]:
     return {
-        "suite": summary.id.suite,
-        "revision": summary.id.revision,
-        "task": summary.id.task,
+        **asdict(summary.id),
         "launch_time": summary.launch_time.isoformat(),
         "exchange_count": summary.exchanges,
         "bytes": summary.body_bytes,
@@ -244,6 +207,11 @@ def _summary_json(summary: Summary) -> dict[str, Any]:
         "hit_rate": summary.rate,
         "runnable": summary.runnable,
     }
+
+
+def _print_lines(rows: Iterable[tuple[object, ...]]) -> None:
+    for row in rows:
+        sys.stdout.write("\t".join(map(str, row)) + "\n")
 
 
 def _print_json(value: dict[str, Any]) -> None:

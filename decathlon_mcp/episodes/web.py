@@ -14,11 +14,10 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import anyio
 import anyio.to_thread
@@ -34,8 +33,9 @@ from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
+from decathlon_mcp.web.control import Listener, SessionSpec
 from decathlon_mcp.web.exchanges import Mode, Part
-from decathlon_mcp.web.proxy import Listener, SessionSpec, WebProxy
+from decathlon_mcp.web.proxy import WebProxy
 from decathlon_mcp.web.recording import (
     FOLDER,
     Recording,
@@ -56,8 +56,6 @@ NOT_PROXIED = "localhost,127.0.0.1"
 """What programs reach directly: task servers and services at the sandbox's own ports."""
 BUNDLE_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "PIP_CERT")
 
-Role = Literal["agent", "preprocess", "grader"]
-
 
 @dataclass(frozen=True, slots=True)
 class RecordedWeb:
@@ -76,28 +74,28 @@ class RecordedWeb:
         belongs_to = recording_id(suite, task)
         path = belongs_to.path(self.state / FOLDER)
         if self.mode != "replay":
+            create = partial(Recording.create, max_bytes=self.max_recording_bytes)
             try:
-                await anyio.to_thread.run_sync(self._create, belongs_to, launch_time)
+                recording = await anyio.to_thread.run_sync(
+                    create, self.state / FOLDER, belongs_to, launch_time
+                )
+                recording.close()
             except RecordingError as error:
                 raise SetUpError(f"the recording cannot be written: {error}") from error
         elif not path.is_file():
             raise SetUpError(no_recording(self.state, suite, task))
-        web = EpisodeWeb(self.proxy, self.mode, label, path)
+        web = EpisodeWeb(self.proxy, self.mode, label, str(path))
         try:
             yield web
         finally:
             with anyio.CancelScope(shield=True):
                 await web.close()
 
-    def _create(self, belongs_to: RecordingId, launch_time: datetime) -> None:
-        folder = self.state / FOLDER
-        Recording.create(folder, belongs_to, launch_time, max_bytes=self.max_recording_bytes).close()
-
 
 class EpisodeWeb:
     """The web of one episode's sandboxes. `label` names it in its recording."""
 
-    def __init__(self, proxy: WebProxy, mode: Mode, label: str, recording: Path) -> None:
+    def __init__(self, proxy: WebProxy, mode: Mode, label: str, recording: str) -> None:
         self._proxy = proxy
         self._mode: Mode = mode
         self._label = label
@@ -109,7 +107,7 @@ class EpisodeWeb:
         self,
         sandbox: Sandbox,
         driver: DriverClient,
-        role: Role,
+        role: Part,
         *,
         shares_loopback: bool,
         has_own_files: bool,
@@ -120,7 +118,13 @@ class EpisodeWeb:
         `has_own_files`: it has file systems of its own, in which the authority can be installed.
         `taken_back`: an earlier server process has done that. Raises SetUpError.
         """
-        session = await self._open_session(role)
+        self._sandboxes += 1
+        session = f"{self._label}-{role}-{self._sandboxes}"
+        spec = SessionSpec(session, self._label, role, self._mode, self._recording)
+        try:
+            await self._proxy.open(spec)
+        except OSError as error:
+            raise SetUpError(f"the recorded web is not available: {error}") from error
         folder = sandbox.root / TRUST_FOLDER
         async with AsyncExitStack() as stack:
             if shares_loopback:
@@ -141,7 +145,7 @@ class EpisodeWeb:
         except OSError as error:
             log.warning("requests could not be counted", extra=fields(episode=self._label, why=str(error)))
             return None
-        return WebUse(mode=self._mode, problem=found.problem, **found.counts.to_json())
+        return WebUse(mode=self._mode, problem=found.problem, **asdict(found.counts))
 
     async def close(self) -> None:
         """End the sessions; the recording notes how many requests it answered."""
@@ -154,16 +158,6 @@ class EpisodeWeb:
             log.warning("not everything was recorded", extra=fields(episode=self._label, why=found.problem))
         if found.missed:
             log.info("requests had no answer", extra=fields(episode=self._label, missed=dict(found.missed)))
-
-    async def _open_session(self, role: Role) -> str:
-        part: Part = role
-        self._sandboxes += 1
-        session = f"{self._label}-{part}-{self._sandboxes}"
-        try:
-            await self._proxy.open(SessionSpec(session, self._label, part, self._mode, self._recording))
-        except OSError as error:
-            raise SetUpError(f"the recorded web is not available: {error.strerror}") from error
-        return session
 
     async def _forward(self, driver: DriverClient, session: str) -> None:
         await driver.forward({PROXY_PORT: partial(self._proxy.connect, session, "proxy")})
@@ -228,7 +222,7 @@ def recorded_launch_time(state: Path, suite: Suite, task: Task) -> datetime | No
     if not path.is_file():
         return None
     try:
-        with Recording.open(path) as recording:
+        with Recording(path) as recording:
             return recording.launch_time
     except RecordingError as error:
         log.warning("a recording cannot be read", extra=fields(why=str(error)))
@@ -246,7 +240,7 @@ def recording_summary(state: Path, suite: Suite, task: Task) -> Summary | None:
     path = recording_id(suite, task).path(state / FOLDER)
     if not path.is_file():
         return None
-    with Recording.open(path) as recording:
+    with Recording(path) as recording:
         return recording.summary()
 
 

@@ -22,6 +22,7 @@ import sys
 from collections import Counter
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ from decathlon_mcp.web.connections import (
     SandboxReader,
     SiteReader,
 )
-from decathlon_mcp.web.control import MAX_LINE_BYTES, Configuration, Ready
+from decathlon_mcp.web.control import MAX_LINE_BYTES, Configuration, EpisodeCounts, Ready, SessionSpec
 from decathlon_mcp.web.exchanges import Counts, Headers, WebRequest, WebResponse
 from decathlon_mcp.web.recording import Recording, RecordingError, Rollout
 from decathlon_mcp.web.session import (
@@ -54,9 +55,9 @@ from decathlon_mcp.web.session import (
 from decathlon_mcp.web.targets import (
     MAX_SHOWN,
     RefusedTargetError,
-    Targets,
     check_port,
     host_name,
+    named_address,
     public_address,
 )
 
@@ -83,7 +84,6 @@ class RecordingProxy:
         self._output = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
         self._configuration: Configuration | None = None
-        self._targets = Targets()
         self._recordings: dict[Path, SharedRecording] = {}
         self._sandboxes: dict[str, Sandbox] = {}
         self._episodes: dict[str, list[Session]] = {}
@@ -112,23 +112,15 @@ class RecordingProxy:
             reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
             loop = asyncio.get_running_loop()
             await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-            self._configuration = Configuration.from_json(json.loads(await reader.readline()))
-            self._targets = Targets(self._configuration.addresses)
-            self._send({"ready": self._ready().to_json()})
+            self._configuration = Configuration(**json.loads(await reader.readline()))
+            self._send(asdict(self._ready()))
             while line := await reader.readline():
                 # Each by itself: a file that is locked delays only the episodes that use it.
-                self._start(self._answer(json.loads(line)))
+                self._start(self._answer(**json.loads(line)))
         finally:
             for recording in self._recordings.values():
                 recording.close()
             ctx.master.shutdown()
-
-    async def _answer(self, request: dict[str, Any]) -> None:
-        try:
-            answer = await self._handle(request)
-        except (RecordingError, KeyError, ValueError) as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        self._send({"id": request["id"], **answer})
 
     def _send(self, message: dict[str, Any]) -> None:
         self._output.write(json.dumps(message) + "\n")
@@ -136,53 +128,49 @@ class RecordingProxy:
 
     def _ready(self) -> Ready:
         servers = ctx.master.addons.get("proxyserver").servers
-        listening = {server.mode.data[:6]: server.listen_addrs[0][:2] for server in servers}
+        names = {"": "proxy", "http:/": "http", "https:": "https"}
+        listeners = {names[server.mode.data[:6]]: server.listen_addrs[0][:2] for server in servers}
         authority = Path(ctx.options.confdir).expanduser() / "mitmproxy-ca-cert.pem"
-        return Ready(listening[""], listening["http:/"], listening["https:"], authority.read_text("ascii"))
+        return Ready(listeners, authority.read_text("ascii"))
 
-    async def _handle(self, request: dict[str, Any]) -> dict[str, Any]:
-        match request["do"]:
-            case "open":
-                await self._open(request)
-                return {}
-            case "connect":
-                await self._connect(self._sandboxes[request["session"]], request["port"])
-                return {}
-            case "counts":
-                return await self._counts(request["episode"])
-            case "close":
-                counts = await self._counts(request["episode"])
-                await self._close(request["episode"])
-                return counts
-            case other:
-                raise ValueError(f"there is no request {other!r}")
+    async def _answer(self, id: int, do: str, **arguments: Any) -> None:  # noqa: A002
+        requests = {
+            "open": self._open,
+            "connect": self._connect,
+            "counts": self._counts,
+            "close": self._close,
+        }
+        try:
+            answer = await requests[do](**arguments)
+        except (RecordingError, KeyError, ValueError) as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        self._send({"id": id, **answer})
 
-    async def _open(self, request: dict[str, Any]) -> None:
+    async def _open(self, **arguments: Any) -> dict[str, Any]:
         assert self._configuration is not None
-        path, limit = Path(request["recording"]), self._configuration.max_recording_bytes
-        recording = self._recordings.setdefault(path, SharedRecording(path, limit))
-        session = Session(
-            request["session"],
-            request["mode"],
-            request["part"],
-            recording,
-            self._configuration.max_response_bytes,
+        spec, configuration = SessionSpec(**arguments), self._configuration
+        path = Path(spec.recording)
+        recording = self._recordings.setdefault(
+            path, SharedRecording(path, configuration.max_recording_bytes)
         )
+        session = Session(spec.session, spec.mode, spec.part, recording, configuration.max_response_bytes)
         recording.sessions.add(session.id)
         try:
-            await recording.run(Recording.check)
+            await recording.open()
         except RecordingError:
             self._release(session)
             raise
-        self._sandboxes[session.id] = Sandbox(session, self._configuration.request_seconds)
-        self._episodes.setdefault(request["episode"], []).append(session)
+        self._sandboxes[session.id] = Sandbox(session, configuration.request_seconds)
+        self._episodes.setdefault(spec.episode, []).append(session)
+        return {}
 
     def _release(self, session: Session) -> None:
         if session.recording.release(session.id):
             del self._recordings[session.recording.path]
 
-    async def _connect(self, sandbox: Sandbox, port: int) -> None:
-        """Let a connection from this port be the sandbox's. Raises ValueError if it has too many."""
+    async def _connect(self, session: str, port: int) -> dict[str, Any]:
+        """Let a connection from this port be the session's. Raises ValueError if it has too many."""
+        sandbox = self._sandboxes[session]
         await sandbox.turns.wait()
         announced = sum(other is sandbox for other in self._announced.values())
         if len(sandbox.clients) + announced >= MAX_CONNECTIONS:
@@ -190,6 +178,7 @@ class RecordingProxy:
         self._announced[port] = sandbox
         # The server may not come: it gives up where the sandbox has closed its end meanwhile.
         asyncio.get_running_loop().call_later(ANNOUNCED_SECONDS, self._forget, sandbox, port)
+        return {}
 
     def _forget(self, sandbox: Sandbox, port: int) -> None:
         if self._announced.get(port) is sandbox:
@@ -201,11 +190,11 @@ class RecordingProxy:
             await session.settled()
         counts = sum((session.counts for session in sessions), Counts())
         problem = next((session.problem for session in sessions if session.problem), "")
-        return {"counts": counts.to_json(), "problem": problem, "missed": _most_missed(sessions)}
+        return asdict(EpisodeCounts(counts, problem, _most_missed(sessions)))
 
-    async def _close(self, episode: str) -> None:
-        sessions = self._episodes.pop(episode, [])
-        counts = sum((session.counts for session in sessions), Counts())
+    async def _close(self, episode: str) -> dict[str, Any]:
+        answer = await self._counts(episode)
+        sessions, counts = self._episodes.pop(episode, []), Counts(**answer["counts"])
         # A regrading has only the evaluator's requests, which say nothing about another rollout.
         if counts != Counts() and any(session.part == "agent" for session in sessions):
             digest, now = requests_digest(sessions), datetime.now(UTC).isoformat()
@@ -216,6 +205,7 @@ class RecordingProxy:
                 await session.recording.run(Recording.add_unanswered, session.part, key, count)
             del self._sandboxes[session.id]
             self._release(session)
+        return answer
 
     # mitmproxy's hooks
 
@@ -332,15 +322,15 @@ class RecordingProxy:
             self._clients[client.id].failure = server.error
 
     async def server_connect(self, data: server_hooks.ServerConnectionHookData) -> None:
-        client = self._clients.get(data.client.id)
-        if client is None or client.sandbox.session.mode == "replay":
+        client, configuration = self._clients.get(data.client.id), self._configuration
+        if client is None or configuration is None or client.sandbox.session.mode == "replay":
             # Requests are answered before; this is for whatever is not HTTP.
             data.server.error = "there is no live web"
             return
         host, port = data.server.address[:2]
         try:
             check_port(port)
-            found = self._targets.named(host, port)
+            found = named_address(configuration.addresses, host, port)
             if found is None:
                 async with client.sandbox.resolving:
                     found = await _public_address(host, port), port

@@ -1,43 +1,40 @@
 """Messages between the server and the addon, JSON objects with one line each.
 
 The server writes to the addon's stdin, the addon to its stdout. The first line from the server is a
-`Configuration`, the first one from the addon `{"ready": {...}}` (a `Ready`). From then on the server sends
-requests, and the addon answers each with its `id`:
+`Configuration`, the first one from the addon a `Ready`. From then on the server sends requests, and the addon
+answers each with its `id`, not always in their order:
 
-    {"id": N, "do": "open", "session": ID, "episode": ID, "part": ..., "mode": ..., "recording": PATH}
+    {"id": N, "do": "open", ...}                             a `SessionSpec`
     {"id": N, "do": "connect", "session": ID, "port": N}     the session's next connection comes from there
-    {"id": N, "do": "counts", "episode": ID}                 -> {"id": N, "counts": {...},
-                                                                 "problem": STR, "missed": {...}}
+    {"id": N, "do": "counts", "episode": ID}                 -> {"id": N, ...}: `EpisodeCounts`
     {"id": N, "do": "close", "episode": ID}                  as `counts`, and ends the episode's sessions
 
-`missed` are the most frequent requests without an answer: `METHOD URL` and how often it was made.
 An answer is `{"id": N, ...}`, or `{"id": N, "error": STR}`. The addon ends with its stdin.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from decathlon_mcp.web.exchanges import Counts, Mode, Part
+from decathlon_mcp.web.targets import Addresses
 
 MAX_LINE_BYTES = 1 << 20
+
+Listener = Literal["proxy", "http", "https"]
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """`addresses` as for `targets.Targets`."""
+    """What the addon has to know of the server's settings."""
 
-    addresses: dict[str, tuple[str, int | None]]
+    addresses: Addresses
     max_response_bytes: int
     max_recording_bytes: int
     request_seconds: float = 120.0
     """How long a sandbox may take to send a request, and how long it may send nothing on a connection."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Configuration:
-        return cls(**value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +44,28 @@ class Ready:
     `authority` is the certificate of its authority (PEM).
     """
 
-    proxy: tuple[str, int]
-    http: tuple[str, int]
-    https: tuple[str, int]
+    listeners: Mapping[Listener, tuple[str, int]]
     authority: str
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Ready:
-        proxy, http, https = ((str(host), int(port)) for host, port in (value[n] for n in LISTENERS))
-        return cls(proxy, http, https, str(value["authority"]))
+@dataclass(frozen=True, slots=True)
+class SessionSpec:
+    """One sandbox of an episode. `recording`: path of a file that exists."""
+
+    session: str
+    episode: str
+    part: Part
+    mode: Mode
+    recording: str
 
 
-LISTENERS = ("proxy", "http", "https")
+@dataclass(frozen=True, slots=True)
+class EpisodeCounts:
+    """`problem`: why something was not recorded, empty if nothing failed.
+
+    `missed`: the most frequent requests without an answer, `METHOD URL`, and how often each was made.
+    """
+
+    counts: Counts
+    problem: str = ""
+    missed: Mapping[str, int] = field(default_factory=dict[str, int])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Literal
 
 Mode = Literal["record", "replay", "replay-or-record"]
@@ -60,26 +60,12 @@ class Counts:
     missed: int = 0
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            self.replayed + other.replayed,
-            self.recorded + other.recorded,
-            self.passed + other.passed,
-            self.missed + other.missed,
-        )
+        return Counts(*map(operator.add, astuple(self), astuple(other)))
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, int]) -> Counts:
-        """Read what `to_json` wrote."""
-        return cls(*(int(value[name]) for name in ("replayed", "recorded", "passed", "missed")))
-
-    def to_json(self) -> dict[str, int]:
-        """A member for each number."""
-        return {
-            "replayed": self.replayed,
-            "recorded": self.recorded,
-            "passed": self.passed,
-            "missed": self.missed,
-        }
+    @property
+    def requests(self) -> int:
+        """Their number."""
+        return sum(astuple(self))
 
 
 def decoded_body(body: bytes, encoding: str, max_bytes: int) -> bytes | None:

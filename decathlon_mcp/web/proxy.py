@@ -10,6 +10,7 @@ certificate.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import logging
@@ -21,20 +22,27 @@ import sys
 import tempfile
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import anyio
 import anyio.to_thread
-from anyio.abc import ByteStream, Process, SocketStream
+from anyio.abc import ByteStream, Process, SocketStream, TaskStatus
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.web.control import MAX_LINE_BYTES, Configuration, Ready
-from decathlon_mcp.web.exchanges import Counts, Mode, Part
+from decathlon_mcp.web.control import (
+    MAX_LINE_BYTES,
+    Configuration,
+    EpisodeCounts,
+    Listener,
+    Ready,
+    SessionSpec,
+)
+from decathlon_mcp.web.exchanges import Counts
 
 log = logging.getLogger("decathlon.web")
 
@@ -55,10 +63,11 @@ RESTART_SECONDS = 1.0
 OUTPUT_TAIL = 2000
 _ADDON = Path(__file__).with_name("addon.py")
 
-_PROCESS_ERRORS = (OSError, anyio.IncompleteRead, anyio.DelimiterNotFound, TimeoutError, ValueError, KeyError)
+_PROCESS_ERRORS = (
+    *(OSError, TimeoutError, ValueError, KeyError, TypeError, anyio.BrokenResourceError),
+    *(anyio.IncompleteRead, anyio.DelimiterNotFound),
+)
 """What the end of the process, or output that is not the addon's, causes."""
-
-Listener = Literal["proxy", "http", "https"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,39 +80,6 @@ class ProxyOptions:
     state: Path
     configuration: Configuration
     authorities: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SessionSpec:
-    """One sandbox of an episode; `recording` is a file that exists."""
-
-    id: str
-    episode: str
-    part: Part
-    mode: Mode
-    recording: Path
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "do": "open",
-            "session": self.id,
-            "episode": self.episode,
-            "part": self.part,
-            "mode": self.mode,
-            "recording": str(self.recording),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeCounts:
-    """`problem`: why something was not recorded, empty if nothing failed.
-
-    `missed`: the most frequent requests without an answer, and how often each was made.
-    """
-
-    counts: Counts
-    problem: str = ""
-    missed: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 def find_program(setting: Path | None) -> Path:
@@ -125,10 +101,12 @@ def find_program(setting: Path | None) -> Path:
     return Path(found)
 
 
-@dataclass(slots=True)
-class _Pending:
-    answered: anyio.Event = field(default_factory=anyio.Event)
-    answer: Mapping[str, Any] | None = None
+class _Request:
+    """A request without an answer so far."""
+
+    def __init__(self) -> None:
+        self.answered = anyio.Event()
+        self.answer: Mapping[str, Any] = {"error": "it has ended"}
 
 
 class WebProxy:
@@ -139,7 +117,7 @@ class WebProxy:
         self._process: Process | None = None
         self._ready: Ready | None = None
         self._sessions: dict[str, SessionSpec] = {}
-        self._pending: dict[int, _Pending] = {}
+        self._requests: dict[int, _Request] = {}
         self._last_id = 0
         self._sending = anyio.Lock()
         self._stderr = ""
@@ -151,25 +129,21 @@ class WebProxy:
 
     async def open(self, spec: SessionSpec) -> None:
         """Begin a session. Raises OSError if the proxy does not accept it."""
-        await self._request(spec.to_json())
-        self._sessions[spec.id] = spec
+        await self._request("open", **asdict(spec))
+        self._sessions[spec.session] = spec
 
     async def connect(self, session: str, listener: Listener) -> ByteStream:
         """A connection of this session's sandbox to the proxy. Raises OSError."""
-        ready = self._ready
-        if ready is None:
+        if self._ready is None:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "the web proxy does not run")
+        host, port = self._ready.listeners[listener]
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             connection.setblocking(False)
             connection.bind(("127.0.0.1", 0))
             # Before it connects: the proxy closes connections that were not announced.
-            await self._request({"do": "connect", "session": session, "port": connection.getsockname()[1]})
-            code = connection.connect_ex(getattr(ready, listener))
-            if code == errno.EINPROGRESS:
-                await anyio.wait_writable(connection)
-                code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            _raise_for(code)
+            await self._request("connect", session=session, port=connection.getsockname()[1])
+            await asyncio.get_running_loop().sock_connect(connection, (host, port))
             return await SocketStream.from_socket(connection)
         except BaseException:
             connection.close()
@@ -177,66 +151,61 @@ class WebProxy:
 
     async def counts(self, episode: str) -> EpisodeCounts:
         """How the requests of an episode were answered so far. Raises OSError."""
-        return _counts(await self._request({"do": "counts", "episode": episode}))
+        return _counts(await self._request("counts", episode=episode))
 
     async def close(self, episode: str) -> EpisodeCounts:
         """End an episode's sessions. Raises OSError."""
         for session, spec in tuple(self._sessions.items()):
             if spec.episode == episode:
                 del self._sessions[session]
-        return _counts(await self._request({"do": "close", "episode": episode}))
+        return _counts(await self._request("close", episode=episode))
 
-    async def _request(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        process = self._process
-        if process is None or process.stdin is None:
-            raise OSError("the web proxy does not run")
+    async def _request(self, do: str, **arguments: object) -> Mapping[str, Any]:
         self._last_id += 1
-        number, pending = self._last_id, _Pending()
-        self._pending[number] = pending
+        number, request = self._last_id, _Request()
+        self._requests[number] = request
         try:
-            async with self._sending:
-                await process.stdin.send(json.dumps({"id": number, **message}).encode() + b"\n")
+            await self._send({"id": number, "do": do, **arguments})
             with anyio.fail_after(REQUEST_SECONDS):
-                await pending.answered.wait()
+                await request.answered.wait()
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, TimeoutError) as error:
             raise OSError(f"the web proxy does not answer: {type(error).__name__}") from None
         finally:
-            del self._pending[number]
-        if pending.answer is None:
-            raise OSError("the web proxy has ended")
-        if "error" in pending.answer:
-            raise OSError(f"the web proxy: {pending.answer['error']}")
-        return pending.answer
+            del self._requests[number]
+        if "error" in request.answer:
+            raise OSError(f"the web proxy: {request.answer['error']}")
+        return request.answer
 
-    async def run(self, started: anyio.Event) -> None:
-        """Run the process, again after each time that it dies; `started` is set when it listens.
+    async def _send(self, message: Mapping[str, object]) -> None:
+        process = self._process
+        if process is None or process.stdin is None:
+            raise OSError("the web proxy does not run")
+        async with self._sending:
+            await process.stdin.send(_line(message))
+
+    async def run(self, *, task_status: TaskStatus[None]) -> None:
+        """Run the process, again after each time that it dies; it has started when it listens.
 
         Raises SettingsError if it does not start the first time.
         """
+        started = False
         while True:
             try:
                 async with self._running() as lines:
-                    if started.is_set():
-                        await self._open_again()
-                    started.set()
+                    if not started:
+                        task_status.started()
+                        started = True
+                    for spec in self._sessions.values():  # nobody waits for the answers
+                        await self._send({"id": 0, "do": "open", **asdict(spec)})
                     await self._read(lines)
             except _PROCESS_ERRORS as error:
-                if not started.is_set():
+                if not started:
                     output = self._stderr.strip()[-OUTPUT_TAIL:] or str(error) or type(error).__name__
                     raise SettingsError(f"{self._options.program} did not start: {output}") from None
             log.error(
                 "the web proxy has ended and is started again", extra=fields(stderr=self._stderr[-200:])
             )
             await anyio.sleep(RESTART_SECONDS)
-
-    async def _open_again(self) -> None:
-        """Tell a new process the sessions of the old one."""
-        process = self._process
-        assert process is not None, "the process has just started"
-        assert process.stdin is not None, "it has pipes"
-        for spec in self._sessions.values():
-            self._last_id += 1  # nobody waits for the answer
-            await process.stdin.send(json.dumps({"id": self._last_id, **spec.to_json()}).encode() + b"\n")
 
     @asynccontextmanager
     async def _running(self) -> AsyncGenerator[BufferedByteReceiveStream]:
@@ -250,86 +219,61 @@ class WebProxy:
         assert process.stdin is not None, "it has pipes"
         assert process.stdout is not None, "it has pipes"
         stderr_ended = anyio.Event()
-
-        async def keep_stderr() -> None:
-            await self._keep_stderr(process)
-            stderr_ended.set()
-
         try:
             async with background_tasks() as tasks:
-                tasks.start_soon(keep_stderr)
+                tasks.start_soon(self._keep_stderr, process, stderr_ended)
                 output = BufferedByteReceiveStream(process.stdout)
                 try:
-                    message = await self._configure(process, output)
+                    with anyio.fail_after(START_SECONDS):
+                        with suppress(anyio.BrokenResourceError):
+                            await process.stdin.send(_line(asdict(options.configuration)))
+                        self._ready = Ready(**json.loads(await output.receive_until(b"\n", MAX_LINE_BYTES)))
                 except _PROCESS_ERRORS:
                     with anyio.move_on_after(STOP_SECONDS):
                         await stderr_ended.wait()  # it says why
                     raise
                 await anyio.to_thread.run_sync(_protect, folder)
-                self._ready, self._process = Ready.from_json(message["ready"]), process
+                self._process = process
                 yield output
         finally:
             self._process = None
             with anyio.CancelScope(shield=True):
                 await _end(process)
                 await anyio.to_thread.run_sync(scratch.cleanup)
-            for pending in self._pending.values():
-                pending.answered.set()
-
-    async def _configure(self, process: Process, output: BufferedByteReceiveStream) -> Mapping[str, Any]:
-        """Send the configuration; returns the first message."""
-        assert process.stdin is not None, "it has pipes"
-        configuration = json.dumps(self._options.configuration.to_json()).encode()
-        with anyio.fail_after(START_SECONDS):
-            with suppress(anyio.BrokenResourceError):
-                await process.stdin.send(configuration + b"\n")
-            return json.loads(await output.receive_until(b"\n", MAX_LINE_BYTES))
+            for request in self._requests.values():
+                request.answered.set()
 
     async def _read(self, output: BufferedByteReceiveStream) -> None:
         """Deliver answers until the process ends."""
         while True:
             answer = json.loads(await output.receive_until(b"\n", MAX_LINE_BYTES))
-            pending = self._pending.get(answer["id"])
-            if pending is not None:
-                pending.answer = answer
-                pending.answered.set()
+            if (request := self._requests.get(answer["id"])) is not None:
+                request.answer = answer
+                request.answered.set()
 
-    async def _keep_stderr(self, process: Process) -> None:
-        assert process.stderr is not None
+    async def _keep_stderr(self, process: Process, ended: anyio.Event) -> None:
+        assert process.stderr is not None, "it has pipes"
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             async for chunk in process.stderr:
                 self._stderr = (self._stderr + chunk.decode("utf-8", "replace"))[-2 * OUTPUT_TAIL :]
+        ended.set()
 
 
 @asynccontextmanager
 async def running_proxy(options: ProxyOptions) -> AsyncGenerator[WebProxy]:
     """Run the proxy until the body ends. Raises SettingsError if it does not start."""
-    proxy, started = WebProxy(options), anyio.Event()
-    failure: list[SettingsError] = []
+    proxy = WebProxy(options)
     async with background_tasks() as tasks:
-
-        async def run() -> None:
-            try:
-                await proxy.run(started)
-            except SettingsError as error:
-                failure.append(error)
-                started.set()
-
-        tasks.start_soon(run)
-        await started.wait()
-        if failure:
-            raise failure[0]
+        await tasks.start(proxy.run)
         yield proxy
 
 
-def _raise_for(code: int) -> None:
-    if code:
-        raise OSError(code, os.strerror(code))
+def _line(message: Mapping[str, object]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
 
 
 def _counts(answer: Mapping[str, Any]) -> EpisodeCounts:
-    missed = {str(request): int(count) for request, count in answer["missed"].items()}
-    return EpisodeCounts(Counts.from_json(answer["counts"]), str(answer["problem"]), missed)
+    return EpisodeCounts(Counts(**answer["counts"]), answer["problem"], answer["missed"])
 
 
 def _copy_addon() -> tempfile.TemporaryDirectory[str]:

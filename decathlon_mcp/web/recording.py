@@ -13,12 +13,12 @@ import json
 import sqlite3
 import threading
 import zlib
-from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from urllib.parse import quote
 
 from decathlon_mcp.web.exchanges import MEBIBYTE, Counts, Headers, Part, WebResponse
@@ -39,6 +39,7 @@ BUSY_SECONDS = 20.0
 RUNNABLE_RATE = 0.9
 """Part of the requests of another rollout that a recording has to answer."""
 
+_SIZE = "SELECT coalesce((SELECT sum(size) FROM bodies), 0), (SELECT count(*) FROM exchanges)"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS bodies (digest TEXT PRIMARY KEY, size INTEGER NOT NULL, body BLOB NOT NULL);
@@ -152,11 +153,19 @@ class Recording:
     Raises RecordingError for a file that cannot be used.
     """
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, max_bytes: int) -> None:
+    def __init__(self, path: Path, *, max_bytes: int = 1024 * MEBIBYTE) -> None:
         self.path = path
-        self._connection = connection
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
+        self._connection = _connect(path, create=False)
+        with ExitStack() as stack:
+            stack.callback(self._connection.close)
+            about = dict(self._rows("SELECT name, value FROM about"))
+            if about.get("version") != str(VERSION) or "launch_time" not in about:
+                raise RecordingError(f"{path} is not a recording of version {VERSION}")
+            stack.pop_all()
+        self.id = RecordingId(about["suite"], about["revision"], about["task"])
+        self.launch_time = datetime.fromisoformat(about["launch_time"])
 
     @classmethod
     def create(
@@ -165,24 +174,10 @@ class Recording:
         """Open the recording of a task; it is created with this launch time if it does not exist."""
         path = belongs_to.path(folder)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        recording = cls(path, _connect(path, create=True), max_bytes)
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        about = {
-            "version": str(VERSION),
-            "suite": belongs_to.suite,
-            "revision": belongs_to.revision,
-            "task": belongs_to.task,
-            "launch_time": launch_time.isoformat(),
-            "created_at": now,
-        }
-        with recording._transaction() as connection:
+        about = {**asdict(belongs_to), "version": str(VERSION), "launch_time": launch_time.isoformat()}
+        with closing(_connect(path, create=True)) as connection, _as_recording_error(path), connection:
             connection.executemany("INSERT OR IGNORE INTO about VALUES (?, ?)", about.items())
-        return recording
-
-    @classmethod
-    def open(cls, path: Path, *, max_bytes: int = 1024 * MEBIBYTE) -> Self:
-        """Open an existing recording."""
-        return cls(path, _connect(path, create=False), max_bytes)
+        return cls(path, max_bytes=max_bytes)
 
     def close(self) -> None:
         with self._lock:
@@ -194,77 +189,65 @@ class Recording:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def check(self) -> None:
-        """Raises RecordingError if the file is not a recording."""
-        self._about()
-
-    @property
-    def id(self) -> RecordingId:
-        about = self._about()
-        return RecordingId(about["suite"], about["revision"], about["task"])
-
-    @property
-    def launch_time(self) -> datetime:
-        return datetime.fromisoformat(self._about()["launch_time"])
+    @contextmanager
+    def _transaction(self) -> Generator[sqlite3.Connection]:
+        with self._lock, _as_recording_error(self.path), self._connection:
+            yield self._connection
 
     def find(self, part: Part, key: RequestKey, number: int) -> WebResponse | None:
         """The response to the request that a sandbox makes for the `number`-th time, from 0.
 
         Of responses to other variants of the request, those that were recorded first.
         """
+        # A part of a page (206) is no answer to who asks for all of it, or for another part.
+        row = self._row(
+            """SELECT status, reason, headers, bodies.body FROM exchanges
+            JOIN bodies ON bodies.digest = exchanges.body
+            WHERE part = :part AND request = :request AND variant = (
+                SELECT variant FROM exchanges
+                WHERE part = :part AND request = :request AND (variant = :variant OR status <> 206)
+                ORDER BY variant <> :variant, number, recorded_at, variant LIMIT 1)
+            ORDER BY number > :number, CASE WHEN number <= :number THEN -number ELSE number END LIMIT 1""",
+            {"part": part, "request": key.digest, "variant": key.variant, "number": number},
+        )
+        return None if row is None else _response(*row)
+
+    def response(self, exchange: Exchange) -> WebResponse:
+        """The response of one of `exchanges`. Raises RecordingError if it has been removed since."""
+        row = self._row(
+            "SELECT status, reason, headers, bodies.body FROM exchanges JOIN bodies "
+            "ON digest = exchanges.body WHERE part = ? AND request = ? AND variant = ? AND number = ?",
+            (exchange.part, exchange.request, exchange.variant, exchange.number),
+        )
+        if row is None:
+            raise RecordingError(f"{self.path}: {exchange.url} has been removed")
+        return _response(*row)
+
+    def _rows(self, query: str, values: Mapping[str, Any] | Sequence[Any] = ()) -> list[Any]:
         with self._transaction() as connection:
-            variants = connection.execute(
-                # A part of a page (206) is no answer to who asks for all of it, or for another part.
-                "SELECT variant FROM exchanges WHERE part = ? AND request = ? "
-                "AND (variant = ? OR status <> 206) "
-                "ORDER BY variant <> ?, number, recorded_at, variant LIMIT 1",
-                (part, key.digest, key.variant, key.variant),
-            ).fetchone()
-            if variants is None:
-                return None
-            row = connection.execute(
-                "SELECT status, reason, headers, bodies.body FROM exchanges "
-                "JOIN bodies ON bodies.digest = exchanges.body "
-                "WHERE part = ? AND request = ? AND variant = ? ORDER BY number > ?, "
-                "CASE WHEN number <= ? THEN -number ELSE number END LIMIT 1",
-                (part, key.digest, variants[0], number, number),
-            ).fetchone()
-        status, reason, headers, body = row
-        pairs = tuple((str(name), str(value)) for name, value in json.loads(headers))
-        return WebResponse(status, reason, Headers(pairs), zlib.decompress(body))
+            return connection.execute(query, values).fetchall()
+
+    def _row(self, query: str, values: Mapping[str, Any] | Sequence[Any] = ()) -> Any:
+        return next(iter(self._rows(query, values)), None)
 
     def add(self, part: Part, key: RequestKey, number: int, response: WebResponse) -> None:
         """Store a response, in place of one with the same number. Raises RecordingFullError."""
         digest = hashlib.sha256(response.body).hexdigest()
         now = datetime.now(UTC).isoformat(timespec="microseconds")
         headers = json.dumps(response.headers.items)
+        row = (part, key.digest, key.variant, number, key.method, key.url, response.status, response.reason)
+        compressed = zlib.compress(response.body, 6)
         with self._transaction() as connection:
-            (stored,) = connection.execute("SELECT coalesce(sum(size), 0) FROM bodies").fetchone()
-            (count,) = connection.execute("SELECT count(*) FROM exchanges").fetchone()
-            if (
-                stored + (count + 1) * EXCHANGE_BYTES + len(response.body) > self._max_bytes
-                or count >= MAX_EXCHANGES
-            ):
+            stored, count = connection.execute(_SIZE).fetchone()
+            size = stored + (count + 1) * EXCHANGE_BYTES + len(response.body)
+            if size > self._max_bytes or count >= MAX_EXCHANGES:
                 raise RecordingFullError(f"{self.path}: the recording is full")
             connection.execute(
-                "INSERT OR IGNORE INTO bodies VALUES (?, ?, ?)",
-                (digest, len(response.body), zlib.compress(response.body, 6)),
+                "INSERT OR IGNORE INTO bodies VALUES (?, ?, ?)", (digest, len(response.body), compressed)
             )
             connection.execute(
                 "INSERT OR REPLACE INTO exchanges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    part,
-                    key.digest,
-                    key.variant,
-                    number,
-                    key.method,
-                    key.url,
-                    response.status,
-                    response.reason,
-                    headers,
-                    digest,
-                    now,
-                ),
+                (*row, headers, digest, now),
             )
             connection.execute("DELETE FROM unanswered WHERE part = ? AND request = ?", (part, key.digest))
             _delete_unused_bodies(connection)
@@ -288,34 +271,27 @@ class Recording:
 
     def find_failure(self, part: Part, key: RequestKey) -> str | None:
         """Why the site could not be reached while recording; None if it was not asked, or has answered."""
-        with self._transaction() as connection:
-            found = connection.execute(
-                "SELECT failure FROM unanswered WHERE part = ? AND request = ? AND failure <> ''",
-                (part, key.digest),
-            ).fetchone()
-        return None if found is None else str(found[0])
+        row = self._row(
+            "SELECT failure FROM unanswered WHERE part = ? AND request = ? AND failure <> ''",
+            (part, key.digest),
+        )
+        return None if row is None else str(row[0])
 
     def unanswered(self) -> list[Unanswered]:
         """The requests without a response, the most frequent first."""
-        with self._transaction() as connection:
-            rows = connection.execute(
+        return [
+            Unanswered(*row)
+            for row in self._rows(
                 "SELECT part, method, url, failure, count, at FROM unanswered ORDER BY count DESC, url, part"
-            ).fetchall()
-        return [Unanswered(*row) for row in rows]
+            )
+        ]
 
     def add_rollout(self, rollout: Rollout) -> None:
         """Note how the requests of an ended episode were answered."""
         with self._transaction() as connection:
-            connection.execute(
-                "INSERT OR REPLACE INTO rollouts VALUES (?, ?, ?, ?, ?)",
-                (
-                    rollout.episode,
-                    rollout.mode,
-                    rollout.requests,
-                    json.dumps(rollout.counts.to_json()),
-                    rollout.at,
-                ),
-            )
+            counts = json.dumps(asdict(rollout.counts))
+            row = (rollout.episode, rollout.mode, rollout.requests, counts, rollout.at)
+            connection.execute("INSERT OR REPLACE INTO rollouts VALUES (?, ?, ?, ?, ?)", row)
             connection.execute(
                 "DELETE FROM rollouts WHERE mode <> 'record' AND episode NOT IN "
                 "(SELECT episode FROM rollouts ORDER BY at DESC LIMIT ?)",
@@ -324,22 +300,18 @@ class Recording:
 
     def exchanges(self) -> list[Exchange]:
         """All exchanges without their bodies, by part, address and number."""
-        with self._transaction() as connection:
-            rows = connection.execute(
-                "SELECT part, request, variant, number, method, url, status, exchanges.body, size, "
-                "recorded_at FROM exchanges JOIN bodies ON bodies.digest = exchanges.body "
-                "ORDER BY part, url, method, variant, number"
-            ).fetchall()
+        rows = self._rows(
+            "SELECT part, request, variant, number, method, url, status, exchanges.body, size, recorded_at "
+            "FROM exchanges JOIN bodies ON digest = exchanges.body "
+            "ORDER BY part, url, method, variant, number"
+        )
         return [Exchange(*row) for row in rows]
 
     def rollouts(self) -> list[Rollout]:
         """The episodes that used it, the oldest first."""
-        with self._transaction() as connection:
-            rows = connection.execute(
-                "SELECT episode, mode, requests, counts, at FROM rollouts ORDER BY at"
-            ).fetchall()
+        rows = self._rows("SELECT episode, mode, requests, counts, at FROM rollouts ORDER BY at")
         return [
-            Rollout(episode, mode, requests, Counts.from_json(json.loads(counts)), at)
+            Rollout(episode, mode, requests, Counts(**json.loads(counts)), at)
             for episode, mode, requests, counts, at in rows
         ]
 
@@ -356,42 +328,9 @@ class Recording:
 
     def summary(self) -> Summary:
         """The numbers of `recordings list`."""
-        with self._transaction() as connection:
-            (exchanges,) = connection.execute("SELECT count(*) FROM exchanges").fetchone()
-            (size,) = connection.execute("SELECT coalesce(sum(size), 0) FROM bodies").fetchone()
+        size, exchanges = self._row(_SIZE)
         rollouts = self.rollouts()
         return Summary(self.id, self.launch_time, exchanges, size, len(rollouts), hit_rate(rollouts))
-
-    def _about(self) -> dict[str, str]:
-        with self._transaction() as connection:
-            about = {str(name): str(value) for name, value in connection.execute("SELECT * FROM about")}
-        if about.get("version") != str(VERSION) or "launch_time" not in about:
-            raise RecordingError(f"{self.path} is not a recording of version {VERSION}")
-        return about
-
-    def _transaction(self) -> _Transaction:
-        return _Transaction(self.path, self._lock, self._connection)
-
-
-class _Transaction:
-    """A transaction with the connection's lock; SQLite's errors become RecordingError."""
-
-    def __init__(self, path: Path, lock: threading.Lock, connection: sqlite3.Connection) -> None:
-        self._path = path
-        self._lock = lock
-        self._connection = connection
-
-    def __enter__(self) -> sqlite3.Connection:
-        self._lock.acquire()
-        return self._connection.__enter__()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        try:
-            self._connection.__exit__(kind, error, trace)  # pyright: ignore[reportArgumentType]
-        finally:
-            self._lock.release()
-        if isinstance(error, sqlite3.Error):
-            raise RecordingError(f"{self._path}: {error}") from error
 
 
 def hit_rate(rollouts: list[Rollout]) -> float | None:
@@ -404,8 +343,7 @@ def hit_rate(rollouts: list[Rollout]) -> float | None:
     for rollout in rollouts:
         if rollout.mode != "record" and rollout.requests not in recorded:
             total += rollout.counts
-    asked = total.replayed + total.recorded + total.passed + total.missed
-    return total.replayed / asked if asked else None
+    return total.replayed / total.requests if total.requests else None
 
 
 def find_recordings(folder: Path) -> Iterator[Path]:
@@ -444,6 +382,19 @@ def _connect(path: Path, *, create: bool) -> sqlite3.Connection:
     except (sqlite3.Error, OSError) as error:
         raise RecordingError(f"{path}: {error}") from error
     return connection
+
+
+@contextmanager
+def _as_recording_error(path: Path) -> Generator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise RecordingError(f"{path}: {error}") from error
+
+
+def _response(status: int, reason: str, headers: str, body: bytes) -> WebResponse:
+    pairs = tuple((str(name), str(value)) for name, value in json.loads(headers))
+    return WebResponse(status, reason, Headers(pairs), zlib.decompress(body))
 
 
 def _delete_unused_bodies(connection: sqlite3.Connection) -> None:

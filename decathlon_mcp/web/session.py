@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -36,7 +36,6 @@ T = TypeVar("T")
 Room = Callable[[], AbstractAsyncContextManager[object]]
 """Waits until there is memory for a recorded response."""
 
-REFUSED_STATUS = 421
 MISSED_STATUS = 504
 """As a cache that may only answer from what it has (RFC 9111, 5.2.1.7)."""
 MARK = "Decathlon-Web"
@@ -74,14 +73,21 @@ class SharedRecording:
         """Call a method of the recording, which is opened first. Raises RecordingError."""
 
         def call() -> T:
-            if self._recording is None:
-                self._recording = Recording.open(self.path, max_bytes=self._max_bytes)
-            return method(self._recording, *args, **kwargs)
+            return method(self._opened(), *args, **kwargs)
 
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, call)
         except RuntimeError as error:  # by connections that outlive their episode
             raise RecordingError(f"{self.path} is closed") from error
+
+    async def open(self) -> None:
+        """Open the file, if it is not open. Raises RecordingError if it is no recording."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._opened)
+
+    def _opened(self) -> Recording:
+        if self._recording is None:
+            self._recording = Recording(self.path, max_bytes=self._max_bytes)
+        return self._recording
 
     def release(self, session: str) -> bool:
         """End the use by a session; returns whether it was the last one, and the file is closed."""
@@ -97,16 +103,14 @@ class SharedRecording:
 
     def claim(self, part: Part, key: RequestKey) -> asyncio.Event | None:
         """Ask the site (None), or wait for the event of the sandbox that is asking it."""
-        name = (part, key.digest, key.variant)
-        if (event := self._asking.get(name)) is not None:
-            return event
-        self._asking[name] = asyncio.Event()
-        return None
+        event = self._asking.get((part, key.digest, key.variant))
+        if event is None:
+            self._asking[part, key.digest, key.variant] = asyncio.Event()
+        return event
 
     def answered(self, part: Part, key: RequestKey) -> None:
         """The site has answered, or could not be reached."""
-        if (event := self._asking.pop((part, key.digest, key.variant), None)) is not None:
-            event.set()
+        self._asking.pop((part, key.digest, key.variant)).set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,21 +135,13 @@ class Session:
     counts: Counts = field(default_factory=Counts)
     problem: str = ""
     """Why something could not be recorded, the last time."""
+    keys: set[str] = field(default_factory=set[str])
+    """The different requests that were made."""
+    missed: Counter[RequestKey] = field(default_factory=Counter[RequestKey])
+    """The requests without an answer, and how often each was made."""
     _numbers: Counter[str] = field(default_factory=Counter[str])
-    _keys: set[str] = field(default_factory=set[str])
-    _missed: Counter[RequestKey] = field(default_factory=Counter[RequestKey])
     _storing: int = 0
     _settled: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def missed(self) -> Mapping[RequestKey, int]:
-        """The requests without an answer, and how often each was made."""
-        return self._missed
-
-    @property
-    def keys(self) -> Collection[str]:
-        """The different requests that were made."""
-        return self._keys
 
     async def answer(self, request: WebRequest, room: Room = nullcontext) -> WebResponse | PendingExchange:
         """The recorded response, an error that says that there is none, or what the site has to be asked."""
@@ -153,8 +149,8 @@ class Session:
             return WebResponse(204, "No Content", Headers(((MARK, "accepted"),)))
         key = request_key(request)
         number = self._next_number(key)
-        if len(self._keys) < MAX_KEYS:
-            self._keys.add(key.digest)
+        if len(self.keys) < MAX_KEYS:
+            self.keys.add(key.digest)
         if self.mode == "record":
             return PendingExchange(request, key, number, claimed=False)
         if (found := await self._find(key, number, room)) is not None:
@@ -162,7 +158,7 @@ class Session:
         if self.mode == "replay":
             failure = await self.recording.run(Recording.find_failure, self.part, key)
             if failure is not None:
-                self.counts = replace(self.counts, replayed=self.counts.replayed + 1)
+                self.counts += Counts(replayed=1)
                 return failed_response(key, failure)
             self._miss(key)
             return missed_response(key)
@@ -193,10 +189,7 @@ class Session:
             self.problem = str(error)
         finally:
             self._finish(pending)
-            if recorded:
-                self.counts = replace(self.counts, recorded=self.counts.recorded + 1)
-            else:
-                self.counts = replace(self.counts, passed=self.counts.passed + 1)
+            self.counts += Counts(recorded=1) if recorded else Counts(passed=1)
             self._storing -= 1
             if not self._storing:
                 self._settled.set()
@@ -214,7 +207,7 @@ class Session:
 
     def refuse(self, problem: str = "") -> None:
         """Count a request that is answered by an error, whatever the recording has."""
-        self.counts = replace(self.counts, missed=self.counts.missed + 1)
+        self.counts += Counts(missed=1)
         self.problem = problem or self.problem
 
     async def fail(self, pending: PendingExchange, failure: str = "") -> None:
@@ -233,15 +226,15 @@ class Session:
         finally:
             self._finish(pending)
         if repeats:
-            self.counts = replace(self.counts, replayed=self.counts.replayed + 1)
+            self.counts += Counts(replayed=1)
         else:
             self._miss(key, noted=bool(failure))
 
     def _miss(self, key: RequestKey, *, noted: bool = False) -> None:
         """Count a request without an answer. `noted`: the recording lists it already."""
-        self.counts = replace(self.counts, missed=self.counts.missed + 1)
-        if not noted and (key in self._missed or len(self._missed) < MAX_MISSES):
-            self._missed[key] += 1
+        self.counts += Counts(missed=1)
+        if not noted and (key in self.missed or len(self.missed) < MAX_MISSES):
+            self.missed[key] += 1
 
     def _finish(self, pending: PendingExchange) -> None:
         if pending.claimed:
@@ -252,7 +245,7 @@ class Session:
             found = await self.recording.run(Recording.find, self.part, key, number)
         if found is None:
             return None
-        self.counts = replace(self.counts, replayed=self.counts.replayed + 1)
+        self.counts += Counts(replayed=1)
         return replace(found, headers=Headers((*found.headers.items, (MARK, "replayed"))))
 
     def _next_number(self, key: RequestKey) -> int:
@@ -271,15 +264,13 @@ def requests_digest(sessions: Collection[Session]) -> str:
 
 def refused_response(why: str) -> WebResponse:
     """The error that a sandbox gets for a request that does not name the site that it is sent to."""
-    headers = (("Content-Type", "text/plain; charset=utf-8"), ("Connection", "close"), (MARK, "refused"))
-    return WebResponse(REFUSED_STATUS, "Misdirected Request", Headers(headers), f"{why}\n".encode())
+    return _error(421, "Misdirected Request", "refused", f"{why}\n")
 
 
 def failed_response(key: RequestKey, failure: str) -> WebResponse:
     """The error that a sandbox gets for a site that could not be reached while recording either."""
     text = f"{key.method} {key.url}\nThe site could not be reached while this was recorded: {failure}\n"
-    headers = (("Content-Type", "text/plain; charset=utf-8"), (MARK, "replayed"))
-    return WebResponse(UNREACHABLE_STATUS, "Bad Gateway", Headers(headers), text.encode())
+    return _error(UNREACHABLE_STATUS, "Bad Gateway", "replayed", text)
 
 
 def missed_response(key: RequestKey) -> WebResponse:
@@ -289,5 +280,9 @@ def missed_response(key: RequestKey) -> WebResponse:
         f"{key.method} {key.url}\n"
         "The request was not sent to the site. Repeating it gives the same answer; try another page.\n"
     )
-    headers = (("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store"), (MARK, "missed"))
-    return WebResponse(MISSED_STATUS, "Not In The Recording", Headers(headers), text.encode())
+    return _error(MISSED_STATUS, "Not In The Recording", "missed", text)
+
+
+def _error(status: int, reason: str, mark: str, text: str) -> WebResponse:
+    headers = (("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store"), (MARK, mark))
+    return WebResponse(status, reason, Headers(headers), text.encode())

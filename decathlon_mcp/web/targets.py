@@ -10,34 +10,28 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+Addresses = Mapping[str, tuple[str, int | None]]
+"""Addresses that an operator has named, by host. A host with a port is for requests to that port."""
 
 BLOCKED_PORTS = frozenset({22, 23, 25, 110, 143, 465, 587, 993, 995})
 """Ports of services that are not web sites; HTTP sent to a mail server can send mail."""
-
+MAX_SHOWN = 200
 
 _AUTHORITY = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\[\]:]*)(?::\d*)?")
 _NAME = re.compile(r"[0-9a-z_-]+(?:\.[0-9a-z_-]+)*")
-
-
-MAX_SHOWN = 200
 
 
 class RefusedTargetError(Exception):
     """The proxy does not connect there; the message says why and what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """The targets of connections. `addresses`: as `parse_addresses` returns them."""
-
-    addresses: Mapping[str, tuple[str, int | None]] = field(default_factory=dict[str, tuple[str, int | None]])
-
-    def named(self, host: str, port: int) -> tuple[str, int] | None:
-        """The address that an operator has named for a host, None if there is none."""
-        name = host.lower().rstrip(".")
-        found = self.addresses.get(f"{name}:{port}") or self.addresses.get(name)
-        return None if found is None else (found[0], found[1] or port)
+def named_address(addresses: Addresses, host: str, port: int) -> tuple[str, int] | None:
+    """The address that an operator has named for a host, None if there is none."""
+    name = host.lower().rstrip(".")
+    found = addresses.get(f"{name}:{port}") or addresses.get(name)
+    return None if found is None else (found[0], found[1] or port)
 
 
 def host_name(authority: str) -> str:
@@ -80,26 +74,20 @@ def public_address(host: str, addresses: list[str]) -> str:
     return addresses[0]
 
 
-def parse_addresses(texts: tuple[str, ...]) -> dict[str, tuple[str, int | None]]:
-    """Read `HOST=ADDRESS`: addresses by host. Both can have a port; an IPv6 address then is in brackets.
+def parse_addresses(texts: tuple[str, ...]) -> Addresses:
+    """Read `HOST=ADDRESS`. Both can have a port; an IPv6 address then is in brackets.
 
-    A host with a port is for requests to that port. Raises ValueError with a sentence for any other text.
+    Raises ValueError with a sentence for any other text.
     """
     parsed: dict[str, tuple[str, int | None]] = {}
     for text in texts:
-        host, equals, target = text.partition("=")
-        address, port = target, None
-        if target.startswith("["):
-            address, _, rest = target[1:].partition("]")
-            port = rest[1:] if rest.startswith(":") else (None if not rest else "?")
-        elif target.count(":") == 1:
-            address, _, port = target.partition(":")
-        try:
-            ipaddress.ip_address(address)
-            number = None if port is None else int(port)
-        except ValueError:
-            number = -1
-        if not (host and equals) or (number is not None and not 1 <= number <= 65535):
+        host, _, target = text.partition("=")
+        bracketed = target if target.startswith("[") or target.count(":") < 2 else f"[{target}]"
+        address, port = "", 0
+        with suppress(ValueError):
+            parts = urlsplit(f"//{bracketed}")
+            address, port = str(ipaddress.ip_address(parts.hostname or "")), parts.port
+        if not host or not address or port == 0:
             raise ValueError(f"--web-address {text}: expected HOST=ADDRESS, both with an optional :PORT")
-        parsed[host.lower().rstrip(".")] = (address, number)
+        parsed[host.lower().rstrip(".")] = address, port
     return parsed

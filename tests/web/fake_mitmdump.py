@@ -31,8 +31,8 @@ def main() -> None:
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
     for listener in listeners:
         threading.Thread(target=accept, args=(listener,), daemon=True).start()
-    proxy, http, https = (listener.getsockname() for listener in listeners)
-    send({"ready": {"proxy": proxy, "http": http, "https": https, "authority": "PEM"}})
+    addresses = [listener.getsockname() for listener in listeners]
+    send({"listeners": dict(zip(("proxy", "http", "https"), addresses, strict=True)), "authority": "PEM"})
     sessions = 0
     for line in sys.stdin:
         request = json.loads(line)

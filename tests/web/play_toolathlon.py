@@ -206,7 +206,7 @@ async def main(source: Path, image: str, tasks: list[str]) -> None:
         for path in find_recordings(state / FOLDER):
             assert b"0123456789secret" not in path.read_bytes(), "a credential was stored"
             assert b"0123456789abcdef" not in path.read_bytes(), "a cookie was stored"
-            with Recording.open(path) as recording:
+            with Recording(path) as recording:
                 summary, unanswered = recording.summary(), recording.unanswered()
             for request in unanswered:
                 why = request.failure or "missed"

@@ -17,10 +17,10 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from anyio.streams.tls import TLSStream
 
 from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.web.control import Configuration
+from decathlon_mcp.web.control import Configuration, Listener, SessionSpec
 from decathlon_mcp.web.exchanges import Mode, WebRequest
 from decathlon_mcp.web.matching import request_key
-from decathlon_mcp.web.proxy import Listener, ProxyOptions, SessionSpec, WebProxy, find_program, running_proxy
+from decathlon_mcp.web.proxy import ProxyOptions, WebProxy, find_program, running_proxy
 from decathlon_mcp.web.recording import Recording, RecordingId
 from decathlon_mcp.web.targets import parse_addresses
 from tests.web.sites import Sites
@@ -94,7 +94,7 @@ class Running:
 
     async def sandbox(self, name: str, mode: Mode = "record") -> str:
         """Open a session of a new episode with this name, with a recording of its own."""
-        await self.proxy.open(SessionSpec(name, name, "agent", mode, self.recording(name)))
+        await self.proxy.open(SessionSpec(name, name, "agent", mode, str(self.recording(name))))
         return name
 
     def recording(self, name: str) -> Path:
@@ -105,7 +105,7 @@ class Running:
     async def recorded(self, name: str) -> dict[str, bytes]:
         """What was recorded for a sandbox: the first bodies by their addresses."""
         await self.proxy.counts(name)  # what is received is stored then
-        with Recording.open(self.recording(name)) as recording:
+        with Recording(self.recording(name)) as recording:
             found = {each.url: each.method for each in recording.exchanges()}
             bodies = {
                 url: recording.find("agent", request_key(WebRequest(method, url)), 0)

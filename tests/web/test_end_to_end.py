@@ -75,7 +75,7 @@ async def test_what_was_recorded_is_replayed_after_the_sites_are_gone(tmp_path: 
     assert (other["reward"], other["web"]["missed"]) == (0.0, 1)
     assert (idle["reward"], idle["web"]["replayed"]) == (0.0, 2)
     (path,) = find_recordings(tmp_path / "state" / FOLDER)
-    with Recording.open(path) as recording:
+    with Recording(path) as recording:
         assert {exchange.part for exchange in recording.exchanges()} == {"agent", "grader"}
         # Of the other two rollouts: 2 and 2 of the evaluator's requests, and a search that is missing.
         assert recording.summary().rate == pytest.approx(4 / 5)
@@ -111,7 +111,7 @@ async def test_what_could_not_be_reached_fails_again_in_a_replay(tmp_path: Path)
     assert recorded["web"]["missed"] > 0
     assert (replayed["web"]["replayed"], replayed["web"]["missed"]) == (recorded["web"]["missed"], 0)
     (path,) = find_recordings(tmp_path / "state" / FOLDER)
-    with Recording.open(path) as recording:
+    with Recording(path) as recording:
         assert all(request.failure for request in recording.unanswered())
 
 
@@ -122,7 +122,7 @@ async def test_every_sandbox_of_a_task_that_needs_the_web_has_a_session(tmp_path
     assert [verdict["web"]["replayed"] for verdict in (first, second)] == [2, 4]
     assert (first["reward"], first["agent_network"], first["grader_network"]) == (0.0, "none", "none")
     (path,) = find_recordings(tmp_path / "state" / FOLDER)
-    with Recording.open(path) as recording:
+    with Recording(path) as recording:
         assert (recording.id.suite, recording.id.task) == ("arxiv", "find-paper")
     assert launch_time(tmp_path, first) == launch_time(tmp_path, second)
 

@@ -70,8 +70,10 @@ async def proxy(tmp_path: Path, web: Sites) -> AsyncGenerator[Running]:
 
 def memory(field: str = "VmRSS") -> int:
     """Bytes that the proxy's process has, or had at most (VmHWM)."""
-    children = Path(f"/proc/{os.getpid()}/task")
-    pids = [pid for task in children.iterdir() for pid in (task / "children").read_text().split()]
+    pids: list[str] = []
+    for task in Path(f"/proc/{os.getpid()}/task").iterdir():
+        with suppress(OSError):  # a thread that has ended
+            pids += (task / "children").read_text().split()
     (pid,) = (pid for pid in pids if b"mitmdump" in Path(f"/proc/{pid}/cmdline").read_bytes())
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith(field))) << 10
@@ -159,7 +161,7 @@ async def test_many_unfinished_responses_take_little_memory(proxy: Running) -> N
 async def test_recorded_pages_that_are_not_read_take_little_memory(proxy: Running) -> None:
     session = await proxy.sandbox("sandbox", "replay")
     key = request_key(WebRequest("GET", f"http://{SITE}/page"))
-    with Recording.open(proxy.recording(session)) as recording:
+    with Recording(proxy.recording(session)) as recording:
         recording.add("agent", key, 0, WebResponse(200, body=os.urandom(4 * MEBIBYTE)))
     async with AsyncExitStack() as stack:
         clients = await opened(proxy, stack, session, 10)

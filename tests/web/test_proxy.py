@@ -13,12 +13,11 @@ import pytest
 from decathlon_mcp.app import host_info, recorded_web
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.web.control import Configuration
+from decathlon_mcp.web.control import Configuration, SessionSpec
 from decathlon_mcp.web.exchanges import Counts
 from decathlon_mcp.web.proxy import (
     AUTHORITY_FOLDER,
     ProxyOptions,
-    SessionSpec,
     WebProxy,
     find_program,
     running_proxy,
@@ -38,7 +37,7 @@ async def proxy(state: Path) -> AsyncGenerator[WebProxy]:
 
 
 def spec(session: str, mode: str = "record") -> SessionSpec:
-    return SessionSpec(session, "episode", "agent", mode, Path("/recording"))  # type: ignore[arg-type]
+    return SessionSpec(session, "episode", "agent", mode, "/recording")  # type: ignore[arg-type]
 
 
 async def test_a_connection_comes_from_the_port_that_was_announced(tmp_path: Path) -> None:
@@ -56,7 +55,7 @@ async def test_a_proxy_that_dies_is_started_again_with_its_sessions(tmp_path: Pa
     async with proxy(tmp_path) as running:
         for session in ("one", "two"):
             await running.open(spec(session))
-        with pytest.raises(OSError, match="the web proxy has ended"):
+        with pytest.raises(OSError, match="the web proxy: it has ended"):
             await running.counts("die")
         while True:
             try:

@@ -149,10 +149,10 @@ def test_a_file_that_is_no_recording_is_an_error_that_names_it(tmp_path: Path) -
     path = tmp_path / "broken.sqlite"
     path.write_bytes(b"no database" * 1000)
     with pytest.raises(RecordingError, match=r"broken\.sqlite"):
-        Recording.open(path)
+        Recording(path)
     with pytest.raises(RecordingError, match=r"missing\.sqlite"):
-        Recording.open(tmp_path / "missing.sqlite")
+        Recording(tmp_path / "missing.sqlite")
     empty = tmp_path / "empty.sqlite"
     empty.touch()
-    with Recording.open(empty) as recording, pytest.raises(RecordingError, match="not a recording"):
-        recording.summary()
+    with pytest.raises(RecordingError, match="not a recording"):
+        Recording(empty)

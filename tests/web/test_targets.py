@@ -6,9 +6,9 @@ import pytest
 
 from decathlon_mcp.web.targets import (
     RefusedTargetError,
-    Targets,
     check_port,
     host_name,
+    named_address,
     parse_addresses,
     public_address,
 )
@@ -55,13 +55,13 @@ def test_mail_servers_are_refused() -> None:
 
 
 def test_named_addresses_can_be_for_one_port() -> None:
-    targets = Targets(
-        parse_addresses(("A.example=10.0.0.1", "b.example:80=127.0.0.1:8080", "c.example=[::1]:9"))
-    )
-    assert targets.named("a.example.", 443) == ("10.0.0.1", 443)
-    assert targets.named("b.example", 80) == ("127.0.0.1", 8080)
-    assert targets.named("b.example", 443) is None
-    assert targets.named("c.example", 443) == ("::1", 9)
+    texts = ("A.example=10.0.0.1", "b.example:80=127.0.0.1:8080", "c.example=[::1]:9", "d.example=::1")
+    addresses = parse_addresses(texts)
+    assert named_address(addresses, "a.example.", 443) == ("10.0.0.1", 443)
+    assert named_address(addresses, "b.example", 80) == ("127.0.0.1", 8080)
+    assert named_address(addresses, "b.example", 443) is None
+    assert named_address(addresses, "c.example", 443) == ("::1", 9)
+    assert named_address(addresses, "d.example", 80) == ("::1", 80)
 
 
 @pytest.mark.parametrize(
