@@ -1,14 +1,17 @@
-"""`recordings`: list, show, prune and compare what `--web record` has stored. No server has to run."""
+"""`recordings`: list, show, prune, compare and export what `--web record` has stored, without a server."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import IO, Annotated, Any, get_args
 
 from cyclopts import App, Parameter
 
@@ -24,7 +27,9 @@ from decathlon_mcp.web.recording import (
     find_recordings,
 )
 
-recordings = App(name="recordings", help="List, show, prune and compare recordings of the web.", sort_key=7)
+recordings = App(
+    name="recordings", help="List, show, prune, compare and export recordings of the web.", sort_key=7
+)
 
 Task = Annotated[str, Parameter(metavar="TASK", help="A task, or `suite:task`.")]
 Revision = Annotated[
@@ -148,6 +153,49 @@ def compare(
         parts = [f"{number} {name}" for name, number in sorted(counts.items())]
         sys.stdout.write(f"{', '.join(parts) or 'the recording is empty'}\n")
     return 0 if not counts or set(counts) <= {"same", "skipped"} else 1
+
+
+@recordings.command
+def export(
+    task: Task,
+    file: Annotated[Path | None, Parameter(metavar="FILE", show_default=False)] = None,
+    /,
+    *,
+    revision: Revision = None,
+    state: State = None,
+) -> int:
+    """Write a task's recording as a HAR 1.2 file, which `mitmweb -r FILE` and browsers open.
+
+    Parameters
+    ----------
+    file
+        A new file, readable by you only. [the standard output]
+    """
+    from decathlon_mcp.web.har import har
+
+    with _open(state, task, revision) as recording, _new_file(file) as output:
+        try:
+            output.writelines(har(recording))
+        except RecordingError as error:
+            raise SettingsError(str(error)) from None
+        count = len(recording.exchanges())
+    if file is not None:
+        sys.stdout.write(f"wrote {count} exchanges to {file}\n")
+    return 0
+
+
+@contextmanager
+def _new_file(path: Path | None) -> Generator[IO[str]]:
+    """Raises BadRequestError if it exists, or cannot be written."""
+    if path is None:
+        yield sys.stdout
+        return
+    try:
+        # Pages may have what only its owner should read.
+        with open(path, "x", encoding="utf-8", opener=partial(os.open, mode=0o600)) as output:
+            yield output
+    except OSError as error:
+        raise BadRequestError(f"{path}: {error.strerror}; name a new file") from None
 
 
 def _open(state: Path | None, task: str, revision: str | None) -> Recording:
