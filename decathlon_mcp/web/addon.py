@@ -225,7 +225,10 @@ class RecordingProxy:
             ours.sandbox.clients.discard(ours)
 
     def requestheaders(self, flow: http.HTTPFlow) -> None:
-        client, request = self._clients[flow.client_conn.id], flow.request
+        client, request = self._clients.get(flow.client_conn.id), flow.request
+        if client is None:
+            flow.kill()
+            return
         # Without the characters that a client may leave out: a space in each header, and CR in each line.
         spare = 2 * len(request.headers.fields) + 2
         client.head_complete(len(http1.assemble_request_head(request)) - spare)
@@ -233,8 +236,10 @@ class RecordingProxy:
             client.sandbox.session.refuse(f"a request had a body over {MAX_BODY_BYTES >> 20} MiB")
             flow.kill()
             return
+        flow.metadata[REFUSED] = "the request cannot be read"
         try:
             _set_target(flow)
+            del flow.metadata[REFUSED]
         except RefusedTargetError as error:
             flow.metadata[REFUSED] = str(error)
         for name in CONDITIONS:
@@ -244,13 +249,18 @@ class RecordingProxy:
         request.headers["Accept-Encoding"] = "gzip" if "gzip" in accepted else "identity"
 
     async def request(self, flow: http.HTTPFlow) -> None:
-        client, request = self._clients[flow.client_conn.id], flow.request
+        client, request = self._clients.get(flow.client_conn.id), flow.request
+        if client is None:
+            flow.kill()
+            return
         client.request_complete(len(request.raw_content or b""))
         session = client.sandbox.session
         if REFUSED in flow.metadata:
             session.refuse()
             flow.response = _http_response(refused_response(flow.metadata[REFUSED]), request.method)
             return
+        # Without a response, an error here would send the request to the site.
+        flow.response = http.Response.make(502, "The request cannot be answered\n")
         try:
             answer = await session.answer(_web_request(request), client.sandbox.room)
         except RecordingError as error:
@@ -258,7 +268,7 @@ class RecordingProxy:
             flow.response = http.Response.make(502, f"The recording cannot be read: {error}\n")
             return
         if isinstance(answer, PendingExchange):
-            flow.metadata[PENDING] = answer
+            flow.metadata[PENDING], flow.response = answer, None
         else:
             client.answer_bytes = len(answer.body)
             flow.response = _http_response(answer, request.method)
@@ -391,8 +401,8 @@ def _set_target(flow: http.HTTPFlow) -> None:
             raise RefusedTargetError(f"the request is sent to {host} and names {name[:MAX_SHOWN]}")
     if request.http_version not in ("HTTP/1.0", "HTTP/1.1") or not request.path.startswith("/"):
         raise RefusedTargetError("the request has no path, or is not of HTTP/1")
-    if request.data.method != request.method.encode():
-        raise RefusedTargetError(f"the method is not written as {request.method}")
+    if not re.fullmatch(rb"[A-Z][A-Z-]*", request.data.method):
+        raise RefusedTargetError("the method is not a word in upper case")
     if len(request.data.path) > MAX_PATH_BYTES:
         raise RefusedTargetError(f"the address is longer than {MAX_PATH_BYTES} bytes")
     request.data.host, request.data.authority = host, b""
@@ -402,8 +412,10 @@ def _set_target(flow: http.HTTPFlow) -> None:
 
 def _web_request(request: http.Request) -> WebRequest:
     host = f"[{request.host}]" if ":" in request.host else request.host
-    # Sent to the site, but no part of a parsed address.
-    path = re.sub(r"[#\x00-\x20]", lambda match: f"%{ord(match[0]):02X}", request.path)
+    # What is sent to the site as it is, but would be no part of a parsed address, or no text.
+    path = re.sub(
+        rb"[#\x00-\x20\x7f-\xff]", lambda match: b"%%%02X" % match[0][0], request.data.path
+    ).decode()
     url = f"{request.scheme}://{host}:{request.port}{path}"
     return WebRequest(request.method, url, _headers(request.headers), request.raw_content or b"")
 

@@ -195,7 +195,7 @@ class WebProxy:
                     if not started:
                         task_status.started()
                         started = True
-                    for spec in self._sessions.values():  # nobody waits for the answers
+                    for spec in tuple(self._sessions.values()):  # nobody waits for the answers
                         await self._send({"id": 0, "do": "open", **asdict(spec)})
                     await self._read(lines)
             except _PROCESS_ERRORS as error:
