@@ -67,7 +67,7 @@ MAX_PATH_BYTES = 16 << 10
 RESOLVE_SECONDS = 20.0
 RESOLVERS = 32
 ANNOUNCED_SECONDS = 30.0
-GARBAGE_BYTES = 32 << 20
+GARBAGE_BYTES = 8 << 20
 CANCELLED = "connection cancelled"
 """mitmproxy's error of a connection to a site that nobody waits for any more."""
 MAX_LOGGED = 10
@@ -223,6 +223,7 @@ class RecordingProxy:
     def client_disconnected(self, client: connection.Client) -> None:
         if (ours := self._clients.pop(client.id, None)) is not None:
             ours.sandbox.clients.discard(ours)
+            self._collect_garbage(ours.received_bytes)
 
     def requestheaders(self, flow: http.HTTPFlow) -> None:
         client, request = self._clients.get(flow.client_conn.id), flow.request
@@ -303,7 +304,7 @@ class RecordingProxy:
 
     def _collect_garbage(self, size: int) -> None:
         """Free the bodies of earlier flows, from time to time. `size`: of the bodies of one more."""
-        # Flows belong to reference cycles, and Python's collector counts objects, whatever their size.
+        # Flows and connections belong to reference cycles, and Python's collector counts objects, not bytes.
         self._garbage_bytes += size
         if self._garbage_bytes > GARBAGE_BYTES:
             self._garbage_bytes = 0

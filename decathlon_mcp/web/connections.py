@@ -3,9 +3,9 @@
 mitmproxy reads whatever comes, keeps it until a message is complete, and writes without looking at what has
 been read. So the addon puts a reader of its own between mitmproxy and each connection.
 
-`unparsed` of a connection is what was read of it and is not part of a complete request yet. The size of a
-complete request is subtracted as it was parsed, without what TLS and chunks add: so it is never too low, as
-long as a connection carries one request after the other (HTTP/1).
+`received_bytes` of a connection is what was read of it and does not belong to an answered request. The size
+of a request is subtracted as it was parsed, without what TLS and chunks add: so it is never too low, as long
+as a connection carries one request after the other (HTTP/1).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MAX_BODY_BYTES = 8 * MEBIBYTE
 """Longest body of a request."""
 MAX_HEAD_BYTES = 256 << 10
 """Longest head of a request with what came before it, such as a TLS handshake, or of a site's response."""
-MAX_UNPARSED_BYTES = 16 * MEBIBYTE
-"""What all connections of one sandbox may have sent of requests that are not complete."""
+MAX_RECEIVED_BYTES = 16 * MEBIBYTE
+"""What all connections of one sandbox may have sent of requests that are not answered."""
 MAX_UNREAD_BYTES = 16 * MEBIBYTE
 """A sandbox that has not read so much of its answers gets no more of them until it has."""
 RECYCLED_BYTES = MAX_HEAD_BYTES // 2
@@ -87,45 +87,48 @@ class Client:
 
     sandbox: Sandbox
     buffered: Callable[[], int]
-    unparsed: int = 0
+    received_bytes: int = 0
     answer_bytes: int = 0
     """Size of a recorded response that has not been written yet."""
     body: bytearray | None = None
     """The body of a site's response so far, None if it is not recorded."""
     failure: str = ""
     """Why the last connection to a site failed."""
-    _head_bytes: int = 0
+    _request_bytes: int = 0
+    """Size of the request that is not answered, as far as it has been parsed."""
     _site_unparsed: int = 0
     _state: Literal["idle", "head", "body", "response"] = "head"
     _since: float = field(default_factory=lambda: asyncio.get_running_loop().time())
 
     def head_complete(self, size: int) -> None:
         """The head of a request has been parsed; it has at least this size."""
-        self._state, self._head_bytes = "body", size
+        self._state, self._request_bytes = "body", size
 
     def request_complete(self, body_size: int) -> None:
         """A request has been parsed. Its response comes before the next one."""
-        self.unparsed = max(0, self.unparsed - self._head_bytes - body_size)
+        self._request_bytes += body_size
         self._state, self._site_unparsed = "response", 0
 
     def response_complete(self) -> None:
         """The response is being written, or there will be none."""
-        self.answer_bytes, self.body = 0, None
+        self.received_bytes = max(0, self.received_bytes - self._request_bytes)
+        self._request_bytes, self.answer_bytes, self.body = 0, 0, None
         self._state, self._since = "idle", asyncio.get_running_loop().time()
 
     @property
     def is_worn(self) -> bool:
         """Whether so much belongs to no request that the connection has to end with its next response."""
-        return self.unparsed > RECYCLED_BYTES
+        return self.received_bytes - self._request_bytes > RECYCLED_BYTES
 
     def received(self, count: int) -> bool:
         """Count what was read of the sandbox; returns whether the connection may stay open."""
         if self._state == "idle":
             self._state, self._since = "head", asyncio.get_running_loop().time()
-        self.unparsed += count
+        self.received_bytes += count
+        unparsed = self.received_bytes - self._request_bytes
         limit = MAX_HEAD_BYTES + (MAX_BODY_BYTES if self._state == "body" else 0)
-        total = sum(client.unparsed for client in self.sandbox.clients)
-        return self.unparsed <= limit and total <= MAX_UNPARSED_BYTES and not self.is_late()
+        total = sum(client.received_bytes for client in self.sandbox.clients)
+        return unparsed <= limit and total <= MAX_RECEIVED_BYTES and not self.is_late()
 
     def is_late(self) -> bool:
         """Whether it has taken too long to send a complete request, or has sent nothing for too long."""
