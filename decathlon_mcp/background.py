@@ -1,4 +1,9 @@
-"""Tasks that run as long as a block of code, work that ends whatever cancels its caller, and events."""
+"""Tasks that run as long as a block of code, work that ends whatever cancels its caller, and events.
+
+Decided 2026-11-24: work that is tried again is a loop where it stands. Of those in providers and recovery
+no two end alike (at a deadline, after a number of tries, when an engine is silent or a container is kept):
+a helper, or tenacity, takes more lines than it replaces.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,6 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import cast
 
 import anyio
@@ -19,74 +23,6 @@ RESTART_SECONDS = 1.0
 """Time between the failure of work in the background and its next begin."""
 
 _log = logging.getLogger("decathlon.background")
-
-
-class Signal:
-    """Wakes the one task that waits for it, any number of times."""
-
-    # A call needs several. An event of anyio's costs ten times as much, and serves once.
-    __slots__ = ("_is_set", "_waiter")
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._waiter: asyncio.Future[None] | None = None
-
-    def set(self) -> None:
-        """Wake the task that waits, or the next one that will."""
-        self._is_set = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def wait(self) -> None:
-        """Wait until the signal has been set since the last wait."""
-        if not self._is_set:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        self._is_set = False
-
-
-class Cancellation:
-    """A scope for work that may begin without a task: what is asked of it before applies once it is entered.
-
-    `requested`: whether the work has been cancelled.
-    """
-
-    # A scope of anyio's cannot be made outside of a task.
-    __slots__ = ("_deadline", "_scope", "requested")
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._deadline = math.inf
-        self._scope: CancelScope | None = None
-
-    def cancel(self) -> None:
-        """Cancel the work that runs in the scope, or will."""
-        self.requested = True
-        if self._scope is not None:
-            self._scope.cancel()
-
-    def set_deadline(self, seconds: float | None) -> None:
-        """Cancel the work so many seconds from now, instead of at an earlier or later time; None: never."""
-        self._deadline = math.inf if seconds is None else asyncio.get_running_loop().time() + seconds
-        if self._scope is not None:
-            self._scope.deadline = self._deadline
-
-    def __enter__(self) -> CancelScope:
-        self._scope = CancelScope(deadline=self._deadline)
-        if self.requested:
-            self._scope.cancel()
-        return self._scope.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        assert self._scope is not None
-        if self._scope.cancel_called:
-            self.requested = True  # also if the deadline did it
-        return self._scope.__exit__(kind, error, traceback)
 
 
 class LazyTimer:
@@ -126,39 +62,6 @@ class LazyTimer:
             self._call()
         else:
             self.set(self._at)
-
-
-class Alarms:
-    """Calls functions a fixed time after they were added, unless they were removed before."""
-
-    # One timer for all of them, see `LazyTimer`.
-    def __init__(self) -> None:
-        # In the order of their times.
-        self._due: dict[Callable[[], object], float] = {}
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self, call: Callable[[], object], seconds: float) -> None:
-        """Call `call`, so many seconds from now. `seconds` must be the same for all."""
-        loop = asyncio.get_running_loop()
-        self._due[call] = loop.time() + seconds
-        if self._timer is None:
-            self._timer = loop.call_later(seconds, self._ring)
-
-    def remove(self, call: Callable[[], object]) -> None:
-        """Do not call `call` any more. No effect if it has been called."""
-        self._due.pop(call, None)
-
-    def _ring(self) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            for call, due in tuple(self._due.items()):
-                if due > loop.time():
-                    break
-                if self._due.pop(call, None) is not None:  # not removed by an earlier one
-                    call()
-        finally:
-            first = next(iter(self._due.values()), None)
-            self._timer = None if first is None else loop.call_at(first, self._ring)
 
 
 class Flag:

@@ -2,7 +2,7 @@
 
     DecathlonError
       caused by the request:   BadRequestError, UnknownTaskError, UnknownEpisodeError, UnknownToolError,
-                               AccessDeniedError
+                               AccessDeniedError, UnansweredError
       by the episode's state:  EpisodeClaimedError, EpisodeEndedError
       by the server's load:    AtCapacityError
       by its configuration:    SuiteError, SettingsError, ImageError, NotRunnableError,
@@ -62,6 +62,12 @@ class AccessDeniedError(DecathlonError):
     """The caller's token does not allow this request."""
 
     code = "access_denied"
+
+
+class UnansweredError(DecathlonError):
+    """The answer to an earlier request cannot be had again: the client has to ask again."""
+
+    code = "unanswered"
 
 
 class AtCapacityError(DecathlonError):

@@ -37,8 +37,9 @@ MAX_QUEUED_REQUESTS = 4096
 OTHER_REQUESTS = 8
 """Requests at the same time for each replica that are not episodes."""
 START_SECONDS = 120.0
+"""Ray starts all nodes at once, and each of them may take back the episodes of a dead server."""
 STOP_SECONDS = 60.0
-POLL_SECONDS = 0.05
+"""Longer than the server's own drain of 30 s."""
 HEALTH_SECONDS = 5.0
 FORGET_SECONDS = 4 * HEALTH_SECONDS
 """A node that has not been heard of for so long is not listed any more."""
@@ -189,7 +190,7 @@ class ServerProcess:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
                 raise RuntimeError("the node's server did not start; the replica's log says why")
-            time.sleep(POLL_SECONDS)
+            time.sleep(0.05)
         self.url = ready.read_text().strip()
 
     def check(self) -> None:

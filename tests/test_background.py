@@ -10,10 +10,8 @@ import pytest
 
 from decathlon_mcp import background
 from decathlon_mcp.background import (
-    Alarms,
     Flag,
     LazyTimer,
-    Signal,
     background_tasks,
     finish,
     run_alone,
@@ -94,20 +92,6 @@ async def test_a_flag_wakes_every_task_and_calls_every_callback_once() -> None:
     assert called == ["before", "after"]
 
 
-async def test_a_signal_wakes_its_task_each_time_it_is_set() -> None:
-    signal = Signal()
-    with anyio.fail_after(10):
-        signal.set()
-        await signal.wait()
-        with anyio.move_on_after(0.01) as waiting:
-            await signal.wait()
-        assert waiting.cancelled_caught
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(signal.wait)
-            await anyio.wait_all_tasks_blocked()
-            signal.set()
-
-
 class Rung:
     """Waits for calls of `ring`, and counts them."""
 
@@ -163,59 +147,6 @@ async def test_a_lazy_timer_that_has_no_time_any_more_does_not_call_until_it_is_
     timer.set(now() + 0.02)
     await anyio.sleep(0.1)
     assert rung.count == 2
-
-
-async def test_alarms_ring_in_turn_except_for_those_that_were_removed() -> None:
-    alarms, rung = Alarms(), Rung()
-    order: list[str] = []
-
-    def first() -> None:
-        order.append("first")
-        alarms.remove(second)
-
-    def second() -> None:
-        order.append("second")
-
-    def third() -> None:
-        order.append("third")
-
-    for call in (first, second, third, rung.ring):
-        alarms.add(call, 0.05)
-    alarms.remove(third)
-    alarms.remove(third)
-    await rung.wait()
-    assert order == ["first"]
-
-
-async def test_an_alarm_added_while_others_wait_rings_at_its_own_time() -> None:
-    alarms, early, late = Alarms(), Rung(), Rung()
-    alarms.add(early.ring, 0.1)
-    await anyio.sleep(0.05)
-    alarms.add(late.ring, 0.1)
-    due = now() + 0.1
-    await early.wait()
-    assert late.count == 0 or now() >= due
-    await late.wait()
-    assert now() >= due - 0.002
-    alarms.add(early.ring, 0.02)
-    await anyio.sleep(0.2)
-    assert (early.count, late.count) == (2, 1)
-
-
-async def test_an_alarm_that_fails_does_not_keep_the_others_from_ringing() -> None:
-    alarms, rung, failures = Alarms(), Rung(), list[object]()
-    asyncio.get_running_loop().set_exception_handler(
-        lambda _loop, context: failures.append(context["exception"])
-    )
-    failure = ValueError("a fault")
-
-    def fail() -> None:
-        raise failure
-
-    alarms.add(fail, 0.01)
-    alarms.add(rung.ring, 0.01)
-    await rung.wait()
-    assert failures == [failure]
 
 
 async def test_work_that_fails_begins_again_and_ends_nothing_else(

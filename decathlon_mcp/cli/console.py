@@ -13,9 +13,8 @@ from rich.text import Text
 
 from decathlon_mcp.background import background_tasks
 
-TICK_SECONDS = 0.5
 STATUS_SECONDS = 5.0
-"""Interval of the lines that show a wait in a pipe; on a terminal it is TICK_SECONDS."""
+"""Interval of the lines that show a wait in a pipe."""
 MAX_REPLY_LINES = 6
 MAX_LINE_CHARACTERS = 300
 
@@ -69,7 +68,7 @@ class ScriptConsole:
     async def _spin(self, what: str, started: float) -> None:
         with self._console.status(what) as status:
             while True:
-                await anyio.sleep(TICK_SECONDS)
+                await anyio.sleep(0.5)  # the time shown has whole seconds
                 status.update(f"{what} ({anyio.current_time() - started:.0f} s)")
 
     async def _tick(self, what: str, started: float) -> None:

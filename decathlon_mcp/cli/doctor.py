@@ -37,8 +37,6 @@ from decathlon_mcp.web.proxy import find_program
 
 RUNNING = "server"
 """The finding that a server runs at the address already."""
-SERVER_SECONDS = 2.0
-PROXY_SECONDS = 30.0
 MAX_HEALTH_BYTES = 65_536
 
 
@@ -128,7 +126,12 @@ def _check_web(settings: Settings) -> Finding:
         return Finding("web", False, error.message, "docs/recorded-web.md#record")
     try:
         done = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, timeout=PROXY_SECONDS, check=True
+            # mitmproxy's imports take seconds on a busy machine.
+            [program, "--version"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError, UnicodeError) as error:
         return Finding("web", False, f"{program} does not run: {error}", "docs/recorded-web.md#record")
@@ -175,7 +178,7 @@ async def _check_address(settings: Settings, host: str, port: int) -> Finding:
 def _server_state(host: str, port: int) -> str:
     """The state of the decathlon-mcp server at an address; empty if it is another program."""
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    connection = http.client.HTTPConnection(local, port, timeout=SERVER_SECONDS)
+    connection = http.client.HTTPConnection(local, port, timeout=2)
     try:
         connection.request("GET", "/healthz")
         health = as_object(json.loads(connection.getresponse().read(MAX_HEALTH_BYTES))) or {}

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from decathlon_mcp.episodes.access import Role
 
 WELL_KNOWN = "/.well-known/decathlon-key"
-FETCH_SECONDS = 10
 MAX_KEY_BYTES = 1 << 16
 EPISODE_ID = re.compile(r"[0-9a-fA-F]{48}")
 VERDICT_PATHS = (
@@ -205,7 +204,7 @@ def _fetch(url: str) -> bytes:
     parts = urllib.parse.urlsplit(url)
     if parts.path in ("", "/", "/mcp"):
         url = urllib.parse.urlunsplit((parts.scheme, parts.netloc, WELL_KNOWN, "", ""))
-    with urllib.request.urlopen(url, timeout=FETCH_SECONDS) as response:
+    with urllib.request.urlopen(url, timeout=10) as response:
         return response.read(MAX_KEY_BYTES)
 
 

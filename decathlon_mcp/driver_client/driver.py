@@ -25,10 +25,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from decathlon_mcp.background import Flag, background_tasks
 from decathlon_mcp.driver_client.heartbeat import Heartbeat
+from decathlon_mcp.driver_client.link import NO_SURVIVAL, DriverLink, Loss, Request, Survival
 from decathlon_mcp.driver_client.mcp_schema import LogParams, ProgressParams, is_valid_notification
-from decathlon_mcp.driver_client.messages import NO_SURVIVAL, Loss, MessageStream, Survival
+from decathlon_mcp.driver_client.messages import Notification
 from decathlon_mcp.driver_client.replies import Cut, Reply, read_reply, without_own_keys
-from decathlon_mcp.driver_client.rpc import NotificationHandler, RpcClient
 from decathlon_mcp.driver_client.tunnels import Dialer
 from decathlon_mcp.errors import (
     DecathlonError,
@@ -122,8 +122,8 @@ class DriverClient:
     wire's reasons if the driver refuses or fails.
     """
 
-    def __init__(self, rpc: RpcClient, tasks: TaskGroup, *, reply_bytes: int = DEFAULT_REPLY_BYTES) -> None:
-        self._rpc = rpc
+    def __init__(self, link: DriverLink, tasks: TaskGroup, *, reply_bytes: int = DEFAULT_REPLY_BYTES) -> None:
+        self._link = link
         self._tasks = tasks
         self._reply_bytes = reply_bytes
         self._environment: Mapping[str, str] = {}
@@ -138,22 +138,22 @@ class DriverClient:
     @property
     def closed(self) -> Flag:
         """Set once the connection has ended."""
-        return self._rpc.closed
+        return self._link.closed
 
     async def closed_error(self) -> SandboxLostError:
         """The error that says why the connection has ended, with the provider's cause if it knows one."""
-        return await self._rpc.closed_error()
+        return await self._link.closed_error()
 
     async def arrange(self, *steps: dict[str, Any]) -> None:
         """Make, copy, remove, write or unpack files, or check that names are absent; until one fails."""
-        await self._rpc.request(wire.ARRANGE, {"steps": list(steps)})
+        await self._link.request(wire.ARRANGE, {"steps": list(steps)})
 
     async def pack(self, folder: str, *, max_bytes: int) -> bytes:
         """The tar, of at most `max_bytes`, of the files below a folder; names have no "./".
 
         Raises DriverError with reason `too_long` if there is more, and `files` for what cannot be packed.
         """
-        reply = as_object(await self._rpc.request(wire.PACK, {"folder": folder, "max_bytes": max_bytes}))
+        reply = as_object(await self._link.request(wire.PACK, {"folder": folder, "max_bytes": max_bytes}))
         try:
             return base64.b64decode((reply or {})["tar"], validate=True)
         except (KeyError, TypeError, ValueError):
@@ -179,7 +179,7 @@ class DriverClient:
         `leave`: processes that it leaves running continue until the sandbox is frozen or removed;
         `linger_seconds` is the time in which they may end by themselves and are not counted.
         """
-        reply = await self._rpc.request(
+        reply = await self._link.request(
             wire.RUN,
             {
                 "argv": list(argv),
@@ -198,7 +198,7 @@ class DriverClient:
 
     async def snapshot(self) -> Moment:
         """The present moment in the sandbox, for `clean`."""
-        reply = await self._rpc.request(wire.SNAPSHOT, {})
+        reply = await self._link.request(wire.SNAPSHOT, {})
         return _validated(Moment, (as_object(reply) or {}).get("since"))
 
     async def clean(
@@ -214,7 +214,7 @@ class DriverClient:
             "under": None if under is None else list(under),
             "except": list(excepted),
         }
-        reply = await self._rpc.request(wire.CLEAN, params, timeout_seconds=CLEAN_SECONDS)
+        reply = await self._link.request(wire.CLEAN, params, timeout_seconds=CLEAN_SECONDS)
         return _validated(CleanResult, reply)
 
     async def merge(self) -> Merging:
@@ -222,7 +222,7 @@ class DriverClient:
 
         Only for processes that are started after it.
         """
-        return _validated(Merging, await self._rpc.request(wire.MERGE, {}))
+        return _validated(Merging, await self._link.request(wire.MERGE, {}))
 
     async def define(self, servers: Sequence[Mapping[str, Any]]) -> None:
         """Give the driver the specifications of the task's MCP servers, secrets included; starts none."""
@@ -230,7 +230,7 @@ class DriverClient:
         for spec in specs:
             if spec.get("type") == "stdio":
                 spec["env"] = {**self._environment, **spec.get("env", {})}
-        await self._rpc.request(wire.DEFINE, {"servers": specs})
+        await self._link.request(wire.DEFINE, {"servers": specs})
 
     async def start(
         self, names: Sequence[str], *, deadline_seconds: float, again: bool = False
@@ -243,7 +243,7 @@ class DriverClient:
         has ended, and LimitExceededError for a list of tools over MAX_TOOLS or a definition over
         MAX_TOOL_BYTES; then the servers run.
         """
-        reply = await self._rpc.request(
+        reply = await self._link.request(
             wire.START,
             {"names": list(names), "deadline_seconds": deadline_seconds, "again": again},
             timeout_seconds=deadline_seconds + GRACE_SECONDS,
@@ -254,126 +254,88 @@ class DriverClient:
             raise DriverError("the driver sent an invalid reply: no servers", reason="invalid_reply")
         return {name: _checked_tools(name, _validated(ServerInfo, info)) for name, info in infos.items()}
 
-    async def call(
+    def new_request_id(self) -> int:
+        """The id of a new tool's call."""
+        return self._link.new_id()
+
+    def tool_call(
         self,
+        request_id: int,
         server: str,
-        method: str,
-        params: Mapping[str, Any],
-        *,
-        timeout_seconds: float | None,
-        cut: Cut | None = None,
-        on_progress: NotificationHandler | None = None,
-        on_message: NotificationHandler | None = None,
-        request_id: int | None = None,
-        before_send: Callable[[int], object] | None = None,
-        on_reply: Callable[[Reply], object] | None = None,
-        begun: bool = False,
-    ) -> Reply:
-        """Relay one request to a server of the task; returns its reply.
-
-        `params` may contain `msgspec.Raw`. Members of the reply's `_meta` that look like this server's own
-        are removed; nothing else is changed, unless `cut` makes the driver shorten the result. `on_progress`
-        and `on_message` are called, in order, with the params of the notifications that come before the
-        reply and that MCP allows. `before_send` is called with the request's id before anything is sent, and
-        can prevent that with an exception; `on_reply` with what will be returned, before the driver may
-        forget the reply.
-        `request_id` sends the call of an earlier server process again, under the id that this had: the driver
-        runs it only if it did not get it before. With `begun`, `begin_call` has sent it.
-
-        Raises CallTimeoutError, and LimitExceededError for a reply that is too long, too deep or has too many
-        values. The driver may forget the reply then; a caller that logs the error without awaiting anything
-        does so in time. Cancelling the call cancels it in the sandbox too.
-        """
-        read = partial(read_reply, server=server, limit_bytes=self._reply_bytes, method=method)
-        handlers = {
-            wire.PROGRESS: _checking(on_progress, ProgressParams),
-            wire.MESSAGE: _checking(on_message, LogParams),
-        }
-        try:
-            if begun:
-                assert request_id is not None
-                return await self._rpc.finish(request_id, read, on_result=on_reply, handlers=handlers)
-            return await self._rpc.request_message(
-                wire.CALL,
-                self._call_request(server, method, params, timeout_seconds, cut),
-                read,
-                on_result=on_reply,
-                timeout_seconds=None if timeout_seconds is None else timeout_seconds + GRACE_SECONDS,
-                handlers=handlers,
-                request_id=request_id,
-                before_send=before_send,
-            )
-        except DriverError as error:
-            self._raise_if_too_long(error)
-            raise
-
-    def begin_call(
-        self,
-        server: str,
-        method: str,
-        params: Mapping[str, Any],
+        params: JsonObject,
         *,
         cut: Cut | None,
-        before_send: Callable[[int], object],
-        on_change: Callable[[], object],
-    ) -> int | None:
-        """Send a request to a server of the task without waiting; None if that is not possible now.
+        on_outcome: Callable[[Reply | DecathlonError | None], object],
+        on_notification: Callable[[Notification], object],
+    ) -> Request:
+        """The request for a tool's call, for `send_now` or `send`.
 
-        Returns its id. `on_change`: see `RpcClient.begin`; it must end with `settle_call`, or with `call` and
-        `begun`.
+        `request_id`: a new one, or that of a call which an earlier server process has sent: the driver runs
+        it only if it did not get it before. `params` may contain `msgspec.Raw`. `on_outcome`: called once,
+        with the reply or with the error, before the driver may forget the reply; with None if the connection
+        has ended. Members of the reply's `_meta` that look like this server's own are removed; nothing else
+        is changed, unless `cut` makes the driver shorten the result. Errors are CallTimeoutError,
+        DriverError, and LimitExceededError for a reply that is too long, too deep or has too many values.
+        `on_notification`: see `relayed_notification`.
         """
-        request = self._call_request(server, method, params, None, cut)
-        return self._rpc.begin(wire.CALL, request, before_send=before_send, on_change=on_change)
 
-    def settle_call(self, request_id: int, server: str, on_reply: Callable[[Reply], object]) -> bool:
-        """End a call that `begin_call` has sent, if that needs no waiting; else returns False.
+        def settle(outcome: Reply | DecathlonError | None) -> None:
+            on_outcome(self._translated(outcome) if isinstance(outcome, DriverError) else outcome)
 
-        Raises what `call` raises.
-        """
         read = partial(read_reply, server=server, limit_bytes=self._reply_bytes)
-        try:
-            return self._rpc.settle(request_id, read, on_reply)
-        except DriverError as error:
-            self._raise_if_too_long(error)
-            raise
+        call = self._call_params(server, "tools/call", params, cut=cut)
+        return Request(request_id, wire.CALL, call, read, settle, on_notification)
 
-    def _call_request(
+    def send_now(self, call: Request) -> bool:
+        """Send a tool's call, if that is possible without waiting."""
+        return self._link.send_now(call)
+
+    async def send(self, call: Request) -> None:
+        """Send a tool's call. Raises LimitExceededError, SandboxLostError; then it has no outcome."""
+        await self._link.send(call)
+
+    def cancel(self, request_id: int) -> None:
+        """Cancel a tool's call in the sandbox, if it has no outcome yet. It will have none."""
+        self._link.cancel(request_id)
+
+    def _call_params(
         self,
         server: str,
         method: str,
-        params: Mapping[str, Any],
-        timeout_seconds: float | None,
-        cut: Cut | None,
+        params: JsonObject,
+        *,
+        timeout_seconds: float | None = None,
+        cut: Cut | None = None,
     ) -> JsonObject:
-        request: JsonObject = {
+        call: JsonObject = {
             "server": server,
             "method": method,
             "params": params,
             "timeout_seconds": timeout_seconds,
             "max_bytes": self._reply_bytes,
         }
-        return request if cut is None else {**request, "cut": cut.to_json()}
+        return call if cut is None else {**call, "cut": cut.to_json()}
 
-    def _raise_if_too_long(self, error: DriverError) -> None:
-        """Raise LimitExceededError if the driver has refused a reply because of its length."""
+    def _translated(self, error: DriverError) -> DecathlonError:
+        """LimitExceededError if the driver has refused a reply because of its length; else the error."""
         if error.data.get("reason") == "too_long":
-            raise LimitExceededError(error.message, limit_bytes=self._reply_bytes) from None
+            return LimitExceededError(error.message, limit_bytes=self._reply_bytes)
+        return error
 
     async def changed_servers(self) -> set[str]:
         """Wait for servers that announced other tools; each is returned once for all its announcements."""
-        return await self._rpc.changed_servers.take()
+        return await self._link.changed_servers.take()
 
     async def list_tools(self, server: str, *, timeout_seconds: float) -> list[JsonObject]:
         """The tools of a server that runs, as `start` returns them.
 
-        Raises what `start` and `call` raise.
+        Raises what `start` raises, and CallTimeoutError.
         """
         tools: list[Any] = []
         cursor: str | None = None
         size = 0
         for _ in range(MAX_TOOL_PAGES):
-            params = {} if cursor is None else {"cursor": cursor}
-            reply = await self.call(server, "tools/list", params, timeout_seconds=timeout_seconds)
+            reply = await self._list_page(server, cursor, timeout_seconds)
             if reply.result is None:
                 raise DriverError(f"server {server} does not list its tools", reason="server")
             size += len(reply.result)
@@ -390,36 +352,48 @@ class DriverClient:
             cursor = following
         raise LimitExceededError(f"server {server} has more than {MAX_TOOL_PAGES} pages of tools")
 
+    async def _list_page(self, server: str, cursor: str | None, timeout_seconds: float) -> Reply:
+        params: JsonObject = {} if cursor is None else {"cursor": cursor}
+        try:
+            return await self._link.request(
+                wire.CALL,
+                self._call_params(server, "tools/list", params, timeout_seconds=timeout_seconds),
+                read=partial(read_reply, server=server, limit_bytes=self._reply_bytes, method="tools/list"),
+                timeout_seconds=timeout_seconds + GRACE_SECONDS,
+            )
+        except DriverError as error:
+            raise self._translated(error) from None
+
     async def freeze(self, *, spare: Sequence[str] = ()) -> None:
         """Kill every process of the sandbox except the driver; no server can be started or called again.
 
         `spare`: patterns of command lines whose processes are not killed, such as `kubectl port-forward*`.
         """
-        await self._rpc.request(wire.FREEZE, {"spare": list(spare)}, timeout_seconds=FREEZE_SECONDS)
+        await self._link.request(wire.FREEZE, {"spare": list(spare)}, timeout_seconds=FREEZE_SECONDS)
 
     async def forward(self, targets: Mapping[int, Dialer]) -> None:
         """Forward these ports of the sandbox's loopback to the targets.
 
         Raises DriverError with reason `network` if a port is taken.
         """
-        self._rpc.tunnels.forward(targets, self._tasks)
-        await self._rpc.request(wire.FORWARD, {"ports": [*targets]})
+        self._link.tunnels.forward(targets, self._tasks)
+        await self._link.request(wire.FORWARD, {"ports": [*targets]})
 
     async def resolve(self) -> None:
         """Let every host name lead to the sandbox's loopback, for programs that ask its port 53.
 
         Raises DriverError with reason `network` if the driver may not listen there.
         """
-        await self._rpc.request(wire.RESOLVE, {})
+        await self._link.request(wire.RESOLVE, {})
 
     async def dial(self, port: int) -> ByteStream:
         """Connect to a port of the sandbox's loopback.
 
         Raises DriverError with reason `network` if nothing listens there.
         """
-        tunnel = self._rpc.tunnels.create()
+        tunnel = self._link.tunnels.create()
         try:
-            await self._rpc.request(wire.DIAL, {"port": port, "conn": tunnel.number})
+            await self._link.request(wire.DIAL, {"port": port, "conn": tunnel.number})
         except BaseException:
             await aclose_forcefully(tunnel)
             raise
@@ -427,7 +401,7 @@ class DriverClient:
 
     async def ping(self) -> None:
         """Renew the driver's lease. Raises CallTimeoutError if it does not answer."""
-        await self._rpc.request(wire.PING, {}, timeout_seconds=wire.LEASE_SECONDS)
+        await self._link.request(wire.PING, {}, timeout_seconds=wire.LEASE_SECONDS)
 
 
 @asynccontextmanager
@@ -444,7 +418,7 @@ async def connect(
     `reply_bytes`: longest reply of a tool call. `survival`: whether the driver waits for another server
     process when it has lost this one, and whether this process opens a lost stream again. `taken_back`: the
     driver runs already, since an earlier server process; `unanswered` has the ids of its calls that will be
-    sent again with `DriverClient.call(request_id=...)`. Replies to other requests of that process are
+    sent again under these ids. Replies to other requests of that process are
     ignored, but nothing else ends because of the change, except for tunnels.
 
     Yields at once: requests wait until the driver is up. If it never comes up, requests raise ImageError if
@@ -464,16 +438,23 @@ async def connect(
         )
 
     max_read_bytes = max(wire.MAX_RESPONSE_BYTES, reply_bytes + wire.RESPONSE_MARGIN_BYTES)
-    messages = MessageStream(sandbox, max_read_bytes=max_read_bytes, survival=survival, taken_back=taken_back)
-    rpc = RpcClient(messages, describe_loss, unanswered=unanswered)
     async with background_tasks() as tasks:
-        driver = DriverClient(rpc, tasks, reply_bytes=reply_bytes)
-        heartbeat = Heartbeat(rpc, survival, boot_seconds=None if taken_back else BOOT_SECONDS)
-        tasks.start_soon(rpc.read)
+        link = DriverLink(
+            sandbox,
+            tasks,
+            describe_loss,
+            max_read_bytes=max_read_bytes,
+            survival=survival,
+            taken_back=taken_back,
+            unanswered=unanswered,
+        )
+        driver = DriverClient(link, tasks, reply_bytes=reply_bytes)
+        heartbeat = Heartbeat(link, boot_seconds=None if taken_back else BOOT_SECONDS)
+        tasks.start_soon(link.run)
         try:
             if not taken_back:
-                await rpc.send_bytes(boot_message())
-            rpc.attach()
+                await link.send_bytes(boot_message())
+            link.attach()
             heartbeat.start()
             if sandbox.spec.dense and not taken_back:
                 # Before anything can start a server.
@@ -482,13 +463,13 @@ async def connect(
         except DecathlonError:
             # A failed write can be noticed before the end of the stream, which says why.
             with anyio.move_on_after(LOSS_SECONDS):
-                await rpc.ready_or_closed.wait()
-            if rpc.closed.is_set() and not rpc.ready and not taken_back:
-                raise await _boot_error(sandbox, rpc) from None
+                await link.ready_or_closed.wait()
+            if link.closed.is_set() and not link.ready and not taken_back:
+                raise await _boot_error(sandbox, link) from None
             raise
         finally:
             heartbeat.stop()
-            rpc.close("the episode ended")
+            link.close("the episode ended")
 
 
 @cache
@@ -515,13 +496,13 @@ def boot_message() -> bytes:
     return b"%d\n%s" % (len(body), body)
 
 
-async def _boot_error(sandbox: Sandbox, rpc: RpcClient) -> ImageError | SandboxLostError:
+async def _boot_error(sandbox: Sandbox, link: DriverLink) -> ImageError | SandboxLostError:
     """The error for a driver that never came up; the loader's own complaints are about the image."""
     log = sandbox.log_tail.strip()
     image = sandbox.spec.image or f"this machine ({platform.node()})"
     if "decathlon: this Python lacks" in log or "decathlon: Python 3.10" in log:
         return ImageError(f"{image} cannot run the driver: {log.rpartition('decathlon: ')[2]}", image=image)
-    error = await rpc.closed_error()
+    error = await link.closed_error()
     return SandboxLostError(
         f"{error.message}; its stderr ends with: {log[-500:] or '(nothing)'}", **error.data
     )
@@ -536,18 +517,16 @@ def _validated(kind: type[_Result], reply: Any) -> _Result:
         ) from None
 
 
-def _checking(
-    handler: NotificationHandler | None, kind: type[ProgressParams | LogParams]
-) -> NotificationHandler | None:
-    """A handler that gets the notifications that MCP allows, without keys that look like our own."""
-    if handler is None:
+def relayed_notification(notification: Notification) -> tuple[bool, JsonObject] | None:
+    """Whether a call's notification is progress (else a log message), and its params for the client.
+
+    None for one that MCP does not allow. Keys that look like this server's own are removed.
+    """
+    is_progress = notification.method == wire.PROGRESS
+    params = notification.decoded()
+    if params is None or not is_valid_notification(params, ProgressParams if is_progress else LogParams):
         return None
-
-    async def handle(params: JsonObject) -> None:
-        if is_valid_notification(params, kind):
-            await handler(without_own_keys(params))
-
-    return handle
+    return is_progress, without_own_keys(params)
 
 
 def _checked_tools(server: str, info: ServerInfo) -> ServerInfo:

@@ -7,8 +7,7 @@ import time
 
 from decathlon_sandbox import wire
 
-from decathlon_mcp.driver_client.messages import Survival
-from decathlon_mcp.driver_client.rpc import RpcClient
+from decathlon_mcp.driver_client.link import DriverLink, Request
 
 
 class Heartbeat:
@@ -20,10 +19,10 @@ class Heartbeat:
     # A timer of the event loop and no task: of a thousand episodes most are idle, and a task that sleeps
     # takes several times the memory.
 
-    def __init__(self, rpc: RpcClient, survival: Survival, *, boot_seconds: float | None) -> None:
-        self._rpc = rpc
+    def __init__(self, link: DriverLink, *, boot_seconds: float | None) -> None:
+        self._link = link
         self._lease_seconds = wire.LEASE_SECONDS
-        self._period_seconds = min(self._lease_seconds, survival.seconds or self._lease_seconds) / 3
+        self._period_seconds = min(self._lease_seconds, link.survival.seconds or self._lease_seconds) / 3
         self._boot_seconds = boot_seconds
         self._boot_deadline = None if boot_seconds is None else time.monotonic() + boot_seconds
         # When the ping without an answer was sent, by a clock that stops while the driver is not attached.
@@ -39,8 +38,8 @@ class Heartbeat:
             self._timer.cancel()
 
     def _beat(self) -> None:
-        if not self._rpc.closed.is_set():
-            self._schedule(self._ping() if self._rpc.ready else self._wait_for_boot())
+        if not self._link.closed.is_set():
+            self._schedule(self._ping() if self._link.ready else self._wait_for_boot())
 
     def _schedule(self, seconds: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._beat)
@@ -51,20 +50,21 @@ class Heartbeat:
             return self._period_seconds
         remaining_seconds = self._boot_deadline - time.monotonic()
         if remaining_seconds <= 0:
-            self._rpc.close(f"the driver did not come up within {self._boot_seconds:.0f} s")
+            self._link.close(f"the driver did not come up within {self._boot_seconds:.0f} s")
         return max(0.0, min(remaining_seconds, self._period_seconds))
 
     def _ping(self) -> float:
         """Send a ping unless one waits for its answer; returns the seconds until the next beat."""
-        now = self._rpc.attached_clock()
+        now = self._link.attached_clock()
         if self._pinged_at is None:
-            if self._rpc.post(wire.PING, {}, self._on_answer):
+            ping = Request(self._link.new_id(), wire.PING, {}, lambda reply: None, self._on_answer)
+            if self._link.send_now(ping, urgent=True):
                 self._pinged_at = now
             return self._period_seconds
         remaining_seconds = self._pinged_at + self._lease_seconds - now
         if remaining_seconds <= 0:
-            self._rpc.close(f"the driver has not answered for {self._lease_seconds:.0f} s", by_driver=True)
+            self._link.close(f"the driver has not answered for {self._lease_seconds:.0f} s", by_driver=True)
         return max(0.0, min(remaining_seconds, self._period_seconds))
 
-    def _on_answer(self) -> None:
+    def _on_answer(self, outcome: object) -> None:
         self._pinged_at = None

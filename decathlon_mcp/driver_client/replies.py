@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from decathlon_mcp.driver_client.mcp_schema import read_result, readable_text
-from decathlon_mcp.driver_client.rpc import Message, decode_bounded
+from decathlon_mcp.driver_client.messages import Message, decode_bounded
 from decathlon_mcp.errors import DriverError, LimitExceededError
 from decathlon_mcp.json_limits import MAX_NODES, JsonLimitError, check_json, check_undecoded
 from decathlon_mcp.suites.truncation import OVERLONG_KEY

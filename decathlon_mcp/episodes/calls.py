@@ -1,15 +1,24 @@
-"""The calls of one episode: sent to its sandbox, written to its trajectory, and given to those who wait."""
+"""The calls of one episode: written to its trajectory, sent to its sandbox, and given to those who wait.
+
+A call needs no task of its own. Where its reply is read, it is written to the trajectory and ends the call. A
+task is started for a call that has to wait before it is sent.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
-from decathlon_mcp.driver_client.replies import CallParams, Reply
-from decathlon_mcp.episodes.operations import CallTasks, Operations, Outcome, RunningCall
+from anyio.abc import TaskGroup
+
+from decathlon_mcp.background import background_tasks
+from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.episodes.operations import CallState, Operations, Outcome, RunningCall
 from decathlon_mcp.episodes.recording import CallRecorder, unanswered_call
 from decathlon_mcp.episodes.tools import ToolRoute, ToolSession
 from decathlon_mcp.errors import (
@@ -19,18 +28,24 @@ from decathlon_mcp.errors import (
     SandboxLostError,
 )
 from decathlon_mcp.storage.journal import Journal
-from decathlon_mcp.storage.logged_calls import LoggedCalls
+from decathlon_mcp.storage.logged_calls import LoggedCalls, Origin
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import CallOutcome, EpisodeMetrics
 
 log = logging.getLogger("decathlon.episodes")
 
+ANSWER_SECONDS = 300.0
+"""How long the replies of an episode that has ended can still be had: as long as `decathlon_client` tries."""
+CANCELLED = "cancelled"
+
 
 class EpisodeCalls:
-    """Runs calls from their begin to their end. Whether a call may begin is decided by the episode.
+    """Runs calls from their begin to their end. Whether a call may be sent is decided by the episode.
 
-    `label`: names the episode in the server's log. `on_full` is called when a call or its reply cannot be
-    kept; it closes the attempt, and returns the error of a call that was not sent for that reason.
+    `label`: names the episode in the server's log. `require_open` raises the error of a call that may not be
+    sent. `find_route`: the route of a tool; it raises UnknownToolError. `on_full` is called when a call or
+    its reply cannot be kept; it closes the attempt, and returns the error of a call that was not sent for
+    that reason.
     """
 
     def __init__(
@@ -39,202 +54,206 @@ class EpisodeCalls:
         metrics: EpisodeMetrics,
         *,
         label: str,
+        require_open: Callable[[], None],
+        find_route: Callable[[str], ToolRoute],
         on_full: Callable[[], EpisodeClaimedError],
     ) -> None:
         self.recorder = CallRecorder(journal)
         self.operations = Operations()
-        self.has_sent = False
-        """Whether a call has been sent, by this server or by one that died."""
         self._metrics = metrics
         self._label = label
+        self._require_open = require_open
+        self._find_route = find_route
         self._on_full = on_full
-        self._tasks: CallTasks | None = None
+        self._tasks: TaskGroup | None = None
+        self._session: ToolSession | None = None
+        """The tools, once they can be called."""
+        self._ended_at = math.inf
 
     @property
-    def can_run(self) -> bool:
-        """Whether calls that begin now are sent: inside of `running`."""
-        return self._tasks is not None
+    def has_sent(self) -> bool:
+        """Whether a call has been sent, by this server or by one that died."""
+        return self.recorder.sent > 0
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Calls run in the body; those that still do at its end are cancelled."""
-        self._tasks = tasks = CallTasks()
-        try:
-            yield
-        finally:
-            self._tasks = None
-            for call in self.operations.running:
-                if call.started:
-                    call.end()
-            await tasks.wait()
+        """Calls can be sent in the body; those that run at its end are ended."""
+        async with background_tasks() as self._tasks:
+            try:
+                yield
+            finally:
+                self._tasks = None
+                for call in self.operations.running:
+                    if call.state is not CallState.RESTORED:
+                        self._end(call, _episode_ended())
 
-    def begin(
-        self,
-        session: ToolSession,
-        route: ToolRoute,
-        name: str,
-        params: CallParams,
-        *,
-        digest: str,
-        operation: str | None,
-    ) -> RunningCall:
-        """Begin a new call, without waiting if that is possible, else in a task."""
-        self.recorder.last += 1
+    def accept(self, name: str, params: CallParams, origin: Origin, digest: str) -> RunningCall:
+        """Accept a new call: its line is in the trajectory, and it runs whatever becomes of its client.
+
+        If the tools cannot be called yet, `open` sends it. Raises what `require_open`, `find_route` and
+        `on_full` raise; then nothing has happened.
+        """
+        session, route = self._session, None
+        if session is not None:
+            route = self._find_route(name)
+            self._require_open()
         call = RunningCall(
-            seq=self.recorder.last,
-            route=route,
+            seq=self.recorder.last + 1,
             name=name,
             params=params,
             digest=digest,
             started_at=time.time(),
-            operation=operation,
+            origin=origin,
+            cancel=self._cancel,
         )
-        if self._tasks is None:
-            call.finish()  # the runner is ending the episode
-        else:
-            self.operations.add(call)
-            self._send(self._tasks, session, call)
+        self.operations.add(call)
+        try:
+            if session is not None and route is not None and session.starts.is_running(route.server):
+                self._send(session, call, route)
+            else:
+                self._keep_waiting(session, call)
+        except BaseException:
+            self.operations.forget(call)
+            raise
+        self.recorder.last = call.seq
         return call
 
     def restore(self, logged: LoggedCalls) -> None:
         """Continue those of a server that died."""
-        self.has_sent = logged.calls > 0
         self.recorder.restore(logged)
-        self.operations.restore(logged.operations, map(unanswered_call, logged.unanswered))
+        calls = [unanswered_call(line) for line in logged.unanswered]
+        for call in calls:
+            call.cancel = self._cancel
+        self.operations.restore(logged.operations, calls)
 
     @property
     def unanswered_requests(self) -> set[int]:
-        """Ids of the driver's requests that `resume` will send again."""
-        return {call.request for call in self.operations.running if call.request is not None}
+        """Ids of the driver's requests that `open` will send again."""
+        return {
+            call.request
+            for call in self.operations.running
+            if call.state is CallState.RESTORED and call.request is not None
+        }
 
-    def resume(self, session: ToolSession | None) -> None:
-        """Get the replies of the calls that the dead server had not: send them again under their old ids.
+    def open(self, session: ToolSession) -> None:
+        """The tools can be called: send what was accepted before, and get the replies that a dead server had
+        not. Its calls are sent again under their old ids.
 
-        The driver ignores those that it has had, and its replies come anyway. If no tool can be called any
-        more, `session` is None, and the calls end with that reason instead.
+        The driver ignores those that it has had, and its replies come anyway.
         """
+        self._session = session
         for call in self.operations.running:
-            if call.started:
-                continue
-            if call.request is None:
-                self.operations.forget(call)
-                self._end(call, DriverError("the server ended before it sent the call"))
-            elif session is None:
-                self._end(call, EpisodeClaimedError("this attempt was closed while the call ran"))
-            else:
-                assert self._tasks is not None, "no runner runs the episode"
-                call.started = True
-                self._tasks.start(partial(self._run, session, call))
+            if call.state is CallState.RESTORED and call.route is not None:
+                # Its server runs, or it has its reply already.
+                self._send(session, call, call.route)
+            elif call.state is CallState.WAITING:
+                self._start(call, self._start_server_and_send(session, call))
 
     def end(self, error: DecathlonError) -> None:
-        """The episode is over: end what still runs, and free the memory."""
+        """The attempt is over: end what still runs."""
         for call in self.operations.running:
             self._end(call, error)
-        self.recorder.forget()
-        self.operations = Operations()
 
-    def _send(self, tasks: CallTasks, session: ToolSession, call: RunningCall) -> None:
-        call.started = True
-        try:
-            request = session.begin(
-                call.route,
-                call.params,
-                before_send=partial(self._before_send, call),
-                on_change=partial(self._settle, session, call),
-            )
-        except DecathlonError as error:
-            self._end_sent(call, error)
-            return
-        except Exception as error:  # noqa: BLE001
-            self._end_sent(call, self._fault(error))
-            return
-        if request is None:
-            tasks.start(partial(self._run, session, call))
-        else:
-            run = partial(self._run, session, call, begun=True)
-            call.continue_in_task = partial(tasks.start, run)
+    def end_for_good(self, error: DecathlonError) -> None:
+        """The episode is over."""
+        self.end(error)
+        self._ended_at = time.monotonic()
 
-    def _before_send(self, call: RunningCall, request: int) -> None:
-        """Write a call that is about to be sent. Raises EpisodeClaimedError if it cannot be kept."""
-        call.request = request
-        if call.kept is None and not self.recorder.add_call(call):
+    def forget_old(self) -> None:
+        """Free the memory of an episode that is over, once nobody asks for a reply any more."""
+        if time.monotonic() > self._ended_at + ANSWER_SECONDS:
+            self.recorder.forget()
+            self.operations = Operations()
+
+    # from the acceptance to the driver
+
+    def _keep_waiting(self, session: ToolSession | None, call: RunningCall) -> None:
+        """Write the line of a call that has to wait. `session`: None before the tools can be called."""
+        if not self.recorder.add_accepted(call):
             raise self._on_full()
-        self.has_sent = True
-        call.sent_at = time.perf_counter()
+        if session is not None:
+            self._start(call, self._start_server_and_send(session, call))
 
-    def _on_reply(self, call: RunningCall, reply: Reply) -> None:
-        call.outcome = reply
-        self._add_reply(call, reply)
+    def _start(self, call: RunningCall, work: Coroutine[Any, Any, None]) -> None:
+        """Have a task bring a call on its way. If that fails, the call ends with the error."""
 
-    def _settle(self, session: ToolSession, call: RunningCall) -> None:
-        """There is a reply or something else for a call that has no task. Does not raise."""
-        if call.continue_in_task is None:
-            return  # it has one now
-        assert call.request is not None
-        outcome: Outcome | None = None
-        try:
-            if not session.settle(call.request, call.route, partial(self._on_reply, call)):
-                call.run_in_task()
-                return
-            outcome = call.outcome
-        except DecathlonError as error:
-            outcome = error
-        except Exception as error:  # noqa: BLE001
-            outcome = self._fault(error)
-        call.continue_in_task = None
-        self._end_sent(call, outcome)
+        async def run() -> None:
+            try:
+                await work
+            except DecathlonError as error:
+                self._end(call, error)
+            except Exception as error:
+                log.exception("a call failed", extra=fields(episode=self._label))
+                self._end(call, DecathlonError(f"a fault of the server: {type(error).__name__}"))
 
-    async def _run(self, session: ToolSession, call: RunningCall, *, begun: bool = False) -> None:
-        """Run a call to its end. `begun`: it has been sent. Raises nothing but the runner's cancellation."""
-        outcome: Outcome | None = None
-        try:
-            with call.scope:
-                await session.call(
-                    call.route,
-                    call.params,
-                    request_id=call.request,
-                    before_send=partial(self._before_send, call),
-                    on_reply=partial(self._on_reply, call),
-                    on_progress=call.on_progress,
-                    on_message=call.on_message,
-                    begun=begun,
-                )
-            outcome = call.outcome
-            if outcome is None and self._tasks is not None:  # cancelled
-                outcome = DriverError("cancelled", reason="cancelled")
-        except DecathlonError as error:
-            outcome = error
-        except Exception as error:  # noqa: BLE001
-            outcome = self._fault(error)
-        finally:
-            self._end_sent(call, outcome or call.outcome)
+        if self._tasks is not None:
+            self._tasks.start_soon(run)
+        else:
+            work.close()
+            self._end(call, _episode_ended())
 
-    def _fault(self, error: Exception) -> DecathlonError:
-        log.error("a call failed", exc_info=error, extra=fields(episode=self._label))
-        return DecathlonError(f"a fault of the server: {type(error).__name__}")
+    async def _start_server_and_send(self, session: ToolSession, call: RunningCall) -> None:
+        route = self._find_route(call.name)
+        await session.starts.ensure(route.server)
+        if not call.is_ended:
+            # The attempt may have been closed meanwhile.
+            self._require_open()
+            self._send(session, call, route)
 
-    def _end_sent(self, call: RunningCall, outcome: Outcome | None) -> None:
-        """End a call with its reply or error; None if the episode ends before."""
-        outcome = outcome or SandboxLostError("sandbox lost: the episode ended")
-        if call.sent_at is not None:
-            self._metrics.called(_metric_outcome(outcome), call.sent_at)
-        self._end(call, outcome)
+    def _send(self, session: ToolSession, call: RunningCall, route: ToolRoute) -> None:
+        """Write a call's line, and send it to its server, which runs. Raises what `on_full` returns."""
+        if call.request is None:
+            request = session.driver.new_request_id()
+            if not self.recorder.add_call(call, route, request):
+                raise self._on_full()
+            call.request = request
+        call.state, call.route, call.sent_at = CallState.SENT, route, time.perf_counter()
+        session.starts.begin_call()
+        sending = session.request(
+            route,
+            call.params,
+            call.request,
+            on_outcome=partial(self._on_outcome, session, call),
+            on_notification=call.on_notification,
+        )
+        if not session.driver.send_now(sending):
+            self._start(call, session.driver.send(sending))
+
+    # from the driver to those who wait
+
+    def _on_outcome(self, session: ToolSession, call: RunningCall, outcome: Outcome | None) -> None:
+        """A call has its reply, or an error; None if the connection to the driver has ended."""
+        if outcome is None:
+            self._start(call, self._end_lost(session, call))
+        else:
+            self._end(call, outcome)
+
+    async def _end_lost(self, session: ToolSession, call: RunningCall) -> None:
+        self._end(call, await session.driver.closed_error())
+
+    def _cancel(self, call: RunningCall) -> None:
+        if call.state is CallState.SENT and call.request is not None and self._session is not None:
+            self._session.driver.cancel(call.request)
+        self._end(call, DriverError(CANCELLED, reason=CANCELLED))
 
     def _end(self, call: RunningCall, outcome: Outcome) -> None:
-        """Write an error that the trajectory does not have yet, and give the outcome to the callers."""
-        if isinstance(outcome, DecathlonError):
-            if call.kept is None:
-                self.recorder.add_call(call)  # it failed before it could be sent
-            if call.kept:
-                self._add_reply(call, outcome)
-        self.operations.finish(call, outcome)
-
-    def _add_reply(self, call: RunningCall, outcome: Outcome) -> None:
+        """Write a call's outcome, and give it to those who wait. No effect on one that has ended."""
+        if call.is_ended:
+            return
+        if call.sent_at is not None and call.route is not None and self._session is not None:
+            self._metrics.called(_metric_outcome(outcome), call.sent_at)
+            failure = outcome if isinstance(outcome, DriverError) else None
+            self._session.starts.end_call(call.route.server, failure)
         if not self.recorder.add_reply(call, outcome):
             self._on_full()
+        self.operations.end(call, outcome)
+
+
+def _episode_ended() -> SandboxLostError:
+    return SandboxLostError("sandbox lost: the episode ended")
 
 
 def _metric_outcome(outcome: Outcome) -> CallOutcome:
     if isinstance(outcome, DecathlonError):
-        return "cancelled" if outcome.data.get("reason") == "cancelled" else "lost"
+        return "cancelled" if outcome.data.get("reason") == CANCELLED else "lost"
     return "error" if outcome.result is None or outcome.is_error else "ok"

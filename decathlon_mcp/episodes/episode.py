@@ -24,13 +24,7 @@ from decathlon_mcp.episodes.access import Principal, may_evaluate
 from decathlon_mcp.episodes.admission import Ticket
 from decathlon_mcp.episodes.calls import EpisodeCalls
 from decathlon_mcp.episodes.lease import Lease
-from decathlon_mcp.episodes.operations import (
-    HASHED_IN_THREAD_BYTES,
-    Caller,
-    RunningCall,
-    call_digest,
-    call_digest_of_any_size,
-)
+from decathlon_mcp.episodes.operations import Caller, RunningCall, call_digest_of_any_size
 from decathlon_mcp.episodes.records import EpisodeRecords, OfferedTools, Progress, StoredEpisode
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.server_starts import ServerStarts
@@ -39,7 +33,6 @@ from decathlon_mcp.episodes.state import Ending, Phase, State
 from decathlon_mcp.episodes.tool_lists import same_tools, shared_router
 from decathlon_mcp.episodes.tools import ToolRoute, ToolRouter, ToolSession
 from decathlon_mcp.errors import (
-    BadRequestError,
     DecathlonError,
     DriverError,
     EpisodeClaimedError,
@@ -53,7 +46,7 @@ from decathlon_mcp.grading.evaluation import UNGRADED
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.storage.journal import Journal
-from decathlon_mcp.storage.logged_calls import LoggedOperation
+from decathlon_mcp.storage.logged_calls import Origin
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.prompts import Prompt
 from decathlon_mcp.telemetry.logs import fields
@@ -108,7 +101,14 @@ class Episode:
         self._tools_known = Flag()
         self._tool_session: ToolSession | None = None
         self._verdict: Verdict | None = None
-        self._calls = EpisodeCalls(journal, metrics, label=spec.label, on_full=self._close_for_limit)
+        self._calls = EpisodeCalls(
+            journal,
+            metrics,
+            label=spec.label,
+            require_open=self._require_open,
+            find_route=self._route,
+            on_full=self._close_for_limit,
+        )
         self._limit_reached = ""
 
     def restore(self, stored: StoredEpisode) -> None:
@@ -204,8 +204,8 @@ class Episode:
 
     @property
     def calls(self) -> int:
-        """Number of tool calls so far."""
-        return self._calls.recorder.last
+        """Number of tool calls that were sent so far."""
+        return self._calls.recorder.sent
 
     @property
     def claim(self) -> Claim | None:
@@ -266,12 +266,16 @@ class Episode:
             raise self._end_error()
         return self._router
 
+    async def set_up(self) -> None:
+        """Wait until the set-up is over, whatever has come of it."""
+        await self.state.reach(Phase.READY, Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
+
     async def ready(self) -> ToolRouter:
         """Wait until the tools can be called.
 
         Raises the cause of a failed set-up, or EpisodeEndedError.
         """
-        await self.state.reach(Phase.READY, Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
+        await self.set_up()
         if self._router is None:
             raise self._end_error()
         return self._router
@@ -280,80 +284,66 @@ class Episode:
         """Calls run in the body; those that still do at its end are cancelled. For the runner."""
         return self._calls.running()
 
-    async def call(
-        self,
-        name: str,
-        params: CallParams,
-        *,
-        caller: Caller | None = None,
-    ) -> Reply:
-        """Call a tool of the task and return its server's reply.
+    async def accept_call(self, name: str, params: CallParams, origin: Origin) -> RunningCall | int:
+        """Accept a call of one of the task's tools; returns its handle for `reply_of`.
 
-        If the call repeats or joins an earlier one (see `operations`), it gets that one's reply or error and
-        nothing runs. Raises UnknownToolError, EpisodeClaimedError, EpisodeEndedError, CallTimeoutError,
-        SandboxLostError, and BadRequestError for arguments that are no JSON object, or an operation that was
-        another call.
+        The call is in the trajectory then, and runs whatever becomes of its client; before the episode is
+        ready, it waits. If the request repeats or joins an earlier call (see `operations`), that one is
+        returned, and nothing runs. Raises UnknownToolError, EpisodeClaimedError, EpisodeEndedError, the cause
+        of a failed set-up, and BadRequestError for arguments that are no JSON object, or an operation that
+        was another call.
         """
-        router, caller = await self.ready(), caller or Caller()
         digest = await call_digest_of_any_size(name, params.arguments)
-        call = await self._calls.operations.find(caller.operation, digest)
+        operations = self._calls.operations
+        call = await operations.find(origin, digest)
         if call is None:
-            route = self._route(router, name)
-            call = self._begin_call(route, name, params.on_one_line(), digest, caller.operation)
+            if self._router is not None:
+                self._route(name)
+            if self.state.phase in (Phase.CLAIMED, Phase.SCORED, Phase.ENDED):
+                self._require_open()
+            return self._calls.accept(name, params.on_one_line(), origin, digest)
+        if isinstance(call, RunningCall) and operations.remember_all(call, origin):
+            self._calls.recorder.add_joined(call, origin)
+        return call
+
+    def find_call(self, origin: Origin) -> RunningCall | int | None:
+        """The call of a request that has come before, for `reply_of`; None if it was not accepted."""
+        return self._calls.operations.known(origin)
+
+    async def reply_of(self, call: RunningCall | int, caller: Caller) -> Reply:
+        """Wait for the reply of a call that was accepted.
+
+        Raises the error that it failed with: CallTimeoutError, DriverError, LimitExceededError,
+        SandboxLostError, EpisodeClaimedError, EpisodeEndedError, UnknownToolError.
+        """
         if not isinstance(call, RunningCall):
             return await self._first_reply(call)
-        operations = self._calls.operations
-        if caller.operation is not None and not operations.has(caller.operation):
-            operations.remember(LoggedOperation(caller.operation, call.digest, call.seq))
-            self._calls.recorder.add_operation(call, caller.operation)
-        return await self.reply_of(call, caller)
-
-    def begin_call(self, name: str, params: CallParams, operation: str | None) -> RunningCall | None:
-        """Begin a new call without waiting. The reply comes from `reply_of` or `RunningCall.watch`.
-
-        None if something has to be waited for, or `call` would raise an error; then nothing has happened.
-        """
-        router, max_calls = self._router, self.spec.limits.max_calls
-        if (
-            router is None
-            or self.state.phase is not Phase.READY
-            or self._tool_session is None
-            or not self._calls.can_run
-            or (max_calls is not None and self.calls >= max_calls)
-            or (params.arguments is not None and len(params.arguments) >= HASHED_IN_THREAD_BYTES)
-        ):
-            return None
-        try:
-            digest, route = call_digest(name, params.arguments), self._route(router, name)
-        except (BadRequestError, UnknownToolError):
-            return None
-        if not self._calls.operations.is_new(operation, digest):
-            return None
-        return self._begin_call(route, name, params.on_one_line(), digest, operation)
-
-    async def reply_of(self, call: RunningCall, caller: Caller) -> Reply:
-        """Wait for the reply of a call that has begun. Raises what `call` raises."""
         outcome = await call.wait(caller)
-        if outcome is None:
-            # The runner ends the episode after its calls.
-            await self.state.reach(Phase.ENDED)
-            raise self._end_error()
         if isinstance(outcome, DecathlonError):
             # A copy: each caller adds its frames to the error that it raises.
-            error = type(outcome)(outcome.message, **outcome.data)
-            raise error if call.kept is False else await self._explain_call_error(error)
+            raise await self._explain_call_error(type(outcome)(outcome.message, **outcome.data))
         return outcome
+
+    async def call(self, name: str, params: CallParams, *, caller: Caller | None = None) -> Reply:
+        """Call a tool of the task and return its server's reply. Raises what the two halves raise."""
+        caller = caller or Caller()
+        return await self.reply_of(await self.accept_call(name, params, caller.origin), caller)
+
+    def forget_old_calls(self) -> None:
+        """Free what is only needed to repeat the replies of an episode that ended long ago."""
+        self._calls.forget_old()
 
     def cancel_call(self, operation: str) -> None:
         """Cancel the call of an operation whose client will not come back; no effect if none is running."""
-        self._calls.operations.cancel(operation)
+        self._calls.operations.abandon(operation)
 
-    def _route(self, router: ToolRouter, name: str) -> ToolRoute:
+    def _route(self, name: str) -> ToolRoute:
         """The route of a tool that is listed now, or was listed first. Raises UnknownToolError."""
         if self._current_router is not None:
             with suppress(UnknownToolError):
                 return self._current_router.route(name)
-        return router.route(name)
+        assert self._router is not None, "the tools are not known yet"
+        return self._router.route(name)
 
     async def restore_calls(self) -> None:
         """Read the calls of a server that died from the trajectory, before the episode is READY again."""
@@ -361,20 +351,26 @@ class Episode:
 
     @property
     def unanswered_requests(self) -> set[int]:
-        """Ids of the driver's requests that `resume_calls` will send again."""
+        """Ids of the driver's requests that `become_ready` will send again."""
         return self._calls.unanswered_requests
 
-    def resume_calls(self) -> None:
-        """Get the replies of the calls that the dead server had not, see `EpisodeCalls.resume`."""
-        self._calls.resume(self._tool_session if self.state.phase is Phase.READY else None)
+    def end_calls(self) -> None:
+        """End the calls of a dead server whose attempt is closed: no tool can be called any more."""
+        self._calls.end(EpisodeClaimedError("this attempt was closed while the call ran"))
 
     async def claim_done(
-        self, answer: str | None, *, truncated: bool = False, turns: int | None = None
+        self,
+        answer: str | None,
+        *,
+        truncated: bool = False,
+        turns: int | None = None,
+        operation: str | None = None,
     ) -> bool:
         """Close the attempt; grading starts in the background. False if it was closed before.
 
-        `truncated`: not the agent ended the attempt, but its client. Raises LimitExceededError for an answer
-        over MAX_ANSWER_BYTES (the attempt stays open), the cause of a failed set-up, or EpisodeEndedError.
+        `truncated`: not the agent ended the attempt, but its client. `operation`: see `Claim`. Raises
+        LimitExceededError for an answer over MAX_ANSWER_BYTES (the attempt stays open), the cause of a failed
+        set-up, or EpisodeEndedError.
         """
         size = len(answer.encode("utf-8", "surrogatepass")) if answer else 0
         if size > MAX_ANSWER_BYTES:
@@ -386,14 +382,15 @@ class Episode:
         await self.ready()
         if self.state.phase is Phase.ENDED and self.claim is None:
             raise self._end_error()
-        return self._accept_claim(Claim(not truncated, answer, "client" if truncated else None, turns))
+        cause = "client" if truncated else None
+        return self._accept_claim(Claim(not truncated, answer, cause, turns, operation))
 
     async def evaluate(self) -> Verdict:
         """Wait for the verdict; an attempt that is still open is closed first.
 
         Every call returns the same verdict. A cancelled call does not stop the grading.
         """
-        await self.state.reach(Phase.READY, Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
+        await self.set_up()
         self._accept_claim(Claim(by_agent=False))
         await self.state.reach(Phase.SCORED, Phase.ENDED)
         if self._verdict is None:
@@ -504,6 +501,7 @@ class Episode:
         self._tools_known.set()
         self.state.move(Phase.READY)
         self.metrics.ready()
+        self._calls.open(tool_session)
 
     def mark_captured(self) -> None:
         """The workspace is in an archive: the agent's sandbox is not needed any more."""
@@ -531,7 +529,7 @@ class Episode:
         self.metrics.ended(ending.name.lower())
         self._tool_session = self._router = self._current_router = self._tools = None
         self._tools_known.set()
-        self._calls.end(self._end_error())
+        self._calls.end_for_good(self._end_error())
         # Read again if a client asks for it.
         self.__dict__.pop("prompt", None)
         self.journal.add("end", ending=str(ending), cause=cause.message if cause else None)
@@ -555,8 +553,8 @@ class Episode:
         )
         return True
 
-    def _require_open(self) -> ToolSession:
-        """The tools of an open attempt; reaching the limit of calls closes it."""
+    def _require_open(self) -> None:
+        """Raise the reason why no call may be sent; reaching the limit of calls closes the attempt."""
         if self.state.phase is Phase.ENDED:
             raise self._end_error()
         if self._tool_session is None or self.state.phase is not Phase.READY:
@@ -571,14 +569,6 @@ class Episode:
                 f"the limit of {max_calls} tool calls is reached: this attempt is closed and {consequence}",
                 truncated=True,
             )
-        return self._tool_session
-
-    def _begin_call(
-        self, route: ToolRoute, name: str, params: CallParams, digest: str, operation: str | None
-    ) -> RunningCall:
-        """Begin a new call. Raises what `_require_open` raises."""
-        session = self._require_open()
-        return self._calls.begin(session, route, name, params, digest=digest, operation=operation)
 
     async def _first_reply(self, seq: int) -> Reply:
         """The reply of a call that has ended, from the trajectory. Raises the error that it failed with."""
@@ -608,6 +598,8 @@ class Episode:
 
     async def _explain_call_error(self, error: DecathlonError) -> DecathlonError:
         """The reason why a call failed, if it is the end of the attempt or of the episode; else `error`."""
+        if isinstance(error, EpisodeClaimedError | UnknownToolError):
+            return error
         if error.code == "sandbox_lost":
             with anyio.move_on_after(LOST_SECONDS):
                 await self.state.reach(Phase.CLAIMED, Phase.SCORED, Phase.ENDED)

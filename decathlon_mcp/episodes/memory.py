@@ -21,7 +21,6 @@ a minute or two with a thousand sandboxes."""
 INTERVAL_SECONDS = 0.5
 """How often memory is looked at while it is low, and the time between two that pass then: what the first one
 takes must be seen before the second."""
-RETRY_SECONDS = 30.0
 MEMORY_FILE = Path("/proc/meminfo")
 
 
@@ -73,7 +72,7 @@ class MemoryFloor:
                     f"this machine has {(self._read() or 0) >> 20} MiB of memory available, and needs "
                     f"{self.floor_bytes >> 20} MiB (--min-available-mib) for another sandbox; "
                     "end episodes, or start fewer at once",
-                    retryAfterSeconds=RETRY_SECONDS,
+                    retryAfterSeconds=30.0,  # an episode has to end first
                 )
 
     def _is_enough(self) -> bool:

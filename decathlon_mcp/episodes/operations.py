@@ -14,17 +14,17 @@ import asyncio
 import json
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from enum import Enum, auto
 from hashlib import blake2b
 from typing import Any, TypeAlias
 
-import anyio
 import anyio.to_thread
 import msgspec
 
-from decathlon_mcp.background import Cancellation, Signal
+from decathlon_mcp.driver_client.driver import relayed_notification
+from decathlon_mcp.driver_client.messages import Notification
 from decathlon_mcp.driver_client.replies import CallParams, Reply
-from decathlon_mcp.driver_client.rpc import NotificationHandler
 from decathlon_mcp.episodes.tools import ToolRoute
 from decathlon_mcp.errors import (
     BadRequestError,
@@ -35,17 +35,19 @@ from decathlon_mcp.errors import (
     EpisodeEndedError,
     LimitExceededError,
     SandboxLostError,
+    UnknownToolError,
 )
 from decathlon_mcp.foreign_names import quoted
-from decathlon_mcp.storage.logged_calls import MAX_OPERATIONS, LoggedOperation
+from decathlon_mcp.storage.logged_calls import MAX_OPERATIONS, LoggedOperation, Origin
 from decathlon_mcp.types import JsonObject, as_object
 
 MAX_OPERATION_CHARACTERS = 256
 """Longest id of an operation that a client may choose."""
 UNATTENDED_SECONDS = 300.0
 """How long a detached call goes on without a caller: as long as `decathlon_client` tries to come back."""
-MAX_QUEUED = 16
-"""Notifications that wait for a slow caller. Further ones wait in `RpcClient`, which drops the oldest."""
+MAX_QUEUED = 1_000
+MAX_QUEUED_BYTES = 1 << 20
+"""Limits on the notifications that wait for a slow caller; the oldest are dropped."""
 MAX_JOINABLE = 16
 """How many calls like a new one are looked at, the oldest: a client may have hundreds of the same at once."""
 DIGEST_BYTES = 16
@@ -55,8 +57,6 @@ loop for 5 ms."""
 
 Outcome: TypeAlias = Reply | DecathlonError
 """The reply of a task's server, or the error that a call failed with."""
-_Notification: TypeAlias = tuple[bool, JsonObject]
-"""Whether it is progress (else a log message), and its params."""
 
 _FAILURES = {
     kind.code: kind
@@ -68,6 +68,7 @@ _FAILURES = {
         EpisodeEndedError,
         LimitExceededError,
         SandboxLostError,
+        UnknownToolError,
     )
 }
 _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
@@ -146,219 +147,180 @@ async def never() -> bool:
     return False
 
 
-class Caller(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+NotificationHandler: TypeAlias = Callable[[JsonObject], Awaitable[None]]
+"""Called with the params of one notification."""
+
+
+class Caller:
     """A request that waits for a call.
 
-    `operation`: its id. `detached`: the call goes on for UNATTENDED_SECONDS when the request is cancelled.
-    `is_gone`: whether the connection to the client broke, so that nobody reads the answer. The handlers are
-    called with the call's notifications.
+    `origin`: by what its client knows it. `detached`: the call goes on for UNATTENDED_SECONDS when the
+    request is cancelled. `is_gone`: whether the connection to the client broke, so that nobody reads the
+    answer. The handlers are called, in order, with the call's notifications.
     """
 
-    operation: str | None = None
-    detached: bool = False
-    is_gone: Callable[[], Awaitable[bool]] = never
-    on_progress: NotificationHandler | None = None
-    on_message: NotificationHandler | None = None
+    __slots__ = ("_bytes", "_queue", "_waiter", "detached", "is_gone", "on_message", "on_progress", "origin")
+
+    def __init__(
+        self,
+        *,
+        origin: Origin | None = None,
+        detached: bool = False,
+        is_gone: Callable[[], Awaitable[bool]] = never,
+        on_progress: NotificationHandler | None = None,
+        on_message: NotificationHandler | None = None,
+    ) -> None:
+        self.origin = origin or Origin()
+        self.detached = detached
+        self.is_gone = is_gone
+        self.on_progress = on_progress
+        self.on_message = on_message
+        self._queue: deque[Notification] | None = None
+        self._bytes = 0
+        self._waiter: asyncio.Future[None] | None = None
+
+    def notify(self, notification: Notification) -> None:
+        """Queue a notification. Of too many, the oldest are dropped."""
+        if self._queue is None:
+            self._queue = deque()
+        self._queue.append(notification)
+        self._bytes += len(notification.params)
+        while len(self._queue) > MAX_QUEUED or self._bytes > MAX_QUEUED_BYTES:
+            self._bytes -= len(self._queue.popleft().params)
+        self.wake()
+
+    def wake(self) -> None:
+        """There is a notification, or the call has ended."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def follow(self, call: RunningCall) -> None:
+        """Handle notifications until the call has ended."""
+        while True:
+            while self._queue:
+                notification = self._queue.popleft()
+                self._bytes -= len(notification.params)
+                await self._handle(notification)
+            if call.is_ended:
+                return
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    async def _handle(self, notification: Notification) -> None:
+        if (relayed := relayed_notification(notification)) is not None:
+            is_progress, params = relayed
+            handler = self.on_progress if is_progress else self.on_message
+            if handler is not None:
+                await handler(params)
 
 
-class _Inbox:
-    """The notifications for one caller."""
+class CallState(Enum):
+    """Where a call is."""
 
-    # Every call has one, and most get no notification: a memory stream would cost several times as much.
-    __slots__ = ("changed", "is_open", "on_change", "queue", "room")
-
-    def __init__(self, on_change: Callable[[], object] | None = None) -> None:
-        self.on_change = on_change
-        """Called instead of setting `changed`, while no task waits for it."""
-        self.queue: deque[_Notification] = deque()
-        self.is_open = True
-        self.changed = Signal()
-        self.room: anyio.Event | None = None
-
-    async def put(self, notification: _Notification) -> None:
-        """Queue a notification; waits while MAX_QUEUED are queued. No effect once closed."""
-        while self.is_open and len(self.queue) >= MAX_QUEUED:
-            self.room = self.room or anyio.Event()
-            await self.room.wait()
-        if self.is_open:
-            self.queue.append(notification)
-            self._notify()
-
-    async def get(self) -> _Notification | None:
-        """The next notification; None once the inbox is closed and empty."""
-        while not self.queue:
-            if not self.is_open:
-                return None
-            await self.changed.wait()
-        notification = self.queue.popleft()
-        self._make_room()
-        return notification
-
-    def close(self) -> None:
-        self.is_open = False
-        self._notify()
-        self._make_room()
-
-    def _notify(self) -> None:
-        if self.on_change is not None:
-            self.on_change()
-        else:
-            self.changed.set()
-
-    def _make_room(self) -> None:
-        if self.room is not None:
-            self.room.set()
-            self.room = None
+    WAITING = auto()
+    """It is accepted. It waits for the end of the set-up, or for the start of its server."""
+    RESTORED = auto()
+    """A server that died has sent it, this one not yet."""
+    SENT = auto()
+    """Its reply is awaited."""
+    ENDED = auto()
+    """It has its outcome, and the trajectory too."""
 
 
 class RunningCall(msgspec.Struct, eq=False, kw_only=True):
-    """A call without a reply so far. It ends with `finish`.
+    """A call that was accepted. It ends with its outcome, whatever becomes of the requests that wait for it.
 
-    Most calls need no task: their reply is handled when it arrives. One that has to wait for anything else
-    runs in a task, inside `scope`. `continue_in_task` starts that of a call which began without.
-
-    `request`: the id of the driver's request, once it has one. `resumed`: a server
-    that died has begun it. `kept`: whether the trajectory has its line; None before it is written. `started`:
-    whether this server runs it. `sent_at`: when it was sent, as a time of `perf_counter`. `unwanted`: its
-    client will not come back for it.
+    `origin`: of the request that began it. `route`: known once it is sent. `request`: the id of the driver's
+    request, once it has one. `resumed`: a server that died has accepted it. `sent_at`: when it was sent, as a
+    time of `perf_counter`. `cancel`: cancels it, for `EpisodeCalls`.
     """
 
     seq: int
-    route: ToolRoute
     name: str
     params: CallParams
     digest: str
     started_at: float
-    operation: str | None = None
+    origin: Origin = msgspec.field(default_factory=Origin)
+    route: ToolRoute | None = None
     request: int | None = None
+    state: CallState = CallState.WAITING
     resumed: bool = False
-    kept: bool | None = None
-    started: bool = False
     sent_at: float | None = None
-    unwanted: bool = False
-    scope: Cancellation = msgspec.field(default_factory=Cancellation)
-    continue_in_task: Callable[[], object] | None = None
     outcome: Outcome | None = None
-    is_finished: bool = False
-    _finished: anyio.Event | None = None
-    _callers: dict[Caller, _Inbox] = msgspec.field(default_factory=dict[Caller, _Inbox])
+    cancel: Callable[[RunningCall], object] | None = None
+    _callers: list[Caller] = msgspec.field(default_factory=list[Caller])
+    _is_abandoned_by_client: bool = False
+    _deadline: asyncio.TimerHandle | None = None
 
-    async def wait(self, caller: Caller) -> Outcome | None:
-        """Pass the call's notifications on to a caller until it has ended; None if the episode ended first.
+    @property
+    def is_ended(self) -> bool:
+        return self.state is CallState.ENDED
+
+    async def wait(self, caller: Caller) -> Outcome:
+        """Pass the call's notifications on to a caller until it has ended.
 
         If a caller is cancelled and no other remains, the call is cancelled, unless the caller is detached.
         """
-        inbox = self._callers.get(caller)
-        if inbox is None and not self.is_finished:
-            inbox = self._add(caller, _Inbox())
-        if inbox is not None:
-            inbox.on_change = None
-            await self._attend(caller, inbox)
+        if not self.is_ended:
+            self._callers.append(caller)
+            self._set_deadline(None)
+            try:
+                await caller.follow(self)
+            except BaseException:
+                self._leave(caller)
+                raise
+            self._callers.remove(caller)
+        assert self.outcome is not None
         return self.outcome
 
-    def watch(self, caller: Caller, on_change: Callable[[], object]) -> None:
-        """Begin to wait without a task: `on_change` is called when the call has ended, or has a notification.
-
-        In the second case `wait` has to be called.
-        """
-        self._add(caller, _Inbox(on_change))
-
-    def _add(self, caller: Caller, inbox: _Inbox) -> _Inbox:
-        self._callers[caller] = inbox
-        self.scope.set_deadline(None)
-        return inbox
-
-    async def _attend(self, caller: Caller, inbox: _Inbox) -> None:
-        try:
-            while (notification := await inbox.get()) is not None:
-                is_progress, params = notification
-                handler = caller.on_progress if is_progress else caller.on_message
-                if handler is not None:
-                    await handler(params)
-        except BaseException:
-            await self._leave(caller, inbox)
-            raise
-
-    async def _leave(self, caller: Caller, inbox: _Inbox) -> None:
-        self._callers.pop(caller, None)
-        inbox.close()
-        # Before the task starts, a call of a server that died cannot be cancelled: it may have run already.
-        if self._callers or self.is_finished or not self.started:
+    def _leave(self, caller: Caller) -> None:
+        self._callers.remove(caller)
+        if self._callers or self.is_ended:
             return
-        if caller.detached and not self.unwanted:
-            self.run_in_task()
-            self.scope.set_deadline(UNATTENDED_SECONDS)
-            return
-        self.end()
-        self._finished = self._finished or anyio.Event()
-        with anyio.CancelScope(shield=True):
-            # The request ends after the driver has the cancellation; that takes SEND_SECONDS at most.
-            await self._finished.wait()
+        if caller.detached and not self._is_abandoned_by_client:
+            self._set_deadline(UNATTENDED_SECONDS)
+        else:
+            self._cancel()
 
-    def cancel(self) -> None:
-        """End the call as soon as no caller waits for it, even if the last one was detached."""
-        self.unwanted = True
-        if not self._callers and self.started and not self.is_finished:
-            self.end()
+    def abandon(self) -> None:
+        """Cancel the call as soon as no caller waits for it, even if the last one was detached."""
+        self._is_abandoned_by_client = True
+        if not self._callers:
+            self._cancel()
 
-    def end(self) -> None:
-        """Cancel the call."""
-        self.run_in_task()
-        self.scope.cancel()
+    def _cancel(self) -> None:
+        # A call of a server that died, which may have run already, is not cancelled before it is sent again.
+        if self.cancel is not None and self.state in (CallState.WAITING, CallState.SENT):
+            self.cancel(self)
 
-    def run_in_task(self) -> None:
-        """Continue in a task, if it has none."""
-        if self.continue_in_task is not None:
-            continue_in_task, self.continue_in_task = self.continue_in_task, None
-            continue_in_task()
+    def _set_deadline(self, seconds: float | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if seconds is not None:
+            self._deadline = asyncio.get_running_loop().call_later(seconds, self._cancel)
 
     async def is_abandoned(self) -> bool:
         """Whether nobody can get the reply: all connections broke, or the server that had them died."""
-        if self.scope.requested or self.is_finished:
+        if self.is_ended:
             return False
         return self.resumed or all([await caller.is_gone() for caller in tuple(self._callers)])
 
-    async def on_progress(self, params: JsonObject) -> None:
-        await self._notify(is_progress=True, params=params)
+    def on_notification(self, notification: Notification) -> None:
+        """A notification of the call has arrived."""
+        for caller in self._callers:
+            caller.notify(notification)
 
-    async def on_message(self, params: JsonObject) -> None:
-        await self._notify(is_progress=False, params=params)
-
-    async def _notify(self, *, is_progress: bool, params: JsonObject) -> None:
-        for inbox in tuple(self._callers.values()):
-            await inbox.put((is_progress, params))
-
-    def finish(self, outcome: Outcome | None = None) -> None:
+    def end(self, outcome: Outcome) -> None:
         """End the call; its callers get the outcome after the notifications that are queued for them."""
-        if not self.is_finished:
-            self.outcome = outcome
-            self.is_finished = True
-            for caller, inbox in tuple(self._callers.items()):
-                inbox.close()
-                if not inbox.queue:
-                    self._callers.pop(caller, None)
-            if self._finished is not None:
-                self._finished.set()
-
-
-class CallTasks:
-    """The tasks of calls."""
-
-    # Starting a task in a group of anyio's costs several times as much as the task.
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def start(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a call, inside its scope."""
-        task = asyncio.get_running_loop().create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def wait(self) -> None:
-        """Wait until the tasks have ended."""
-        with anyio.CancelScope(shield=True):
-            while self._tasks:
-                await asyncio.wait(tuple(self._tasks))
+        self.outcome = outcome
+        self.state = CallState.ENDED
+        self._set_deadline(None)
+        for caller in self._callers:
+            caller.wake()
 
 
 class Operations:
@@ -375,40 +337,46 @@ class Operations:
         """The calls without a reply so far."""
         return tuple(self._running.values())
 
-    async def find(self, operation: str | None, digest: str) -> RunningCall | int | None:
+    async def find(self, origin: Origin, digest: str) -> RunningCall | int | None:
         """The call that a request repeats or joins: one that runs, or the number of one that has ended.
 
         Returns None for a new call; then nothing is awaited between the last check and the return. Raises
-        BadRequestError if the operation is that of another call.
+        BadRequestError if an operation of the request is that of another call.
         """
-        known = self._find_known(operation, digest)
+        known = self._find_known(origin, digest)
         if known is not None or digest not in self._by_digest:
             return known
         for call in self._by_digest[digest][:MAX_JOINABLE]:
             if await call.is_abandoned() and call.seq in self._running:
-                return self._find_known(operation, digest) or call
+                return self._find_known(origin, digest) or call
         # A request with the same operation may have come meanwhile.
-        return self._find_known(operation, digest)
+        return self._find_known(origin, digest)
 
-    def is_new(self, operation: str | None, digest: str) -> bool:
-        """Whether `find` would return None at once."""
-        return digest not in self._by_digest and (operation is None or not self.has(operation))
+    def known(self, origin: Origin) -> int | RunningCall | None:
+        """The call of a request that has come before: one that runs, or the number of one that has ended."""
+        for operation in origin.operations:
+            if (found := self._known.get(_key(operation))) is not None:
+                return self._running.get(found[0], found[0])
+        return None
 
-    def has(self, operation: str) -> bool:
-        return _key(operation) in self._known
-
-    def cancel(self, operation: str) -> None:
-        """Cancel the call of an operation, see `RunningCall.cancel`; no effect if none is running."""
-        seq, _ = self._known.get(_key(operation), (None, b""))
-        if seq is not None and (call := self._running.get(seq)) is not None:
-            call.cancel()
+    def abandon(self, operation: str) -> None:
+        """See `RunningCall.abandon`; no effect if no call of the operation is running."""
+        call = self.known(Origin(operation))
+        if isinstance(call, RunningCall):
+            call.abandon()
 
     def add(self, call: RunningCall) -> None:
-        """Keep a call that begins. Its operation is new."""
+        """Keep a call that begins. Its operations are new."""
         self._running[call.seq] = call
         self._by_digest.setdefault(call.digest, []).append(call)
-        if call.operation is not None:
-            self.remember(LoggedOperation(call.operation, call.digest, call.seq))
+        self.remember_all(call, call.origin)
+
+    def remember_all(self, call: RunningCall, origin: Origin) -> bool:
+        """Keep the operations of a request for a call; False if all of them are known."""
+        new = [operation for operation in origin.operations if _key(operation) not in self._known]
+        for operation in new:
+            self.remember(LoggedOperation(operation, call.digest, call.seq))
+        return bool(new)
 
     def remember(self, operation: LoggedOperation) -> None:
         """Keep an operation, and drop the oldest one over MAX_OPERATIONS."""
@@ -417,18 +385,22 @@ class Operations:
             del self._known[next(iter(self._known))]
 
     def forget(self, call: RunningCall) -> None:
-        """Forget the operation of a call that was not sent: the next request with it runs."""
-        if call.operation is not None:
-            self._known.pop(_key(call.operation), None)
+        """Forget a call that could not be accepted."""
+        self._remove(call)
+        for operation in call.origin.operations:
+            self._known.pop(_key(operation), None)
 
-    def finish(self, call: RunningCall, outcome: Outcome | None) -> None:
+    def end(self, call: RunningCall, outcome: Outcome) -> None:
         """The call has ended, and the trajectory has its reply."""
+        self._remove(call)
+        call.end(outcome)
+
+    def _remove(self, call: RunningCall) -> None:
         if self._running.pop(call.seq, None) is not None:
             same = self._by_digest[call.digest]
             same.remove(call)
             if not same:
                 del self._by_digest[call.digest]
-        call.finish(outcome)
 
     def restore(self, operations: Iterable[LoggedOperation], unanswered: Iterable[RunningCall]) -> None:
         """Continue those of a server that died."""
@@ -437,16 +409,18 @@ class Operations:
         for call in unanswered:
             self.add(call)
 
-    def _find_known(self, operation: str | None, digest: str) -> RunningCall | int | None:
-        if operation is None or (known := self._known.get(_key(operation))) is None:
-            return None
-        seq, known_digest = known
-        if known_digest.hex() != digest:
-            raise BadRequestError(
-                f"operation {quoted(operation)} was another call, with another tool or other arguments; a "
-                "request that is sent again must be the same, and a new one needs a new id"
-            )
-        return self._running.get(seq, seq)
+    def _find_known(self, origin: Origin, digest: str) -> RunningCall | int | None:
+        for operation in origin.operations:
+            if (known := self._known.get(_key(operation))) is None:
+                continue
+            seq, known_digest = known
+            if known_digest.hex() != digest:
+                raise BadRequestError(
+                    f"operation {quoted(operation)} was another call, with another tool or other arguments; "
+                    "a request that is sent again must be the same, and a new one needs a new id"
+                )
+            return self._running.get(seq, seq)
+        return None
 
 
 def _key(operation: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The record of an episode's calls: two lines of the trajectory for each, and their numbers."""
+"""The record of an episode's calls: their lines in the trajectory, and their numbers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 
 import anyio.to_thread
+import msgspec
 from msgspec import Raw
 
 from decathlon_mcp.driver_client.replies import CallParams, Reply
 from decathlon_mcp.episodes.operations import (
+    CallState,
     Outcome,
     RunningCall,
-    call_digest,
     failure_from_json,
     failure_json,
 )
@@ -22,7 +23,7 @@ from decathlon_mcp.episodes.tools import ToolRoute
 from decathlon_mcp.errors import DecathlonError, LimitExceededError
 from decathlon_mcp.grading.attempt import CallCounts, CallRecord
 from decathlon_mcp.storage.journal import Journal
-from decathlon_mcp.storage.logged_calls import NOT_KEPT, CallPositions, LoggedCalls
+from decathlon_mcp.storage.logged_calls import NOT_KEPT, CallPositions, LoggedCalls, Origin
 from decathlon_mcp.types import JsonObject, as_json, as_object
 
 _LOST_REPLY = failure_json(LimitExceededError("not kept: the log has reached its limit"))
@@ -42,53 +43,50 @@ class RecordedCalls:
 class CallRecorder:
     """Writes and counts an episode's calls. `last`: number of the newest call, from 1.
 
-    A call that has a line counts, and one without a reply counts as failed.
+    A call that was sent counts, and one without a reply counts as failed.
     """
 
     def __init__(self, journal: Journal) -> None:
         self.last = 0
+        self.sent = 0
+        """Number of calls that were sent."""
         self._journal = journal
         self._positions = CallPositions()
-        self._calls = 0
         self._answered = 0
         self._failed = 0
         self._routes: set[ToolRoute] = set()
 
     @property
     def counts(self) -> CallCounts:
-        return CallCounts(self._calls, self._failed + self._calls - self._answered, len(self._routes))
+        return CallCounts(self.sent, self._failed + self.sent - self._answered, len(self._routes))
 
     @property
     def calls(self) -> RecordedCalls:
         """The calls so far."""
         return RecordedCalls(self._journal, self._positions.snapshot())
 
-    def add_call(self, call: RunningCall) -> bool:
-        """Write the line of a call; False if it cannot be kept, and then the call must not be sent."""
-        arguments, meta = call.params.arguments, call.params.meta
-        identity = {} if call.operation is None else {"operation": call.operation, "digest": call.digest}
-        position = self._journal.add_call(
-            seq=call.seq,
-            server=call.route.server,
-            tool=call.route.tool,
-            name=call.name,
-            # None if the client sent no arguments, so that a later server can send the same call.
-            arguments=None if arguments is None else Raw(arguments),
-            **({"meta": meta} if meta else {}),
-            **identity,
-            request=call.request,
-            started_at=call.started_at,
-        )
-        call.kept = position != NOT_KEPT
-        if call.kept:
-            self._calls += 1
-            self._routes.add(call.route)
-            self._positions.set_call(call.seq, position)
-        return call.kept
+    def add_accepted(self, call: RunningCall) -> bool:
+        """Write the line of a call that is not sent yet; False if it cannot be kept."""
+        return self._journal.add_accepted(**_call_members(call))
 
-    def add_operation(self, call: RunningCall, operation: str) -> None:
+    def add_call(self, call: RunningCall, route: ToolRoute, request: int) -> bool:
+        """Write the line of a call that is about to be sent; False if it cannot be kept, nor sent.
+
+        `request`: the id of the driver's request.
+        """
+        position = self._journal.add_call(
+            server=route.server, tool=route.tool, request=request, **_call_members(call)
+        )
+        if position == NOT_KEPT:
+            return False
+        self.sent += 1
+        self._routes.add(route)
+        self._positions.set_call(call.seq, position)
+        return True
+
+    def add_joined(self, call: RunningCall, origin: Origin) -> None:
         """Write that a further request gets the reply of this call."""
-        self._journal.add_joined(seq=call.seq, operation=operation, digest=call.digest)
+        self._journal.add_joined(seq=call.seq, digest=call.digest, **msgspec.to_builtins(origin))
 
     def add_reply(self, call: RunningCall, outcome: Outcome) -> bool:
         """Write a call's reply or the error that it failed with; False if it cannot be kept.
@@ -108,8 +106,9 @@ class CallRecorder:
         is_kept = position != NOT_KEPT
         if not is_kept:
             position = write(failure=_LOST_REPLY)
-        self._answered += 1
-        self._failed += failed
+        if self._positions.has_call(call.seq):
+            self._answered += 1
+            self._failed += failed
         self._positions.set_reply(call.seq, position)
         return is_kept
 
@@ -129,9 +128,9 @@ class CallRecorder:
     def restore(self, logged: LoggedCalls) -> None:
         """Continue the record of a server that died."""
         self.last = logged.last
+        self.sent = logged.calls
         self._positions = logged.positions
-        self._calls = logged.calls
-        self._answered = logged.calls - len(logged.unanswered)
+        self._answered = logged.calls - sum("request" in line for line in logged.unanswered)
         self._failed = logged.failed
         self._routes = {ToolRoute(server, tool) for server, tool in logged.tools}
 
@@ -140,19 +139,34 @@ class CallRecorder:
         self._positions = CallPositions()
 
 
+def _call_members(call: RunningCall) -> JsonObject:
+    arguments, meta = call.params.arguments, call.params.meta
+    return {
+        "seq": call.seq,
+        "name": call.name,
+        # None if the client sent no arguments, so that a later server can send the same call.
+        "arguments": None if arguments is None else Raw(arguments),
+        **({"meta": meta} if meta else {}),
+        **msgspec.to_builtins(call.origin),
+        "digest": call.digest,
+        "started_at": call.started_at,
+    }
+
+
 def unanswered_call(event: JsonObject) -> RunningCall:
-    """A call of a server that died, from its line in the trajectory."""
+    """A call of a server that died, from its last line in the trajectory."""
     name = str(event["name"])
     params = CallParams.of(as_object(event.get("arguments")), as_object(event.get("meta")))
+    request = event.get("request")
     return RunningCall(
         seq=int(event["seq"]),
-        route=ToolRoute(str(event["server"]), str(event["tool"])),
         name=name,
         params=params,
-        digest=event.get("digest") or call_digest(name, params.arguments),
+        digest=str(event["digest"]),
         started_at=float(event["started_at"]),
-        operation=event.get("operation"),
-        request=event.get("request"),
+        origin=msgspec.convert(event, Origin),
+        route=None if request is None else ToolRoute(str(event["server"]), str(event["tool"])),
+        request=request,
+        state=CallState.WAITING if request is None else CallState.RESTORED,
         resumed=True,
-        kept=True,
     )

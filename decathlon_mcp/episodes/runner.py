@@ -113,11 +113,10 @@ class EpisodeRunner:
     async def _run(self) -> Ending:
         episode = self._episode
         self._scratch.mkdir(mode=0o700, exist_ok=True)
-        if episode.was_ready:
-            # It was ready under a server that died.
+        if self._stored is not None:
             await episode.restore_calls()
             if episode.claim is not None:
-                episode.resume_calls()
+                episode.end_calls()
         if episode.verdict is None:
             with episode.lease.limit():
                 if episode.claim is not None:
@@ -159,7 +158,7 @@ class EpisodeRunner:
                 episode.close_attempt()
                 if episode.claim is None:  # its lease has just expired
                     raise
-                episode.resume_calls()
+                episode.end_calls()
                 attempt = await anyio.to_thread.run_sync(episode.attempt)
                 verdict = verdict_without_grading(attempt, status="forfeited", detail=error.message)
                 return await _with_web(verdict, resources)
@@ -247,7 +246,6 @@ class EpisodeRunner:
             if driver is None:
                 raise SandboxLostError("the agent's sandbox does not run any more")
             episode.become_ready(await self._offer.tool_session(sandbox, driver))
-            episode.resume_calls()
             self._count_recovery("continued")
             log.info("episode taken back", extra=fields(episode=episode.spec.label))
         return sandbox, driver

@@ -45,10 +45,12 @@ class Claim:
     """How an attempt was closed: by its agent, by a limit, or by `evaluate`.
 
     `truncated_by`: what cut the attempt short. `turns`: the agent's turns, if a controller reports them.
+    `operation`: id of the request that closed it, by which a client that comes back is known.
     """
 
     by_agent: bool
     answer: str | None = None
     truncated_by: TruncationCause | None = None
     turns: int | None = None
+    operation: str | None = None
     at: datetime = field(default_factory=lambda: datetime.now(UTC))

@@ -28,6 +28,9 @@ TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     Phase.ENDED: frozenset(),
 }
 
+NOT_READY = frozenset({Phase.QUEUED, Phase.OPENING})
+"""The phases in which no tool can be called yet."""
+
 
 class Ending(StrEnum):
     """Why an episode ended. Clients see these texts."""

@@ -13,11 +13,12 @@ from pathlib import PurePosixPath
 import anyio
 
 from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver_client.link import Request
 from decathlon_mcp.driver_client.mcp_schema import valid_definition
+from decathlon_mcp.driver_client.messages import Notification
 from decathlon_mcp.driver_client.replies import CallParams, Cut, Reply
-from decathlon_mcp.driver_client.rpc import NotificationHandler
 from decathlon_mcp.episodes.server_starts import ServerStarts
-from decathlon_mcp.errors import DriverError, SetUpError, SuiteError, UnknownToolError
+from decathlon_mcp.errors import DecathlonError, DriverError, SetUpError, SuiteError, UnknownToolError
 from decathlon_mcp.foreign_names import quoted, similar
 from decathlon_mcp.suites.local_tools import (
     ToolDescriptions,
@@ -45,10 +46,15 @@ class ToolRoute:
     tool: str
 
 
+def claim_name(names: Names) -> str:
+    """Name of the tool that ends an attempt."""
+    return "local-claim_done" if names == "toolathlon" else "claim_done"
+
+
 def claim_tool(names: Names) -> JsonObject:
     """Definition of the tool that ends an attempt."""
     return {
-        "name": "local-claim_done" if names == "toolathlon" else "claim_done",
+        "name": claim_name(names),
         "title": "Claim done",
         "description": (
             "Claim that the task is done. This ends the attempt: no other tool works any more, the work is "
@@ -94,7 +100,7 @@ class ToolRouter:
     def __init__(self, offered: Mapping[str, Sequence[JsonObject]], names: Names) -> None:
         self.offered = offered
         claim, evaluate = claim_tool(names), evaluate_tool()
-        self.claim_name: str = claim["name"]
+        self.claim_name = claim_name(names)
         self.evaluate_name: str = evaluate["name"]
         self._routes: dict[str, ToolRoute] = {}
         definitions: dict[str, JsonObject] = {}
@@ -134,7 +140,7 @@ def _renamed(tool: JsonObject, name: str, route: ToolRoute) -> JsonObject:
 
 
 class ToolSession:
-    """The tools of one ready episode and the connection that calls them.
+    """The tools of one ready episode and the driver that calls them.
 
     `starts` starts the servers that do not run yet. `cut`: how overlong replies of the task's servers are
     shortened; None passes every reply on whole.
@@ -150,95 +156,27 @@ class ToolSession:
     ) -> None:
         self.router = router
         self.starts = starts
-        self._driver = driver
+        self.driver = driver
         self._cut = cut
 
-    async def call(
+    def request(
         self,
         route: ToolRoute,
         params: CallParams,
+        request_id: int,
         *,
-        request_id: int | None = None,
-        before_send: Callable[[int], None] | None = None,
-        on_reply: Callable[[Reply], None] | None = None,
-        on_progress: NotificationHandler | None = None,
-        on_message: NotificationHandler | None = None,
-        begun: bool = False,
-    ) -> Reply:
-        """Send `tools/call` and return the reply.
-
-        `request_id`, `begun`, `before_send` and `on_reply` as for `DriverClient.call`. Raises what it and
-        `ServerStarts.ensure` raise.
-        """
-        # A call that a dead server has sent has its reply already, or its server runs.
-        if request_id is None and not self.starts.is_running(route.server):
-            await self.starts.ensure(route.server)
-        if not begun:
-            self.starts.begin_call()
-        failure: DriverError | None = None
-        try:
-            return await self._driver.call(
-                route.server,
-                "tools/call",
-                params.for_tool(route.tool),
-                timeout_seconds=None,
-                cut=self._cut_of(route.server),
-                request_id=request_id,
-                before_send=before_send,
-                on_reply=on_reply,
-                on_progress=on_progress,
-                on_message=on_message,
-                begun=begun,
-            )
-        except DriverError as error:
-            failure = error
-            raise
-        finally:
-            self.starts.end_call(route.server, failure)
-
-    def begin(
-        self,
-        route: ToolRoute,
-        params: CallParams,
-        *,
-        before_send: Callable[[int], None],
-        on_change: Callable[[], None],
-    ) -> int | None:
-        """Send `tools/call` without waiting; None if that is not possible now.
-
-        Returns the request's id. `on_change`: see `RpcClient.begin`; it must end with `settle`, or with
-        `call` and `begun`.
-        """
-        if not self.starts.is_running(route.server):
-            return None
-        request = self._driver.begin_call(
+        on_outcome: Callable[[Reply | DecathlonError | None], object],
+        on_notification: Callable[[Notification], object],
+    ) -> Request:
+        """The driver's request for a call, see `DriverClient.tool_call`."""
+        return self.driver.tool_call(
+            request_id,
             route.server,
-            "tools/call",
             params.for_tool(route.tool),
             cut=self._cut_of(route.server),
-            before_send=before_send,
-            on_change=on_change,
+            on_outcome=on_outcome,
+            on_notification=on_notification,
         )
-        if request is not None:
-            self.starts.begin_call()
-        return request
-
-    def settle(self, request_id: int, route: ToolRoute, on_reply: Callable[[Reply], None]) -> bool:
-        """End a call that `begin` has sent, if that needs no waiting; else returns False.
-
-        Raises what `call` raises.
-        """
-        failure: DriverError | None = None
-        is_settled = True
-        try:
-            is_settled = self._driver.settle_call(request_id, route.server, on_reply)
-        except DriverError as error:
-            failure = error
-            raise
-        finally:
-            if is_settled:
-                self.starts.end_call(route.server, failure)
-        return is_settled
 
     def _cut_of(self, server: str) -> Cut | None:
         return None if server in self.starts.optional else self._cut

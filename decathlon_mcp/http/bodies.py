@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
 import anyio
 from starlette.requests import Request
@@ -23,6 +24,7 @@ SMALL_BODY_BYTES = 8 << 10
 """Bodies up to this size are always read: the number of connections limits them."""
 SMALL_DECODED_BYTES = 64 << 10
 """Bodies that need no more when they are decoded are not counted: the number of connections limits them."""
+MAX_LENGTH_DIGITS = 15
 WAIT_SECONDS = 20.0
 """How long a large body waits for others, before the request is refused."""
 
@@ -53,6 +55,29 @@ def replay(body: bytes, receive: Receive) -> Receive:
         return unread.pop() if unread else await receive()
 
     return receive_again
+
+
+def is_short(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether the headers of a request promise a body that is always read."""
+    length = headers.get(b"content-length", b"")
+    return (
+        b"transfer-encoding" not in headers
+        and length.isdigit()
+        and len(length) < MAX_LENGTH_DIGITS
+        and int(length) <= SMALL_BODY_BYTES
+    )
+
+
+async def read_short(receive: Receive) -> bytes:
+    """A body for which `is_short` holds. Raises BodyDisconnectError."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise BodyDisconnectError
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    return body
 
 
 class MemoryBudget:

@@ -12,36 +12,37 @@ from decathlon_mcp.telemetry.metrics import Metrics
 
 
 class ResponseMeter:
-    """Reports one response to `metrics`. `begun_at`: when the request was there, as `perf_counter`."""
+    """Reports the response to a request that has just arrived to `metrics`."""
 
     __slots__ = ("_begun_at", "_metrics", "_scope", "begun")
 
-    def __init__(self, metrics: Metrics, scope: Scope, begun_at: float) -> None:
+    def __init__(self, metrics: Metrics, scope: Scope) -> None:
         self.begun = False
         self._metrics = metrics
         self._scope = scope
-        self._begun_at = begun_at
+        self._begun_at = perf_counter()
+
+    def metered(self, send: Send) -> Send:
+        """A `send` that counts what it sends."""
+
+        # Not a coroutine itself: each of its two calls in a request would cost twice as much.
+        def metered_send(message: Message) -> Awaitable[None]:
+            self.count(message)
+            return send(message)
+
+        return metered_send
 
     def count(self, message: Message) -> None:
         """Count an ASGI message of the response."""
         if message["type"] == "http.response.start":
-            self.begin(message["status"])
+            self.begun = True
+            self._metrics.responses.labels(message["status"]).inc()
             return
-        self.add(message.get("body", b""))
+        self._metrics.response_bytes.inc(len(message.get("body", b"")))
         if not message.get("more_body"):
-            self.complete()
+            self._complete()
 
-    def begin(self, status: int) -> None:
-        """The head is sent."""
-        self.begun = True
-        self._metrics.responses.labels(status).inc()
-
-    def add(self, body: bytes) -> None:
-        """A part of the body is sent."""
-        self._metrics.response_bytes.inc(len(body))
-
-    def complete(self) -> None:
-        """The whole response is sent."""
+    def _complete(self) -> None:
         context: RequestContext | None = self._scope.get(SCOPE_KEY)
         if context is not None and context.replied_at:
             self._metrics.request_seconds.observe(context.called_at - self._begun_at)
@@ -59,15 +60,9 @@ class MeteredResponses:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        meter = ResponseMeter(self._metrics, scope, perf_counter())
-
-        # Not a coroutine itself: each of its two calls in a request would cost twice as much.
-        def metered_send(message: Message) -> Awaitable[None]:
-            meter.count(message)
-            return send(message)
-
+        meter = ResponseMeter(self._metrics, scope)
         try:
-            await self._app(scope, receive, metered_send)
+            await self._app(scope, receive, meter.metered(send))
         except Exception:
             if not meter.begun:
                 # Starlette's outermost layer makes the response to an unexpected exception.

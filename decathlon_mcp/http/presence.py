@@ -21,10 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.lease import Hold
-from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.episodes.state import NOT_READY
 from decathlon_mcp.protocol.context import RequestContext, wait_until_disconnected
-
-NOT_READY = frozenset({Phase.QUEUED, Phase.OPENING})
 
 
 async def serve_start(
@@ -33,24 +31,18 @@ async def serve_start(
     scope: Scope,
     receive: Receive,
     send: Send,
-    *,
-    grace_seconds: float,
 ) -> None:
-    """Serve a request that may start an episode; if its reply is not delivered, the episode ends.
-
-    A client that can come back for the reply has `grace_seconds` to do so.
-    """
-    stream = request_context.stream
+    """Serve a request that may start an episode; if its reply is not delivered, the episode ends."""
     reply = ReplyNaming(send, lambda: request_context.reply_names)
 
     def on_gone() -> None:
         reply.client_gone = True
-        if not reply.delivered and stream is None:
+        if not reply.delivered:
             request_context.abandon()
 
     async with watching_client(receive, on_gone):
         await app(scope, receive, reply)
-    if not reply.delivered and (stream is None or await stream.is_abandoned(grace_seconds)):
+    if not reply.delivered:
         request_context.abandon()
 
 
@@ -98,7 +90,7 @@ class Presence:
             await self._lose_stream(session, episode)
 
     def holding(self, episode: Episode, receive: Receive, *, session: str | None) -> RequestInProgress:
-        """As `serve`, for a request that uses an episode which is ready, and that the caller serves."""
+        """As `serve`, for a request that uses an episode, and that the caller serves."""
         return RequestInProgress(receive, episode.lease.acquire(), self._of_sessions, session)
 
     async def _lose_stream(self, session: str, episode: Episode) -> None:

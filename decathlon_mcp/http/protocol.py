@@ -12,17 +12,13 @@ import ipaddress
 import logging
 from collections import Counter
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any, Self, cast
 
 import anyio
 import httptools
-from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from decathlon_mcp.http.bodies import MAX_BODY_BYTES, SMALL_BODY_BYTES
-from decathlon_mcp.http.direct import DirectHandler, DirectResponse
-from decathlon_mcp.http.metering import ResponseMeter
+from decathlon_mcp.http.bodies import MAX_BODY_BYTES
 from decathlon_mcp.sandboxes.kernel_limits import max_connections
 from decathlon_mcp.telemetry.metrics import Metrics
 
@@ -71,20 +67,11 @@ class ConnectionLimits:
 
 
 class Connections:
-    """All connections of a server. Their number is limited by the limit of open files as it is now.
+    """All connections of a server. Their number is limited by the limit of open files as it is now."""
 
-    `direct` is asked first who serves a request with a short body.
-    """
-
-    def __init__(
-        self,
-        limits: ConnectionLimits,
-        metrics: Metrics | None = None,
-        direct: DirectHandler | None = None,
-    ) -> None:
+    def __init__(self, limits: ConnectionLimits, metrics: Metrics | None = None) -> None:
         self.limits = limits
         self.metrics = metrics or Metrics()
-        self.direct = direct
         self._max_open = max_connections()
         self._open: set[LimitedHttpProtocol] = set()
         self._by_peer: Counter[str] = Counter()
@@ -192,9 +179,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._refused = False
         self._running: RequestResponseCycle | None = None
         self._is_last = False
-        # The request whose head has just been read, if `direct` may serve it once its body is there.
-        self._undecided: tuple[RequestResponseCycle, Any] | None = None
-        self._head_complete = False
         # Parsing: whether a body is expected, and what has arrived since the last event.
         self._in_body = False
         self._head_begun = False
@@ -220,7 +204,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         # uvicorn tells the last request only, which may be one that waits for the response to this one.
         self.pipeline.clear()
-        self._undecided = None
         self._disconnect(self._running)
 
     @staticmethod
@@ -330,9 +313,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if parser is not None and parser.should_upgrade() and not self._expect_unparsed_body():
             return
         self._expire_in(self._limits.body_seconds)
-        self._head_complete = True
         super().on_headers_complete()
-        self._head_complete = False
         # uvicorn stops to read when a request has to wait, and would not notice that the client disconnects.
         self.flow.resume_reading()
 
@@ -348,26 +329,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._unparsed_bytes = int(length)
         return True
 
-    def _has_short_body(self, cycle: RequestResponseCycle) -> bool:
-        """Whether `direct` may serve the request: a POST with a short body that need not be asked for."""
-        if (
-            self._connections.direct is None
-            or cycle.scope["method"] != "POST"
-            or not cycle.keep_alive
-            or cycle.waiting_for_100_continue
-            or self._unparsed_bytes
-            or self.flow.write_paused
-        ):
-            return False
-        headers = dict(self.headers)
-        length = headers.get(b"content-length", b"")
-        return (
-            b"transfer-encoding" not in headers
-            and length.isdigit()
-            and len(length) < MAX_LENGTH_DIGITS
-            and int(length) <= SMALL_BODY_BYTES
-        )
-
     def on_body(self, body: bytes) -> None:
         self._piece_body_bytes += len(body)
         if not self._refused:
@@ -380,9 +341,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._deadline = None
         if not self._refused:
             super().on_message_complete()
-            if self._undecided is not None:
-                (cycle, app), self._undecided = self._undecided, None
-                self._serve_directly(cycle, app)
 
     # Responses.
 
@@ -390,34 +348,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._running = cycle
         if self._is_last:
             cycle.keep_alive = False
-        if self._head_complete and self._has_short_body(cycle):
-            self._undecided = cycle, app
-        else:
-            self.run_in_task(cycle, app)
-
-    def run_in_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """Have an ASGI application serve a request, or what is left of it."""
         cycle.transport = cast("asyncio.Transport", _ResponseTransport(cycle.transport, self.loop))
         super()._start_asgi_task(cycle, app)
-
-    def _serve_directly(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """Serve a request whose body has been read; the application does it if no task is to be saved."""
-        direct = self._connections.direct
-        assert direct is not None
-        scope, begun_at = cast("Scope", cycle.scope), perf_counter()
-        try:
-            serve = direct(scope, bytes(cycle.body))
-            if serve is None:
-                self.run_in_task(cycle, app)
-                return
-            # From now on, `cycle.receive` waits for the disconnect.
-            cycle.body = bytearray()
-            cycle.message_event.clear()
-            serve(DirectResponse(self, cycle, ResponseMeter(self._connections.metrics, scope, begun_at)))
-        except Exception:  # noqa: BLE001
-            # The parser would report an invalid request.
-            _log.exception("a request could not be served")
-            self.transport.abort()
 
     @property
     def _last(self) -> RequestResponseCycle | None:

@@ -9,8 +9,8 @@ from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.catalogue.draws import Draw
 from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.protocol.events import LAST_EVENT_KEY
 from decathlon_mcp.protocol.lobby_tools import validate
-from decathlon_mcp.protocol.resumption import LAST_EVENT_KEY
 
 RANDOM_TASK = "random"
 """Name in a task's address that stands for a drawn task."""
@@ -44,8 +44,7 @@ class RawEndpoint:
         # 0.54 prefers where it is installed, keeps those after the value, and the SDK compares values
         # literally.
         headers = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
-        # mcp 2.3 sends no response to a GET with this header where it has no store of events, and is not
-        # what replays them where there is one.
+        # mcp 2.3 sends no response to a GET with this header.
         for name, value in headers:
             if name == b"last-event-id":
                 scope[LAST_EVENT_KEY] = value.decode("latin-1")

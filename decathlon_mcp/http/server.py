@@ -19,7 +19,6 @@ import uvicorn
 from starlette.applications import Starlette
 
 from decathlon_mcp.background import run_for_ever
-from decathlon_mcp.http.direct import HttpApp
 from decathlon_mcp.http.protocol import ConnectionLimits, Connections
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import Metrics
@@ -91,8 +90,7 @@ async def serve_http(
     A second signal ends it at once. `limits`: by default, those of a server with default settings. `metrics`:
     where connections are counted.
     """
-    direct = app.direct if isinstance(app, HttpApp) else None
-    connections = Connections(limits or ConnectionLimits(), metrics, direct)
+    connections = Connections(limits or ConnectionLimits(), metrics)
     config = uvicorn.Config(
         app,
         # A function instead of a class, which uvicorn calls in the same way.

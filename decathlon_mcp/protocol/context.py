@@ -17,7 +17,6 @@ from decathlon_mcp.episodes.lease import Hold
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import EpisodeEndedError, UnknownEpisodeError
-from decathlon_mcp.protocol.resumption import RequestStream
 from decathlon_mcp.protocol.sdk import Context
 
 SCOPE_KEY = "decathlon.request_context"
@@ -33,10 +32,9 @@ class RequestContext(msgspec.Struct, eq=False):
     `initialize_failed`: the session that the SDK made for this request must be discarded.
     `started`: the episodes that the request has started, which only its reply makes known. `awaited`: the
     episode that it waits for, and its hold on the lease, if its client may send it again on any connection.
-    `abandoned`: its client went away without a reply.
+    `abandoned`: its client went away without a reply. `may_return`: it can come back for the reply.
     `called_at`, `replied_at`: when a tool call was passed to its episode, and when the episode had the reply,
     as times of `perf_counter`; 0 without a call or reply.
-    `stream`: the events of its answer, if the client can come back for them.
     """
 
     principal: Principal = msgspec.field(default_factory=Principal)
@@ -50,9 +48,9 @@ class RequestContext(msgspec.Struct, eq=False):
     started: list[Episode] = msgspec.field(default_factory=list[Episode])
     awaited: tuple[Episode, Hold] | None = None
     abandoned: bool = False
+    may_return: bool = False
     called_at: float = 0.0
     replied_at: float = 0.0
-    stream: RequestStream | None = None
 
     def add_started(self, episode: Episode) -> None:
         """The request has started an episode, which only its reply makes known."""
@@ -85,11 +83,15 @@ class RequestContext(msgspec.Struct, eq=False):
         """
         self.abandoned = True
         for episode in self.started:
-            episode.close(Ending.CLIENT_LOST)
+            if self.may_return:
+                episode.lease.lose_client()
+            else:
+                episode.close(Ending.CLIENT_LOST)
         if self.awaited is not None:
             episode, hold = self.awaited
             hold.release(answered=False)
-            episode.lease.lose_client(until_ready=True)
+            if episode not in self.started:
+                episode.lease.lose_client(until_ready=True)
 
 
 # The SDK asks for a tool's input schema without passing a context, and opens sessions without the request.
@@ -145,11 +147,11 @@ class EpisodeResolver(Protocol):
     handshake_only: bool
     """Whether the MCP session is the episode. Revisions without sessions are then rejected."""
 
-    def access(self, ctx: Context) -> EpisodeAccess:
+    def access(self, context: RequestContext) -> EpisodeAccess:
         """Access to the request's episode. Raises DecathlonError."""
         ...
 
-    def open(self, ctx: Context) -> EpisodeAccess:
+    def open(self, context: RequestContext) -> EpisodeAccess:
         """Access for a connection that is being initialized; may start an episode. Raises DecathlonError."""
         ...
 
@@ -159,14 +161,14 @@ class AddressResolver:
 
     handshake_only = False
 
-    def access(self, ctx: Context) -> EpisodeAccess:
-        access = request_context_of(ctx).access
+    def access(self, context: RequestContext) -> EpisodeAccess:
+        access = context.access
         if access is None:
             raise UnknownEpisodeError("this session has no episode: initialize a new session")
         return access
 
-    def open(self, ctx: Context) -> EpisodeAccess:
-        return self.access(ctx)
+    def open(self, context: RequestContext) -> EpisodeAccess:
+        return self.access(context)
 
 
 class TaskSessionResolver(AddressResolver):
@@ -177,19 +179,18 @@ class TaskSessionResolver(AddressResolver):
     def __init__(self, registry: EpisodeRegistry) -> None:
         self._registry = registry
 
-    def access(self, ctx: Context) -> EpisodeAccess:
-        if request_context_of(ctx).access is None:
+    def access(self, context: RequestContext) -> EpisodeAccess:
+        if context.access is None:
             raise EpisodeEndedError("the episode of this session is over: initialize a new session")
-        return super().access(ctx)
+        return super().access(context)
 
-    def open(self, ctx: Context) -> EpisodeAccess:
-        request_context = request_context_of(ctx)
-        if request_context.access is None:
-            assert request_context.task_id is not None
-            episode = self._registry.start(request_context.task_id, request_context.principal)
-            request_context.add_started(episode)
-            request_context.access = EpisodeAccess.by_session(episode, request_context.principal)
-        return request_context.access
+    def open(self, context: RequestContext) -> EpisodeAccess:
+        if context.access is None:
+            assert context.task_id is not None
+            episode = self._registry.start(context.task_id, context.principal)
+            context.add_started(episode)
+            context.access = EpisodeAccess.by_session(episode, context.principal)
+        return context.access
 
 
 class FixedResolver(AddressResolver):
@@ -198,5 +199,5 @@ class FixedResolver(AddressResolver):
     def __init__(self, access: EpisodeAccess) -> None:
         self._access = access
 
-    def access(self, ctx: Context) -> EpisodeAccess:
+    def access(self, context: RequestContext) -> EpisodeAccess:
         return self._access

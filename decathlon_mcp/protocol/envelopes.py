@@ -14,6 +14,7 @@ from decathlon_mcp.types import JsonObject, as_object
 
 PROGRESS_TOKEN = "progressToken"
 CALL = "tools/call"
+LIST = "tools/list"
 CANCELLED = "notifications/cancelled"
 _LONG_SILENCES = frozenset({"initialize", "tools/list"})
 """Methods that can be silent for long: at a task's address they wait for the episode."""
@@ -39,6 +40,17 @@ class _Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     params: _CallParams
 
 
+class _ListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    meta: dict[str, Any] | UnsetType = msgspec.field(name="_meta", default=UNSET)
+
+
+class _List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    jsonrpc: Literal["2.0"]
+    id: RequestId
+    method: Literal["tools/list"]
+    params: _ListParams = msgspec.field(default_factory=_ListParams)
+
+
 class _Request(msgspec.Struct, frozen=True):
     id: RequestId
     method: str
@@ -60,34 +72,50 @@ class _Message(msgspec.Struct, frozen=True):
 
 
 _decode_call = msgspec.json.Decoder(_Call).decode
+_decode_list = msgspec.json.Decoder(_List).decode
 _decode_message = msgspec.json.Decoder(_Message).decode
 _decode_request = msgspec.json.Decoder(_Request).decode
 _decode_tool = msgspec.json.Decoder(_Tool).decode
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
-class ToolCall(msgspec.Struct, frozen=True):
-    """A well-formed `tools/call`.
+class McpRequest(msgspec.Struct, frozen=True):
+    """A well-formed `tools/call` or `tools/list`.
 
-    `id`: as the client sent it. `arguments`: JSON text of an object on one line, None if there are none.
+    `id`: as the client sent it. `name` and `arguments` (JSON text of an object on one line, None if there are
+    none) are those of a call.
     """
 
     id: RequestId
-    name: str
+    method: str = CALL
+    name: str = ""
     arguments: bytes | None = None
     meta: JsonObject = msgspec.field(default_factory=dict[str, Any])
 
     @classmethod
-    def read(cls, body: bytes) -> ToolCall | None:
+    def read(cls, body: bytes) -> McpRequest | None:
         """None for any other message, and for one that only the SDK can judge.
 
         These are messages with members that the protocol does not have, and JSON that some decoders refuse.
         """
         try:
             check_undecoded(body)
-            message = _decode_call(body)
+            return cls._of_call(body)
+        except _UNREADABLE:
+            pass
+        try:
+            return cls._of_list(_decode_list(body))
         except _UNREADABLE:
             return None
+
+    @classmethod
+    def _of_list(cls, message: _List) -> McpRequest:
+        meta = {} if isinstance(message.params.meta, UnsetType) else message.params.meta
+        return cls(message.id, LIST, meta=meta)
+
+    @classmethod
+    def _of_call(cls, body: bytes) -> McpRequest | None:
+        message = _decode_call(body)
         params = message.params
         arguments = None if isinstance(params.arguments, UnsetType) else bytes(params.arguments)
         if arguments is not None and not arguments.startswith(b"{"):
@@ -98,7 +126,19 @@ class ToolCall(msgspec.Struct, frozen=True):
             # Only between tokens, as strings contain none. Messages to a sandbox are lines.
             arguments = msgspec.json.format(arguments, indent=-1)
         meta = {} if isinstance(params.meta, UnsetType) else params.meta
-        return cls(message.id, params.name, arguments, meta)
+        return cls(message.id, CALL, params.name, arguments, meta)
+
+    @property
+    def starts_episode(self) -> bool:
+        """Whether it calls the tool that starts an episode."""
+        return self.name == START_TOOL
+
+    @property
+    def prefers_events(self) -> bool:
+        """Whether the answer is better sent as events than as one JSON body, see `Envelope.prefers_sse`."""
+        nested = _nested_name(self.arguments or b"") if self.name == _NESTED_CALL else ""
+        tools = (self.name, nested)
+        return Envelope(self.method, tools, self.meta).prefers_sse
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import mcp_types as types
+from mcp.server.connection import Connection
 from mcp.server.context import CallNext, HandlerResult
 from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
@@ -22,23 +23,30 @@ from decathlon_mcp.protocol.context import (
     episode_address,
     request_context_of,
 )
-from decathlon_mcp.protocol.limits import check_request
-from decathlon_mcp.protocol.relay import (
-    LOG_LEVEL_KEY,
-    LOG_LEVELS,
+from decathlon_mcp.protocol.envelopes import LIST
+from decathlon_mcp.protocol.episode_tools import (
+    EVALUATE,
+    answer_is_lost,
     call_tool,
     list_tools,
-    require_object,
     tools_after_end,
 )
+from decathlon_mcp.protocol.events import Kind
+from decathlon_mcp.protocol.limits import check_request
 from decathlon_mcp.protocol.results import INVALID_PARAMS, is_sessionless, translate_errors, with_envelope
 from decathlon_mcp.protocol.sdk import Context, connection_of
+from decathlon_mcp.protocol.sdk_requests import (
+    require_initialized,
+    sdk_result,
+    set_log_level,
+    unreachable_handler,
+)
 from decathlon_mcp.protocol.tool_changes import listen_for_changes, with_changing_tools
+from decathlon_mcp.protocol.tool_requests import Result, ToolRequest
 from decathlon_mcp.types import JsonObject, as_object
 
 EPISODE_KEY = "decathlon/episode"
 PROMPT_NAME = "task"
-EVALUATE = "evaluate"
 UNSUPPORTED_PROTOCOL_VERSION = -32022
 _NEEDING_SESSION = frozenset(
     {"server/discover", "tools/list", "tools/call", "prompts/list", "prompts/get", "subscriptions/listen"}
@@ -84,25 +92,39 @@ class EpisodeServer:
                 return await self._initialize(ctx, call_next)
             case "server/discover":
                 return await self._discover(ctx, call_next)
-            case "tools/list":
-                result = await self._list_tools(ctx)
-                return with_envelope(result, ctx.protocol_version, cacheable=True)
-            case "tools/call":
-                name, arguments = call_params(ctx)
-                with translate_errors():
-                    result = await self._call_tool(self._access(ctx), ctx, name, arguments)
-                return with_envelope(result, ctx.protocol_version)
+            case "tools/list" | "tools/call":
+                return await sdk_result(ctx, self.serve)
             case _:
                 return await call_next(ctx)
 
-    async def _call_tool(
-        self, access: EpisodeAccess, ctx: Context, name: str, arguments: JsonObject | None
-    ) -> JsonObject:
+    async def serve(self, request: ToolRequest) -> Result:
+        """Serve a `tools/list` or `tools/call`. Raises DecathlonError."""
+        if request.method == LIST:
+            return await self._list_tools(request)
+        return await self._call_tool(request)
+
+    async def serve_again(self, request: ToolRequest, kind: Kind, agent: str) -> Result:
+        """The answer to an earlier request, for a client that comes back for it. Raises DecathlonError."""
+        del agent  # the address names the episode
+        match kind:
+            case Kind.LIST:
+                return await self._list_tools(request)
+            case Kind.EVALUATE:
+                request.name = EVALUATE
+                return await self._call_tool(request)
+            case Kind.CALL | Kind.CLAIM:
+                return await call_tool(self._resolver.access(request.context), request, again=kind)
+            case _:
+                raise answer_is_lost()
+
+    async def _call_tool(self, request: ToolRequest) -> Result:
+        access = self._resolver.access(request.context)
         episode = access.episode
         is_untouched = episode.calls == 0 and episode.claim is None
-        result = await call_tool(access, ctx, name, arguments)
+        result = await call_tool(access, request)
         if (
-            name == EVALUATE
+            isinstance(result, dict)
+            and request.name == EVALUATE
             and self._resolver.handshake_only
             and is_untouched
             and episode.verdict is not None
@@ -111,20 +133,19 @@ class EpisodeServer:
             return {**result, "content": [first, {"type": "text", "text": NO_CALLS}, *others]}
         return result
 
-    async def _list_tools(self, ctx: Context) -> JsonObject:
-        access = request_context_of(ctx).access
-        if self._resolver.handshake_only and access is None:
+    async def _list_tools(self, request: ToolRequest) -> JsonObject:
+        if self._resolver.handshake_only and request.context.access is None:
             # A session of an earlier server, whose episode this one does not know.
-            require_initialized(ctx)
             return tools_after_end("decathlon", can_evaluate=True)
-        access = self._access(ctx)
+        access = self._resolver.access(request.context)
         episode = access.episode
         if episode.state.phase is Phase.ENDED and (episode.was_ready or episode.verdict is not None):
             names = episode.sandbox_factory.tool_names
             return tools_after_end(names, can_evaluate=access.can_evaluate)
         # Again, for a session of an earlier server.
-        listen_for_changes(ctx, access.episode)
-        return await list_tools(access, ctx)
+        listen_for_changes(request.connection, episode)
+        await request.accepted(Kind.LIST)
+        return await list_tools(access, request)
 
     def _note_use(self, ctx: Context) -> None:
         # At a task's address clients send these before they know whether anybody will play.
@@ -136,14 +157,14 @@ class EpisodeServer:
     def _access(self, ctx: Context) -> EpisodeAccess:
         require_initialized(ctx)
         with translate_errors():
-            return self._resolver.access(ctx)
+            return self._resolver.access(request_context_of(ctx))
 
     async def _initialize(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         request_context = request_context_of(ctx)
         request_context.initialize_failed = True
         result = as_object(await call_next(ctx)) or {}
         with translate_errors():
-            access = self._resolver.open(ctx)
+            access = self._resolver.open(request_context)
             episode = access.episode
             info: JsonObject = {
                 "id": access.id,
@@ -155,13 +176,13 @@ class EpisodeServer:
                 info["waits_for"] = episode.waiting_for
             instructions = episode.prompt.instructions
         request_context.initialize_failed = False
-        listen_for_changes(ctx, episode)
+        listen_for_changes(_session_of(ctx), episode)
         return {**with_changing_tools(result), "instructions": instructions, "_meta": {EPISODE_KEY: info}}
 
     async def _discover(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         result = as_object(await call_next(ctx)) or {}
         with translate_errors():
-            return {**result, "instructions": self._resolver.access(ctx).episode.prompt.instructions}
+            return {**result, "instructions": self._access(ctx).episode.prompt.instructions}
 
     def _input_schema(self, name: str) -> Mapping[str, Any] | None:
         """The schema of a tool, for the SDK's check of `Mcp-Param-*` headers."""
@@ -191,7 +212,7 @@ class EpisodeServer:
                 f"there is no prompt {quoted(params.name)}; the only prompt is {PROMPT_NAME!r}",
             )
         with translate_errors():
-            prompt = self._resolver.access(ctx).episode.prompt
+            prompt = self._access(ctx).episode.prompt
         text = types.TextContent(type="text", text=prompt.instructions)
         return types.GetPromptResult(messages=[types.PromptMessage(role="user", content=text)])
 
@@ -212,29 +233,5 @@ def _reject_sessionless(ctx: Context) -> HandlerResult:
     )
 
 
-def require_initialized(ctx: Context) -> None:
-    """Raise MCPError for a request before `initialize`."""
-    # Requests that are answered in middleware do not reach the SDK's own check.
-    if not connection_of(ctx).initialize_accepted:
-        raise MCPError(INVALID_PARAMS, "send `initialize` first")
-
-
-def call_params(ctx: Context) -> tuple[str, JsonObject | None]:
-    """Name and arguments of a `tools/call`. Raises MCPError if they do not have the protocol's types."""
-    params = ctx.params or {}
-    name = params.get("name")
-    if not isinstance(name, str):
-        raise MCPError(INVALID_PARAMS, "tools/call: `name` must be a string")
-    return name, require_object(params.get("arguments"), "tools/call: `arguments`")
-
-
-async def set_log_level(ctx: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
-    """Set the lowest level of log messages that this connection gets from the task's servers."""
-    assert params.level in LOG_LEVELS
-    connection_of(ctx).state[LOG_LEVEL_KEY] = params.level
-    return types.EmptyResult()
-
-
-async def unreachable_handler(ctx: Context, params: object) -> Any:
-    """Declares the tools capability to the SDK; middleware answers before it is called."""
-    raise RuntimeError("tools are answered in middleware")
+def _session_of(ctx: Context) -> Connection | None:
+    return None if is_sessionless(ctx.protocol_version) else connection_of(ctx)

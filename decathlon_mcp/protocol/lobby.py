@@ -15,20 +15,23 @@ from mcp.shared.exceptions import MCPError
 from decathlon_mcp import __version__
 from decathlon_mcp.catalogue.draws import filter_tasks
 from decathlon_mcp.catalogue.listing import list_tasks
+from decathlon_mcp.driver_client.replies import CallParams
 from decathlon_mcp.episodes.access import Principal, may_evaluate
 from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import AccessDeniedError, BadRequestError, DecathlonError, UnknownEpisodeError
 from decathlon_mcp.foreign_names import quoted
-from decathlon_mcp.protocol import relay
-from decathlon_mcp.protocol.context import base_url_of, request_context_of
-from decathlon_mcp.protocol.episode_server import (
-    call_params,
-    require_initialized,
-    set_log_level,
-    unreachable_handler,
+from decathlon_mcp.protocol.context import RequestContext, request_context_of
+from decathlon_mcp.protocol.envelopes import LIST
+from decathlon_mcp.protocol.episode_tools import (
+    answer_is_lost,
+    call_tool,
+    claimed_before,
+    evaluate,
+    list_tools,
 )
+from decathlon_mcp.protocol.events import Kind
 from decathlon_mcp.protocol.limits import check_request
 from decathlon_mcp.protocol.lobby_tools import (
     LOBBY_TOOLS,
@@ -43,23 +46,23 @@ from decathlon_mcp.protocol.lobby_tools import (
     LobbyTool,
     StartEpisode,
 )
-from decathlon_mcp.protocol.progress import Progress
 from decathlon_mcp.protocol.results import (
     ARGUMENT_FAULTS,
     INVALID_PARAMS,
     TOOL_FAILURES,
     claim_result,
     error_result,
-    is_sessionless,
     structured_result,
-    translate_errors,
-    with_envelope,
 )
-from decathlon_mcp.protocol.sdk import Context, connection_of, notify_tools_changed
+from decathlon_mcp.protocol.sdk import Context, notify_tools_changed
+from decathlon_mcp.protocol.sdk_requests import sdk_result, set_log_level, unreachable_handler
 from decathlon_mcp.protocol.starting import describe_start, start_episode
 from decathlon_mcp.protocol.tool_changes import CURRENT_KEY, listen_for_changes, with_changing_tools
+from decathlon_mcp.protocol.tool_requests import Result, ToolRequest
 from decathlon_mcp.types import JsonObject, as_object
 
+EPISODE_KEY = "decathlon/episode"
+"""Key in the `_meta` of a `notifications/cancelled` with the episode of the operation."""
 INSTRUCTIONS = (
     "This server runs Toolathlon's tasks, each in a new sandbox with its own tools. `list_tasks` lists the "
     "tasks. `start_episode` starts one and returns its handle, its prompt and its tools. Call these tools "
@@ -99,37 +102,71 @@ class Lobby:
             case "server/discover":
                 result = as_object(await call_next(ctx)) or {}
                 return {**result, "instructions": self._instructions(ctx)}
-            case "tools/list":
-                require_initialized(ctx)
-                lobby_tools = [self._definitions[name] for name in self._allowed_tools(ctx)]
-                result = {"tools": [*lobby_tools, *self._current_tools(ctx)]}
-                return with_envelope(result, ctx.protocol_version, cacheable=True)
-            case "tools/call":
-                require_initialized(ctx)
-                name, arguments = call_params(ctx)
-                return with_envelope(await self._call(ctx, name, arguments), ctx.protocol_version)
+            case "tools/list" | "tools/call":
+                return await sdk_result(ctx, self.serve)
             case _:
                 return await call_next(ctx)
 
-    def _can_evaluate(self, ctx: Context) -> bool:
-        return may_evaluate(self._registry.reward_policy, request_context_of(ctx).principal)
+    async def serve(self, request: ToolRequest) -> Result:
+        """Serve a `tools/list` or `tools/call`. Raises DecathlonError."""
+        if request.method == LIST:
+            return self._list_all_tools(request)
+        tool = self._allowed_tools(request).get(request.name)
+        if tool is None:
+            return await self._call_current(request)
+        try:
+            return await self._answer(request, tool.from_arguments(request.decoded_arguments()))
+        except DecathlonError as error:
+            if error.code in TOOL_FAILURES | ARGUMENT_FAULTS:
+                return error_result(error)
+            raise
+
+    async def serve_again(self, request: ToolRequest, kind: Kind, agent: str) -> Result:
+        """The answer to an earlier request, for a client that comes back for it. Raises DecathlonError."""
+        if kind is Kind.LIST:
+            return self._list_all_tools(request)
+        if kind is Kind.OTHER or not agent:
+            raise answer_is_lost()
+        access = self._find_by_agent(request, agent)
+        with access.episode.hold(use=kind is not Kind.START):
+            match kind:
+                case Kind.START:
+                    request.context.add_started(access.episode)
+                    # Its arguments are not known any more. Most wait.
+                    return await self._describe(request, access, wait=True)
+                case Kind.EVALUATE:
+                    _require_evaluator(access, "evaluate it")
+                    return await evaluate(access.episode, request)
+                case Kind.CLAIM:
+                    first = await claimed_before(access.episode, request)
+                    return self._claim_result(access, first=first)
+                case _:
+                    return await call_tool(access, request, again=kind)
+
+    def _list_all_tools(self, request: ToolRequest) -> JsonObject:
+        lobby_tools = [self._definitions[name] for name in self._allowed_tools(request)]
+        return {"tools": [*lobby_tools, *self._current_tools(request)]}
+
+    def _can_evaluate(self, context: RequestContext) -> bool:
+        return may_evaluate(self._registry.reward_policy, context.principal)
 
     def _instructions(self, ctx: Context) -> str:
-        return EVALUATOR_INSTRUCTIONS if self._can_evaluate(ctx) else PLAYER_INSTRUCTIONS
+        can_evaluate = self._can_evaluate(request_context_of(ctx))
+        return EVALUATOR_INSTRUCTIONS if can_evaluate else PLAYER_INSTRUCTIONS
 
-    def _allowed_tools(self, ctx: Context) -> dict[str, type[LobbyTool]]:
+    def _allowed_tools(self, request: ToolRequest) -> dict[str, type[LobbyTool]]:
         """The lobby's tools that this client can use."""
-        if self._can_evaluate(ctx):
+        if self._can_evaluate(request.context):
             return LOBBY_TOOLS
         return {name: tool for name, tool in LOBBY_TOOLS.items() if tool is not Evaluate}
 
-    def _current(self, ctx: Context) -> EpisodeAccess | None:
+    def _current(self, request: ToolRequest) -> EpisodeAccess | None:
         """Access to the episode that this session started last."""
-        return connection_of(ctx).state.get(CURRENT_KEY)
+        return request.state.get(CURRENT_KEY)
 
-    def _current_tools(self, ctx: Context) -> list[JsonObject]:
+    def _current_tools(self, request: ToolRequest) -> list[JsonObject]:
         """The tools of the current episode, except those with the name of a lobby tool."""
-        access = self._current(ctx)
+        access = self._current(request)
         router = None if access is None else access.episode.current_router
         if access is None or router is None or access.episode.requested_ending is not None:
             return []
@@ -137,141 +174,147 @@ class Lobby:
         excluded = {router.claim_name, *LOBBY_TOOLS}
         return [tool for tool in router.tools if tool["name"] not in excluded]
 
-    async def _call(self, ctx: Context, name: str, arguments: JsonObject | None) -> JsonObject:
-        with translate_errors():
-            allowed = self._allowed_tools(ctx)
-            tool = allowed.get(name)
-            if tool is None:
-                return await self._call_current(ctx, name, arguments, allowed)
-            try:
-                return await self._answer(ctx, tool.from_arguments(arguments))
-            except DecathlonError as error:
-                if error.code in TOOL_FAILURES | ARGUMENT_FAULTS:
-                    return error_result(error)
-                raise
-
-    async def _call_current(
-        self, ctx: Context, name: str, arguments: JsonObject | None, allowed: dict[str, type[LobbyTool]]
-    ) -> JsonObject:
+    async def _call_current(self, request: ToolRequest) -> Result:
         """Call a tool of the current episode by its own name."""
-        access = self._current(ctx)
+        access = self._current(request)
         if access is None:
             raise MCPError(
                 INVALID_PARAMS,
-                f"there is no tool {quoted(name)} in the lobby; its tools are {', '.join(allowed)}",
+                f"there is no tool {quoted(request.name)} in the lobby; its tools are "
+                f"{', '.join(self._allowed_tools(request))}",
             )
         with access.episode.hold():
-            return await relay.call_tool(access, ctx, name, arguments)
+            return await call_tool(access, request, agent=access.episode.agent_id)
 
-    async def _answer(self, ctx: Context, call: LobbyTool) -> JsonObject:
+    async def _answer(self, request: ToolRequest, call: LobbyTool) -> Result:
         match call:
             case ListTasks():
-                return self._list_tasks(ctx, call)
+                return self._list_tasks(request, call)
             case StartEpisode():
-                return await self._start(ctx, call)
+                return await self._start(request, call)
             case ListEpisodes():
-                episodes = self._registry.owned_by(self._principal(ctx))
+                episodes = self._registry.owned_by(self._principal(request))
                 return structured_result({"episodes": [_status(episode) for episode in episodes]})
             case EpisodeStatus():
-                with (access := self._find(ctx, call.episode)).episode.hold():
+                with (access := self._find(request, call.episode)).episode.hold():
                     return structured_result(_status(access.episode))
             case ListTools():
-                with (access := self._find(ctx, call.episode)).episode.hold():
-                    return structured_result(await relay.list_tools(access, ctx))
+                with (access := self._find(request, call.episode)).episode.hold():
+                    await request.accepted(Kind.OTHER)
+                    return structured_result(await list_tools(access, request))
             case CallTool():
-                with (access := self._find(ctx, call.episode)).episode.hold():
-                    return await relay.call_tool(access, ctx, call.name, call.arguments)
+                with (access := self._find(request, call.episode)).episode.hold():
+                    request.name, request.arguments = call.name, CallParams.of(call.arguments).arguments
+                    return await call_tool(access, request, agent=access.episode.agent_id)
             case ClaimDone():
-                return await self._claim(self._find(ctx, call.episode), call)
+                return await self._claim(request, self._find(request, call.episode), call)
             case Evaluate():
-                _require_evaluator(access := self._find(ctx, call.episode), "evaluate it")
+                _require_evaluator(access := self._find(request, call.episode), "evaluate it")
                 with access.episode.hold():
-                    return await relay.evaluate(access.episode, Progress(ctx))
+                    await request.accepted(Kind.EVALUATE, agent=access.episode.agent_id)
+                    return await evaluate(access.episode, request)
             case CloseEpisode():
-                return await self._close(ctx, self._find(ctx, call.episode).episode)
+                return await self._close(request, self._find(request, call.episode).episode)
             case _:
                 raise AssertionError(call)
 
-    def _list_tasks(self, ctx: Context, call: ListTasks) -> JsonObject:
+    def _list_tasks(self, request: ToolRequest, call: ListTasks) -> JsonObject:
         catalogue = self._registry.catalogue
         if call.sample is None:
             names = [name for name, _, _ in filter_tasks(catalogue, call)]
         else:
-            token = request_context_of(ctx).principal.token
+            token = request.context.principal.token
             names = self._registry.draws.take(call, token=token, count=call.sample)
         tasks = list_tasks(catalogue, names, prompts=call.prompts)
         return structured_result({"tasks": tasks}, text=None if tasks else "No task matches.")
 
-    async def _start(self, ctx: Context, call: StartEpisode) -> JsonObject:
-        principal = self._principal(ctx)
-        episode = start_episode(self._registry, call, principal, operation=relay.operation_of(ctx))
-        if not relay.has_operation(ctx):
+    async def _start(self, request: ToolRequest, call: StartEpisode) -> JsonObject:
+        principal = self._principal(request)
+        episode = start_episode(self._registry, call, principal, operation=request.operation)
+        await request.accepted(Kind.START, agent=episode.agent_id)
+        if not request.has_operation:
             # A client that chose an operation comes back for the episode on any connection, so that a reply
             # that was not delivered says little; if it does not, the grace or the first use ends the episode.
-            request_context_of(ctx).add_started(episode)
-        access = EpisodeAccess.by_handle(episode, principal)
-        info = describe_start(self._registry, episode, base_url_of(ctx))
-        if call.wait:
-            with request_context_of(ctx).awaiting(episode):
-                info |= await self._wait_until_ready(ctx, access)
+            request.context.add_started(episode)
+        return await self._describe(request, EpisodeAccess.by_handle(episode, principal), wait=call.wait)
+
+    async def _describe(self, request: ToolRequest, access: EpisodeAccess, *, wait: bool) -> JsonObject:
+        """The result of `start_episode`. `wait`: until the tools can be called."""
+        episode = access.episode
+        info = describe_start(self._registry, episode, request.base_url)
+        if wait:
+            with request.context.awaiting(episode):
+                info |= await self._wait_until_ready(request, access)
         else:
             info |= _waits_for(episode)
-        if not is_sessionless(ctx.protocol_version):
-            connection_of(ctx).state[CURRENT_KEY] = access
-            listen_for_changes(ctx, episode)
-            await notify_tools_changed(connection_of(ctx))
+        if (connection := request.connection) is not None:
+            connection.state[CURRENT_KEY] = access
+            listen_for_changes(connection, episode)
+            await notify_tools_changed(connection)
         names = "".join(f"\n- {tool['name']}" for tool in info.get("tools", []))
         text = f"Episode {episode.id} of {episode.task_name} is {info['phase']}.\n\n{info['prompt']}"
         return structured_result(info, text=f"{text}\n\nIts tools:{names}" if names else text)
 
-    async def _wait_until_ready(self, ctx: Context, access: EpisodeAccess) -> JsonObject:
+    async def _wait_until_ready(self, request: ToolRequest, access: EpisodeAccess) -> JsonObject:
         """The episode's tools and its phase."""
         try:
-            tools = await relay.list_tools(access, ctx)
+            tools = await list_tools(access, request)
         except BaseException:
-            # The client does not get a handle, so nobody could use or close the episode.
-            access.episode.close()
+            if not request.has_operation:
+                # The client does not get a handle, so nobody could use or close the episode.
+                access.episode.close()
             raise
         return {**tools, "phase": str(access.episode.state.phase)}
 
-    async def _claim(self, access: EpisodeAccess, call: ClaimDone) -> JsonObject:
+    async def _claim(self, request: ToolRequest, access: EpisodeAccess, call: ClaimDone) -> JsonObject:
         if call.truncated or call.turns is not None:
             _require_evaluator(access, "set `truncated` or `turns`")
         turns = call.turns if access.reports_turns else None
         with access.episode.hold():
-            first = await access.episode.claim_done(call.answer, truncated=call.truncated, turns=turns)
+            await request.accepted(Kind.CLAIM, agent=access.episode.agent_id)
+            first = await access.episode.claim_done(
+                call.answer, truncated=call.truncated, turns=turns, operation=request.last_operation
+            )
+        return self._claim_result(access, first=first, ignored_turns=turns != call.turns)
+
+    def _claim_result(self, access: EpisodeAccess, *, first: bool, ignored_turns: bool = False) -> JsonObject:
         hint = "; `evaluate` gives the verdict" if access.can_evaluate else ""
-        ignored_turns = turns != call.turns
         is_graded = access.episode.is_graded
         return claim_result(first=first, is_graded=is_graded, ignored_turns=ignored_turns, hint=hint)
 
-    async def _close(self, ctx: Context, episode: Episode) -> JsonObject:
+    async def _close(self, request: ToolRequest, episode: Episode) -> JsonObject:
         episode.close()
-        current = self._current(ctx)
-        if current is not None and current.episode is episode:
+        current = self._current(request)
+        if current is not None and current.episode is episode and request.connection is not None:
             # Its tools are not listed any more.
-            await notify_tools_changed(connection_of(ctx))
+            await notify_tools_changed(request.connection)
         return structured_result({"episode": episode.id, "closed": True})
 
-    def _principal(self, ctx: Context) -> Principal:
+    def _principal(self, request: ToolRequest) -> Principal:
         """The request's principal with its session, so that `list_episodes` works without tokens."""
-        principal, connection = request_context_of(ctx).principal, connection_of(ctx)
-        session = connection.session_id
-        if session is None and not is_sessionless(ctx.protocol_version):
+        principal, session = request.context.principal, request.session_id
+        if session is None and request.connection is not None:
             # Over stdio or in memory the connection is the session, and it has no id.
-            session = str(id(connection))
+            session = str(id(request.connection))
         return principal.in_session(session or principal.session)
 
-    def _find(self, ctx: Context, handle: str | None) -> EpisodeAccess:
+    def _find(self, request: ToolRequest, handle: str | None) -> EpisodeAccess:
         """Access by handle, or to the current episode. Raises UnknownEpisodeError, BadRequestError."""
         if handle is not None:
-            principal = self._principal(ctx)
+            principal = self._principal(request)
             return EpisodeAccess.by_handle(self._registry.find(handle, principal), principal)
-        if (current := self._current(ctx)) is not None:
+        if (current := self._current(request)) is not None:
             return current
-        if is_sessionless(ctx.protocol_version):
+        if request.is_sessionless:
             raise BadRequestError("`episode` is required: this protocol revision has no sessions")
         raise UnknownEpisodeError("this session has started no episode; start one, or give `episode`")
+
+    def _find_by_agent(self, request: ToolRequest, agent: str) -> EpisodeAccess:
+        """Access to the episode with this agent's id, as by its handle. Raises UnknownEpisodeError."""
+        access = self._registry.agent_access(agent)
+        if access is None:
+            raise UnknownEpisodeError("there is no such episode")
+        return self._find(request, access.episode.id)
 
 
 def _require_evaluator(access: EpisodeAccess, action: str) -> None:

@@ -36,6 +36,7 @@ CODES = {
     "episode_ended": -32008,
     "sandbox_lost": -32009,
     "set_up_failed": -32010,
+    "unanswered": -32011,
 }
 """JSON-RPC codes by `DecathlonError.code`; all others are `INTERNAL_ERROR`."""
 

@@ -13,7 +13,7 @@ from decathlon_mcp.episodes.episode import EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import UnknownEpisodeError
 from decathlon_mcp.protocol.context import RequestContext
-from decathlon_mcp.protocol.relay import LOG_LEVEL_KEY
+from decathlon_mcp.protocol.episode_tools import LOG_LEVEL_KEY
 from decathlon_mcp.protocol.tool_changes import CURRENT_KEY
 from decathlon_mcp.storage.store import SessionRow, Store
 from decathlon_mcp.types import JsonObject, as_json, as_object
@@ -110,7 +110,7 @@ class SavedSessions:
         return None if row is None or row.address != self.address else SavedSession.from_row(row)
 
     def delete(self, session_id: str) -> None:
-        """Delete a session and its requests."""
+        """Delete a session."""
         self.store.delete_session(session_id)
 
     def access(self, session: SavedSession, request_context: RequestContext) -> EpisodeAccess | None:

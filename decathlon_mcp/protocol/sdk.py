@@ -10,18 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeAlias, cast
 from uuid import uuid4
 
 import anyio
-import pydantic
-import pydantic_core
 from anyio.abc import TaskStatus
 from mcp.server.auth.middleware.bearer_auth import AuthorizationContext
 from mcp.server.connection import Connection
@@ -39,31 +36,18 @@ from mcp.shared.transport_context import TransportContext
 from mcp_types import (
     InitializeRequestParams,
     JSONRPCNotification,
-    JSONRPCRequest,
     RequestId,
-    jsonrpc_message_adapter,
 )
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import Send
 
-from decathlon_mcp.background import Cancellation, LazyTimer, background_tasks, run_alone
-from decathlon_mcp.protocol.resumption import (
-    LAST_EVENT_KEY,
-    EventId,
-    RequestStream,
-    SessionStreams,
-    answer_unknown,
-    send_single_answer,
-    start_stream,
-)
+from decathlon_mcp.background import LazyTimer, background_tasks, run_alone
 from decathlon_mcp.types import JsonObject
 
 Context: TypeAlias = ServerRequestContext[Any, Any]
 MessageReadStream: TypeAlias = ReadStream[SessionMessage | Exception]
 MessageWriteStream: TypeAlias = WriteStream[SessionMessage]
 
-RESUMABLE_KEY = "decathlon.resumable_request"
-"""Key of the `ResumableRequest` in the ASGI scope of a POST."""
 END_STREAM_SECONDS = 1.0
 """Time after which the first GET stream of a revived session is ended. Clients of the Python SDK give up a
 stream that broke twice, unless it ended by itself in between."""
@@ -97,15 +81,6 @@ def use_json_response(enabled: bool) -> None:
     _json_response.set(enabled)
 
 
-@dataclass(frozen=True, slots=True)
-class ResumableRequest:
-    """A request whose answer can be fetched again. `joins`: it was dispatched before, and is sent again."""
-
-    message: JSONRPCRequest
-    stream: RequestStream
-    joins: bool = False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitializedSession:
     """A session after its `initialize`, with which another server process can continue it.
@@ -117,15 +92,6 @@ class InitializedSession:
     client_params: JsonObject
     protocol_version: str
     state: Mapping[str, Any]
-
-
-def parse_request(body: bytes) -> JSONRPCRequest | None:
-    """The request in the body of a POST, as the SDK reads it; None if it is none."""
-    try:
-        message = jsonrpc_message_adapter.validate_python(pydantic_core.from_json(body), by_name=False)
-    except (ValueError, pydantic.ValidationError):
-        return None
-    return message if isinstance(message, JSONRPCRequest) else None
 
 
 class _LastMessage:
@@ -166,18 +132,13 @@ class _LastMessage:
 class SessionRequest:
     """A request of a session that is served without the SDK.
 
-    `key`: its id, as the SDK compares ids. `scope`: cancelled by `notifications/cancelled`, and by the end of
-    the session, in which case `session_ended` is set. `on_cancel` is called then.
+    `key`: its id, as the SDK compares ids. `cancel` is called for `notifications/cancelled`, and at the end
+    of the session, in which case `session_ended` is set.
     """
 
     key: RequestId
-    on_cancel: Callable[[], object]
-    scope: Cancellation = field(default_factory=Cancellation)
+    cancel: Callable[[], object]
     session_ended: bool = False
-
-    def cancel(self) -> None:
-        self.scope.cancel()
-        self.on_cancel()
 
 
 class _IdleScope:
@@ -222,10 +183,6 @@ class SessionTransport(StreamableHTTPServerTransport):
         """Whether the POST served in the current context is answered with JSON."""
         return _json_response.get()
 
-    streams: SessionStreams | None = None
-    """The requests of this session that can be resumed; None without a store."""
-    find_stream: Callable[[EventId, Request], Awaitable[RequestStream | None]] | None = None
-    """Finds the stream of the request that an event id names, and dispatches the request if need be."""
     ends_get_stream = False
     """Whether the next GET stream is ended after `END_STREAM_SECONDS`."""
     _last_message: _LastMessage | None = None
@@ -250,14 +207,11 @@ class SessionTransport(StreamableHTTPServerTransport):
             assert writer is not None
             self._last_message = last_message = _LastMessage(writer, self._cancel)
             self._read_stream_writer = cast("Any", last_message)
-            # Every message of the session goes to the SDK's store of events; `__init__` would also have it
-            # send priming events of its own.
-            self._event_store = self.streams
             if self.idle_scope is not None:
                 self.idle_scope = cast("anyio.CancelScope", _IdleScope())
             yield streams
 
-    # Requests that are served without the SDK: see `fast_calls`.
+    # Requests that are served without the SDK: see `exchanges`.
 
     @property
     def live_connection(self) -> Connection | None:
@@ -267,12 +221,17 @@ class SessionTransport(StreamableHTTPServerTransport):
             return None
         return None if self.idle_scope is not None and self.idle_scope.cancel_called else connection
 
-    def begin_request(self, request_id: RequestId, on_cancel: Callable[[], object]) -> SessionRequest:
+    @property
+    def waiting_requests(self) -> int:
+        """Number of the requests that are served without the SDK."""
+        return len(self._requests)
+
+    def begin_request(self, request_id: RequestId, cancel: Callable[[], object]) -> SessionRequest:
         """Begin to serve a request of the session, which ends with `end_request`.
 
         The session does not become idle meanwhile, as while `handle_request` serves one.
         """
-        request = SessionRequest(coerce_request_id(request_id), on_cancel)
+        request = SessionRequest(coerce_request_id(request_id), cancel)
         self._requests.add(request)
         self._requests_in_flight += 1
         if self.idle_scope is not None:
@@ -287,6 +246,12 @@ class SessionTransport(StreamableHTTPServerTransport):
             # The time of anyio's clock, which can only be read inside a task.
             self.idle_scope.deadline = asyncio.get_running_loop().time() + self._idle_timeout
 
+    def leave_to_another(self, request: SessionRequest) -> None:
+        """Cancel a request if there is another one with its id, which waits for the same answer."""
+        if any(other.key == request.key and other is not request for other in self._requests):
+            self._requests.discard(request)
+            request.cancel()
+
     def _cancel(self, request_id: RequestId) -> None:
         key = coerce_request_id(request_id)
         for request in tuple(self._requests):
@@ -299,65 +264,14 @@ class SessionTransport(StreamableHTTPServerTransport):
             request.cancel()
         await super().terminate()
 
-    async def _mint_priming_event(self, stream_id: str, protocol_version: str) -> None:
-        """No priming events for the requests that the SDK answers: they cannot be resumed."""
-
-    async def _handle_post_request(
-        self, scope: Scope, request: Request, receive: Receive, send: Send
-    ) -> None:
-        resumable: ResumableRequest | None = scope.get(RESUMABLE_KEY)
-        if resumable is None or self.mcp_session_id is None or self.streams is None:
-            await super()._handle_post_request(scope, request, receive, send)
-            return
-        # Before the request is dispatched, so that a client whose server dies can come back with an event id.
-        stream = resumable.stream
-        await start_stream(send, self.mcp_session_id, stream, self.streams.generation)
-        if not resumable.joins:
-            await self.dispatch(resumable, request)
-        await stream.send(receive, send)
-
-    async def dispatch(self, resumable: ResumableRequest, request: Request) -> None:
-        """Pass a request to the session's loop; its answer goes to its stream."""
-        message, writer = resumable.message, self._read_stream_writer
-        unanswered = partial(self._terminate_unanswered_request, message.id)
-        metadata = self._message_metadata(request, on_request_unanswered=unanswered)
-        assert writer is not None, "the transport is not connected"
-        try:
-            await writer.send(SessionMessage(message, metadata=metadata))
-        except (anyio.ClosedResourceError, anyio.BrokenResourceError):
-            resumable.stream.end()  # the session ended meanwhile
-
     async def _handle_get_request(self, request: Request, send: Send) -> None:
-        event_id = EventId.parse(request.scope.get(LAST_EVENT_KEY, ""))
-        if event_id is not None and self.find_stream is not None:
-            await self._resume(event_id, self.find_stream, request, send)
-        elif self.ends_get_stream:
-            self.ends_get_stream = False
-            async with background_tasks() as tasks:
-                tasks.start_soon(self._end_get_stream)
-                await super()._handle_get_request(request, send)
-        else:
+        if not self.ends_get_stream:
             await super()._handle_get_request(request, send)
-
-    async def _resume(
-        self,
-        event_id: EventId,
-        find_stream: Callable[[EventId, Request], Awaitable[RequestStream | None]],
-        request: Request,
-        send: Send,
-    ) -> None:
-        """Send what follows an event of a request."""
-        assert self.mcp_session_id is not None
-        assert self.streams is not None
-        if event_id.number is None:
-            await send_single_answer(send, self.mcp_session_id, None)  # that was the answer
             return
-        stream = await find_stream(event_id, request)
-        if stream is None:
-            await send_single_answer(send, self.mcp_session_id, answer_unknown(event_id))
-            return
-        await start_stream(send, self.mcp_session_id, stream, self.streams.generation)
-        await stream.send(request.receive, send, after=event_id)
+        self.ends_get_stream = False
+        async with background_tasks() as tasks:
+            tasks.start_soon(self._end_get_stream)
+            await super()._handle_get_request(request, send)
 
     async def _end_get_stream(self) -> None:
         await anyio.sleep(END_STREAM_SECONDS)
@@ -381,9 +295,6 @@ class SessionManagerBase(StreamableHTTPSessionManager):
 
     def session_closed(self, session_id: str) -> None:
         """Called when a session ends for any reason; possibly more than once."""
-
-    def prepare_transport(self, transport: SessionTransport, session_id: str) -> None:
-        """Called with the transport of a session that opens or is revived, before it is used."""
 
     @property
     def is_full(self) -> bool:
@@ -482,7 +393,6 @@ class SessionManagerBase(StreamableHTTPSessionManager):
             security_settings=self.security_settings,
             idle_timeout=self.session_idle_timeout,
         )
-        self.prepare_transport(transport, session_id)
         self._server_instances[session_id] = transport
         self.session_opened(session_id)
         return transport

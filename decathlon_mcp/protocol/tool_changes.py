@@ -5,8 +5,7 @@ from __future__ import annotations
 from mcp.server.connection import Connection
 
 from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
-from decathlon_mcp.protocol.results import is_sessionless
-from decathlon_mcp.protocol.sdk import Context, connection_of, notify_tools_changed
+from decathlon_mcp.protocol.sdk import notify_tools_changed
 from decathlon_mcp.types import JsonObject, as_object
 
 CURRENT_KEY = "decathlon/current"
@@ -29,11 +28,10 @@ class SessionListener:
             await notify_tools_changed(self._connection)
 
 
-def listen_for_changes(ctx: Context, episode: Episode) -> None:
-    """From now on the request's session is notified of changes of the episode's tools."""
-    if is_sessionless(ctx.protocol_version):
+def listen_for_changes(connection: Connection | None, episode: Episode) -> None:
+    """From now on the session, if there is one, is notified of changes of the episode's tools."""
+    if connection is None:
         return
-    connection = connection_of(ctx)
     listener = connection.state.get(_LISTENER_KEY)
     if listener is None:
         listener = connection.state[_LISTENER_KEY] = SessionListener(connection)

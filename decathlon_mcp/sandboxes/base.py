@@ -6,13 +6,14 @@ that runs in it.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Collection, Generator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
+import anyio
 from anyio.abc import ByteStream
 
 from decathlon_mcp.archives.writing import ArchiveSource
@@ -26,6 +27,8 @@ LimitName = Literal["memory", "cpus", "pids"]
 
 OUT_OF_MEMORY = "out of memory"
 """Cause of the end of a sandbox that the kernel killed at its memory limit."""
+CAUSE_SECONDS = 2.0
+"""Limit on `Sandbox.cause_of_end`: a verdict waits for it."""
 _EXIT_CODES_FROM_OUTSIDE = frozenset({"0", "137", "143"})
 
 
@@ -199,14 +202,14 @@ def finding(what: str, ok: bool, detail: str, cure: str = "", *, required: bool 
     return Finding(what, ok, detail, "" if ok else cure, required)
 
 
-UNFINISHED = Finding(
-    "time",
-    False,
-    "the checks did not finish within 3 s",
-    "try again when the machine is less busy",
-    required=False,
-)
-"""The finding of a provider on a machine that is too busy for `Provider.check`."""
+@contextmanager
+def limited_check(findings: list[Finding]) -> Generator[None]:
+    """Ends the body early enough for `Provider.check`; a finding then says that checks are missing."""
+    with anyio.move_on_after(2.8) as scope:
+        yield
+    if scope.cancelled_caught:
+        cure = "try again when the machine is less busy"
+        findings.append(Finding("time", False, "the checks did not finish within 3 s", cure, required=False))
 
 
 class Provider(Protocol):

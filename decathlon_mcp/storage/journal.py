@@ -1,7 +1,7 @@
 """The files of one episode: `trajectory.jsonl`, one event a line, and `verdict.json`.
 
-A call has two lines of the trajectory: `call`, written before it is sent, and `reply`. `logged_calls` reads
-them.
+A call has two lines of the trajectory: `call`, written before it is sent, and `reply`; `logged_calls` has all
+of them, and reads them.
 """
 
 from __future__ import annotations
@@ -101,6 +101,10 @@ class Journal:
         Returns NOT_KEPT if a limit is reached, the disk refuses the line, or the journal is closed.
         """
         return self._append("call", values, is_limited=True)
+
+    def add_accepted(self, **values: Any) -> bool:
+        """Append the line `accepted` of a call that is not sent yet; False where `add_call` has NOT_KEPT."""
+        return self._append("accepted", values, is_limited=True) != NOT_KEPT
 
     def add_reply(self, **values: Any) -> int:
         """Append the line `reply` of a call and return its position, or NOT_KEPT as `add_call` does."""

@@ -2,8 +2,9 @@
 
 A call's number, `seq`, counts from 1. Its line `call` is written before it is sent, its line `reply` when the
 reply is there, with one of `result` (of the tool), `error` (a JSON-RPC error of the task's server) and
-`failure` (an error of this server). A line `joined` has the operation of another request that gets the same
-reply.
+`failure` (an error of this server). A call that has to wait before it is sent, for the set-up or for its
+server's start, has a line `accepted` until then: if it is never sent, it counts for nothing. A line `joined`
+has the origin of another request that gets the same reply.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ class CallPositions:
         """Position of a call's reply; NOT_KEPT if there is none."""
         return self._replies[seq - 1] if seq <= len(self._replies) else NOT_KEPT
 
+    def has_call(self, seq: int) -> bool:
+        """Whether a call was sent."""
+        return seq <= len(self._calls) and self._calls[seq - 1] != NOT_KEPT
+
     def snapshot(self) -> CallPositions:
         """The positions known so far; later changes do not affect them."""
         copy = CallPositions()
@@ -68,9 +73,35 @@ class CallPositions:
         self._replies.extend(missing)
 
 
+class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
+    """By what a client knows its request for a call: when it sends it again, these are the same.
+
+    `operation`: an id that it has chosen. `session` and `client_request`: its MCP session and the request's
+    JSON-RPC id there, which a client must not use for two requests.
+    """
+
+    operation: str | None = None
+    session: str | None = None
+    client_request: int | str | None = None
+
+    @property
+    def operations(self) -> list[str]:
+        """Ids of the request, each of which is enough to find its call."""
+        chosen = [] if self.operation is None else [self.operation]
+        if self.session is None:
+            return chosen
+        return [*chosen, f"{self.session}:{request_id_text(self.client_request)}"]
+
+
+def request_id_text(request_id: int | str | None) -> str:
+    """A JSON-RPC id as JSON."""
+    # The encoder takes ten times as long, and most ids are numbers.
+    return str(request_id) if type(request_id) is int else json.dumps(request_id)
+
+
 @dataclass(frozen=True, slots=True)
 class LoggedOperation:
-    """The operation of a request, the digest of its call (see `episodes.operations`) and its number."""
+    """An operation of a request, the digest of its call (see `episodes.operations`) and its number."""
 
     operation: str
     digest: str
@@ -81,8 +112,9 @@ class LoggedOperation:
 class LoggedCalls:
     """What a trajectory has about its calls.
 
-    `last`: the highest number. `tools`: pairs of server and tool. `unanswered`: the lines `call` without a
-    reply.
+    `last`: the highest number. `calls`, `failed`: those that were sent, and those of them whose reply is a
+    failure. `tools`: pairs of server and tool. `unanswered`: the last lines of the calls without a reply, in
+    the order of their numbers.
     """
 
     positions: CallPositions = field(default_factory=CallPositions)
@@ -104,8 +136,14 @@ class _Line(msgspec.Struct, frozen=True):
     server: str = ""
     tool: str = ""
     operation: str | None = None
+    session: str | None = None
+    client_request: int | str | None = None
     digest: str | None = None
     failed: bool = False
+
+    @property
+    def operations(self) -> list[str]:
+        return Origin(self.operation, self.session, self.client_request).operations
 
 
 _decode_line = msgspec.json.Decoder(_Line).decode
@@ -115,23 +153,31 @@ def read_calls(lines: Iterable[bytes]) -> LoggedCalls:
     """Read a trajectory, line by line. Lines that cannot be read are skipped."""
     logged = LoggedCalls()
     unanswered: dict[int, bytes] = {}
+    accepted: set[int] = set()
     position = 0
     for data in lines:
         if (line := _read(data)) is not None and line.seq > 0:
+            logged.last = max(logged.last, line.seq)
             if line.event == "call":
-                logged.last = max(logged.last, line.seq)
                 logged.calls += 1
                 logged.tools.add((line.server, line.tool))
                 logged.positions.set_call(line.seq, position)
-                unanswered[line.seq] = data
             elif line.event == "reply":
                 unanswered.pop(line.seq, None)
-                logged.failed += line.failed
+                logged.failed += line.failed and logged.positions.has_call(line.seq)
                 logged.positions.set_reply(line.seq, position)
-            if line.operation is not None and line.digest is not None:
-                logged.operations.append(LoggedOperation(line.operation, line.digest, line.seq))
+            if line.event in ("accepted", "call"):
+                unanswered[line.seq] = data
+            # The line `call` of one that was accepted before has the same.
+            if line.digest is not None and not (line.event == "call" and line.seq in accepted):
+                logged.operations += [
+                    LoggedOperation(operation, line.digest, line.seq) for operation in line.operations
+                ]
+            if line.event == "accepted":
+                accepted.add(line.seq)
         position += len(data)
-    logged.unanswered = [call for data in unanswered.values() if (call := as_object(json.loads(data)))]
+    last_lines = (unanswered[seq] for seq in sorted(unanswered))
+    logged.unanswered = [call for data in last_lines if (call := as_object(json.loads(data)))]
     return logged
 
 

@@ -16,9 +16,9 @@ from decathlon_mcp.telemetry.logs import fields
 
 MAX_PER_ROUND = 500
 """Episodes that one round deletes, so that it takes seconds at most."""
-UNFINISHED_SECONDS = 7 * 86_400.0
-"""Age at which a folder that nobody has closed counts as finished; no episode takes as long."""
 DAY_SECONDS = 86_400.0
+UNFINISHED_SECONDS = 7 * DAY_SECONDS
+"""Age at which a folder that nobody has closed counts as finished; no episode takes as long."""
 _RESERVED = ".verdict.reserved"
 """A file that every journal has until it is closed."""
 

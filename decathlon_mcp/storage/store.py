@@ -25,8 +25,6 @@ import anyio
 import anyio.to_thread
 
 from decathlon_mcp.errors import AtCapacityError, BadRequestError, SettingsError
-from decathlon_mcp.storage.request_log import FOLDER as REQUESTS
-from decathlon_mcp.storage.request_log import RequestLog, RequestRow
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject, as_json, as_object
 
@@ -166,8 +164,8 @@ _TRANSIENT = frozenset(
 class Store:
     """The database, for one thread: the event loop's. Statements take microseconds.
 
-    `server`: this server's name. `request_log`: None for a store that is only read. `generation`: number of
-    its start on this state folder; higher than that of every start before.
+    `server`: this server's name. `generation`: number of its start on this state folder; higher than that of
+    every start before.
 
     A change that cannot be written (a full disk, another process's lock) is logged and tried again, before
     later ones. If the server dies before that, it costs the continuation of what it describes; it never costs
@@ -181,10 +179,8 @@ class Store:
         connection: sqlite3.Connection,
         *,
         server: str,
-        request_log: RequestLog | None = None,
     ) -> None:
         self._file = file
-        self._requests = request_log
         self._connection = connection
         self.server = server
         self.generation = 0
@@ -205,16 +201,15 @@ class Store:
         with closing(connection):
             with _errors_named(file):
                 _create_schema(connection, file)
-            with closing(_open_request_log(state, server)) as request_log:
-                store = cls(file, connection, server=server, request_log=request_log)
-                with _errors_named(file):
-                    store.generation = store._add_start()
-                    store._set_timeout(WRITE_SECONDS)
-                try:
-                    yield store
-                finally:
-                    store._retry_at = 0.0
-                    store._write()
+            store = cls(file, connection, server=server)
+            with _errors_named(file):
+                store.generation = store._add_start()
+                store._set_timeout(WRITE_SECONDS)
+            try:
+                yield store
+            finally:
+                store._retry_at = 0.0
+                store._write()
 
     @classmethod
     @contextmanager
@@ -389,7 +384,6 @@ class Store:
             self._set_timeout(BUSY_SECONDS)
             self._commit(statements)
             self._set_timeout(WRITE_SECONDS)
-        self._request_log.adopt(dead)
 
     # sandboxes
 
@@ -453,14 +447,12 @@ class Store:
         return next((_session(row) for row in rows), None)
 
     def delete_session(self, session: str) -> None:
-        """Delete a session with its requests."""
-        self._request_log.forget_session(session)
+        """Delete a session."""
         self._write(("DELETE FROM sessions WHERE id = ?", (session,)))
 
     def delete_sessions(self, server: str) -> None:
-        """Delete the sessions of a server, with their requests."""
+        """Delete the sessions of a server."""
         self._write(("DELETE FROM sessions WHERE server = ?", (server,)))
-        self._request_log.delete(server)
 
     def unused_sessions(self, unix_seconds: float) -> list[SessionRow]:
         """This server's sessions that no server has started or written since that time."""
@@ -469,32 +461,6 @@ class Store:
             f"SELECT {columns} FROM sessions WHERE server = ? AND used_at < ?", (self.server, unix_seconds)
         )
         return [_session(row) for row in rows]
-
-    # requests of sessions
-
-    @property
-    def _request_log(self) -> RequestLog:
-        assert self._requests is not None, "the store is open for reading only"
-        return self._requests
-
-    def insert_request(self, row: RequestRow) -> None:
-        """Keep a request until `delete_requests`. Before it is served.
-
-        One that cannot be written is not tried again, since it may be long.
-        """
-        self._request_log.insert(row)
-
-    def answer_requests(self, requests: Iterable[tuple[str, str]]) -> None:
-        """Mark requests whose answers were written, given as for `delete_requests`."""
-        self._request_log.mark_answered(requests)
-
-    def delete_requests(self, requests: Iterable[tuple[str, str]]) -> None:
-        """Delete requests, given as pairs of a session and a request's id."""
-        self._request_log.forget(requests)
-
-    def requests(self, session: str) -> list[RequestRow]:
-        """The requests of a session whose answers may not have arrived, oldest first."""
-        return self._request_log.rows(session)
 
     # internals
 
@@ -587,15 +553,6 @@ def _connect(file: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
-
-
-def _open_request_log(state: Path, server: str) -> RequestLog:
-    try:
-        return RequestLog(state, server)
-    except OSError as error:
-        raise SettingsError(
-            f"--state: {state / REQUESTS} cannot be used: {error.strerror}; choose another folder"
-        ) from None
 
 
 def _create_schema(connection: sqlite3.Connection, file: Path) -> None:

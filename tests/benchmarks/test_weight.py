@@ -30,7 +30,7 @@ def test_docstrings_and_comments_are_no_code() -> None:
 
 def test_an_episode_is_followed_through_the_server() -> None:
     routes = asyncio.run(follow_episode())
-    assert {"protocol/relay.py", "driver_client/rpc.py", "episodes/calls.py"} <= routes["call"].files
+    assert {"protocol/episode_tools.py", "driver_client/link.py", "episodes/calls.py"} <= routes["call"].files
     assert routes["call"].hand_offs >= 1
     assert "grading/grader.py" in routes["claim and evaluation"].files
     assert len(routes["opening"].files) > len(routes["call"].files)

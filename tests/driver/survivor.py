@@ -20,6 +20,8 @@ from decathlon_mcp.driver_client.replies import Reply
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.local.provider import LocalProvider
+from decathlon_mcp.types import JsonObject
+from tests.fakes.calls import call_server
 
 SURVIVE_SECONDS = 60
 
@@ -36,29 +38,25 @@ class Log:
         os.write(self._fd, json.dumps(entry).encode() + b"\n")
 
 
-async def call(driver: DriverClient, log: Log, tool: str, *, kill_at: str | None, **options: Any) -> None:
+async def call(
+    driver: DriverClient, log: Log, tool: str, *, kill_at: str | None, request_id: int | None = None
+) -> None:
     """Call a tool of the server `counting`, and kill this process at a moment of the call."""
 
-    def before_send(request_id: int) -> None:
-        log.write(call=request_id, tool=tool)
-
-    def on_reply(reply: Reply) -> None:
+    def on_outcome(outcome: Any) -> None:
+        if not isinstance(outcome, Reply):
+            return
         if kill_at == "reply":
             os.kill(os.getpid(), signal.SIGKILL)
-        log.write(reply=reply.decoded())
+        log.write(reply=outcome.decoded())
         if kill_at == "logged":
             os.kill(os.getpid(), signal.SIGKILL)
 
+    number = driver.new_request_id() if request_id is None else request_id
+    log.write(call=number, tool=tool)
+    params: JsonObject = {"name": tool, "arguments": {}}
     try:
-        await driver.call(
-            "counting",
-            "tools/call",
-            {"name": tool, "arguments": {}},
-            timeout_seconds=30,
-            before_send=before_send,
-            on_reply=on_reply,
-            **options,
-        )
+        await call_server(driver, "counting", params, request_id=number, on_outcome=on_outcome)
     except DecathlonError as error:
         log.write(error=error.message)
 

@@ -14,12 +14,20 @@ from anyio.lowlevel import checkpoint
 from decathlon_sandbox import wire
 
 from decathlon_mcp.driver_client import driver as driver_module
-from decathlon_mcp.driver_client.driver import DriverClient, RunResult, ServerInfo, connect
-from decathlon_mcp.driver_client.rpc import READ_IN_THREAD_BYTES
+from decathlon_mcp.driver_client.driver import (
+    DriverClient,
+    RunResult,
+    ServerInfo,
+    connect,
+    relayed_notification,
+)
+from decathlon_mcp.driver_client.link import READ_IN_THREAD_BYTES
+from decathlon_mcp.driver_client.messages import Notification
 from decathlon_mcp.errors import CallTimeoutError, DriverError, ImageError, SandboxLostError
 from decathlon_mcp.sandboxes.base import ended_from_inside
 from decathlon_mcp.types import JsonObject
 from tests.driver_client.support import Peer, ScriptedSandbox, connection
+from tests.fakes.calls import call_server
 
 pytestmark = pytest.mark.anyio
 
@@ -155,7 +163,7 @@ async def test_call_returns_the_servers_reply_unchanged(reply: JsonObject) -> No
     async with connected() as (driver, peer):
         request, result = await answered(
             peer,
-            lambda: driver.call("files", "tools/call", {"name": "read"}, timeout_seconds=5),
+            lambda: call_server(driver, "files", {"name": "read"}),
             result=reply,
         )
     assert request == {
@@ -164,7 +172,7 @@ async def test_call_returns_the_servers_reply_unchanged(reply: JsonObject) -> No
             "server": "files",
             "method": "tools/call",
             "params": {"name": "read"},
-            "timeout_seconds": 5,
+            "timeout_seconds": None,
             "max_bytes": 4 << 20,
         },
     }
@@ -177,29 +185,22 @@ async def test_call_returns_the_servers_reply_unchanged(reply: JsonObject) -> No
 )
 async def test_reply_that_is_neither_result_nor_error_is_a_driver_error(reply: Any) -> None:
     async with connected() as (driver, peer):
-        _, error = await answered(
-            peer, lambda: driver.call("files", "tools/call", {}, timeout_seconds=5), result=reply
-        )
+        _, error = await answered(peer, lambda: call_server(driver, "files", {}), result=reply)
     assert isinstance(error, DriverError)
     assert error.message == "server files sent a reply that is neither a result nor an error"
     assert error.data == {"reason": "server"}
 
 
-async def test_notifications_of_a_call_reach_their_handlers() -> None:
-    received: list[tuple[str, JsonObject]] = []
+async def test_notifications_of_a_call_are_those_that_mcp_allows() -> None:
+    received: list[tuple[bool, JsonObject] | None] = []
 
-    async def on_progress(params: JsonObject) -> None:
-        received.append(("progress", params))
-
-    async def on_message(params: JsonObject) -> None:
-        received.append(("message", params))
+    def on_notification(notification: Notification) -> None:
+        received.append(relayed_notification(notification))
 
     async with connected() as (driver, peer), anyio.create_task_group() as tasks:
 
         async def call() -> None:
-            await driver.call(
-                "files", "tools/call", {}, timeout_seconds=5, on_progress=on_progress, on_message=on_message
-            )
+            await call_server(driver, "files", {}, on_notification=on_notification)
 
         tasks.start_soon(call)
         number = (await peer.receive())["id"]
@@ -208,8 +209,7 @@ async def test_notifications_of_a_call_reach_their_handlers() -> None:
         await peer.send(method="message", params={"id": number, "params": {"data": "text"}})
         await peer.send(method="message", params={"id": number, "params": {"level": "info", "data": "text"}})
         await peer.send(id=number, result={"result": {"content": []}})
-    # Those that MCP does not allow are dropped.
-    assert received == [("progress", {"progress": 1}), ("message", {"level": "info", "data": "text"})]
+    assert received == [(True, {"progress": 1}), None, None, (False, {"level": "info", "data": "text"})]
 
 
 async def test_arrange_freeze_forward_and_ping_send_their_params() -> None:

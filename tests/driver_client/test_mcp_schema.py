@@ -18,8 +18,8 @@ from decathlon_mcp.driver_client.mcp_schema import (
     read_result,
     valid_definition,
 )
+from decathlon_mcp.driver_client.messages import Message
 from decathlon_mcp.driver_client.replies import Reply, read_reply
-from decathlon_mcp.driver_client.rpc import Message
 from decathlon_mcp.errors import DriverError
 from decathlon_mcp.types import as_json
 from tests.fuzz.results import definitions, refusal, results

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from msgspec import Raw
 
+from decathlon_mcp.driver_client.messages import read_message
 from decathlon_mcp.driver_client.replies import OWN_PREFIX, CallParams, Reply, read_reply
-from decathlon_mcp.driver_client.rpc import read_message
 from decathlon_mcp.errors import DriverError, LimitExceededError
 from decathlon_mcp.suites.truncation import OVERLONG_KEY
 

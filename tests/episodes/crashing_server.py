@@ -2,8 +2,8 @@
 
 For each step a process begins a call and ends there, as `kill -9` would end it. A second process continues
 the episode from its files, and a client repeats the request. Prints one JSON line for each step. KIND is
-`play`, `late` (the call fails) or `claim` (the attempt is closed before the calls are resumed).
-With `task` as a third argument, the first server runs its calls in tasks.
+`play`, `late` (the call fails) or `claim` (the attempt had been closed when its server died).
+With `wait` as a third argument, the first server cannot send a call without waiting.
 
 The sandbox is a folder: what was sent to it has happened, also if its server dies afterwards. As the driver
 does, it runs each request once, by its id, and keeps its reply until it is acknowledged.
@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,18 +29,22 @@ import msgspec
 from decathlon_mcp.app import create_registry
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver_client.link import Request
 from decathlon_mcp.driver_client.replies import CallParams, Reply
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.operations import Caller
 from decathlon_mcp.episodes.server_starts import ServerStarts
 from decathlon_mcp.episodes.specification import EpisodeSpec
+from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.episodes.tools import ToolRouter, ToolSession
 from decathlon_mcp.errors import CallTimeoutError, DecathlonError
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage import disk
 from decathlon_mcp.storage import journal as journal_module
 from decathlon_mcp.storage.journal import Journal
+from decathlon_mcp.storage.logged_calls import Origin
+from decathlon_mcp.types import JsonObject
 from tests.episodes.environment import sandbox_factory
 from tests.fakes.provider import FakeProvider
 
@@ -68,86 +73,64 @@ class Crash:
 
 
 class FolderDriver:
-    """Implements `DriverClient.call`, and `begin_call` with `settle_call`.
+    """Implements the part of `DriverClient` that sends calls.
 
-    `first`: id of this server's first request. `needs_tasks`: no call can be sent without waiting.
+    `first`: id of this server's first request. `waits`: no call can be sent without waiting.
     """
 
-    def __init__(self, folder: Path, crash: Crash, first: int, *, needs_tasks: bool) -> None:
+    def __init__(self, folder: Path, crash: Crash, first: int, *, waits: bool) -> None:
         self._folder = folder
         self._crash = crash
-        self._next = first
-        self._needs_tasks = needs_tasks
-        self._arguments: dict[int, Any] = {}
+        self._ids = count(first)
+        self._waits = waits
         folder.mkdir(exist_ok=True)
 
-    async def call(
-        self,
-        server: str,
-        method: str,
-        params: Any,
-        *,
-        request_id: int | None = None,
-        before_send: Callable[[int], None],
-        on_reply: Callable[[Any], None],
-        **options: Any,
-    ) -> Any:
-        if request_id is None:
-            request_id, self._next = self._next, self._next + 1
-        before_send(request_id)
-        self._run(request_id, params)
-        await anyio.lowlevel.checkpoint()
-        return self._answer(request_id, on_reply)
+    def new_request_id(self) -> int:
+        return next(self._ids)
 
-    def begin_call(
-        self,
-        server: str,
-        method: str,
-        params: Any,
-        *,
-        before_send: Callable[[int], None],
-        on_change: Callable[[], None],
-        **options: Any,
-    ) -> int | None:
-        if self._needs_tasks:
-            return None
-        request_id, self._next = self._next, self._next + 1
-        before_send(request_id)
-        self._run(request_id, params)
-        asyncio.get_running_loop().call_soon(on_change)
-        return request_id
+    def tool_call(
+        self, request_id: int, server: str, params: JsonObject, *, on_outcome: Any, **options: Any
+    ) -> Request:
+        return Request(request_id, server, params, lambda message: None, on_outcome)
 
-    def settle_call(self, request_id: int, server: str, on_reply: Callable[[Any], None]) -> bool:
-        self._answer(request_id, on_reply)
+    def send_now(self, request: Request) -> bool:
+        if self._waits:
+            return False
+        self._run(request)
+        asyncio.get_running_loop().call_soon(self._answer, request)
         return True
 
-    def _run(self, request_id: int, params: Any) -> None:
+    async def send(self, request: Request) -> None:
+        await anyio.lowlevel.checkpoint()
+        self._run(request)
+        asyncio.get_running_loop().call_soon(self._answer, request)
+
+    def _run(self, request: Request) -> None:
         """The request arrives, and its tool runs unless it has run before."""
         self._crash.step()
-        self._arguments[request_id] = json.loads(bytes(params["arguments"]))
-        if not (seen := self._folder / f"seen-{request_id}").exists():
+        if not (seen := self._folder / f"seen-{request.id}").exists():
             seen.touch()
             runs = self._folder / "runs"
             count = int(runs.read_text()) + 1 if runs.exists() else 1
             runs.write_text(str(count))
             result = {"content": [{"type": "text", "text": f"run {count}"}]}
-            self._reply(request_id).write_text(json.dumps({"result": result}))
+            self._reply(request).write_text(json.dumps({"result": result}))
 
-    def _answer(self, request_id: int, on_reply: Callable[[Any], None]) -> Reply:
+    def _answer(self, request: Request) -> None:
         """The reply arrives, and is acknowledged."""
         self._crash.step()
-        reply = self._reply(request_id)
-        answer = Reply.from_result(msgspec.json.encode(json.loads(reply.read_text())["result"]))
-        if self._arguments[request_id] == {"late": True}:
-            raise CallTimeoutError("the tool took too long")
-        on_reply(answer)
+        reply = self._reply(request)
+        result = msgspec.json.encode(json.loads(reply.read_text())["result"])
+        if json.loads(bytes(request.params["arguments"])) == {"late": True}:
+            request.on_outcome(CallTimeoutError("the tool took too long"))
+        else:
+            request.on_outcome(Reply.from_result(result))
         self._crash.step()
         reply.unlink()
         self._crash.step()
-        return answer
 
-    def _reply(self, request_id: int) -> Path:
-        return self._folder / f"reply-{request_id}"
+    def _reply(self, request: Request) -> Path:
+        return self._folder / f"reply-{request.id}"
 
 
 def episode_of(folder: Path, journal: Journal) -> Episode:
@@ -170,25 +153,29 @@ def episode_of(folder: Path, journal: Journal) -> Episode:
     return Episode(spec, sandbox_factory=factory, ticket=ticket, journal=journal, metrics=metrics)
 
 
-def tools(folder: Path, crash: Crash, generation: int, *, needs_tasks: bool = False) -> ToolSession:
-    folder_driver = FolderDriver(folder / "sandbox", crash, generation << 32 | 1, needs_tasks=needs_tasks)
+def tools(folder: Path, crash: Crash, generation: int, *, waits: bool = False) -> ToolSession:
+    folder_driver = FolderDriver(folder / "sandbox", crash, generation << 32 | 1, waits=waits)
     driver = cast("DriverClient", folder_driver)
     starts = ServerStarts(driver, start_seconds=5, running=["probe"])
     return ToolSession(driver, ToolRouter({"probe": [{"name": "tool"}]}, "decathlon"), starts)
 
 
-async def begin(folder: Path, step: int, arguments: Any, needs_tasks: bool) -> None:
+def caller_of(operation: str) -> Caller:
+    return Caller(origin=Origin(operation))
+
+
+async def begin(folder: Path, step: int, arguments: Any, waits: bool) -> None:
     """The first server: a call that is answered, and one in which the server dies."""
     episode, crash = episode_of(folder, Journal(folder / "journal")), Crash(step)
     episode.mark_opening()
-    episode.become_ready(tools(folder, Crash(0), 1, needs_tasks=needs_tasks))
+    episode.become_ready(tools(folder, Crash(0), 1, waits=waits))
     async with episode.running_calls():
-        await episode.call("probe__tool", CallParams.of({}), caller=Caller(operation="before"))
-        session = tools(folder, crash, 2, needs_tasks=needs_tasks)
-        episode._tool_session = session  # pyright: ignore[reportPrivateUsage]
+        await episode.call("probe__tool", CallParams.of({}), caller=caller_of("before"))
+        session = tools(folder, crash, 2, waits=waits)
+        episode._calls.open(session)  # pyright: ignore[reportPrivateUsage]
         journal_module.write_all = crash.write_all
         with suppress(CallTimeoutError):
-            await episode.call("probe__tool", CallParams.of(arguments), caller=Caller(operation="one"))
+            await episode.call("probe__tool", CallParams.of(arguments), caller=caller_of("one"))
 
 
 async def resume(folder: Path, kind: str, arguments: Any) -> Any:
@@ -196,14 +183,16 @@ async def resume(folder: Path, kind: str, arguments: Any) -> Any:
     episode = episode_of(folder, Journal.reopen(folder / "journal"))
     await episode.restore_calls()
     counts = [episode.calls]
-    episode.mark_opening()
     replies: list[str] = []
+    if kind == "claim":
+        episode.state.restore(Phase.CLAIMED)
+        episode.end_calls()
+    else:
+        episode.mark_opening()
 
     async def repeat(operation: str, arguments: Any) -> None:
         try:
-            reply = await episode.call(
-                "probe__tool", CallParams.of(arguments), caller=Caller(operation=operation)
-            )
+            reply = await episode.call("probe__tool", CallParams.of(arguments), caller=caller_of(operation))
             replies.append(reply.decoded()["result"]["content"][0]["text"])
         except DecathlonError as error:
             replies.append(error.message)
@@ -212,10 +201,8 @@ async def resume(folder: Path, kind: str, arguments: Any) -> Any:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(repeat, "one", arguments)
             await anyio.lowlevel.checkpoint()
-            episode.become_ready(tools(folder, Crash(0), 3))
-            if kind == "claim":
-                await episode.claim_done(None)
-            episode.resume_calls()
+            if kind != "claim":
+                episode.become_ready(tools(folder, Crash(0), 3))
             tasks.start_soon(repeat, "one", arguments)
         await repeat("one", arguments)
         await repeat("before", {})
@@ -239,12 +226,12 @@ def fork(run: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def main(folder: Path, kind: str, *, needs_tasks: bool) -> None:
+def main(folder: Path, kind: str, *, waits: bool) -> None:
     arguments = {"late": True} if kind == "late" else {"x": 1}
     for step in range(1, STEPS + 1):
         life = folder / str(step)
         life.mkdir()
-        begins = partial(begin, life, step, arguments, needs_tasks)
+        begins = partial(begin, life, step, arguments, waits)
         first = fork(partial(anyio.run, begins))
 
         def second(life: Path = life, first: int = first, step: int = step) -> None:
@@ -255,4 +242,4 @@ def main(folder: Path, kind: str, *, needs_tasks: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], needs_tasks="task" in sys.argv[3:])
+    main(Path(sys.argv[1]), sys.argv[2], waits="wait" in sys.argv[3:])

@@ -12,7 +12,7 @@ import pytest
 
 from decathlon_mcp.episodes.operations import Operations, call_digest
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.storage.logged_calls import MAX_OPERATIONS, LoggedOperation
+from decathlon_mcp.storage.logged_calls import MAX_OPERATIONS, LoggedOperation, Origin
 from decathlon_mcp.types import as_json
 from tests.episodes.crashing_server import STEPS
 
@@ -36,12 +36,12 @@ def rounds(folder: Path, *kind: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("task", [(), ("task",)], ids=["without a task", "in a task"])
+@pytest.mark.parametrize("waits", [(), ("wait",)], ids=["at once", "after a wait"])
 @pytest.mark.parametrize(("kind", "reply"), [("play", "run 2"), ("late", "the tool took too long")])
 def test_a_call_runs_once_at_whatever_step_its_server_dies(
-    tmp_path: Path, kind: str, reply: str, task: tuple[str, ...]
+    tmp_path: Path, kind: str, reply: str, waits: tuple[str, ...]
 ) -> None:
-    for found in rounds(tmp_path, kind, *task):
+    for found in rounds(tmp_path, kind, *waits):
         assert found["runs"] == 2, found
         assert found["replies"] == [reply, reply, reply, "run 1"]
         assert found["calls"] == 2
@@ -64,10 +64,10 @@ async def test_the_oldest_operations_are_forgotten() -> None:
     operations, digest = Operations(), call_digest("tool", b"{}")
     for number in range(MAX_OPERATIONS + 1):
         operations.remember(LoggedOperation(str(number), digest, number + 1))
-    assert await operations.find("0", digest) is None
-    assert await operations.find("1", digest) == 2
+    assert await operations.find(Origin("0"), digest) is None
+    assert await operations.find(Origin("1"), digest) == 2
     with pytest.raises(BadRequestError, match="'1' was another call"):
-        await operations.find("1", call_digest("tool", b'{"x":1}'))
+        await operations.find(Origin("1"), call_digest("tool", b'{"x":1}'))
 
 
 def test_the_digest_of_a_call_depends_on_values_and_not_on_their_order() -> None:

@@ -14,6 +14,7 @@ import anyio
 import pytest
 
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, ServerInfo, connect
+from decathlon_mcp.driver_client.link import Request
 from decathlon_mcp.driver_client.replies import CallParams, Cut, Reply
 from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.records import OfferedTools
@@ -27,6 +28,7 @@ from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.truncation import FOLDER, OVERLONG_KEY
 from decathlon_mcp.types import JsonObject, Names
 from tests.episodes.environment import echo, running_registry
+from tests.fakes.calls import call_tool
 from tests.fakes.driver import FakeCall, FakeRun, Faults, RunReply
 from tests.fakes.provider import FakeProvider, FakeSandbox
 from tests.localtools.conftest import SUITE as LOCAL_TOOLS_SUITE
@@ -158,7 +160,7 @@ async def test_the_server_of_the_local_tools_starts_with_the_first_call(
         assert started == []
         for _ in range(2):
             params = CallParams.of({"text": "hello"})
-            assert text_of(await session.call(ToolRoute("local", "echo"), params)) == "hello"
+            assert text_of(await call_tool(session, ToolRoute("local", "echo"), params)) == "hello"
     assert started == ["local"]
 
 
@@ -168,7 +170,7 @@ async def test_the_server_of_the_local_tools_is_started_again_after_it_died(
 ) -> None:
     started: list[str] = []
     async with connected() as (_, driver):
-        start, call = driver.start, driver.call
+        start, send = driver.start, driver.send
         died = DriverError("server local ended with exit code 7", reason="server")
         failures = [died]
 
@@ -176,17 +178,18 @@ async def test_the_server_of_the_local_tools_is_started_again_after_it_died(
             started.extend(names)
             return await start(names, **options)
 
-        async def fail_once(*arguments: Any, **options: Any) -> Reply:
+        async def fail_once(request: Request) -> None:
             if failures:
-                raise failures.pop()
-            return await call(*arguments, **options)
+                request.on_outcome(failures.pop())
+            else:
+                await send(request)
 
         monkeypatch.setattr(driver, "start", count)
-        monkeypatch.setattr(driver, "call", fail_once)
+        monkeypatch.setattr(driver, "send", fail_once)
         session, route = tool_session(driver), ToolRoute("local", "echo")
         with pytest.raises(DriverError, match="exit code 7"):
-            await session.call(route, CallParams())
-        await session.call(route, CallParams.of({"text": "again"}))
+            await call_tool(session, route, CallParams())
+        await call_tool(session, route, CallParams.of({"text": "again"}))
     assert started == ["local", "local"]
 
 
@@ -222,9 +225,9 @@ async def test_local_tools_still_work_after_an_invalid_reply(tmp_path: Path) -> 
     async with scripted_local_server(tmp_path, "normal", start_seconds=60) as session:
         for _ in range(2):
             with pytest.raises(DriverError) as error:
-                await session.call(*called("half_utf8"))
+                await call_tool(session, *called("half_utf8"))
             assert error.value.data["reason"] == "server"
-            assert text_of(await session.call(*called("text", unit="alive", times=1))) == "alive"
+            assert text_of(await call_tool(session, *called("text", unit="alive", times=1))) == "alive"
 
 
 @pytest.mark.anyio
@@ -235,12 +238,12 @@ async def test_local_tools_work_again_after_calls_that_failed_together(tmp_path:
             async with anyio.create_task_group() as tasks:
                 for name in ("hang", "hang", "hang", "die"):
                     tasks.start_soon(fails, session, name)
-            assert text_of(await session.call(*called("text", unit="alive", times=1))) == "alive"
+            assert text_of(await call_tool(session, *called("text", unit="alive", times=1))) == "alive"
 
 
 async def fails(session: ToolSession, name: str) -> None:
     with pytest.raises(DriverError, match="exit code"):
-        await session.call(*called(name))
+        await call_tool(session, *called(name))
 
 
 @pytest.mark.anyio
@@ -255,7 +258,7 @@ async def test_server_that_died_before_a_restart_is_an_error_of_its_calls(tmp_pa
     """The next server does not know which servers run; one that ran is not started again."""
     async with scripted_local_server(tmp_path, "normal", start_seconds=60) as session:
         await fails(session, "die")
-        next_session = tool_session(session._driver, optional=())  # pyright: ignore[reportPrivateUsage]
+        next_session = tool_session(session.driver, optional=())
         for _ in range(2):
             await fails(next_session, "text")
         assert not next_session.starts.failed.is_set()
@@ -268,7 +271,7 @@ async def test_calls_that_wait_for_a_start_share_its_failure(tmp_path: Path) -> 
 
     async def call(session: ToolSession) -> None:
         with pytest.raises(DriverError, match="was not up after 1 s") as error:
-            await session.call(*called("text"))
+            await call_tool(session, *called("text"))
         failures.append(error.value.data["reason"])
 
     async with scripted_local_server(tmp_path, "silent", start_seconds=1) as session:
@@ -284,7 +287,7 @@ async def test_calls_that_wait_for_a_start_share_its_failure(tmp_path: Path) -> 
 async def test_an_overlong_reply_is_cut_and_saved_in_the_workspace() -> None:
     async with connected() as (sandbox, driver):
         session = tool_session(driver, cut=Cut(LIMIT_CHARACTERS, WORKSPACE / FOLDER))
-        reply = await session.call(ToolRoute("files", "big"), CallParams())
+        reply = await call_tool(session, ToolRoute("files", "big"), CallParams())
         saved = reply.meta[OVERLONG_KEY]
         assert PurePosixPath(saved["path"]).parent == WORKSPACE / FOLDER
         assert json.loads(sandbox.tree.text(saved["path"]))["text"] == "x" * (LIMIT_CHARACTERS + 1)
@@ -295,8 +298,8 @@ async def test_an_overlong_reply_is_cut_and_saved_in_the_workspace() -> None:
 async def test_overlong_replies_of_local_tools_and_without_a_limit_are_passed_on_whole() -> None:
     async with connected() as (_, driver):
         cutting = tool_session(driver, cut=Cut(LIMIT_CHARACTERS, WORKSPACE / FOLDER))
-        local = await cutting.call(ToolRoute("local", "big"), CallParams())
-        raw = await tool_session(driver).call(ToolRoute("files", "big"), CallParams())
+        local = await call_tool(cutting, ToolRoute("local", "big"), CallParams())
+        raw = await call_tool(tool_session(driver), ToolRoute("files", "big"), CallParams())
     assert text_of(local) == text_of(raw) == "x" * (LIMIT_CHARACTERS + 1)
 
 

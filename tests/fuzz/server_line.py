@@ -12,10 +12,9 @@ from typing import Any, cast
 from decathlon_sandbox import wire
 from decathlon_sandbox.resumable import DriverEnd, Limits
 
-from decathlon_mcp.driver_client import rpc as rpc_module
-from decathlon_mcp.driver_client.messages import Loss, MessageStream
-from decathlon_mcp.driver_client.replies import OWN_PREFIX, read_reply, without_own_keys
-from decathlon_mcp.driver_client.rpc import MAX_DEPTH, MAX_NOTIFICATIONS, RpcClient
+from decathlon_mcp.driver_client.link import DriverLink, Loss, Request
+from decathlon_mcp.driver_client.messages import MAX_DEPTH, Message, Notification
+from decathlon_mcp.driver_client.replies import OWN_PREFIX, Reply, read_reply, without_own_keys
 from decathlon_mcp.driver_client.tunnels import MAX_TUNNELS
 from decathlon_mcp.errors import CallTimeoutError, DriverError, LimitExceededError, SandboxLostError
 from decathlon_mcp.suites.truncation import OVERLONG_KEY
@@ -23,13 +22,12 @@ from decathlon_mcp.types import as_json, as_object
 from tests.fuzz.long_run import main
 
 MODULES = (
+    "decathlon_mcp.driver_client.link",
     "decathlon_mcp.driver_client.messages",
     "decathlon_mcp.driver_client.replies",
-    "decathlon_mcp.driver_client.rpc",
     "decathlon_mcp.driver_client.tunnels",
     "decathlon_sandbox.resumable",
 )
-PRIVATE: Any = rpc_module
 LIMIT_BYTES = 2048
 PORT = 1000
 CHUNK_BYTES = 7
@@ -69,69 +67,68 @@ async def describe_loss(loss: Loss) -> SandboxLostError:
 
 def check(data: bytes) -> None:
     """Raise AssertionError, or any error that the reader must not raise, if it misbehaves on these bytes."""
-    tasks = Tasks()
-    messages: Any = MessageStream(NoStream(), max_read_bytes=LIMIT_BYTES)
-    rpc = RpcClient(messages, describe_loss)
-    client: Any = rpc
-    requests = {number: client._pending.setdefault(number, PRIVATE._PendingRequest()) for number in (1, 2)}
-    tunnels: Any = rpc.tunnels
+    tasks: Any = Tasks()
+    link: Any = DriverLink(NoStream(), tasks, describe_loss, max_read_bytes=LIMIT_BYTES)
+    outcomes: list[Any] = []
+    notifications: list[Notification] = []
+    for number in (1, 2):
+        link._pending[number] = Request(number, wire.CALL, {}, _read, outcomes.append, notifications.append)
+    tunnels: Any = link.tunnels
     tunnels.forward({PORT: describe_loss}, tasks)
     tunnels.create()
-    end, driver = messages._end, DriverEnd(DRIVER_LIMITS)
+    end, driver = link._end, DriverEnd(DRIVER_LIMITS)
     end.attach("0" * 32)
     driver.receive(end.data_to_send())
     for line in data.split(b"\n"):
         if line:
             driver.send(line)
-    _receive(client, end, driver.data_to_send(1 << 24))
+    _receive(link, end, driver.data_to_send(1 << 24))
     if end.failure is not None:
         assert max(map(len, data.split(b"\n"))) > LIMIT_BYTES
-    unacknowledged = [request.reply.number for request in requests.values() if request.reply is not None]
-    assert sorted(end._in_progress) == sorted(number for number in unacknowledged if number is not None)
+    assert not end._in_progress
     delivered = end._delivered
-    _receive(client, end, data)
+    _receive(link, end, data)
     assert end._delivered == delivered
     assert len(tasks.started) <= MAX_TUNNELS
     for tunnel in tunnels._open.values():
         assert len(tunnel._buffer) <= wire.WINDOW_BYTES
         assert 0 <= tunnel._send_window_bytes <= wire.WINDOW_BYTES
-    for request in requests.values():
-        _check_notifications(request)
-        if request.reply is not None:
-            _check_reply(request.reply.message)
+    for notification in notifications:
+        _check_notification(notification)
+    assert len(outcomes) + len(link._pending) == 2
+    for outcome in outcomes:
+        _check_outcome(outcome)
 
 
-def _receive(client: Any, end: Any, data: bytes) -> None:
+def _receive(link: Any, end: Any, data: bytes) -> None:
     for start in range(0, len(data), CHUNK_BYTES):
         for number, payload in end.receive(data[start : start + CHUNK_BYTES]):
-            client._on_message(number, payload)
+            link._on_message(number, payload)
 
 
-def _check_notifications(request: Any) -> None:
-    assert request.queued_bytes == sum(len(notification.params) for notification in request.notifications)
-    assert len(request.notifications) <= MAX_NOTIFICATIONS
-    for notification in request.notifications:
-        params = PRIVATE._notification_params(notification)
-        if params is not None:
-            _check_value(without_own_keys(params))
+def _read(message: Message) -> Reply:
+    return read_reply(message, server="files", limit_bytes=LIMIT_BYTES // 2)
 
 
-def _check_reply(message: Any) -> None:
-    try:
-        PRIVATE._raise_error(message)
-        reply = read_reply(message, server="files", limit_bytes=LIMIT_BYTES // 2)
-    except DriverError as error:
-        _check_error(error)
-    except (CallTimeoutError, LimitExceededError):
-        pass
-    else:
-        (value,) = reply.decoded().values()
+def _check_notification(notification: Notification) -> None:
+    assert len(notification.params) <= wire.MAX_NOTIFICATION_BYTES
+    params = notification.decoded()
+    if params is not None:
+        _check_value(without_own_keys(params))
+
+
+def _check_outcome(outcome: Any) -> None:
+    if isinstance(outcome, DriverError):
+        _check_error(outcome)
+    elif not isinstance(outcome, CallTimeoutError | LimitExceededError):
+        assert isinstance(outcome, Reply)
+        (value,) = outcome.decoded().values()
         _check_value(value)
-        if reply.result is not None:
-            assert not set(b"\r\n") & set(reply.result)
-            assert value == json.loads(reply.result)
-            assert reply.meta == (as_object(value.get("_meta")) or {})
-            assert reply.is_error == bool(value.get("isError"))
+        if outcome.result is not None:
+            assert not set(b"\r\n") & set(outcome.result)
+            assert value == json.loads(outcome.result)
+            assert outcome.meta == (as_object(value.get("_meta")) or {})
+            assert outcome.is_error == bool(value.get("isError"))
 
 
 def _check_error(error: DriverError) -> None:

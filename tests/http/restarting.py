@@ -11,18 +11,18 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import anyio
 import httpx2
 from anyio.abc import Process, TaskGroup
-from starlette.types import Receive, Scope, Send
+from starlette.applications import Starlette
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.authentication import Tokens
-from decathlon_mcp.http.direct import DirectResponse, HttpApp
 from decathlon_mcp.http.listening import listen
 from decathlon_mcp.http.server import serve_http
 from decathlon_mcp.storage.store import Store
@@ -36,39 +36,19 @@ SERVER = "server"
 ServeUntilLeft: TypeAlias = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
 
 
-class _LeftApp(HttpApp):
+class _LeftApp(Starlette):
     """An application without its lifespan, whose requests can be left. `serve`: see `serve_until_left`."""
 
-    def __init__(self, app: HttpApp, serve: ServeUntilLeft) -> None:
+    def __init__(self, app: ASGIApp, serve: ServeUntilLeft) -> None:
         super().__init__()
         self._app = app
         self._serve = serve
-        self.direct = None if app.direct is None else self._begin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await serve_lifespan(scope, receive, send)
         else:
             await self._serve(lambda: self._app(scope, receive, send))
-
-    def _begin(self, scope: Scope, body: bytes) -> Callable[[DirectResponse], None] | None:
-        assert self._app.direct is not None
-        begin = self._app.direct(scope, body)
-        if begin is None:
-            return None
-        return lambda response: begin(cast("DirectResponse", _LeftResponse(response, self._serve)))
-
-
-class _LeftResponse:
-    def __init__(self, response: DirectResponse, serve: ServeUntilLeft) -> None:
-        self._response = response
-        self._serve = serve
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._response, name)
-
-    def continue_in_task(self, serve: Callable[[Receive, Send], Awaitable[None]]) -> None:
-        self._response.continue_in_task(lambda receive, send: self._serve(lambda: serve(receive, send)))
 
 
 @dataclass
@@ -84,7 +64,7 @@ class Restartable:
     tasks: TaskGroup
     store: Store
     tokens: Tokens | None = None
-    fast_path: bool = True
+    exchanges: bool = True
 
     def __post_init__(self) -> None:
         self._ended = anyio.Event()
@@ -105,7 +85,7 @@ class Restartable:
         await ready.wait()
 
     async def _serve(self, ready: anyio.Event) -> None:
-        app = http_app(self.registry, tokens=self.tokens, fast_path=self.fast_path)
+        app = http_app(self.registry, tokens=self.tokens, exchanges=self.exchanges)
         served = anyio.Event()
 
         async def live() -> None:
@@ -182,7 +162,7 @@ async def restartable(
     provider: FakeProvider | None = None,
     *,
     tokens: Tokens | None = None,
-    fast_path: bool = True,
+    exchanges: bool = True,
     **settings: Any,
 ) -> AsyncGenerator[Restartable]:
     """A server over the fake provider that can be restarted."""
@@ -192,7 +172,7 @@ async def restartable(
     with listen("127.0.0.1", 0) as listener, Store.open(folder, SERVER) as store:
         async with running_registry(tmp_path, provider, **settings) as registry, background_tasks() as tasks:
             registry.store = store
-            server = Restartable(registry, folder, listener, tasks, store, tokens, fast_path)
+            server = Restartable(registry, folder, listener, tasks, store, tokens, exchanges)
             await server.start()
             try:
                 yield server
@@ -267,6 +247,14 @@ class RawSession:
             while line := await anext(coming):
                 lines.append(line)
             yield coming, lines
+
+    @asynccontextmanager
+    async def resuming(self, event_id: str) -> AsyncGenerator[AsyncIterator[str]]:
+        """GET what follows an event. Gives the lines, once the response has begun."""
+        headers = {**self.headers, "Accept": "text/event-stream", "last-event-id": event_id}
+        async with self.http.stream("GET", self.url, headers=headers) as response:
+            assert response.headers["content-type"].startswith("text/event-stream")
+            yield aiter(response.aiter_lines())
 
     async def resume(self, event_id: str) -> Any:
         """GET what follows an event."""

@@ -44,7 +44,7 @@ def senders() -> Iterator[Senders]:
 
 @asynccontextmanager
 async def served_by_fake(
-    tmp_path: Path, provider: FakeProvider | None = None, *, fast_path: bool = True, **settings: Any
+    tmp_path: Path, provider: FakeProvider | None = None, *, exchanges: bool = True, **settings: Any
 ) -> AsyncGenerator[Served]:
     """Serve a registry over the fake provider."""
     listener = listen("127.0.0.1", 0)
@@ -54,7 +54,7 @@ async def served_by_fake(
         ready, stop, stopped = anyio.Event(), anyio.Event(), anyio.Event()
 
         async def serve() -> None:
-            app = http_app(registry, fast_path=fast_path)
+            app = http_app(registry, exchanges=exchanges)
             await serve_http(app, listener, drain=registry.drain, on_ready=ready.set, stop=stop)
             stopped.set()
 

@@ -15,7 +15,8 @@ from mcp.shared.exceptions import MCPError
 
 from decathlon_mcp.episodes import operations
 from decathlon_mcp.episodes.operations import MAX_OPERATION_CHARACTERS
-from decathlon_mcp.protocol.relay import EPISODE_KEY, OPERATION_KEY
+from decathlon_mcp.protocol.lobby import EPISODE_KEY
+from decathlon_mcp.protocol.tool_requests import OPERATION_KEY
 from tests.clients.relay import relayed
 from tests.fakes.driver import FakeCall, ToolError
 from tests.fakes.provider import FakeProvider
@@ -82,13 +83,13 @@ class Play:
             return result.content[0].text
 
 
-@pytest.fixture(params=[True, False], ids=["fast", "sdk"])
+@pytest.fixture(params=[True, False], ids=["exchange", "sdk"])
 async def play(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Play]:
     tools = Tools()
     provider = FakeProvider(
         tools={"probe": {"quick": tools.quick, "slow": tools.slow, "refuse": tools.refuse}}
     )
-    async with served_by_fake(tmp_path, provider, fast_path=request.param) as served:
+    async with served_by_fake(tmp_path, provider, exchanges=request.param) as served:
         yield Play(served, tools, (await start(served, "find-answer"))["episode"])
 
 

@@ -10,8 +10,8 @@ import httpx2
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from decathlon_mcp.http.application import SESSION_HEADER
 from decathlon_mcp.http.authentication import Tokens
+from decathlon_mcp.http.endpoints import SESSION_HEADER
 from decathlon_mcp.protocol import sessions
 from tests.http.messages import ACCEPT, INITIALIZE
 from tests.probe.clients import connected

@@ -27,6 +27,7 @@ from decathlon_mcp.suites.local_tools import ToolDescriptions, local_spec
 from decathlon_mcp.suites.tasks import Needs, Task
 from decathlon_mcp.suites.truncation import FOLDER
 from decathlon_mcp.types import JsonObject
+from tests.fakes.calls import call_tool
 from tests.probe.serving import serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.slow]
@@ -96,7 +97,7 @@ class LocalToolsSandbox:
         return cut({"content": content}, f"{self.workspace}/{FOLDER}", LIMIT_CHARACTERS)
 
     async def call_server(self, name: str, **arguments: Any) -> str:
-        reply = await self.session.call(ToolRoute("local", name), CallParams.of(arguments))
+        reply = await call_tool(self.session, ToolRoute("local", name), CallParams.of(arguments))
         (item,) = reply.decoded()["result"]["content"]
         return item["text"]
 

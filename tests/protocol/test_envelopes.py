@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp.protocol.envelopes import Envelope, ToolCall
+from decathlon_mcp.protocol.envelopes import CALL, LIST, Envelope, McpRequest
 
 
 def body(method: Any = "tools/call", **params: Any) -> bytes:
@@ -62,13 +62,22 @@ def test_only_a_call_of_its_tool_starts_an_episode() -> None:
 def test_arguments_of_a_call_are_the_clients_text_on_one_line() -> None:
     text = body(name="t", arguments="ARGUMENTS", _meta={"a": 1})
     arguments = b'{"b": 1.10, "a": [1e2, 12345678901234567890], "c": "\\u00fc"}'
-    call = ToolCall.read(text.replace(b'"ARGUMENTS"', arguments))
-    assert call == ToolCall(1, "t", arguments, {"a": 1})
-    call = ToolCall.read(text.replace(b'"ARGUMENTS"', b'{"a":\r\n "\\n"\n}'))
+    call = McpRequest.read(text.replace(b'"ARGUMENTS"', arguments))
+    assert call == McpRequest(1, CALL, "t", arguments, {"a": 1})
+    call = McpRequest.read(text.replace(b'"ARGUMENTS"', b'{"a":\r\n "\\n"\n}'))
     assert call is not None
     assert call.arguments == b'{"a":"\\n"}'
 
 
 @pytest.mark.parametrize("arguments", [b'"x"', b"[]", b'{"a": "\xff"}', b'{"a": NaN}', b'{"a": 1e999}', b"{"])
 def test_arguments_that_only_the_sdk_can_judge_are_no_call(arguments: bytes) -> None:
-    assert ToolCall.read(body(name="t", arguments="ARGUMENTS").replace(b'"ARGUMENTS"', arguments)) is None
+    assert McpRequest.read(body(name="t", arguments="ARGUMENTS").replace(b'"ARGUMENTS"', arguments)) is None
+
+
+def test_lists_and_calls_differ_by_their_method_alone() -> None:
+    assert McpRequest.read(body("tools/list", _meta={"a": 1})) == McpRequest(1, LIST, meta={"a": 1})
+    call = McpRequest.read(body(name="t", arguments={"text": '"method":"tools/list"'}))
+    assert call is not None
+    assert (call.method, call.name) == (CALL, "t")
+    assert McpRequest.read(body("tools/list", cursor="1")) is None
+    assert McpRequest.read(body("ping")) is None

@@ -461,7 +461,7 @@ class SlowProvider(DockerProvider):
                 yield sandbox
             finally:
                 with anyio.CancelScope(shield=True):
-                    await anyio.sleep(docker_provider.CHECK_SECONDS)
+                    await anyio.sleep(2.8)
 
 
 async def test_check_on_a_slow_machine_leaves_out_the_images_python(

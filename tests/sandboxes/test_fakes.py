@@ -6,9 +6,9 @@ import anyio
 import pytest
 
 from decathlon_mcp.driver_client.driver import connect
+from decathlon_mcp.driver_client.messages import Notification
 from decathlon_mcp.errors import (
     AtCapacityError,
-    CallTimeoutError,
     DriverError,
     ProviderUnavailableError,
     SandboxLostError,
@@ -16,6 +16,7 @@ from decathlon_mcp.errors import (
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.conformance import PROBE_COMMAND, ROOT
 from decathlon_mcp.sandboxes.conformance.probe import receive_all
+from tests.fakes.calls import call_server
 from tests.fakes.driver import FakeCall, FakeTool, Faults, ProcessExit, RunReply, ToolError
 from tests.fakes.provider import FakeMachine, FakeProvider
 from tests.sandboxes.conftest import driver_spec
@@ -59,8 +60,8 @@ TOOLS = {
 async def test_tools_are_listed_and_called_with_progress_and_messages() -> None:
     notifications: list[object] = []
 
-    async def record(params: dict[str, object]) -> None:
-        notifications.append(params)
+    def record(notification: Notification) -> None:
+        notifications.append(notification.decoded())
 
     with anyio.fail_after(10):
         async with FakeProvider(tools=TOOLS) as provider, provider.open(SPEC) as sandbox:
@@ -70,9 +71,7 @@ async def test_tools_are_listed_and_called_with_progress_and_messages() -> None:
                 assert infos.tools[0]["description"] == "Repeats the text."
                 assert infos.tools[0]["x-unknown"] == [1]
                 params = {"name": "echo", "arguments": {"text": "hi"}}
-                reply = await driver.call(
-                    "files", "tools/call", params, timeout_seconds=5, on_progress=record, on_message=record
-                )
+                reply = await call_server(driver, "files", params, on_notification=record)
                 assert reply.decoded()["result"]["content"] == [{"type": "text", "text": "hi"}]
     assert [params for params in notifications if isinstance(params, dict)] == [
         {"progressToken": 0, "progress": 1, "total": 2, "message": "half"},
@@ -80,18 +79,16 @@ async def test_tools_are_listed_and_called_with_progress_and_messages() -> None:
     ]
 
 
-async def test_tool_errors_timeouts_and_cancellation_leave_the_driver_alive() -> None:
+async def test_tool_errors_and_cancellation_leave_the_driver_alive() -> None:
     with anyio.fail_after(10):
         async with FakeProvider(tools=TOOLS) as provider, provider.open(SPEC) as sandbox:
             async with connect(sandbox) as driver:
                 await driver.define(FILES)
                 await driver.start(["files"], deadline_seconds=5)
-                reply = await driver.call("files", "tools/call", {"name": "refuse"}, timeout_seconds=5)
+                reply = await call_server(driver, "files", {"name": "refuse"})
                 assert reply.decoded()["error"]["message"] == "no such file"
-                with pytest.raises(CallTimeoutError):
-                    await driver.call("files", "tools/call", {"name": "wait"}, timeout_seconds=0.05)
                 with anyio.move_on_after(0.05):
-                    await driver.call("files", "tools/call", {"name": "wait"}, timeout_seconds=5)
+                    await call_server(driver, "files", {"name": "wait"})
                 await driver.ping()
 
 
@@ -104,7 +101,7 @@ async def test_frozen_driver_refuses_calls_and_still_runs_processes() -> None:
 
                 async def expect_frozen() -> None:
                     with pytest.raises(DriverError) as caught:
-                        await driver.call("files", "tools/call", {"name": "wait"}, timeout_seconds=5)
+                        await call_server(driver, "files", {"name": "wait"})
                     assert caught.value.data["reason"] == "frozen"
 
                 async with anyio.create_task_group() as tasks:
@@ -125,7 +122,7 @@ async def test_sandbox_dies_in_a_call_in_a_process_or_at_a_method() -> None:
                 await driver.define(FILES)
                 await driver.start(["files"], deadline_seconds=5)
                 with pytest.raises(SandboxLostError, match="out of memory"):
-                    await driver.call("files", "tools/call", {"name": "die"}, timeout_seconds=5)
+                    await call_server(driver, "files", {"name": "die"})
             async with provider.open(SPEC) as sandbox, connect(sandbox) as driver:
                 with pytest.raises(SandboxLostError, match="exit code 1"):
                     await driver.run(["evaluation"], cwd="/", timeout_seconds=5)

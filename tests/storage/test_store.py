@@ -17,7 +17,6 @@ import pytest
 
 from decathlon_mcp.errors import AtCapacityError, BadRequestError, SettingsError
 from decathlon_mcp.storage import store as store_module
-from decathlon_mcp.storage.request_log import RequestRow
 from decathlon_mcp.storage.store import ENDED, SCHEMA_VERSION, EpisodeRow, SandboxRow, SessionRow, Store
 
 WRITER = """
@@ -104,16 +103,13 @@ def test_server_sees_the_rows_of_dead_servers_after_adopting_them(tmp_path: Path
     with Store.open(tmp_path, "dead") as store:
         store.insert_episode(episode())
         store.save_session(SessionRow(id="s", server="dead", address="task", path="/tasks/x/mcp", data={}))
-        store.insert_request(RequestRow("s", "1", b"{}"))
     with Store.open(tmp_path, "heir") as store:
         assert store.live_episodes() == []
         assert store.session("s") is None
         store.adopt(["dead"])
         assert [row.server for row in store.live_episodes()] == ["heir"]
         assert store.session("s") is not None
-        assert store.requests("s") == [RequestRow("s", "1", b"{}")]
         store.delete_session("s")
-        assert store.requests("s") == []
 
 
 def test_episodes_that_ended_long_ago_are_deleted(tmp_path: Path) -> None:

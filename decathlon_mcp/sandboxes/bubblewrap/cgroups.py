@@ -23,7 +23,6 @@ from decathlon_mcp.sandboxes.base import LimitName, Limits
 CONTROLLERS: Final[Mapping[LimitName, str]] = {"memory": "memory", "cpus": "cpu", "pids": "pids"}
 REMOVE_SECONDS = 5.0
 """How long the kernel may take to release a group whose processes were killed."""
-_RETRY_SECONDS = 0.01
 _CPU_PERIOD_MICROSECONDS = 100_000
 _PROCESSES = "cgroup.procs"
 
@@ -127,7 +126,7 @@ class Group:
             if remaining:
                 if time.monotonic() > deadline:
                     return False
-                time.sleep(_RETRY_SECONDS)
+                time.sleep(0.01)  # nothing reports it
         return True
 
 

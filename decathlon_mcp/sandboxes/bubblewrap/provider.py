@@ -18,11 +18,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import anyio
 from anyio import to_thread
 
 from decathlon_mcp.errors import DecathlonError, ImageError, NotRunnableError
-from decathlon_mcp.sandboxes.base import UNFINISHED, Finding, SandboxSpec
+from decathlon_mcp.sandboxes.base import Finding, SandboxSpec, limited_check
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import ImageFolder
 from decathlon_mcp.sandboxes.bubblewrap.image_mounts import ImageFiles
 from decathlon_mcp.sandboxes.bubblewrap.namespace_provider import (
@@ -37,7 +36,6 @@ from decathlon_mcp.sandboxes.bubblewrap.resources import BubblewrapResources
 UNPACK = "decathlon-mcp image unpack IMAGE DIR, then --image DIR"
 NO_NETWORK = "the bubblewrap provider gives sandboxes no outbound network: use --provider docker"
 OR_DOCKER = f"{INSTALL}, or use --provider docker"
-CHECK_SECONDS = 2.8
 _PYTHON_CURE = "the image needs a complete Python 3.10 or later (not python3-minimal) as python3 on its PATH"
 
 
@@ -93,14 +91,12 @@ class BubblewrapProvider(NamespaceProvider):
 
     async def check(self, image: str | None) -> list[Finding]:
         findings: list[Finding] = []
-        with anyio.move_on_after(CHECK_SECONDS) as scope:
+        with limited_check(findings):
             try:
                 findings += await to_thread.run_sync(self._check_machine, abandon_on_cancel=True)
                 findings += await self._check_image(image)
             except DecathlonError as error:
                 findings.append(Finding("sandbox", False, message_with_notes(error), _cure_of(error)))
-        if scope.cancelled_caught:
-            findings.append(UNFINISHED)
         return findings
 
     async def _check_image(self, image: str | None) -> list[Finding]:

@@ -19,11 +19,11 @@ from decathlon_mcp.archives.reading import Kind, Member
 from decathlon_mcp.archives.unpacking import MemberReader, open_archive, unpack_members
 from decathlon_mcp.archives.writing import ArchiveSource, pack_at
 from decathlon_mcp.errors import BadRequestError, LimitExceededError
-from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.sandboxes.base import CAUSE_SECONDS, SandboxSpec
 from decathlon_mcp.sandboxes.bubblewrap.mounts import SCRATCH, WritableFolder
 from decathlon_mcp.sandboxes.bubblewrap.resources import BubblewrapResources, closing_descriptor
 from decathlon_mcp.sandboxes.local.process_signals import ProcessSignaller
-from decathlon_mcp.sandboxes.local.sandbox import CAUSE_SECONDS, ProcessSandbox
+from decathlon_mcp.sandboxes.local.sandbox import ProcessSandbox
 
 MAX_BATCH = 256
 """Members without a body that are read at once."""

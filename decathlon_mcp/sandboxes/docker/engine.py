@@ -16,7 +16,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -33,10 +33,11 @@ from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject, as_object
 
 CONNECT_SECONDS = 2.0
+"""`Provider.open` reports a missing engine within 3 s."""
 REQUEST_SECONDS = 60.0
+"""How long an engine may be silent within a request: it answers late while hundreds of containers end."""
 RESTART_SECONDS = 60.0
 """How long an engine may take to restart, for sandboxes that survive."""
-RETRY_SECONDS = 0.2
 VERSION_SECONDS = 60.0
 THREADS = 32
 POOL_SIZE = 2 * THREADS
@@ -265,19 +266,16 @@ class Engine:
         except (RequestException, DockerException, ConnectionRefusedError, FileNotFoundError) as error:
             raise self._unavailable(error) from error
 
-    async def wait_until_it_answers(self, deadline: float) -> None:
-        """Wait for an engine that has answered before: it may be restarting.
+    async def wait_for_restart(self, error: ProviderUnavailableError, deadline: float) -> None:
+        """Wait until an engine answers again that had answered before `error`.
 
-        `deadline` by the event loop's clock; then raises ProviderUnavailableError.
+        Raises `error` if the engine has refused, or at the `deadline` by the event loop's clock.
         """
-        await self.api()
-        while True:
-            try:
+        while not isinstance(error.__cause__, APIError) and anyio.current_time() < deadline:
+            with suppress(OSError):
                 return await to_thread.run_sync(self.try_to_connect, limiter=self._threads)
-            except OSError as error:
-                if anyio.current_time() >= deadline:
-                    raise self._unavailable(error) from error
-            await anyio.sleep(RETRY_SECONDS)
+            await anyio.sleep(0.2)
+        raise error
 
     async def aclose(self) -> None:
         if self._api is not None:

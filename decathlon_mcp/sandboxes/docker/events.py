@@ -25,7 +25,6 @@ from decathlon_mcp.types import JsonObject, as_object
 OWNER_LABEL = "decathlon.owner"
 SANDBOX_LABEL = "decathlon.sandbox"
 
-RETRY_SECONDS = 1.0
 EXIT_EVENTS: Mapping[str, Any] = {"label": SANDBOX_LABEL, "event": ["oom", "die"]}
 """Filters of Docker's events."""
 _SIGKILL_EXIT_CODE = 137
@@ -97,7 +96,7 @@ class EventWatch:
                 await to_thread.run_sync(self._follow, api, limiter=self._thread, abandon_on_cancel=True)
                 if self.listening.is_set():
                     self.listening = anyio.Event()
-                await anyio.sleep(RETRY_SECONDS)
+                await anyio.sleep(1)  # the engine is gone; it restarts within seconds
         finally:
             self._stopped = True
             self._close_events()

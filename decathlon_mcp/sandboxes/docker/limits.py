@@ -12,7 +12,6 @@ DESCRIPTORS_PER_CONTAINER = 12
 """File descriptors of the engine's process for a container with an attached stream. Measured: 8."""
 ENGINE_DESCRIPTORS = 256
 """What it needs without containers."""
-CONNECT_SECONDS = 1.0
 _CREDENTIALS = struct.Struct("iii")
 
 
@@ -42,7 +41,7 @@ def _engine_pid(address: str) -> int | None:
         return None
     try:
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(CONNECT_SECONDS)
+            connection.settimeout(1)  # a local socket, which is full only if its engine hangs
             connection.connect(path)
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid = _CREDENTIALS.unpack(credentials)[0]

@@ -21,7 +21,7 @@ from decathlon_mcp.errors import (
     ProviderUnavailableError,
     SandboxLostError,
 )
-from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.sandboxes.base import CAUSE_SECONDS, SandboxSpec
 from decathlon_mcp.sandboxes.docker.container import Container
 from decathlon_mcp.sandboxes.docker.engine import (
     RESTART_SECONDS,
@@ -38,8 +38,6 @@ from decathlon_mcp.sandboxes.docker.engine import (
 from decathlon_mcp.sandboxes.docker.events import ContainerExit
 from decathlon_mcp.sandboxes.streams import ChunkHandler, DirectStream, EndedStream, LogTail, SocketStream
 
-CAUSE_SECONDS = 2.0
-STATE_SECONDS = 5.0
 PAUSE_RETRY_SECONDS = (0.05, 0.2, 0.5, 1.0, 2.0)
 """On a busy machine with cgroup v1, the kernel may not stop all processes in the time that runc allows."""
 _SCRATCH = PurePosixPath("/tmp")
@@ -217,10 +215,10 @@ class DockerSandbox:
                     raise
             return True
 
-        for seconds in PAUSE_RETRY_SECONDS:
+        for pause_seconds in (0, *PAUSE_RETRY_SECONDS):
+            await anyio.sleep(pause_seconds)
             if await self._repeat(pause):
                 return
-            await anyio.sleep(seconds)
         raise ProviderUnavailableError("the engine could not stop the processes of a sandbox")
 
     async def cause_of_end(self) -> str | None:
@@ -234,7 +232,7 @@ class DockerSandbox:
             state = api.inspect_container(self._container.id)["State"]
             return bool(state["Running"]) and not state["Paused"]
 
-        with anyio.move_on_after(STATE_SECONDS), suppress(DecathlonError):
+        with anyio.move_on_after(5), suppress(DecathlonError):
             return await self.request(is_running)
         return False
 
@@ -275,17 +273,12 @@ class DockerSandbox:
 
         Only if the sandbox survives, because other containers end with their engine.
         """
-        deadline = anyio.current_time() + RESTART_SECONDS
+        deadline = anyio.current_time() + (RESTART_SECONDS if self.spec.survives else 0)
         while True:
             try:
                 return await self.request(call)
             except ProviderUnavailableError as error:
-                # Not for an engine that has refused.
-                if not self.spec.survives or isinstance(error.__cause__, APIError):
-                    raise
-                await self._engine.wait_until_it_answers(deadline)
-                if anyio.current_time() >= deadline:
-                    raise
+                await self._engine.wait_for_restart(error, deadline)
 
     async def request(self, call: Callable[[Api], _T]) -> _T:
         """Make a call to the engine. Raises SandboxLostError if the container is gone."""

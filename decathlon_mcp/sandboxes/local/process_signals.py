@@ -19,8 +19,6 @@ STOP_FIRST_SECONDS = 1.0
 """How long a sandbox's processes may take to stop before they are killed as they are."""
 UNDECIDED_SECONDS = 0.1
 """How long processes are looked at again that may have a marker which cannot be read at this moment."""
-_FIRST_PAUSE_SECONDS = 0.002
-_LAST_PAUSE_SECONDS = 0.05
 
 
 @dataclass(slots=True, eq=False)
@@ -115,8 +113,8 @@ class ProcessSignaller:
                 job.woken.set()
         round_count = min((job.round_count for job in self._jobs if job.done is None), default=None)
         if round_count is not None:
-            pause_seconds = _FIRST_PAUSE_SECONDS * 2 ** min(round_count, 10)
-            await anyio.sleep(min(pause_seconds, _LAST_PAUSE_SECONDS))
+            # Most processes are gone after the first round; the table of all takes milliseconds to read.
+            await anyio.sleep(min(0.002 * 2 ** min(round_count, 10), 0.05))
 
 
 def _advance(jobs: Sequence[_Job]) -> None:

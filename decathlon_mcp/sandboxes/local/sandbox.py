@@ -12,13 +12,11 @@ from anyio.abc import ByteStream
 from decathlon_mcp.archives.unpacking import unpack
 from decathlon_mcp.archives.writing import ArchiveSource, pack_folder
 from decathlon_mcp.errors import BadRequestError, SandboxLostError
-from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.sandboxes.base import CAUSE_SECONDS, SandboxSpec
 from decathlon_mcp.sandboxes.local.process_signals import ProcessSignaller
 from decathlon_mcp.sandboxes.local.resources import ProcessResources
 from decathlon_mcp.sandboxes.streams import EndedStream
 from decathlon_mcp.telemetry.logs import fields
-
-CAUSE_SECONDS = 2.0
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Messages over streams that are lost and opened again, with a scripted peer as the driver."""
+"""The link to a driver: streams that are slow, lost and opened again, with a scripted peer as the driver."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from decathlon_sandbox import wire
 from decathlon_sandbox.resumable import MAX_NUMBER
 
 from decathlon_mcp.background import background_tasks
-from decathlon_mcp.driver_client import messages as messages_module
+from decathlon_mcp.driver_client import link as link_module
 from decathlon_mcp.driver_client.driver import DriverClient
-from decathlon_mcp.driver_client.messages import Loss, MessageStream, Survival
+from decathlon_mcp.driver_client.link import DriverLink, Loss, Request, Survival
 from decathlon_mcp.driver_client.replies import Reply
-from decathlon_mcp.driver_client.rpc import RpcClient
-from decathlon_mcp.errors import CallTimeoutError, ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.errors import CallTimeoutError, DecathlonError, ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.sandboxes.streams import DirectStream
 from decathlon_mcp.types import JsonObject
 from tests.driver.peer import until
@@ -132,25 +131,25 @@ async def describe_loss(loss: Loss) -> SandboxLostError:
 @asynccontextmanager
 async def surviving(
     survival: Survival = SURVIVAL,
-) -> AsyncGenerator[tuple[RpcClient, ReopenedSource, TaskGroup]]:
+) -> AsyncGenerator[tuple[DriverLink, ReopenedSource, TaskGroup]]:
     """A client whose stream can be opened again; its peer is that of the source."""
     async with connection() as (stream, peer), background_tasks() as tasks:
         source = ReopenedSource(peer, stream, tasks)
-        rpc = RpcClient(MessageStream(source, survival=survival), describe_loss)
-        tasks.start_soon(rpc.read)
-        rpc.attach()
-        await rpc.ready_or_closed.wait()
+        link = DriverLink(source, tasks, describe_loss, survival=survival)
+        tasks.start_soon(link.run)
+        link.attach()
+        await link.ready_or_closed.wait()
         try:
-            yield rpc, source, tasks
+            yield link, source, tasks
         finally:
-            rpc.close()
+            link.close()
             await source.stream.aclose()
             await peer.aclose()
 
 
-async def outcome_of(rpc: RpcClient, outcomes: list[Any], timeout_seconds: float | None = None) -> None:
+async def outcome_of(link: DriverLink, outcomes: list[Any], timeout_seconds: float | None = None) -> None:
     try:
-        outcomes.append(await rpc.request(wire.PING, {}, timeout_seconds=timeout_seconds))
+        outcomes.append(await link.request(wire.PING, {}, timeout_seconds=timeout_seconds))
     except (SandboxLostError, CallTimeoutError) as error:
         outcomes.append(error)
 
@@ -159,60 +158,57 @@ async def outcome_of(rpc: RpcClient, outcomes: list[Any], timeout_seconds: float
 
 
 @asynccontextmanager
-async def narrow_connection() -> AsyncGenerator[tuple[RpcClient, NarrowStream, Peer]]:
+async def narrow_connection() -> AsyncGenerator[tuple[DriverLink, NarrowStream, Peer]]:
     client, driver = stream_pair()
     stream, peer = NarrowStream(client), Peer(driver, boots=False)
-    rpc = RpcClient(MessageStream(Source(stream)), describe_loss)
     async with background_tasks() as tasks:
+        link = DriverLink(Source(stream), tasks, describe_loss)
         tasks.start_soon(peer.run)
-        tasks.start_soon(rpc.read)
-        rpc.attach()
-        await rpc.ready_or_closed.wait()
-        yield rpc, stream, peer
-        rpc.close()
+        tasks.start_soon(link.run)
+        link.attach()
+        await link.ready_or_closed.wait()
+        yield link, stream, peer
+        link.close()
         await stream.aclose()
         await driver.aclose()
         peer.close()
 
 
+def request(link: DriverLink, method: str, params: JsonObject, outcomes: list[Any]) -> Request:
+    return Request(link.new_id(), method, params, lambda message: message, outcomes.append)
+
+
 async def test_what_a_stream_does_not_take_at_once_is_written_before_anything_else() -> None:
-    async with narrow_connection() as (rpc, stream, peer):
+    async with narrow_connection() as (link, stream, peer):
         stream.room, stream.resume = 3, anyio.Event()
-        first = rpc.begin("one", {}, before_send=ignore, on_change=ignore)
-        second = rpc.begin("two", {}, before_send=ignore, on_change=ignore)
-        assert first is not None
-        assert second == first + 1
-        nothing: JsonObject = {}
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(rpc.notify, "three", nothing)
-            await anyio.wait_all_tasks_blocked()
-            stream.resume.set()
+        assert link.send_now(request(link, "one", {}, []))
+        assert link.send_now(request(link, "two", {}, []))
+        await link.notify("three", {})
+        await anyio.wait_all_tasks_blocked()
+        stream.resume.set()
         with anyio.fail_after(10):
             assert [(await peer.receive())["method"] for _ in range(3)] == ["one", "two", "three"]
 
 
-async def test_request_begun_over_a_broken_stream_ends_with_the_connection() -> None:
-    changes: list[bool] = []
-    async with narrow_connection() as (rpc, stream, _):
+async def test_request_over_a_broken_stream_ends_with_the_connection() -> None:
+    outcomes: list[Any] = []
+    async with narrow_connection() as (link, stream, _):
         stream.broken = True
-        number = rpc.begin("one", {}, before_send=ignore, on_change=lambda: changes.append(True))
-        assert number is not None
-        rpc.close("the sandbox is gone")
-        assert changes == [True]
-        assert not rpc.settle(number, ignore, ignore)
-        with pytest.raises(SandboxLostError, match="the sandbox is gone"):
-            await rpc.finish(number, ignore)
-        assert rpc.begin("two", {}, before_send=ignore, on_change=ignore) is None
+        assert link.send_now(request(link, "one", {}, outcomes))
+        link.close("the sandbox is gone")
+        assert outcomes == [None]
+        assert (await link.closed_error()).message == "the sandbox is gone"
+        assert not link.send_now(request(link, "two", {}, outcomes))
+        assert outcomes == [None]
 
 
-async def test_nothing_is_begun_without_room() -> None:
-    async with narrow_connection() as (rpc, _, _):
+async def test_nothing_is_sent_now_without_room() -> None:
+    async with narrow_connection() as (link, _, _):
         half = {"data": "x" * (wire.REQUEST_BUFFER_BYTES // 2)}
-        begun = [rpc.begin("one", half, before_send=ignore, on_change=ignore) for _ in range(3)]
-        assert [number is not None for number in begun] == [True, False, False]
+        assert [link.send_now(request(link, "one", half, [])) for _ in range(3)] == [True, False, False]
 
 
-async def test_cancelled_message_is_written_whole() -> None:
+async def test_messages_to_a_stream_that_takes_them_slowly_are_written_whole() -> None:
     client, driver = stream_pair()
     slow = SlowStream(client._incoming, client._outgoing)  # pyright: ignore[reportPrivateUsage]
     slow.resume = anyio.Event()
@@ -220,59 +216,57 @@ async def test_cancelled_message_is_written_whole() -> None:
     peer = Peer(driver, boots=False)
     async with background_tasks() as tasks:
         tasks.start_soon(peer.run)
-        messages = MessageStream(Source(slow))
-        attached = anyio.Event()
-        tasks.start_soon(messages.run, ignore, attached.set)
-        messages.attach()
-        await attached.wait()
+        link = DriverLink(Source(slow), tasks, describe_loss)
+        tasks.start_soon(link.run)
+        link.attach()
+        await link.ready_or_closed.wait()
         slow.resume = anyio.Event()
-        async with anyio.create_task_group() as senders:
-            for number in range(3):
-                senders.start_soon(messages.send, {"number": number})
-            await anyio.wait_all_tasks_blocked()
-            senders.cancel_scope.cancel()
-            slow.resume.set()
-        assert [await peer.receive() for _ in range(3)] == [{"number": number} for number in range(3)]
-        messages.close()
+        for number in range(3):
+            await link.notify("count", {"number": number})
+        await anyio.wait_all_tasks_blocked()
+        slow.resume.set()
+        assert [(await peer.receive())["params"] for _ in range(3)] == [{"number": n} for n in range(3)]
+        link.close()
         await slow.aclose()
         await driver.aclose()
         peer.close()
 
 
 async def test_peer_that_does_not_read_is_a_lost_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages_module, "SEND_SECONDS", 0.01)
+    monkeypatch.setattr(link_module, "SEND_SECONDS", 0.01)
     client, driver = stream_pair()
     slow = SlowStream(client._incoming, client._outgoing)  # pyright: ignore[reportPrivateUsage]
     slow.resume = anyio.Event()
-    with pytest.raises(SandboxLostError, match="has not read its input"):
-        await MessageStream(Source(slow)).send_bytes(b"text")
+    async with background_tasks() as tasks:
+        with pytest.raises(SandboxLostError, match="has not read its input"):
+            await DriverLink(Source(slow), tasks, describe_loss).send_bytes(b"text")
     await slow.aclose()
     await driver.aclose()
 
 
 async def test_peer_that_does_not_acknowledge_is_a_lost_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with surviving() as (rpc, source, _):
+    async with surviving() as (link, source, _):
         source.peer.acknowledges = False
         text = {"text": "x" * (30 << 20)}
         for _ in range(2):
-            await rpc.notify("large", text)
+            await link.notify("large", text)
             await source.peer.receive()
         # Only now: the limit is also that for writing a message, which takes longer on a busy machine.
-        monkeypatch.setattr(messages_module, "SEND_SECONDS", 0.05)
+        monkeypatch.setattr(link_module, "SEND_SECONDS", 0.05)
         with pytest.raises(SandboxLostError, match="has not acknowledged its input") as error:
-            await rpc.notify("large", text)
+            await link.notify("large", text)
         assert error.value.data["by_driver"]
 
 
 async def test_message_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with surviving() as (rpc, source, tasks):
+    async with surviving() as (link, source, tasks):
         peer, text = source.peer, {"text": "x" * (30 << 20)}
         peer.acknowledges = False
         sent: list[int] = []
 
         async def send() -> None:
             for number in range(3):
-                await rpc.notify("large", text)
+                await link.notify("large", text)
                 sent.append(number)
 
         tasks.start_soon(send)
@@ -290,9 +284,9 @@ async def test_message_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_pending_request_is_answered_after_the_stream_was_lost() -> None:
-    async with surviving() as (rpc, source, tasks):
+    async with surviving() as (link, source, tasks):
         outcomes: list[Any] = []
-        tasks.start_soon(outcome_of, rpc, outcomes)
+        tasks.start_soon(outcome_of, link, outcomes)
         request = await source.peer.receive()
         await source.peer.end()
         await until(lambda: source.reopened > 0)
@@ -303,11 +297,11 @@ async def test_pending_request_is_answered_after_the_stream_was_lost() -> None:
 
 
 async def test_stream_is_opened_again_until_the_engine_answers() -> None:
-    async with surviving() as (rpc, source, tasks):
+    async with surviving() as (link, source, tasks):
         source.failures = [ProviderUnavailableError("no engine") for _ in range(4)]
         await source.peer.end()
         outcomes: list[Any] = []
-        tasks.start_soon(outcome_of, rpc, outcomes)
+        tasks.start_soon(outcome_of, link, outcomes)
         await source.peer.reply(await source.peer.receive(), "done")
         await until(lambda: bool(outcomes))
         assert outcomes == ["done"]
@@ -315,45 +309,45 @@ async def test_stream_is_opened_again_until_the_engine_answers() -> None:
 
 
 async def test_sandbox_that_has_ended_is_lost_with_its_cause() -> None:
-    async with surviving() as (rpc, source, _):
+    async with surviving() as (link, source, _):
         source.failures = [SandboxLostError("the first process has ended", cause="exit code 1")]
         await source.peer.end()
-        await rpc.closed.wait()
-        error = await rpc.closed_error()
+        await link.closed.wait()
+        error = await link.closed_error()
         assert error.message == "the first process has ended"
         assert error.data == {"by_driver": False, "cause": "exit code 1"}
 
 
 async def test_engine_that_does_not_come_back_in_time_loses_the_sandbox() -> None:
-    async with surviving(survival=Survival(1, 1)) as (rpc, source, _):
+    async with surviving(survival=Survival(1, 1)) as (link, source, _):
         source.failures = [ProviderUnavailableError("no engine") for _ in range(100)]
         await source.peer.end()
-        await rpc.closed.wait()
-        error = await rpc.closed_error()
+        await link.closed.wait()
+        error = await link.closed_error()
         assert error.message == "its stream could not be opened again within 1 s"
         assert not error.data["by_driver"]
         assert source.reopened < 10
 
 
 async def test_stream_that_cannot_be_written_to_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages_module, "DRAIN_SECONDS", 0.05)
+    monkeypatch.setattr(link_module, "DRAIN_SECONDS", 0.05)
     async with connection() as (stream, peer), background_tasks() as tasks:
         source = ReopenedSource(peer, BrokenStream(), tasks)
-        rpc = RpcClient(MessageStream(source, survival=SURVIVAL), describe_loss)
-        tasks.start_soon(rpc.read)
-        rpc.attach()
-        await rpc.ready_or_closed.wait()
-        assert rpc.ready
-        rpc.close()
+        link = DriverLink(source, tasks, describe_loss, survival=SURVIVAL)
+        tasks.start_soon(link.run)
+        link.attach()
+        await link.ready_or_closed.wait()
+        assert link.ready
+        link.close()
         await source.stream.aclose()
         await peer.aclose()
         await stream.aclose()
 
 
 async def test_time_without_a_driver_does_not_count_for_time_outs() -> None:
-    async with surviving() as (rpc, source, tasks):
+    async with surviving() as (link, source, tasks):
         outcomes: list[Any] = []
-        tasks.start_soon(outcome_of, rpc, outcomes, 0.3)
+        tasks.start_soon(outcome_of, link, outcomes, 0.3)
         request = await source.peer.receive()
         source.failures = [ProviderUnavailableError("no engine") for _ in range(4)]
         await source.peer.end()
@@ -366,18 +360,18 @@ async def test_time_without_a_driver_does_not_count_for_time_outs() -> None:
 
 async def test_driver_that_does_not_answer_on_an_open_stream_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "LEASE_SECONDS", 0.2)
-    monkeypatch.setattr(messages_module, "ANSWER_SECONDS", (0.1, 0.1))
-    async with surviving() as (rpc, source, _):
+    monkeypatch.setattr(link_module, "ANSWER_SECONDS", (0.1, 0.1))
+    async with surviving() as (link, source, _):
         source.peer.run = anyio.sleep_forever  # pyright: ignore[reportAttributeAccessIssue]
         await source.peer.end()
-        await rpc.closed.wait()
-        error = await rpc.closed_error()
+        await link.closed.wait()
+        error = await link.closed_error()
         assert error.message == "the driver has not answered for 0 s"
         assert error.data["by_driver"]
 
 
 async def test_driver_that_demands_attachments_gets_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with surviving() as (rpc, source, tasks):
+    async with surviving() as (link, source, tasks):
         peer = source.peer
         before = peer.connection.attachments
         for _ in range(20):
@@ -385,7 +379,7 @@ async def test_driver_that_demands_attachments_gets_few(monkeypatch: pytest.Monk
             await anyio.sleep(0.03)
         assert before < peer.connection.attachments <= before + 5
         outcomes: list[Any] = []
-        tasks.start_soon(outcome_of, rpc, outcomes)
+        tasks.start_soon(outcome_of, link, outcomes)
         await peer.reply(await peer.receive(), "fine")
         await until(lambda: bool(outcomes))
         assert outcomes == ["fine"]
@@ -393,13 +387,13 @@ async def test_driver_that_demands_attachments_gets_few(monkeypatch: pytest.Monk
 
 async def test_driver_that_demands_attachments_is_resent_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that it has not acknowledged is sent again each time, up to 80 MiB."""
-    monkeypatch.setattr(messages_module, "ATTACH_SECONDS", 0.0)
-    monkeypatch.setattr(messages_module, "READ_BYTES_PER_SECOND", 1 << 20)
-    monkeypatch.setattr(messages_module, "READ_BYTES_BURST", 4 << 20)
-    async with surviving() as (rpc, source, _):
+    monkeypatch.setattr(link_module, "ATTACH_SECONDS", 0.0)
+    monkeypatch.setattr(link_module, "READ_BYTES_PER_SECOND", 1 << 20)
+    monkeypatch.setattr(link_module, "READ_BYTES_BURST", 4 << 20)
+    async with surviving() as (link, source, _):
         peer = source.peer
         peer.acknowledges = False
-        await rpc.notify(wire.PING, {"text": "x" * (1 << 20)})
+        await link.notify(wire.PING, {"text": "x" * (1 << 20)})
         await peer.receive()
         before, began_at = peer.connection.attachments, time.monotonic()
         for _ in range(200):
@@ -421,11 +415,22 @@ async def taken_back(
     async with connection() as (stream, peer), background_tasks() as tasks:
         for reply in replies:
             peer.connection.send(reply)
-        messages = MessageStream(Source(stream), survival=Survival(60, 2), taken_back=True)
-        rpc = RpcClient(messages, describe_loss, unanswered=unanswered)
-        tasks.start_soon(rpc.read)
-        rpc.attach()
-        yield DriverClient(rpc, tasks), peer
+        link = DriverLink(
+            Source(stream),
+            tasks,
+            describe_loss,
+            survival=Survival(60, 2),
+            taken_back=True,
+            unanswered=unanswered,
+        )
+        tasks.start_soon(link.run)
+        link.attach()
+        yield DriverClient(link, tasks), peer
+
+
+def call(driver: DriverClient, on_outcome: Callable[[Reply | DecathlonError | None], object]) -> Request:
+    """The call of a server that died."""
+    return driver.tool_call(OLD_ID, "files", {}, cut=None, on_outcome=on_outcome, on_notification=ignore)
 
 
 async def test_request_ids_have_the_generation() -> None:
@@ -445,20 +450,12 @@ async def test_kept_reply_is_given_to_the_call_that_is_sent_again() -> None:
         # The other one is acknowledged, but acknowledgements are cumulative.
         assert peer.connection.first_unacknowledged == 1
 
-        def on_reply(value: Reply) -> None:
+        def on_outcome(value: Reply | DecathlonError | None) -> None:
             assert peer.connection.first_unacknowledged == 1
             logged.append(value)
 
-        result = await driver.call(
-            "files",
-            "tools/call",
-            {},
-            timeout_seconds=5,
-            request_id=OLD_ID,
-            before_send=logged.append,
-            on_reply=on_reply,
-        )
-        assert logged == [OLD_ID, result]
+        await driver.send(call(driver, on_outcome))
+        assert [type(value) for value in logged] == [Reply]
         await until(lambda: peer.connection.first_unacknowledged == 3)
 
 
@@ -469,44 +466,31 @@ async def test_replies_that_nobody_waits_for_are_acknowledged_at_once() -> None:
 
 
 async def test_call_without_a_kept_reply_is_sent_again_under_its_id() -> None:
-    async with taken_back(unanswered=(OLD_ID,)) as (driver, peer), background_tasks() as tasks:
-        results: list[JsonObject] = []
-
-        async def call() -> None:
-            reply = await driver.call("files", "tools/call", {}, timeout_seconds=5, request_id=OLD_ID)
-            results.append(reply.decoded())
-
-        tasks.start_soon(call)
+    outcomes: list[Any] = []
+    async with taken_back(unanswered=(OLD_ID,)) as (driver, peer):
+        await driver.send(call(driver, outcomes.append))
         request = await peer.receive()
         assert (request["id"], request["method"]) == (OLD_ID, "call")
         await peer.reply(request, {"result": {"content": []}})
-        await until(lambda: bool(results))
-
-
-async def test_error_before_sending_prevents_the_call() -> None:
-    def refuse(request_id: int) -> None:
-        raise RuntimeError("the log is full")
-
-    async with taken_back() as (driver, peer), background_tasks() as tasks:
-        with pytest.raises(RuntimeError, match="the log is full"):
-            await driver.call("files", "tools/call", {}, timeout_seconds=5, before_send=refuse)
-        tasks.start_soon(driver.ping)
-        assert (await peer.receive())["method"] == wire.PING
+        await until(lambda: bool(outcomes))
+        assert isinstance(outcomes[0], Reply)
 
 
 async def test_server_that_was_replaced_loses_the_driver() -> None:
-    async with surviving() as (rpc, source, _):
+    async with surviving() as (link, source, _):
         peer = source.peer
         client, driver = stream_pair()
-        next_server = MessageStream(Source(client), survival=Survival(60, 2), taken_back=True)
-        next_server.attach()
         async with background_tasks() as tasks:
-            tasks.start_soon(next_server.run, ignore, ignore)
+            next_server = DriverLink(
+                Source(client), tasks, describe_loss, survival=Survival(60, 2), taken_back=True
+            )
+            next_server.attach()
+            tasks.start_soon(next_server.run)
             peer.connection.receive(await driver.receive())
         assert peer.connection.generation == 2
         await peer.send_bytes(b"damaged\n")
-        await rpc.closed.wait()
-        error = await rpc.closed_error()
+        await link.closed.wait()
+        error = await link.closed_error()
         assert error.message == "another server process has taken the driver over"
         assert not error.data["by_driver"]
         await client.aclose()
@@ -516,10 +500,9 @@ async def test_server_that_was_replaced_loses_the_driver() -> None:
 async def test_driver_that_names_the_highest_number_is_lost_by_its_own_fault() -> None:
     async with connection() as (stream, peer), background_tasks() as tasks:
         peer.connection._delivered = peer.connection._acknowledged = MAX_NUMBER  # pyright: ignore[reportPrivateUsage]
-        messages = MessageStream(Source(stream), survival=Survival(60, 2), taken_back=True)
-        rpc = RpcClient(messages, describe_loss)
-        tasks.start_soon(rpc.read)
-        rpc.attach()
+        link = DriverLink(Source(stream), tasks, describe_loss, survival=Survival(60, 2), taken_back=True)
+        tasks.start_soon(link.run)
+        link.attach()
         with pytest.raises(SandboxLostError, match="violated the protocol") as lost:
-            await rpc.request(wire.PING, {})
+            await link.request(wire.PING, {})
         assert lost.value.data["by_driver"]

@@ -1,0 +1,236 @@
+"""An episode's tools over MCP: listing, calling, claiming, evaluating. The same for every address."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from time import perf_counter, time
+from typing import Any
+
+import anyio
+from mcp.server.connection import Connection
+from mcp_types import LOG_LEVEL_META_KEY
+
+from decathlon_mcp.driver_client.replies import Reply
+from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
+from decathlon_mcp.episodes.operations import Caller, RunningCall
+from decathlon_mcp.episodes.state import NOT_READY, Phase
+from decathlon_mcp.episodes.tools import claim_name, claim_tool, evaluate_tool
+from decathlon_mcp.errors import BadRequestError, DecathlonError, UnansweredError
+from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS
+from decathlon_mcp.protocol.events import Kind
+from decathlon_mcp.protocol.progress import WAITING_UNIT, Progress
+from decathlon_mcp.protocol.results import (
+    ARGUMENT_FAULTS,
+    TOOL_FAILURES,
+    claim_result,
+    error_result,
+    verdict_result,
+)
+from decathlon_mcp.protocol.tool_requests import Result, ToolRequest
+from decathlon_mcp.types import JsonObject, Names
+
+EVALUATE = "evaluate"
+MAX_UNKNOWN_SHOWN = 5
+"""Unknown arguments that an error message names."""
+LOG_LEVEL_KEY = "log_level"
+"""Key in a connection's state of the level that `logging/setLevel` has set."""
+CLAIM_SECONDS = 1.0
+"""How long after the set-up a claim that waited for it is made at the latest."""
+LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+"""In ascending order of severity."""
+
+
+async def list_tools(access: EpisodeAccess, request: ToolRequest) -> JsonObject:
+    """The episode's tools; waits until they are known, which can be before the episode is ready.
+
+    In a session, as they are now. Without one, as they were first: there the list must not change.
+    """
+    async with waiting_for_tools(Progress(request), access.episode):
+        router = await access.episode.known_tools()
+    if not request.is_sessionless:
+        router = access.episode.current_router or router
+    return {"tools": router.evaluator_tools if access.can_evaluate else router.tools}
+
+
+def tools_after_end(names: Names, *, can_evaluate: bool) -> JsonObject:
+    """What `tools/list` answers once an episode that could be played has ended."""
+    # Not an error: Python clients list the tools by themselves after the first call, and an error replaces
+    # the call's result.
+    claim = claim_tool(names)
+    return {"tools": [claim, evaluate_tool()] if can_evaluate else [claim]}
+
+
+async def call_tool(
+    access: EpisodeAccess,
+    request: ToolRequest,
+    *,
+    agent: str = "",
+    again: Kind | None = None,
+) -> Result:
+    """Call one of the episode's tools, including `claim_done` and `evaluate`.
+
+    A client that cannot evaluate gets the same error for `evaluate` as for a tool that does not exist.
+    `agent`: see `ToolRequest.accepted`. `again`: what is called was accepted before, under an earlier
+    connection; then it is not called again. Raises DecathlonError.
+    """
+    episode, is_own_tool = access.episode, False
+    # Before the wait for the episode's set-up, which is no part of a call's duration.
+    request.context.called_at = perf_counter()
+    try:
+        if again is Kind.CALL:
+            return await _reply_again(episode, request)
+        names = episode.sandbox_factory.tool_names
+        if is_own_tool := again is Kind.CLAIM or request.name == claim_name(names):
+            return await _claim(episode, request, agent, again=again is not None)
+        if is_own_tool := access.can_evaluate and request.name == EVALUATE:
+            only_argument(request.decoded_arguments(), EVALUATE)
+            await request.accepted(Kind.EVALUATE, agent=agent)
+            return await evaluate(episode, request)
+        call = await episode.accept_call(request.name, request.call_params, request.origin)
+        await request.accepted(Kind.CALL, agent=agent)
+        return await _reply(episode, request, call)
+    except DecathlonError as error:
+        if error.code in TOOL_FAILURES or (is_own_tool and error.code in ARGUMENT_FAULTS):
+            return error_result(error)
+        # An episode that ended without tools (a set-up that failed) still has a verdict.
+        if request.name == EVALUATE and access.can_evaluate and episode.verdict is not None:
+            return verdict_result(episode.verdict, episode.policy)
+        raise
+
+
+async def evaluate(episode: Episode, request: ToolRequest) -> JsonObject:
+    """The result of `evaluate`; waits until the attempt is graded."""
+    now, progress = time(), Progress(request)
+
+    def claimed_at() -> float:
+        return now if episode.claim is None else episode.claim.at.timestamp()
+
+    async with waiting_for_tools(progress, episode, unit=WAITING_UNIT):
+        await episode.set_up()
+    async with progress.reporting(lambda: "the attempt is being graded", since=claimed_at):
+        verdict = await episode.evaluate()
+    return verdict_result(verdict, episode.policy)
+
+
+@asynccontextmanager
+async def waiting_for_tools(
+    progress: Progress, episode: Episode, *, unit: float = 1.0
+) -> AsyncGenerator[None]:
+    """Report what an episode waits for until it is ready: at once if that is another episode."""
+
+    def message() -> str:
+        waits_for = episode.waiting_for
+        return "the sandbox is being set up" if waits_for is None else f"waiting for {waits_for}"
+
+    if episode.was_ready:
+        # A sandbox that is taken back from a dead server takes seconds. To report them could contradict what
+        # the request has reported there.
+        yield
+        return
+    async with progress.reporting(
+        message,
+        since=lambda: episode.started_at,
+        unit=unit,
+        at_once=episode.waiting_for is not None,
+        while_=lambda: episode.state.phase in NOT_READY,
+    ):
+        yield
+
+
+async def _claim(episode: Episode, request: ToolRequest, agent: str, *, again: bool) -> JsonObject:
+    if again:
+        first = await claimed_before(episode, request)
+    else:
+        answer = only_argument(request.decoded_arguments(), "claim_done", "answer")
+        if answer is not None and not isinstance(answer, str):
+            raise BadRequestError(f"claim_done: `answer` must be a string, not {type(answer).__name__}")
+        await request.accepted(Kind.CLAIM, agent=agent)
+        async with waiting_for_tools(Progress(request), episode, unit=WAITING_UNIT):
+            await episode.set_up()
+        first = await episode.claim_done(answer, operation=request.last_operation)
+    return claim_result(first=first, is_graded=episode.is_graded)
+
+
+async def claimed_before(episode: Episode, request: ToolRequest) -> bool:
+    """Whether this request has closed the attempt. Raises UnansweredError if it is open."""
+    # The request may be in progress in this server: then it claims as soon as the set-up is over.
+    await episode.set_up()
+    with anyio.move_on_after(CLAIM_SECONDS):
+        await episode.state.reach(Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
+    if episode.claim is None:
+        raise UnansweredError("the claim was not made: its server ended before; call the tool again")
+    return episode.claim.operation == request.last_operation
+
+
+async def _reply_again(episode: Episode, request: ToolRequest) -> Reply:
+    """The reply to a call that was accepted on an earlier connection."""
+    call = episode.find_call(request.origin)
+    if call is None:
+        raise UnansweredError("the reply to this call is not there any more, or the call was not made")
+    if isinstance(call, RunningCall) and call.origin.operations[-1:] == request.origin.operations:
+        # A client that comes back does not send it again. That of a call which it joined is not its own.
+        request.meta = call.params.meta
+    return await _reply(episode, request, call)
+
+
+async def _reply(episode: Episode, request: ToolRequest, call: RunningCall | int) -> Reply:
+    """The reply of a task's server to a call that was accepted, with its notifications before."""
+    progress = Progress(request)
+
+    async def on_message(params: JsonObject) -> None:
+        # 2026-07-28 asks request by request and gets none by default.
+        minimum = (
+            request.meta.get(LOG_LEVEL_META_KEY)
+            if request.is_sessionless
+            else minimum_level(request.connection)
+        )
+        if accepts_log_message(params, minimum):
+            # A reply in JSON cannot carry it; then the connection's standalone stream does, if there is one.
+            await request.notify("notifications/message", params, with_reply=request.can_stream)
+
+    caller = Caller(
+        origin=request.origin,
+        # Without sessions, a client that loses its connection and one that cancels look the same. One that
+        # chose an operation comes back.
+        detached=request.has_operation and request.is_sessionless,
+        is_gone=request.is_gone,
+        on_progress=progress.relay,
+        on_message=on_message,
+    )
+    if episode.was_ready:
+        reply = await episode.reply_of(call, caller)
+    else:
+        async with waiting_for_tools(progress, episode, unit=WAITING_UNIT):
+            reply = await episode.reply_of(call, caller)
+    request.context.replied_at = perf_counter()
+    return reply
+
+
+def answer_is_lost() -> UnansweredError:
+    """The error of a request whose answer cannot be made again."""
+    return UnansweredError("the answer to this request is not kept: send the request again")
+
+
+def minimum_level(connection: Connection | None) -> Any:
+    """The lowest level of log messages that a session's client gets; it sets it with `logging/setLevel`."""
+    return "debug" if connection is None else connection.state.get(LOG_LEVEL_KEY, "debug")
+
+
+def accepts_log_message(params: JsonObject, minimum: object) -> bool:
+    """Whether a client gets a log message if `minimum` is the lowest level that it asked for."""
+    level = params.get("level")
+    if level not in LOG_LEVELS or minimum not in LOG_LEVELS:
+        return False
+    return LOG_LEVELS.index(level) >= LOG_LEVELS.index(minimum)
+
+
+def only_argument(arguments: JsonObject | None, tool: str, allowed: str | None = None) -> Any:
+    """The value of the one allowed argument, if given. Raises BadRequestError for any other argument."""
+    unknown = sorted(set(arguments or {}) - {allowed})
+    if unknown:
+        takes = f"takes only `{allowed}`" if allowed else "takes no arguments"
+        if len(unknown) > MAX_UNKNOWN_SHOWN or max(map(len, unknown)) >= MAX_NAME_CHARACTERS:
+            raise BadRequestError(f"{tool}: {len(unknown):,} unknown arguments; it {takes}")
+        raise BadRequestError(f"{tool}: unknown argument `{'`, `'.join(unknown)}`; it {takes}")
+    return (arguments or {}).get(allowed) if allowed else None

@@ -1,0 +1,79 @@
+"""Calls of tools that wait for their reply, without an episode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+
+from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver_client.messages import Notification
+from decathlon_mcp.driver_client.replies import CallParams, Reply
+from decathlon_mcp.episodes.tools import ToolRoute, ToolSession
+from decathlon_mcp.errors import DecathlonError, DriverError
+from decathlon_mcp.types import JsonObject
+
+
+def ignore(*arguments: object) -> None:
+    pass
+
+
+async def call_server(
+    driver: DriverClient,
+    server: str,
+    params: JsonObject,
+    *,
+    request_id: int | None = None,
+    on_outcome: Callable[[Any], object] = ignore,
+    on_notification: Callable[[Notification], object] = ignore,
+    **options: Any,
+) -> Reply:
+    """Call a tool of a server, and return its reply. `on_outcome` is called where that is read.
+
+    Raises the error that the call failed with.
+    """
+    ended, outcomes = anyio.Event(), list[Reply | DecathlonError | None]()
+
+    def end(outcome: Reply | DecathlonError | None) -> None:
+        on_outcome(outcome)
+        outcomes.append(outcome)
+        ended.set()
+
+    number = driver.new_request_id() if request_id is None else request_id
+    cut = options.get("cut")
+    call = driver.tool_call(number, server, params, cut=cut, on_outcome=end, on_notification=on_notification)
+    await driver.send(call)
+    try:
+        await ended.wait()
+    finally:
+        driver.cancel(number)
+    if isinstance(outcome := outcomes[0], Reply):
+        return outcome
+    raise outcome or await driver.closed_error()
+
+
+async def call_tool(session: ToolSession, route: ToolRoute, params: CallParams) -> Reply:
+    """Call a tool of an episode, and start its server before."""
+    await session.starts.ensure(route.server)
+    session.starts.begin_call()
+    failure: DriverError | None = None
+    ended, outcomes = anyio.Event(), list[Reply | DecathlonError | None]()
+
+    def end(outcome: Reply | DecathlonError | None) -> None:
+        outcomes.append(outcome)
+        ended.set()
+
+    number = session.driver.new_request_id()
+    try:
+        await session.driver.send(
+            session.request(route, params, number, on_outcome=end, on_notification=ignore)
+        )
+        await ended.wait()
+        if isinstance(outcome := outcomes[0], Reply):
+            return outcome
+        failure = outcome if isinstance(outcome, DriverError) else None
+        raise outcome or await session.driver.closed_error()
+    finally:
+        session.driver.cancel(number)
+        session.starts.end_call(route.server, failure)
