@@ -5,15 +5,27 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+from decathlon_sandbox import wire
 
-from decathlon_mcp.episodes.operations import Operations, call_digest
+from decathlon_mcp.driver_client.messages import Notification
+from decathlon_mcp.driver_client.replies import CallParams, Reply
+from decathlon_mcp.episodes.operations import (
+    MAX_QUEUED,
+    MAX_QUEUED_BYTES,
+    Caller,
+    Operations,
+    RunningCall,
+    call_digest,
+)
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.storage.logged_calls import MAX_OPERATIONS, LoggedOperation, Origin
-from decathlon_mcp.types import as_json
+from decathlon_mcp.types import JsonObject, as_json
 from tests.episodes.crashing_server import STEPS
 
 pytestmark = pytest.mark.slow
@@ -68,6 +80,49 @@ async def test_the_oldest_operations_are_forgotten() -> None:
     assert await operations.find(Origin("1"), digest) == 2
     with pytest.raises(BadRequestError, match="'1' was another call"):
         await operations.find(Origin("1"), call_digest("tool", b'{"x":1}'))
+
+
+def noted(number: int, size_bytes: int = 0) -> Notification:
+    params = {"level": "info", "data": "x" * size_bytes, "number": number}
+    return Notification(wire.MESSAGE, as_json(params))
+
+
+async def what_a_slow_caller_sees(notifications: Iterable[Notification]) -> list[int]:
+    """The notifications that a caller handles if all others come while it handles the first one."""
+    seen: list[int] = []
+    resume = anyio.Event()
+
+    async def on_message(params: JsonObject) -> None:
+        seen.append(params["number"])
+        await resume.wait()
+
+    call = RunningCall(seq=1, name="tool", params=CallParams(), digest="", started_at=0.0)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call.wait, Caller(on_message=on_message))
+        await anyio.wait_all_tasks_blocked()
+        for notification in notifications:
+            call.on_notification(notification)
+            if not seen:
+                await anyio.wait_all_tasks_blocked()
+        # The outcome comes after them.
+        call.end(Reply(b"{}"))
+        resume.set()
+    return seen
+
+
+@pytest.mark.anyio
+async def test_notifications_for_a_slow_caller_are_bounded_and_the_oldest_are_dropped() -> None:
+    assert await what_a_slow_caller_sees(map(noted, range(5))) == [0, 1, 2, 3, 4]
+    many = await what_a_slow_caller_sees(map(noted, range(MAX_QUEUED + 11)))
+    assert many == [0, *range(11, MAX_QUEUED + 11)]
+    long = await what_a_slow_caller_sees(noted(number, MAX_QUEUED_BYTES // 8) for number in range(50))
+    assert long == [0, *range(43, 50)]
+
+
+@pytest.mark.anyio
+async def test_a_caller_gets_no_notification_that_mcp_does_not_allow() -> None:
+    invalid = [Notification(wire.MESSAGE, text) for text in (b"7", b"{", b'{"data": 1}', b"[" * 1000)]
+    assert await what_a_slow_caller_sees([noted(0), *invalid, noted(1)]) == [0, 1]
 
 
 def test_the_digest_of_a_call_depends_on_values_and_not_on_their_order() -> None:
