@@ -226,10 +226,7 @@ class DriverClient:
 
     async def define(self, servers: Sequence[Mapping[str, Any]]) -> None:
         """Give the driver the specifications of the task's MCP servers, secrets included; starts none."""
-        specs = [dict(server) for server in servers]
-        for spec in specs:
-            if spec.get("type") == "stdio":
-                spec["env"] = {**self._environment, **spec.get("env", {})}
+        specs = [{**server, "env": {**self._environment, **server.get("env", {})}} for server in servers]
         await self._link.request(wire.DEFINE, {"servers": specs})
 
     async def start(

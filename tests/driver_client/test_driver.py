@@ -122,7 +122,7 @@ async def test_define_sends_the_servers_and_start_returns_their_tools() -> None:
             lambda: driver.start(["files"], deadline_seconds=5),
             result={"servers": {"files": SERVER_INFO}},
         )
-    assert definition == {"method": "define", "params": {"servers": servers}}
+    assert definition == {"method": "define", "params": {"servers": [{**servers[0], "env": {}}]}}
     params = {"names": ["files"], "deadline_seconds": 5, "again": False}
     assert request == {"method": "start", "params": params}
     assert infos == {"files": ServerInfo(tools=[{"name": "read", "unknown": [1]}])}
@@ -210,6 +210,18 @@ async def test_notifications_of_a_call_are_those_that_mcp_allows() -> None:
         await peer.send(method="message", params={"id": number, "params": {"level": "info", "data": "text"}})
         await peer.send(id=number, result={"result": {"content": []}})
     assert received == [(True, {"progress": 1}), None, None, (False, {"level": "info", "data": "text"})]
+
+
+async def test_servers_have_the_sandboxes_environment_unless_they_set_it_themselves() -> None:
+    servers = [{"name": "files", "env": {"HTTP_PROXY": "own"}}, {"name": "mail"}]
+    environment = {"HTTP_PROXY": "proxy", "HTTPS_PROXY": "proxy"}
+    async with connected() as (driver, peer):
+        driver.set_environment(environment)
+        definition, _ = await answered(peer, lambda: driver.define(servers), result={})
+    assert [server["env"] for server in definition["params"]["servers"]] == [
+        {"HTTP_PROXY": "own", "HTTPS_PROXY": "proxy"},
+        environment,
+    ]
 
 
 async def test_arrange_freeze_forward_and_ping_send_their_params() -> None:
