@@ -180,6 +180,21 @@ def test_sparse_file_is_refused(tmp_path: Path) -> None:
         unpack(archive, tmp_path / "into", below=tmp_path)
 
 
+def test_member_after_a_sparse_file_in_old_form_is_read() -> None:
+    info = tarfile.TarInfo("huge")
+    info.type = tarfile.GNUTYPE_SPARSE
+    header = bytearray(tar_of((info, b"body"))[:512])
+    header[482] = 1  # a block of the map follows
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    sparse_map, body = bytes(512), b"body".ljust(512, b"\0")
+    archive = bytes(header) + sparse_map + body + tar_of((tarfile.TarInfo("after"), b"1"))
+    assert [(member.name, member.kind) for member, _ in read(archive)] == [
+        ("huge", Kind.SPARSE_FILE),
+        ("after", Kind.FILE),
+    ]
+
+
 def test_checked_members_are_normalized() -> None:
     folder, file, link = tarfile.TarInfo("./a"), tarfile.TarInfo("./a//./b"), tarfile.TarInfo("c")
     folder.type, file.mode, link.type, link.linkname = tarfile.DIRTYPE, 0o6755, tarfile.LNKTYPE, "./a/b"

@@ -93,7 +93,9 @@ def test_folder_is_packed_with_links_and_fifos_and_without_sockets(tmp_path: Pat
     (folder / "sub" / "file").write_text("1")
     (folder / "link").symlink_to("/etc/passwd")
     os.mkfifo(folder / "fifo")
+    descriptors = len([*Path("/proc/self/fd").iterdir()])
     pack_folder(folder, tmp_path / "a.tar", 1 << 20, below=tmp_path)
+    assert len([*Path("/proc/self/fd").iterdir()]) == descriptors, "none stays open"
     packed = members((tmp_path / "a.tar").read_bytes())
     assert [info.name for info in packed] == [".", "./fifo", "./link", "./sub", "./sub/file"]
     assert [info.type for info in packed[:3]] == [tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.SYMTYPE]

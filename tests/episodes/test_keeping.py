@@ -52,7 +52,8 @@ async def test_everything_is_there_when_the_evaluator_starts(tmp_path: Path) -> 
     assert folder.stat().st_mode & 0o777 == 0o700
     assert {(folder / name).stat().st_mode & 0o777 for name in KEPT | SEALED} == {0o600}
     kept = read_kept(folder)
-    assert (kept.attempt.answer, kept.attempt.turns, kept.sealed) == ("the answer", 3, True)
+    assert (kept.attempt.answer, kept.attempt.turns) == ("the answer", 3)
+    assert (kept.sealed, kept.in_place) == (True, False)
     assert kept.attempt.counts == {name: verdict.metrics[name] for name in kept.attempt.counts}
     assert list(kept.attempt.tools) == ["probe"]
 

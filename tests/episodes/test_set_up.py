@@ -44,10 +44,13 @@ async def test_the_workspace_is_filled_and_the_answers_are_removed(tmp_path: Pat
     async with running_registry(tmp_path, provider) as registry:
         episode = registry.start("find-answer", PLAYER)
         await episode.ready()
+        scratch = registry.options.scratch / episode.spec.label
+        assert scratch.stat().st_mode & 0o777 == 0o700
         (sandbox,) = provider.opened
         workspace = sandbox.root / episode.sandbox_factory.suite.profile.workspace
         task_folder = sandbox.root / episode.spec.task.folder
         assert sandbox.tree.text(workspace / "question.txt") == "six times seven\n"
+        assert sandbox.root / "local_servers" / "probe_server.py" in sandbox.tree, "common to all tasks"
         for name in ("evaluation", "groundtruth_workspace", "docs", "task_config.json"):
             assert task_folder / name not in sandbox.tree
 

@@ -225,6 +225,17 @@ async def test_pool_and_episodes_together_keep_the_limit(tmp_path: Path) -> None
                     assert (pool.pool.idle, pool.pool.opening) == (0, 0)
 
 
+async def test_none_gives_way_while_there_is_room(tmp_path: Path) -> None:
+    async with pooled(tmp_path, 2) as pool:
+        async with pool.opened():
+            await pool.until_idle(2)
+            idle = {name for name in pool.names if is_pooled(name)}
+            async with pool.opened("outbound") as name:
+                assert not is_pooled(name)
+                await pool.until_idle(4)
+                assert idle <= {*pool.names}
+
+
 async def test_an_episode_does_not_wait_until_a_sandbox_that_gives_way_is_gone(tmp_path: Path) -> None:
     removal = anyio.Event()
 

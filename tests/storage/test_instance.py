@@ -59,6 +59,8 @@ def test_running_server_is_not_listed_as_dead(tmp_path: Path) -> None:
     with instance_lock(tmp_path) as first, instance_lock(tmp_path) as second:
         assert second.dead == []
         assert first.name != second.name
+        for file in (tmp_path / "servers").iterdir():
+            assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_killed_server_is_dead_and_only_one_server_takes_it_over(tmp_path: Path) -> None:

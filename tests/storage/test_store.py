@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -13,6 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import anyio
 import pytest
 
 from decathlon_mcp.errors import AtCapacityError, BadRequestError, SettingsError
@@ -301,3 +303,30 @@ def test_second_episode_of_an_operation_is_refused(tmp_path: Path) -> None:
         store.insert_episode(episode("one", operation="op"))
         with pytest.raises(BadRequestError, match="use a new id for each"):
             store.insert_episode(episode("two", operation="op"))
+
+
+@pytest.mark.anyio
+async def test_new_rows_are_moved_into_the_database_file_while_the_server_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "CHECKPOINT_SECONDS", 0.01)
+
+    def rows_without_the_log() -> int:
+        copy = tmp_path / "copy" / "store.db"
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(tmp_path / "store.db", copy)
+        with closing(sqlite3.connect(copy)) as connection:
+            try:
+                return connection.execute("SELECT count(*) FROM episodes").fetchone()[0]
+            except sqlite3.DatabaseError:
+                return 0  # copied while it was written, or before the table was
+
+    with Store.open(tmp_path, "me") as store:
+        store.insert_episode(episode())
+        assert rows_without_the_log() == 0
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(store.maintain)
+            with anyio.fail_after(10):
+                while not rows_without_the_log():  # noqa: ASYNC110  (nothing announces it)
+                    await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
