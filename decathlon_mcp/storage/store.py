@@ -193,6 +193,9 @@ class Store:
     def open(cls, state: Path, server: str) -> Generator[Self]:
         """Open or create the database of a state folder for the server of that name.
 
+        A server that ends this context has ended its episodes: no other one continues its sessions, which are
+        deleted. One that leaves them to the next ends without it.
+
         Raises SettingsError if the folder's file system cannot hold it, or it has another schema.
         """
         file = state / FILE_NAME
@@ -209,6 +212,7 @@ class Store:
                 yield store
             finally:
                 store._retry_at = 0.0
+                store.delete_sessions(server)
                 store._write()
 
     @classmethod

@@ -101,17 +101,28 @@ def test_end_of_an_episode_forgets_its_sandboxes(tmp_path: Path) -> None:
         assert store.sandboxes("two") == []
 
 
+SESSION = SessionRow(id="s", server="", address="task", path="/tasks/x/mcp", data={})
+
+
 def test_server_sees_the_rows_of_dead_servers_after_adopting_them(tmp_path: Path) -> None:
-    with Store.open(tmp_path, "dead") as store:
-        store.insert_episode(episode())
-        store.save_session(SessionRow(id="s", server="dead", address="task", path="/tasks/x/mcp", data={}))
-    with Store.open(tmp_path, "heir") as store:
+    # A killed server does not end its context.
+    with Store.open(tmp_path, "dead") as dead, Store.open(tmp_path, "heir") as store:
+        dead.insert_episode(episode())
+        dead.save_session(SESSION)
         assert store.live_episodes() == []
         assert store.session("s") is None
         store.adopt(["dead"])
         assert [row.server for row in store.live_episodes()] == ["heir"]
         assert store.session("s") is not None
         store.delete_session("s")
+
+
+def test_sessions_of_a_server_that_ended_by_itself_are_deleted(tmp_path: Path) -> None:
+    with Store.open(tmp_path, "first") as store:
+        store.save_session(SESSION)
+    with Store.open(tmp_path, "second") as store:
+        store.adopt(["first"])
+        assert store.session("s") is None
 
 
 def test_episodes_that_ended_long_ago_are_deleted(tmp_path: Path) -> None:
