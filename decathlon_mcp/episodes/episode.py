@@ -349,6 +349,15 @@ class Episode:
         """Read the calls of a server that died from the trajectory, before the episode is READY again."""
         self._calls.restore(await anyio.to_thread.run_sync(self.journal.read_calls))
 
+    def require_whole_record(self) -> None:
+        """Raise SandboxLostError if the trajectory lacks calls that had been sent before the claim."""
+        if self.claim is not None and self.calls < self.claim.calls:
+            missing = self.claim.calls - self.calls
+            raise SandboxLostError(
+                f"the episode's record is damaged: {missing} of {self.claim.calls} calls are missing in its "
+                "trajectory, which evaluators may judge"
+            )
+
     @property
     def unanswered_requests(self) -> set[int]:
         """Ids of the driver's requests that `become_ready` will send again."""
@@ -539,7 +548,7 @@ class Episode:
         """READY to CLAIMED: no tool can be called any more. False if the attempt is not open."""
         if self.state.phase is not Phase.READY or self.lease.expired:
             return False
-        self.records.update(Phase.CLAIMED, claim=claim)
+        self.records.update(Phase.CLAIMED, claim=replace(claim, calls=self.calls))
         # Neither the lease nor `close` may interrupt the grading.
         self.lease.suspend()
         self.state.move(Phase.CLAIMED)

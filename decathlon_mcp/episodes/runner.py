@@ -167,12 +167,15 @@ class EpisodeRunner:
         episode = self._episode
         grader = EpisodeGrader(episode, resources, self._admission)
         if episode.records.progress.captured:
+            episode.require_whole_record()
             captured = CapturedWorkspace(self._scratch / WORKSPACE_FILE, self._sealed)
         else:
             # The agent's sandbox is removed before a grader's is opened, so that an episode never has two.
             async with resources.services.watched(), AsyncExitStack() as agent_stack:
                 if episode.was_ready:
                     sandbox, driver = await self._take_back_agent_sandbox(agent_stack, resources)
+                    # Now that it will be removed in any case.
+                    episode.require_whole_record()
                 else:
                     sandbox, driver = await self._open_agent_sandbox(agent_stack, resources)
                 if driver is not None:

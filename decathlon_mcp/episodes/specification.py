@@ -45,7 +45,8 @@ class Claim:
     """How an attempt was closed: by its agent, by a limit, or by `evaluate`.
 
     `truncated_by`: what cut the attempt short. `turns`: the agent's turns, if a controller reports them.
-    `operation`: id of the request that closed it, by which a client that comes back is known.
+    `operation`: id of the request that closed it, by which a client that comes back is known. `calls`: how
+    many had been sent.
     """
 
     by_agent: bool
@@ -53,4 +54,5 @@ class Claim:
     truncated_by: TruncationCause | None = None
     turns: int | None = None
     operation: str | None = None
+    calls: int = 0
     at: datetime = field(default_factory=lambda: datetime.now(UTC))

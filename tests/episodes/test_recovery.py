@@ -319,6 +319,20 @@ async def test_closed_attempt_is_graded_although_its_driver_has_another_wire_ver
         assert recoveries(registry) == {"graded": 1}
 
 
+async def test_claimed_attempt_whose_trajectory_lacks_calls_is_lost_and_not_graded(tmp_path: Path) -> None:
+    claim = {**CLAIMED["claim"], "calls": 2}
+    async with (
+        sandbox_of_the_dead_server(tmp_path, wire_version=99) as (agent, machine),
+        recovered(
+            tmp_path, Phase.CLAIMED, {**CLAIMED, "claim": claim}, agent=agent, machine=machine
+        ) as registry,
+    ):
+        with anyio.fail_after(10):
+            verdict = await only(registry).evaluate()
+        assert (verdict.status, verdict.reward) == ("sandbox_lost", None)
+        assert "2 of 2 calls are missing in its trajectory" in verdict.detail
+
+
 async def test_episode_that_is_taken_back_is_counted_as_continued(tmp_path: Path) -> None:
     async with (
         sandbox_of_the_dead_server(tmp_path) as (agent, machine),
