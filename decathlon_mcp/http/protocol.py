@@ -168,6 +168,19 @@ class _ResponseTransport:
         return self._transport.is_closing()
 
 
+def _send_without_chunks(cycle: RequestResponseCycle) -> None:
+    """Have the end of the connection end the body: HTTP/1.0 has no chunks, but uvicorn sends them."""
+    send, cycle.chunked_encoding = cycle.send, False
+
+    async def send_part(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            # uvicorn compares it with what was announced.
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_part
+
+
 class LimitedHttpProtocol(HttpToolsProtocol):
     """One HTTP connection: uvicorn's, with the limits of `ConnectionLimits`. Checked with uvicorn 0.54."""
 
@@ -349,6 +362,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._is_last:
             cycle.keep_alive = False
         cycle.transport = cast("asyncio.Transport", _ResponseTransport(cycle.transport, self.loop))
+        if cycle.scope["http_version"] == "1.0":
+            _send_without_chunks(cycle)
         super()._start_asgi_task(cycle, app)
 
     @property

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.bodies import MAX_BODY_BYTES
 from decathlon_mcp.json_limits import MAX_NODES
+from decathlon_mcp.types import JsonObject
 from tests.http.messages import ACCEPT, INITIALIZE
 from tests.probe.clients import connected, playing, start
 from tests.probe.serving import Served, serving
@@ -424,3 +427,33 @@ async def test_tokens_are_required_and_own_their_episodes(tmp_path: Path) -> Non
             for name in ("ada", "bob", "root"):
                 response = await http.post(served.episode(episode.id), json=INITIALIZE, **bearer(name))
                 assert ("no such episode" in response.text) is (name == "bob"), name
+
+
+@pytest.mark.parametrize(
+    ("path", "message", "answer"),
+    [("/healthz", None, b'"status":"ok"'), ("/mcp", INITIALIZE, b'"serverInfo"')],
+    ids=["json", "events"],
+)
+async def test_a_client_of_http_1_0_gets_no_chunks(
+    served: Served, path: str, message: JsonObject | None, answer: bytes
+) -> None:
+    body = b"" if message is None else json.dumps(message).encode()
+    head = [
+        f"{'GET' if message is None else 'POST'} {path} HTTP/1.0",
+        f"host: {served.url.removeprefix('http://')}",
+        "accept: application/json, text/event-stream",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+    ]
+    host, _, port = served.url.removeprefix("http://").rpartition(":")
+    received = b""
+    async with await anyio.connect_tcp(host, int(port)) as connection:
+        await connection.send("\r\n".join([*head, "", ""]).encode() + body)
+        with anyio.fail_after(20), suppress(anyio.EndOfStream):
+            while True:
+                received += await connection.receive()
+    response_head, _, content = received.partition(b"\r\n\r\n")
+    assert b" 200 " in response_head.splitlines()[0]
+    assert b"chunked" not in response_head
+    assert answer in content
+    assert content.lstrip().startswith((b"{", b"event:"))
