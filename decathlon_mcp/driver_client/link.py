@@ -230,6 +230,9 @@ class DriverLink:
         first_id = survival.generation << wire.COUNTER_BITS
         self._ids = itertools.count(first_id + 1)
         self._pending: dict[int, Request] = {}
+        # Ids of requests that wait for room, and of those whose reply is read in a thread.
+        self._waiting_for_room: set[int] = set()
+        self._in_thread: set[int] = set()
         # Replies to requests of an earlier server process, with the numbers of their messages; None until a
         # reply has come.
         self._unanswered: dict[int, tuple[Message | bytes, int] | None] = dict.fromkeys(unanswered)
@@ -330,10 +333,16 @@ class DriverLink:
         """Send a request, all of it or nothing. Waits while too much is not acknowledged.
 
         Its params may contain `msgspec.Raw` without line feeds. Raises LimitExceededError for one that is too
-        long, and SandboxLostError; then `on_outcome` is not called.
+        long, and SandboxLostError; then `on_outcome` is not called. One that is cancelled meanwhile is not
+        sent, and has no outcome.
         """
-        payload = await self._payload(_request_message(request))
-        self._send_request(request, payload)
+        self._waiting_for_room.add(request.id)
+        try:
+            payload = await self._payload(_request_message(request))
+            if request.id in self._waiting_for_room:
+                self._send_request(request, payload)
+        finally:
+            self._waiting_for_room.discard(request.id)
 
     def send_now(self, request: Request, *, urgent: bool = False) -> bool:
         """`send` without waiting; False if that is not possible now. `urgent`: see `URGENT_BYTES`."""
@@ -345,8 +354,11 @@ class DriverLink:
 
     def cancel(self, request_id: int) -> None:
         """Forget a request, and cancel it in the driver. No effect on one that has its outcome."""
+        self._waiting_for_room.discard(request_id)
         if self._pending.pop(request_id, None) is None or self.closed.is_set():
             return
+        if request_id in self._in_thread:
+            return  # it has its reply
         message: JsonObject = {"jsonrpc": "2.0", "method": wire.CANCEL, "params": {"id": request_id}}
         payload = as_json_with_raw(message)
         if self._fits(payload, urgent=True):
@@ -462,11 +474,14 @@ class DriverLink:
         elif bytes(message.id) == b"null" and not isinstance(message.error, UnsetType):
             # The driver could not read a request and does not know which one.
             for request in tuple(self._pending.values()):
-                self._settle(request, _outcome(request, message))
+                if request.id not in self._in_thread:
+                    self._settle(request, _outcome(request, message))
         self._acknowledge(number)
 
     def _on_reply(self, request_id: int, reply: Message | bytes, number: int) -> None:
-        if (request := self._pending.get(request_id)) is not None:
+        if request_id in self._in_thread:
+            self._acknowledge(number)  # only the first reply counts
+        elif (request := self._pending.get(request_id)) is not None:
             self._resolve(request, reply, number)
         elif request_id in self._unanswered and self._unanswered[request_id] is None:
             self._unanswered[request_id] = reply, number
@@ -475,13 +490,18 @@ class DriverLink:
 
     def _resolve(self, request: Request, reply: Message | bytes, number: int) -> None:
         if isinstance(reply, bytes):
+            self._in_thread.add(request.id)
             self._tasks.start_soon(self._resolve_in_thread, request, reply, number)
             return
         self._settle(request, _outcome(request, reply))
         self._acknowledge(number)
 
     async def _resolve_in_thread(self, request: Request, payload: bytes, number: int) -> None:
-        self._settle(request, await anyio.to_thread.run_sync(_outcome, request, payload))
+        try:
+            outcome = await anyio.to_thread.run_sync(_outcome, request, payload)
+        finally:
+            self._in_thread.discard(request.id)
+        self._settle(request, outcome)
         self._acknowledge(number)
 
     def _settle(self, request: Request, outcome: Any) -> None:
@@ -795,6 +815,12 @@ class DriverLink:
         # Everything unacknowledged is sent again, which costs as much as reading it.
         resent_seconds = self._reading.spend(self._end.unacknowledged_bytes if self._was_attached else 0)
         await anyio.sleep(max(resent_seconds, self._attached_at + ATTACH_SECONDS - time.monotonic()))
+        if self._unwritten is not None:
+            # Else the attachment could not be written.
+            await self._write_rest(*self._unwritten)
+        if stream is not self._stream or not self._is_open or self._is_broken:
+            self._work.set()
+            return
         self._attached_at = time.monotonic()
         if self._unanswered_since < 0:
             self._unanswered_since = self._attached_at

@@ -163,8 +163,8 @@ async def connection(*, boots: bool = False) -> AsyncGenerator[tuple[ByteStream,
 
 
 def payload(**message: Any) -> bytes:
-    """A JSON-RPC message."""
-    return json.dumps({"jsonrpc": "2.0", **message}).encode()
+    """A JSON-RPC message, as the driver writes it."""
+    return json.dumps({"jsonrpc": "2.0", **message}, separators=(",", ":")).encode()
 
 
 @dataclass

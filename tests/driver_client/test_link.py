@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import anyio.from_thread
 import msgspec
 import pytest
 from anyio.abc import TaskGroup
@@ -19,6 +21,7 @@ from decathlon_mcp.driver_client.link import Request as LinkRequest
 from decathlon_mcp.driver_client.messages import Message, Notification, read_message
 from decathlon_mcp.errors import CallTimeoutError, DriverError, LimitExceededError, SandboxLostError
 from decathlon_mcp.types import JsonObject
+from tests.driver.peer import until
 from tests.driver_client.support import FIRST_ID, Peer, Source, connection, payload
 
 pytestmark = pytest.mark.anyio
@@ -377,6 +380,60 @@ async def test_long_reply_is_acknowledged_after_its_request_has_had_it() -> None
         await observed.done.wait()
         assert observed.events == [text]
         assert acknowledged == [1]
+
+
+async def long_reply_in_thread(link: DriverLink, peer: Peer, outcomes: list[Any]) -> threading.Event:
+    """Send a request whose long reply is being read in a thread, until the event is set."""
+    reading, resume = anyio.Event(), threading.Event()
+
+    def read(message: Message) -> str:
+        anyio.from_thread.run_sync(reading.set)
+        resume.wait(10)
+        return "long"
+
+    await link.send(LinkRequest(link.new_id(), wire.CALL, {}, read, outcomes.append))
+    await peer.reply(await peer.receive(), "x" * link_module.READ_IN_THREAD_BYTES)
+    await reading.wait()
+    return resume
+
+
+async def test_replies_after_a_long_one_are_ignored_while_it_is_read() -> None:
+    async with linked() as (link, peer), anyio.create_task_group() as tasks:
+        outcomes: list[Any] = []
+        resume = await long_reply_in_thread(link, peer, outcomes)
+        await peer.send(id=FIRST_ID, result="second")
+        await peer.send(id=None, error={"code": wire.PARSE, "message": "what?"})
+        other = Request(tasks, link)
+        await peer.reply(await peer.receive(), "other")
+        await other.result()
+        assert outcomes == []
+        resume.set()
+        await until(lambda: bool(outcomes))
+        assert outcomes == ["long"]
+
+
+async def test_request_whose_long_reply_is_read_is_not_cancelled_in_the_driver() -> None:
+    async with linked() as (link, peer):
+        outcomes: list[Any] = []
+        resume = await long_reply_in_thread(link, peer, outcomes)
+        link.cancel(FIRST_ID)
+        resume.set()
+        await until(lambda: peer.connection.first_unacknowledged == 2)
+        await link.notify("next", {})
+        assert (await peer.receive())["method"] == "next"
+        assert outcomes == []
+
+
+async def test_link_that_closes_while_a_long_reply_is_read_gives_one_outcome() -> None:
+    async with linked() as (link, peer):
+        outcomes: list[Any] = []
+        resume = await long_reply_in_thread(link, peer, outcomes)
+        link.close("enough")
+        assert outcomes == [None]
+        resume.set()
+        await until(lambda: not link._in_thread)  # pyright: ignore[reportPrivateUsage]
+        assert outcomes == [None]
+        assert peer.connection.first_unacknowledged == 1
 
 
 # The end of the connection

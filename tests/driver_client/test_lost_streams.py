@@ -280,6 +280,40 @@ async def test_message_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (await peer.receive())["params"] == text
 
 
+async def test_request_that_is_cancelled_while_it_waits_for_room_is_not_sent() -> None:
+    async with surviving() as (link, source, tasks):
+        peer, text, outcomes = source.peer, {"text": "x" * (30 << 20)}, list[Any]()
+        peer.acknowledges = False
+        for _ in range(2):
+            await link.notify("large", text)
+            await peer.receive()
+        waiting = request(link, "late", text, outcomes)
+        tasks.start_soon(link.send, waiting)
+        await anyio.wait_all_tasks_blocked()
+        link.cancel(waiting.id)
+        peer.connection.acknowledge(1)
+        peer.connection.acknowledge_now()
+        await peer.flush()
+        await anyio.wait_all_tasks_blocked()
+        await link.notify("next", {})
+        assert (await peer.receive())["method"] == "next"
+        assert outcomes == []
+
+
+async def test_attachment_is_written_after_what_the_stream_did_not_take_at_once() -> None:
+    async with narrow_connection() as (link, stream, peer):
+        before = peer.connection.attachments
+        await peer.send_bytes(b"damaged\n")
+        await until(lambda: link._end.attach_due)  # pyright: ignore[reportPrivateUsage]
+        stream.room = 10
+        assert link.send_now(request(link, "call", {}, []))
+        stream.room = 1 << 20
+        # Before the next attempt, which comes after the first of ANSWER_SECONDS.
+        with anyio.fail_after(link_module.ANSWER_SECONDS[0] * 0.75):
+            await until(lambda: peer.connection.attachments > before)
+        assert (await peer.receive())["method"] == "call"
+
+
 # Streams that are opened again
 
 
