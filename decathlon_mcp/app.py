@@ -238,7 +238,7 @@ async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGener
             tool_lists = create_tool_lists(factory, settings.state)
             factories[name] = replace(
                 factory,
-                survival=_survival(factory.provider.name, survival),
+                survival=_survival(provider_for(factory.suite, settings), survival),
                 tool_lists=tool_lists,
                 web=web,
             )

@@ -54,7 +54,7 @@ RUNS = (
     # A task's address serves only revisions with a handshake, and refuses the others as the protocol says.
     *runs_at("task", {"old": 21, "2025-11-25": 58, "2026-07-28": 73}),
     *runs_at("episode", {"old": 21, "2025-11-25": 58, "2026-07-28": 108}),
-    *runs_at("lobby", {"old": 8, "2025-11-25": 42, "2026-07-28": 85}),
+    *runs_at("lobby", {"old": 7, "2025-11-25": 41, "2026-07-28": 85}),
 )
 
 
