@@ -9,6 +9,9 @@ from decathlon_sandbox import wire
 
 from decathlon_mcp.driver_client.link import DriverLink, Request
 
+MIN_BEAT_SECONDS = 0.1
+"""Shortest time between two beats: the rest of a lease does not get less while the driver is not attached."""
+
 
 class Heartbeat:
     """Sends a ping three times in each lease.
@@ -64,7 +67,7 @@ class Heartbeat:
         remaining_seconds = self._pinged_at + self._lease_seconds - now
         if remaining_seconds <= 0:
             self._link.close(f"the driver has not answered for {self._lease_seconds:.0f} s", by_driver=True)
-        return max(0.0, min(remaining_seconds, self._period_seconds))
+        return min(max(remaining_seconds, MIN_BEAT_SECONDS), self._period_seconds)
 
     def _on_answer(self, outcome: object) -> None:
         self._pinged_at = None

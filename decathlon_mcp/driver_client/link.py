@@ -452,6 +452,9 @@ class DriverLink:
                     if loss is None and self._loss is None:
                         loss = await self._reopen()
                 self._loss = self._loss or loss
+            while self._in_thread:
+                # These replies came before the end.
+                await self._next_work()
         self._close(self._loss or Loss())
 
     # receiving
@@ -464,7 +467,9 @@ class DriverLink:
         message = read_message(payload)
         request_id = reply_id(payload) if message is None else integer_id(message.id)
         if request_id is not None:
-            self._on_reply(request_id, message or Message(), number)
+            # Long ones come here too, if their id is not where the driver writes it.
+            is_long = len(payload) >= READ_IN_THREAD_BYTES
+            self._on_reply(request_id, payload if is_long else message or Message(), number)
             return
         if message is None:
             pass
@@ -501,6 +506,7 @@ class DriverLink:
             outcome = await anyio.to_thread.run_sync(_outcome, request, payload)
         finally:
             self._in_thread.discard(request.id)
+            self._work.set()
         self._settle(request, outcome)
         self._acknowledge(number)
 
@@ -667,7 +673,8 @@ class DriverLink:
         """Wait until a message fits. Raises StalledError after SEND_SECONDS without an acknowledgement."""
         remaining_seconds = SEND_SECONDS
         while not (self.closed.is_set() or self._fits(payload, urgent=urgent)):
-            unacknowledged_bytes = self._end.unacknowledged_bytes
+            # Not their size, which others that send increase.
+            first_unacknowledged = self._end.first_unacknowledged
             is_attached, began_at = self._end.attached, time.monotonic()
             self._waiting_senders += 1
             try:
@@ -675,7 +682,7 @@ class DriverLink:
                     await self._room.wait()
             finally:
                 self._waiting_senders -= 1
-            if self._end.unacknowledged_bytes < unacknowledged_bytes:
+            if self._end.first_unacknowledged > first_unacknowledged:
                 remaining_seconds = SEND_SECONDS
             elif is_attached:
                 remaining_seconds -= time.monotonic() - began_at

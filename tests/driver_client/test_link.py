@@ -424,6 +424,34 @@ async def test_request_whose_long_reply_is_read_is_not_cancelled_in_the_driver()
         assert outcomes == []
 
 
+async def test_long_reply_before_the_end_of_the_stream_is_returned() -> None:
+    async with linked() as (link, peer):
+        outcomes: list[Any] = []
+        resume = await long_reply_in_thread(link, peer, outcomes)
+        await peer.end()
+        await anyio.wait_all_tasks_blocked()
+        assert outcomes == []
+        resume.set()
+        await link.closed.wait()
+        assert outcomes == ["long"]
+
+
+@pytest.mark.parametrize("start", [b'{"jsonrpc":"2.0","id":%d', b'{"id":%d,"jsonrpc":"2.0"'])
+async def test_long_reply_is_read_in_a_thread_wherever_its_id_is(start: bytes) -> None:
+    async with linked() as (link, peer):
+        threads: list[Any] = []
+
+        def read(message: Message) -> threading.Thread:
+            return threading.current_thread()
+
+        await link.send(LinkRequest(link.new_id(), wire.CALL, {}, read, threads.append))
+        await peer.receive()
+        text = b"x" * link_module.READ_IN_THREAD_BYTES
+        await peer.send_payloads(start % FIRST_ID + b',"result":"%b"}' % text)
+        await until(lambda: bool(threads))
+        assert threads[0] is not threading.current_thread()
+
+
 async def test_link_that_closes_while_a_long_reply_is_read_gives_one_outcome() -> None:
     async with linked() as (link, peer):
         outcomes: list[Any] = []

@@ -16,6 +16,7 @@ from decathlon_sandbox.resumable import MAX_NUMBER
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver_client import link as link_module
 from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver_client.heartbeat import MIN_BEAT_SECONDS, Heartbeat
 from decathlon_mcp.driver_client.link import DriverLink, Loss, Request, Survival
 from decathlon_mcp.driver_client.replies import Reply
 from decathlon_mcp.errors import CallTimeoutError, DecathlonError, ProviderUnavailableError, SandboxLostError
@@ -258,6 +259,33 @@ async def test_peer_that_does_not_acknowledge_is_a_lost_sandbox(monkeypatch: pyt
         assert error.value.data["by_driver"]
 
 
+async def test_sender_waits_as_long_as_the_driver_acknowledges(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with surviving() as (link, source, tasks):
+        peer, text = source.peer, {"text": "x" * (1 << 20)}
+        peer.acknowledges = False
+        for _ in range(50):
+            await link.notify("small", text)
+            await peer.receive()
+        monkeypatch.setattr(link_module, "SEND_SECONDS", 0.5)
+        tasks.start_soon(link.notify, "large", {"text": "x" * (60 << 20)})
+        await anyio.wait_all_tasks_blocked()
+        for number in range(1, 21):
+            # What is acknowledged is sent by others again.
+            assert link.send_now(request(link, "small", text, []))
+            peer.connection.acknowledge(number)
+            peer.connection.acknowledge_now()
+            await peer.flush()
+            await anyio.sleep(0.05)
+        assert not link.closed.is_set()
+        for number in range(21, 71):
+            peer.connection.acknowledge(number)
+        peer.connection.acknowledge_now()
+        await peer.flush()
+        with anyio.fail_after(20):
+            while (await peer.receive())["method"] != "large":
+                pass
+
+
 async def test_message_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     async with surviving() as (link, source, tasks):
         peer, text = source.peer, {"text": "x" * (30 << 20)}
@@ -402,6 +430,23 @@ async def test_driver_that_does_not_answer_on_an_open_stream_is_lost(monkeypatch
         error = await link.closed_error()
         assert error.message == "the driver has not answered for 0 s"
         assert error.data["by_driver"]
+
+
+async def test_heartbeat_rests_while_the_driver_is_not_attached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "LEASE_SECONDS", 0.9)
+    async with surviving() as (link, source, _):
+        heartbeat, beats = Heartbeat(link, boot_seconds=None), list[float]()
+        monkeypatch.setattr(heartbeat, "_schedule", beats.append)
+        heartbeat.start()
+        heartbeat._beat()  # pyright: ignore[reportPrivateUsage]
+        assert (await source.peer.receive())["method"] == wire.PING
+        source.failures = [ProviderUnavailableError("no engine") for _ in range(100)]
+        await anyio.sleep(0.85)
+        await source.peer.end()
+        await until(lambda: source.reopened > 0)
+        assert not link.closed.is_set()
+        heartbeat._beat()  # pyright: ignore[reportPrivateUsage]
+        assert beats[-1] == MIN_BEAT_SECONDS
 
 
 async def test_driver_that_demands_attachments_gets_few(monkeypatch: pytest.MonkeyPatch) -> None:
