@@ -47,7 +47,7 @@ from decathlon_mcp.protocol.episode_server import EpisodeServer
 from decathlon_mcp.protocol.events import LAST_EVENT_KEY, EventId, send_body, send_event_head
 from decathlon_mcp.protocol.exchanges import Exchange, Serve
 from decathlon_mcp.protocol.lobby import EPISODE_KEY, Lobby
-from decathlon_mcp.protocol.recognition import Recognition, read_headers
+from decathlon_mcp.protocol.recognition import SESSION, Recognition, read_headers
 from decathlon_mcp.protocol.results import is_sessionless
 from decathlon_mcp.protocol.revival import AddressKind, SavedSessions
 from decathlon_mcp.protocol.sdk import use_json_response
@@ -55,7 +55,7 @@ from decathlon_mcp.protocol.sessions import SessionManager
 from decathlon_mcp.protocol.tool_requests import OPERATION_KEY
 from decathlon_mcp.types import JsonObject
 
-SESSION_HEADER = "mcp-session-id"
+SESSION_HEADER = SESSION.decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +118,11 @@ class McpEndpoints:
 
         Those include all that are refused, so that there is one place for each refusal.
         """
-        address, context, headers = self._recognize(scope)
-        if address is None or address.recognition is None or context is None:
+        candidate = self._candidate(scope)
+        if candidate is None:
             await app(scope, receive, send)
             return
+        address, recognition, context, headers = candidate
         try:
             body = await read_short(receive)
         except BodyDisconnectError:
@@ -129,7 +130,7 @@ class McpEndpoints:
         exchange = None
         with suppress(BodyError):
             if decoded_bytes(body) <= SMALL_DECODED_BYTES:
-                exchange = address.recognition.prepare(headers, body, context, scope)
+                exchange = recognition.prepare(headers, body, context, scope)
         if exchange is None:
             await app(scope, replay(body, receive), send)
             return
@@ -137,31 +138,31 @@ class McpEndpoints:
         self._registry.metrics.request_bytes.inc(len(body))
         await self._serve_exchange(address, exchange, scope, receive, meter.metered(send))
 
-    def _recognize(
+    def _candidate(
         self, scope: Scope
-    ) -> tuple[_Address | None, RequestContext | None, dict[bytes, bytes] | None]:
-        """Whether a request may be one that is served first, by its address and its headers."""
+    ) -> tuple[_Address, Recognition, RequestContext, Mapping[bytes, bytes]] | None:
+        """What is known of a request that may be served first, by address and headers; None for others."""
         if scope["type"] != "http" or scope["method"] != "POST" or scope["root_path"]:
-            return None, None, None
+            return None
         _, kind, name, *rest = (*scope["path"].split("/"), "", "")[:5]
         is_lobby = (kind, name) == ("mcp", "")
         address = self._lobby if is_lobby else self._by_kind.get(kind)
-        if address is None or (not is_lobby and rest != ["mcp", ""]):
-            return None, None, None
+        if address is None or address.recognition is None or (not is_lobby and rest != ["mcp", ""]):
+            return None
         headers = read_headers(scope)
         # The responses to requests of pages have further headers.
         if headers is None or b"origin" in headers or not is_short(headers):
-            return None, None, None
+            return None
         try:
             context = self._direct_context(address, scope["path"], name, headers)
         except (DecathlonError, UnauthorizedError):
-            return None, None, None
+            return None
         session_id = context.principal.session
         if session_id is not None and (
             not address.manager.is_live(session_id) or address.manager.belongs_to_other(session_id, context)
         ):
-            return None, None, None
-        return address, context, headers
+            return None
+        return address, address.recognition, context, headers
 
     def _direct_context(
         self, address: _Address, path: str, name: str, headers: Mapping[bytes, bytes]
@@ -172,7 +173,7 @@ class McpEndpoints:
         """
         authorization, session = (
             None if value is None else value.decode("latin-1")
-            for value in (headers.get(b"authorization"), headers.get(SESSION_HEADER.encode()))
+            for value in (headers.get(b"authorization"), headers.get(SESSION))
         )
         if address is self._episodes:
             return self._episode_context(name, path, authorization, session)
@@ -193,7 +194,10 @@ class McpEndpoints:
         if address is self._lobby:
             await self._serve_at_lobby(exchange, serve, receive, send)
             return
-        assert context.access is not None
+        if context.access is None:
+            # A session of an earlier server, whose episode this one does not know.
+            await exchange.serve(serve, receive, send)
+            return
         episode = context.access.episode
         waits = exchange.watched = episode.state.phase in NOT_READY
         session = self._episode_session(address.manager, context)

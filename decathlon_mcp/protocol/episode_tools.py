@@ -198,11 +198,8 @@ async def _reply(episode: Episode, request: ToolRequest, call: RunningCall | int
         on_progress=progress.relay,
         on_message=on_message,
     )
-    if episode.was_ready:
+    async with waiting_for_tools(progress, episode, unit=WAITING_UNIT):
         reply = await episode.reply_of(call, caller)
-    else:
-        async with waiting_for_tools(progress, episode, unit=WAITING_UNIT):
-            reply = await episode.reply_of(call, caller)
     request.context.replied_at = perf_counter()
     return reply
 

@@ -30,8 +30,9 @@ from decathlon_mcp.protocol.tool_requests import OPERATION_KEY
 from decathlon_mcp.storage.logged_calls import request_id_text
 from decathlon_mcp.types import as_json
 
+SESSION = b"mcp-session-id"
+"""Name of the header with a session's id."""
 _VERSION = b"mcp-protocol-version"
-_SESSION = b"mcp-session-id"
 _METHOD = b"mcp-method"
 _NAME = b"mcp-name"
 _HEADERS = frozenset(
@@ -45,7 +46,7 @@ _HEADERS = frozenset(
         b"content-length",
         b"transfer-encoding",
         _VERSION,
-        _SESSION,
+        SESSION,
         _METHOD,
         _NAME,
     }
@@ -119,11 +120,11 @@ class Recognition:
             return None
         version = headers.get(_VERSION)
         if version is None or version in _HANDSHAKE_VERSIONS:
-            session_id = headers.get(_SESSION, b"").decode("latin-1")
+            session_id = headers.get(SESSION, b"").decode("latin-1")
             return self._in_session(session_id, message, context, scope)
         if (
             self._sessionless
-            and _SESSION not in headers
+            and SESSION not in headers
             and message.method == CALL
             and _agree(headers, version.decode("latin-1"), message)
             and not self._needs_headers(message.name, context)

@@ -55,6 +55,18 @@ async def until(condition: Callable[[], object]) -> None:
             await anyio.sleep(0.01)
 
 
+class SetUp:
+    """The `run` of a fake provider: a set-up that goes on until `over` is set."""
+
+    def __init__(self) -> None:
+        self.begun, self.over = anyio.Event(), anyio.Event()
+
+    async def __call__(self, request: FakeRun) -> int:
+        self.begun.set()
+        await self.over.wait()
+        return 0
+
+
 def text_of(response: Any) -> str:
     return answer_of(response)["result"]["content"][0]["text"]
 
@@ -92,25 +104,19 @@ async def test_call_is_in_the_trajectory_before_its_first_event(
 async def test_call_before_the_end_of_the_set_up_is_in_the_trajectory_and_can_be_fetched(
     tmp_path: Path, http: httpx2.AsyncClient
 ) -> None:
-    gate, setting_up, set_up = Gate(), anyio.Event(), anyio.Event()
+    gate, set_up = Gate(), SetUp()
     gate.open.set()
-
-    async def run(request: FakeRun) -> int:
-        setting_up.set()
-        await set_up.wait()
-        return 0
-
-    provider = FakeProvider(tools={"probe": {**TOOLS["probe"], "hang": gate}}, run=run)
+    provider = FakeProvider(tools={"probe": {**TOOLS["probe"], "hang": gate}}, run=set_up)
     async with restartable(tmp_path, provider) as server:
         session = await RawSession.open(http, server.served.task("made-answer"))
-        await setting_up.wait()
+        await set_up.begun.wait()
         async with session.calling("probe__hang", request_id=5) as (_, lines):
             (accepted,) = server.registry.live[0].journal.events("accepted")
             assert (accepted["session"], accepted["client_request"]) == (session.id, 5)
         await server.restart(leaving_calls=True)
         async with session.resuming(lines[0].removeprefix("id: ")) as coming:
             assert gate.calls == 0
-            set_up.set()
+            set_up.over.set()
             assert any([line.startswith("data: {") async for line in coming])
         assert gate.calls == 1
 
@@ -155,20 +161,14 @@ async def test_claim_and_evaluation_are_answered_again_after_a_restart(
 async def test_client_that_comes_back_for_a_claim_waits_with_it_for_the_set_up(
     tmp_path: Path, http: httpx2.AsyncClient
 ) -> None:
-    setting_up, set_up = anyio.Event(), anyio.Event()
-
-    async def run(request: FakeRun) -> int:
-        setting_up.set()
-        await set_up.wait()
-        return 0
-
-    async with restartable(tmp_path, FakeProvider(tools=TOOLS, run=run)) as server:
+    set_up = SetUp()
+    async with restartable(tmp_path, FakeProvider(tools=TOOLS, run=set_up)) as server:
         session = await RawSession.open(http, server.served.task("made-answer"))
-        await setting_up.wait()
+        await set_up.begun.wait()
         async with session.calling("claim_done", request_id=5) as (_, lines):
             pass
         async with session.resuming(lines[0].removeprefix("id: ")) as coming:
-            set_up.set()
+            set_up.over.set()
             data = [json.loads(line[6:]) async for line in coming if line.startswith("data: {")]
         assert data[0]["result"]["structuredContent"] == {"claimed": True, "first": True}
 
@@ -253,20 +253,14 @@ async def test_answers_can_be_fetched_for_a_while_after_the_end_of_the_episode(
 async def test_start_episode_that_nobody_resumes_ends_also_once_it_is_ready(
     tmp_path: Path, http: httpx2.AsyncClient
 ) -> None:
-    setting_up, set_up = anyio.Event(), anyio.Event()
-
-    async def run(request: FakeRun) -> int:
-        setting_up.set()
-        await set_up.wait()
-        return 0
-
-    async with restartable(tmp_path, FakeProvider(tools=TOOLS, run=run), grace_seconds=1) as server:
+    set_up = SetUp()
+    async with restartable(tmp_path, FakeProvider(tools=TOOLS, run=set_up), grace_seconds=1) as server:
         lobby = await RawSession.open(http, server.served.lobby)
         async with lobby.calling("start_episode", task="made-answer"):
-            await setting_up.wait()
+            await set_up.begun.wait()
         (episode,) = server.registry.live
         await until(lambda: episode.lease.deadline < anyio.current_time() + 10)
-        set_up.set()
+        set_up.over.set()
         await episode.state.reach(Phase.READY)
         with anyio.fail_after(20):
             await episode.state.reach(Phase.ENDED)

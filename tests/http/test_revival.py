@@ -18,7 +18,7 @@ from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.protocol import revival, sdk
 from decathlon_mcp.storage.store import FILE_NAME
 from tests.http.messages import INITIALIZE
-from tests.http.restarting import RawSession, Restartable, restartable
+from tests.http.restarting import RawSession, Restartable, answer_of, restartable
 
 pytestmark = pytest.mark.anyio
 
@@ -271,6 +271,12 @@ async def test_session_whose_episode_is_over_lists_tools_and_refuses_calls(
             params = {"name": "probe__echo", "arguments": {"text": "after"}}
             reply = await session.ask("tools/call", params, request_id=10 + request_id)
             assert "ended" in str(reply) or "over" in str(reply)
+            back = answer_of(await session.resume(f"{server.store.generation}.0.list.{request_id}"))
+            assert [tool["name"] for tool in back["result"]["tools"]] == ["claim_done", "evaluate"]
+            for kind in ("call", "claim"):
+                back = answer_of(await session.resume(f"{server.store.generation}.0.{kind}.77"))
+                assert back["error"]["data"]["code"] == ("unanswered" if request_id == 2 else "episode_ended")
             # The next server does not know the episode at all.
             server.registry._episodes.clear()  # pyright: ignore[reportPrivateUsage]
+            server.store.delete_ended(episode.id)
             await server.restart()

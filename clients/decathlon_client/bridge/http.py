@@ -22,6 +22,7 @@ from decathlon_client.session import UNAVAILABLE
 from decathlon_client.values import as_object
 
 DELETE_SECONDS = 5.0
+"""For the DELETE of a session at the end: the server ends it by itself, and the user waits for the exit."""
 RECONNECT_SECONDS = 2.0
 """Delay before the session's GET stream is opened again."""
 ERROR_TEXT_CHARACTERS = 500

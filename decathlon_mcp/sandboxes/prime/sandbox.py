@@ -234,7 +234,7 @@ class PrimeSandbox:
         return f"exit code {end['code']}" if "code" in end else None
 
     def _learn(self, state: JsonObject) -> None:
-        """Remember what `inside.py` said of the first process."""
+        """Remember what `inside.py` reported of the first process."""
         self._end, self._paused = as_object(state.get("end")), state.get("paused") is True
 
     async def _ask(self) -> bool:
