@@ -41,16 +41,16 @@ Revision = Annotated[
     ),
 ]
 State = Annotated[Path | None, Parameter(metavar="DIR", help="The servers' state folder. [the default one]")]
-JsonObject = Annotated[
+AsJson = Annotated[
     bool, Parameter(name="--json", negative=(), show_default=False, help="Print one JSON object.")
 ]
-JsonLines = Annotated[
+AsJsonLines = Annotated[
     bool, Parameter(name="--json", negative=(), show_default=False, help="Print one JSON object a line.")
 ]
 
 
 @recordings.command(name="list")
-def list_recordings(*, as_json: JsonObject = False, state: State = None) -> int:
+def list_recordings(*, as_json: AsJson = False, state: State = None) -> int:
     """List the recordings, with the part of other rollouts' requests that they answered."""
     folder = (state or default_state()) / FOLDER
     summaries = [_summary(path) for path in find_recordings(folder)]
@@ -64,9 +64,7 @@ def list_recordings(*, as_json: JsonObject = False, state: State = None) -> int:
 
 
 @recordings.command
-def show(
-    task: Task, /, *, revision: Revision = None, as_json: JsonObject = False, state: State = None
-) -> int:
+def show(task: Task, /, *, revision: Revision = None, as_json: AsJson = False, state: State = None) -> int:
     """Print a task's recording: exchanges, requests without an answer, and the rollouts that used it."""
     with _open(state, task, revision) as recording:
         summary, exchanges = recording.summary(), recording.exchanges()
@@ -134,7 +132,7 @@ def prune(
 
 @recordings.command
 def compare(
-    task: Task, /, *, revision: Revision = None, as_json: JsonLines = False, state: State = None
+    task: Task, /, *, revision: Revision = None, as_json: AsJsonLines = False, state: State = None
 ) -> int:
     """Ask the sites of a recording again and print what has changed. Exit status 0 only if nothing has."""
     from decathlon_mcp.web.comparison import compare as compare_with_web
@@ -211,11 +209,12 @@ def _find(state: Path | None, task: str, revision: str | None) -> Path:
     summaries = {path: _summary(path).id for path in find_recordings(folder)}
     found = [
         path
-        for path, id in summaries.items()  # noqa: A001
-        if task in (id.task, f"{id.suite}:{id.task}") and id.revision.startswith(revision or "")
+        for path, summary in summaries.items()
+        if task in (summary.task, f"{summary.suite}:{summary.task}")
+        and summary.revision.startswith(revision or "")
     ]
     if not found:
-        known = ", ".join(sorted({id.task for id in summaries.values()}))  # noqa: A001
+        known = ", ".join(sorted({summary.task for summary in summaries.values()}))
         listed = f"; there are recordings of {known}" if known else ""
         raise BadRequestError(f"there is no recording of {task!r} in {folder}{listed}")
     if len(found) > 1:
