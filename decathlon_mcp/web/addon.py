@@ -186,8 +186,7 @@ class RecordingProxy:
 
     async def _counts(self, episode: str) -> dict[str, Any]:
         sessions = self._episodes.get(episode, [])
-        for session in sessions:
-            await session.settled()
+        await asyncio.gather(*(session.settled() for session in sessions))
         counts = sum((session.counts for session in sessions), Counts())
         problem = next((session.problem for session in sessions if session.problem), "")
         return asdict(EpisodeCounts(counts, problem, _most_missed(sessions)))
@@ -216,6 +215,7 @@ class RecordingProxy:
             return
         streams = _streams(client, client)
         ours = Client(sandbox, streams.writer.transport.get_write_buffer_size)
+        ours.transports.add(streams.writer.transport)
         streams.reader = SandboxReader(ours, streams.reader)
         sandbox.clients.add(ours)
         self._clients[client.id] = ours
@@ -223,6 +223,7 @@ class RecordingProxy:
     def client_disconnected(self, client: connection.Client) -> None:
         if (ours := self._clients.pop(client.id, None)) is not None:
             ours.sandbox.clients.discard(ours)
+            ours.close()
             self._collect_garbage(ours.received_bytes)
 
     def requestheaders(self, flow: http.HTTPFlow) -> None:
@@ -358,6 +359,7 @@ class RecordingProxy:
         client = self._clients.get(data.client.id)
         if client is not None:
             streams = _streams(data.client, data.server)
+            client.transports.add(streams.writer.transport)
             streams.reader = SiteReader(client, streams.reader)
 
 

@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
+from weakref import WeakSet
 
 from decathlon_mcp.web.exchanges import MEBIBYTE
 from decathlon_mcp.web.session import Session
@@ -94,11 +95,20 @@ class Client:
     """The body of a site's response so far, None if it is not recorded."""
     failure: str = ""
     """Why the last connection to a site failed."""
+    transports: WeakSet[asyncio.BaseTransport] = field(default_factory=WeakSet[asyncio.BaseTransport])
+    """Its own, and those to sites."""
     _request_bytes: int = 0
     """Size of the request that is not answered, as far as it has been parsed."""
     _site_unparsed: int = 0
     _state: Literal["idle", "head", "body", "response"] = "head"
     _since: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+
+    def close(self) -> None:
+        """Close what mitmproxy has left open."""
+        # mitmproxy 12.2.3 cancels the reader of a connection to close it. If that waits for the lock of
+        # `ConnectionHandler.server_event` then, it ends without closing: a broken TLS hello does that.
+        for transport in tuple(self.transports):
+            transport.close()
 
     def head_complete(self, size: int) -> None:
         """The head of a request has been parsed; it has at least this size."""

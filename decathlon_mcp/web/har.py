@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from decathlon_mcp import __version__
-from decathlon_mcp.web.exchanges import Headers, WebResponse
+from decathlon_mcp.web.exchanges import WebResponse
 from decathlon_mcp.web.recording import Exchange, Recording
 
 UNKNOWN = -1
@@ -57,7 +57,9 @@ def _entry(exchange: Exchange, response: WebResponse) -> dict[str, Any]:
             "statusText": _text(response.reason),
             "httpVersion": "HTTP/1.1",
             "cookies": [],
-            "headers": _headers(response.headers),
+            "headers": [
+                {"name": _text(name), "value": _text(value)} for name, value in response.headers.items
+            ],
             "content": {
                 "size": len(response.body),
                 "mimeType": _text(response.headers.get("content-type")),
@@ -73,10 +75,6 @@ def _entry(exchange: Exchange, response: WebResponse) -> dict[str, Any]:
         "_part": exchange.part,
         "_number": exchange.number,
     }
-
-
-def _headers(headers: Headers) -> list[dict[str, str]]:
-    return [{"name": _text(name), "value": _text(value)} for name, value in headers.items]
 
 
 def _text(value: str) -> str:

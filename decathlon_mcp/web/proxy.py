@@ -43,6 +43,8 @@ from decathlon_mcp.web.control import (
     SessionSpec,
 )
 from decathlon_mcp.web.exchanges import Counts
+from decathlon_mcp.web.recording import BUSY_SECONDS
+from decathlon_mcp.web.session import SETTLE_SECONDS
 
 log = logging.getLogger("decathlon.web")
 
@@ -57,8 +59,11 @@ PACKAGES_VARIABLE = "DECATHLON_WEB_PACKAGES"
 """The folder from which the addon imports this package."""
 AUTHORITY_FOLDER = "web-authority"
 START_SECONDS = 60.0
-REQUEST_SECONDS = 30.0
+"""mitmproxy's imports take seconds on a busy machine."""
+REQUEST_SECONDS = SETTLE_SECONDS + BUSY_SECONDS
+"""The addon answers at once, unless responses are still being recorded, or the recording's file is locked."""
 STOP_SECONDS = 5.0
+"""How long the process may take to end, and to say why, after the end of its input."""
 RESTART_SECONDS = 1.0
 OUTPUT_TAIL = 2000
 _ADDON = Path(__file__).with_name("addon.py")
@@ -101,14 +106,6 @@ def find_program(setting: Path | None) -> Path:
     return Path(found)
 
 
-class _Request:
-    """A request without an answer so far."""
-
-    def __init__(self) -> None:
-        self.answered = anyio.Event()
-        self.answer: Mapping[str, Any] = {"error": "it has ended"}
-
-
 class WebProxy:
     """The proxy while `running_proxy` is entered. `authority`: PEM certificate that sandboxes must trust."""
 
@@ -117,7 +114,8 @@ class WebProxy:
         self._process: Process | None = None
         self._ready: Ready | None = None
         self._sessions: dict[str, SessionSpec] = {}
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
+        """Those without an answer so far, by their number."""
         self._last_id = 0
         self._sending = anyio.Lock()
         self._stderr = ""
@@ -162,19 +160,19 @@ class WebProxy:
 
     async def _request(self, do: str, **arguments: object) -> Mapping[str, Any]:
         self._last_id += 1
-        number, request = self._last_id, _Request()
-        self._requests[number] = request
+        number = self._last_id
+        request = self._requests[number] = asyncio.get_running_loop().create_future()
         try:
             await self._send({"id": number, "do": do, **arguments})
             with anyio.fail_after(REQUEST_SECONDS):
-                await request.answered.wait()
+                answer = await request
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, TimeoutError) as error:
             raise OSError(f"the web proxy does not answer: {type(error).__name__}") from None
         finally:
             del self._requests[number]
-        if "error" in request.answer:
-            raise OSError(f"the web proxy: {request.answer['error']}")
-        return request.answer
+        if "error" in answer:
+            raise OSError(f"the web proxy: {answer['error']}")
+        return answer
 
     async def _send(self, message: Mapping[str, object]) -> None:
         process = self._process
@@ -241,15 +239,16 @@ class WebProxy:
                 await _end(process)
                 await anyio.to_thread.run_sync(scratch.cleanup)
             for request in self._requests.values():
-                request.answered.set()
+                if not request.done():
+                    request.set_result({"error": "it has ended"})
 
     async def _read(self, output: BufferedByteReceiveStream) -> None:
         """Deliver answers until the process ends."""
         while True:
             answer = json.loads(await output.receive_until(b"\n", MAX_LINE_BYTES))
-            if (request := self._requests.get(answer["id"])) is not None:
-                request.answer = answer
-                request.answered.set()
+            request = self._requests.get(answer["id"])
+            if request is not None and not request.done():
+                request.set_result(answer)
 
     async def _keep_stderr(self, process: Process, ended: anyio.Event) -> None:
         assert process.stderr is not None, "it has pipes"

@@ -36,6 +36,7 @@ MAX_UNANSWERED = 1000
 """Of more requests without a response, those that were not made for longest are forgotten."""
 MAX_REASON_CHARACTERS = 500
 BUSY_SECONDS = 20.0
+"""How long a lock of another process on the file, such as that of `recordings prune`, is waited for."""
 RUNNABLE_RATE = 0.9
 """Part of the requests of another rollout that a recording has to answer."""
 

@@ -49,6 +49,7 @@ MAX_MISSES = 200
 WAIT_SECONDS = 20.0
 """How long a sandbox waits for another one that asks a site for the same, and may never read the answer."""
 SETTLE_SECONDS = 10.0
+"""How long the counts of a session wait for what is being recorded."""
 MAX_KEYS = 20_000
 """Different requests of one session; of more, the numbers are not kept apart."""
 

@@ -16,7 +16,6 @@ from anyio.abc import ByteStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 from anyio.streams.tls import TLSStream
 
-from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.web.control import Configuration, Listener, SessionSpec
 from decathlon_mcp.web.exchanges import Mode, WebRequest
 from decathlon_mcp.web.matching import request_key
@@ -25,16 +24,8 @@ from decathlon_mcp.web.recording import Recording, RecordingId
 from decathlon_mcp.web.targets import parse_addresses
 from tests.web.sites import Sites
 
-
-def has_proxy() -> bool:
-    try:
-        find_program(None)
-    except SettingsError:
-        return False
-    return True
-
-
-needs_mitmdump = pytest.mark.skipif(not has_proxy(), reason="needs mitmdump: make mitmproxy")
+needs_mitmdump = pytest.mark.usefixtures("mitmdump")
+"""Mark of the tests with the real proxy. They must be slow too: CI installs it only for those."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import pytest
 from decathlon_mcp.web.proxy import AUTHORITY_FOLDER
 from decathlon_mcp.web.recording import FOLDER, Recording, find_recordings
 from tests.probe.clients import playing
-from tests.probe.serving import Served, serving
+from tests.probe.serving import Served, folder_of, serving
 from tests.web.running import needs_mitmdump
 from tests.web.sites import Sites, arxiv_sites
 
@@ -52,10 +52,11 @@ async def play(served: Served, query: str) -> dict[str, Any]:
 
 def launch_time(folder: Path, verdict: dict[str, Any]) -> str:
     """The time that an episode was played at, from its log."""
-    log = json.loads((folder / "state/episodes" / verdict["episode"] / "traj_log.json").read_text())
+    log = json.loads((folder_of(folder / "state", verdict["episode"]) / "traj_log.json").read_text())
     return log["config"]["launch_time"]
 
 
+@pytest.mark.slow
 @needs_mitmdump
 async def test_what_was_recorded_is_replayed_after_the_sites_are_gone(tmp_path: Path) -> None:
     papers = json.loads((ARXIV / "papers.json").read_text())
@@ -87,6 +88,7 @@ async def test_what_was_recorded_is_replayed_after_the_sites_are_gone(tmp_path: 
     assert (key.stat().st_mode & 0o777, key.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
+@pytest.mark.slow
 @needs_mitmdump
 async def test_a_site_is_asked_once_for_what_the_recording_does_not_have(tmp_path: Path) -> None:
     papers = json.loads((ARXIV / "papers.json").read_text())
@@ -100,6 +102,7 @@ async def test_a_site_is_asked_once_for_what_the_recording_does_not_have(tmp_pat
     assert second["reward"] == 1.0
 
 
+@pytest.mark.slow
 @needs_mitmdump
 async def test_what_could_not_be_reached_fails_again_in_a_replay(tmp_path: Path) -> None:
     with arxiv_sites(tmp_path, []) as sites:

@@ -267,4 +267,7 @@ async def test_a_recording_that_is_locked_delays_no_other_sandbox(proxy: Running
             assert (await proxy.proxy.counts(quiet)).counts.recorded == 20
             assert (await proxy.proxy.counts("new")).counts.recorded == 0
             other.execute("ROLLBACK")
+            # What a sandbox does not wait for need not be asked.
+            for client in waiting:
+                assert (await client.receive()).body == b"page"
     assert (await proxy.proxy.counts(stuck)).counts.recorded == 40

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path, PurePosixPath
+from threading import Thread
 from typing import Any
 
 import anyio
@@ -16,7 +19,7 @@ from decathlon_mcp.driver_client.driver import BOOT_COMMAND, connect
 from decathlon_mcp.episodes.web import proxy_variables
 from decathlon_mcp.payloads import source
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.local.provider import LocalProvider
+from decathlon_mcp.sandboxes.local import LocalProvider
 from tests.arxiv.authority import Authority
 from tests.driver.test_tunnels import unique_owner
 
@@ -72,6 +75,34 @@ def test_bundles_of_python_environments_are_found(tmp_path: Path) -> None:
         assert namespace["append"](bundles[0], "new\n")
     assert bundles[0].read_text() == BUNDLE + "new\n"
     assert not namespace["append"](tmp_path / "missing.pem", "new\n")
+
+
+class Greeting(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"a service at the sandbox's own port")
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        pass
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_programs_reach_the_sandboxs_own_ports_without_the_proxy(host: str) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # does not listen: the proxy would refuse
+        variables = proxy_variables(unused.getsockname()[1], "/nowhere")
+        with HTTPServer(("127.0.0.1", 0), Greeting) as server:
+            Thread(target=server.serve_forever, daemon=True).start()
+            address = f"http://{host}:{server.server_port}/"
+            read = f"import urllib.request; print(urllib.request.urlopen({address!r}).read().decode())"
+            for names in (("http_proxy", "no_proxy"), ("HTTP_PROXY", "NO_PROXY")):
+                environment = {name: variables[name] for name in names}
+                done = subprocess.run(
+                    [sys.executable, "-c", read], env=environment, capture_output=True, text=True, check=False
+                )
+                assert "own port" in done.stdout, done.stderr
+            server.shutdown()
 
 
 @pytest.mark.anyio
