@@ -9,8 +9,8 @@ from typing import Self
 from decathlon_mcp.errors import BadRequestError, LimitExceededError
 
 MAX_LEVELS = 1000
-"""How deep folders may lie. Each move beyond `_KEPT_LEVELS` costs as many calls as it is levels deeper."""
-_KEPT_LEVELS = 32
+"""How deep folders may lie. Each move beyond `_OPEN_LEVELS` costs as many calls as it is levels deeper."""
+_OPEN_LEVELS = 32
 """Down to this level, the descriptors of the folders above the current one are kept open."""
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -26,22 +26,22 @@ class FolderCursor:
     def __init__(self, base: Path | int, *, creates: bool = False) -> None:
         self._creates = creates
         if isinstance(base, int):
-            self._kept = [os.open(".", _FOLDER_FLAGS, dir_fd=base)]
+            self._open_levels = [os.open(".", _FOLDER_FLAGS, dir_fd=base)]
         else:
-            self._kept = [os.open(base, _FOLDER_FLAGS)]
+            self._open_levels = [os.open(base, _FOLDER_FLAGS)]
         self._parts: Parts = ()
-        self._current = os.dup(self._kept[0])
+        self._current = os.dup(self._open_levels[0])
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for descriptor in (*self._kept, self._current):
+        for descriptor in (*self._open_levels, self._current):
             os.close(descriptor)
 
     def second(self) -> FolderCursor:
         """A cursor that moves independently below the same folder, which must exist; it creates none."""
-        return FolderCursor(self._kept[0])
+        return FolderCursor(self._open_levels[0])
 
     def enter(self, parts: Parts) -> int:
         """A descriptor of that folder, valid until the next call.
@@ -55,12 +55,12 @@ class FolderCursor:
             if parts[: len(self._parts)] == self._parts:
                 level, current = len(self._parts), os.dup(self._current)
             else:
-                while level + 1 < len(self._kept) and parts[: level + 1] == self._parts[: level + 1]:
+                while level + 1 < len(self._open_levels) and parts[: level + 1] == self._parts[: level + 1]:
                     level += 1
-                for descriptor in self._kept[level + 1 :]:
+                for descriptor in self._open_levels[level + 1 :]:
                     os.close(descriptor)
-                del self._kept[level + 1 :]
-                current = os.dup(self._kept[level])
+                del self._open_levels[level + 1 :]
+                current = os.dup(self._open_levels[level])
             os.close(self._current)
             self._current, self._parts = current, parts[:level]
             for part in parts[level:]:
@@ -71,8 +71,8 @@ class FolderCursor:
         if part in ("", ".", ".."):
             raise BadRequestError(f"{part!r} is no name of a folder")
         child = self._open(part)
-        if len(self._kept) == len(self._parts) + 1 and len(self._kept) <= _KEPT_LEVELS:
-            self._kept.append(os.dup(child))
+        if len(self._open_levels) == len(self._parts) + 1 and len(self._open_levels) <= _OPEN_LEVELS:
+            self._open_levels.append(os.dup(child))
         os.close(self._current)
         self._current, self._parts = child, (*self._parts, part)
 
