@@ -19,6 +19,9 @@ from decathlon_mcp.starter import oracle, oracle_ids, suite_path
 from decathlon_mcp.types import JsonObject
 from tests.docs.scripted_model import serve_model
 
+THOUGHT = "This is the next step."
+"""What the model says beside each tool call."""
+
 
 def task_of(request: JsonObject) -> str:
     """Return the task whose first line is in the conversation."""
@@ -46,7 +49,7 @@ def oracles(*unsolvable: str) -> AbstractContextManager[str]:
         task = task_of(request)
         return [Step(CLAIM, {"answer": "I do not know."})] if task in unsolvable else oracle(task)
 
-    return serve_model(choose)
+    return serve_model(choose, THOUGHT)
 
 
 if __name__ == "__main__":

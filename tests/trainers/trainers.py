@@ -9,6 +9,7 @@ The model is a fake that plays the tasks' oracles (`oracles.py`).
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -22,7 +23,7 @@ from tests.docs import snippets
 from tests.docs.pages import REPOSITORY, block
 from tests.docs.snippets import run
 from tests.probe.serving import Served, serving
-from tests.trainers.oracles import oracles
+from tests.trainers.oracles import THOUGHT, oracles
 
 INSTALL_SECONDS = 1800
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(2 * INSTALL_SECONDS)]
@@ -70,10 +71,30 @@ async def install(folder: Path, *packages: str) -> Path:
     return programs
 
 
+def episodes_of(served: Served) -> set[Path]:
+    """The trajectories of the server."""
+    return set((served.state / "episodes").glob("*/trajectory.jsonl"))
+
+
+def assert_thoughts_stand_before_calls(trajectories: set[Path]) -> None:
+    """Each of these episodes that was played has the model's text at each turn."""
+    played = 0
+    for file in trajectories:
+        lines = [json.loads(line) for line in file.read_bytes().splitlines()]
+        calls = sum(line["event"] == "call" for line in lines)
+        notes = [(line["calls"], line["text"]) for line in lines if line["event"] == "note"]
+        if calls:  # TRL opens some to list their tools
+            played += 1
+            # The last one is beside the claim.
+            assert [note for note in notes if note[1] == THOUGHT] == [(n, THOUGHT) for n in range(calls + 1)]
+    assert played
+
+
 async def test_verifiers_programs_get_the_expected_rewards(
     served: Served, model: dict[str, str], folder: Path
 ) -> None:
     programs = await install(folder, f"{REPOSITORY}[verifiers]")
+    before = episodes_of(served)
     page, python = "docs/trainers/verifiers.md", [programs / "python"]
     output = await run(
         block(page, "A program", "python"), python, url=served.url, folder=folder, environment=model
@@ -83,6 +104,7 @@ async def test_verifiers_programs_get_the_expected_rewards(
         == ["audit-expenses True 0.93 1.0"] * 2 + ["tune-reactor True 0.95 1.0"] * 2
     )
     assert served.episodes.live == []
+    assert_thoughts_stand_before_calls(episodes_of(served) - before)
     path = {**model, "PATH": f"{programs}:/usr/bin:/bin"}
     command = block(page, "From the command line", "sh")
     await run(command, ["bash"], url=served.url, folder=folder, environment=path)
@@ -139,10 +161,12 @@ async def test_openai_agents_program_gets_the_expected_rewards(
     served: Served, model: dict[str, str], folder: Path
 ) -> None:
     programs = await install(folder, f"{REPOSITORY}[openai-agents]")
+    before = episodes_of(served)
     program = block("docs/trainers/openai-agents.md", "openai-agents", "python")
     output = await run(program, [programs / "python"], url=served.url, folder=folder, environment=model)
     assert sorted(output.splitlines()) == ["audit-expenses 1.0 8", "tune-reactor 1.0 6"]
     assert served.episodes.live == []
+    assert_thoughts_stand_before_calls(episodes_of(served) - before)
 
 
 async def test_inspect_ai_command_gets_the_expected_rewards(
@@ -150,6 +174,7 @@ async def test_inspect_ai_command_gets_the_expected_rewards(
 ) -> None:
     programs = await install(folder, f"{REPOSITORY}[inspect]", "openai")
     path = {**model, "PATH": f"{programs}:/usr/bin:/bin"}
+    before = episodes_of(served)
     command = block("docs/trainers/inspect-ai.md", "inspect-ai", "bash")
     await run(command, ["bash"], url=served.url, folder=folder, environment=path)
     result = await anyio.run_process(
@@ -157,24 +182,29 @@ async def test_inspect_ai_command_gets_the_expected_rewards(
     )
     assert result.stdout.decode().splitlines() == ["success 4 1.0", "metadata scored"]
     assert served.episodes.live == []
+    assert_thoughts_stand_before_calls(episodes_of(served) - before)
 
 
 async def test_trl_program_gets_the_expected_rewards(
     served: Served, model: dict[str, str], folder: Path
 ) -> None:
     programs = await install(folder, f"{REPOSITORY}[trl]", "openai")
+    before = episodes_of(served)
     program = block("docs/trainers/trl.md", "TRL", "python")
     command = [programs / "python", PROGRAMS / "trl_training.py"]
     output = await run(program, command, url=served.url, folder=folder, environment=model)
     assert output.splitlines()[-1] == "audit-expenses 1.0, tune-reactor 1.0"
     assert served.episodes.live == []
+    assert_thoughts_stand_before_calls(episodes_of(served) - before)
 
 
 async def test_openenv_program_gets_the_expected_rewards(
     served: Served, model: dict[str, str], folder: Path
 ) -> None:
     programs = await install(folder, f"{REPOSITORY}[openenv]", "openai")
+    before = episodes_of(served)
     program = block("docs/trainers/openenv.md", "openenv", "python")
     output = await run(program, [programs / "python"], url=served.url, folder=folder, environment=model)
     assert output.splitlines()[-1] == "[1.0, 1.0]"
     assert served.episodes.live == []
+    assert_thoughts_stand_before_calls(episodes_of(served) - before)

@@ -48,7 +48,7 @@ class OracleTrainer(GRPOTrainer):
             return f"{message.content}<|im_end|>"
         function = message.tool_calls[0].function
         call = json.dumps({"name": function.name, "arguments": json.loads(function.arguments)})
-        return f"<tool_call>\n{call}\n</tool_call><|im_end|>"
+        return f"{message.content}\n<tool_call>\n{call}\n</tool_call><|im_end|>"
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
